@@ -1,0 +1,45 @@
+// Errors, the thread pool and the bucket of a key.
+#include "bind.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/pool.h"
+
+namespace trireme::bind {
+
+using namespace nb::literals;
+
+// The classes live in trireme.errors, with their documentation; this is the one place that maps a code to a class.
+void register_errors(nb::module_&) {
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const Error& e) {
+      nb::object type = nb::module_::import_("trireme.errors").attr("class_of_code")(static_cast<int>(e.code()));
+      PyErr_SetString(type.ptr(), e.what());
+    }
+  });
+}
+
+void register_base(nb::module_& m) {
+  m.attr("NUM_BUCKETS") = kNumBuckets;
+
+  nb::class_<Pool>(m, "Pool", "Threads shared by the calls of the core; the caller of a call works too.")
+      .def(nb::init<int>(), "threads"_a, "threads: threads that work on one call, the caller included; >= 1.")
+      .def_prop_ro("threads", &Pool::threads);
+
+  m.def(
+      "buckets",
+      [](Array1<const std::uint64_t> keys, Array1<std::uint16_t> out) {
+        if (out.size() != keys.size()) {
+          throw Error(ErrorCode::kBadRequest, "buckets: keys has " + std::to_string(keys.size()) +
+                                                  " elements, out has " + std::to_string(out.size()));
+        }
+        nb::gil_scoped_release release;
+        for (std::size_t i = 0; i < keys.size(); ++i) {
+          out.data()[i] = static_cast<std::uint16_t>(bucket_of(keys.data()[i]));
+        }
+      },
+      "keys"_a.noconvert(), "out"_a.noconvert(), "Write the bucket (0..4095) of each key. keys: (N,) uint64; out: (N,) uint16.");
+}
+
+}  // namespace trireme::bind

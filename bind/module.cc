@@ -1,0 +1,8 @@
+// trireme._core: lists the binding files, one per concept.
+#include "bind.h"
+
+NB_MODULE(_core, m) {
+  m.doc() = "Trireme's C++ core.";
+  trireme::bind::register_errors(m);
+  trireme::bind::register_base(m);
+}

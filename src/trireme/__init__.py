@@ -1,0 +1,1 @@
+"""Trireme: a parameter server for PyTorch."""

@@ -1,0 +1,121 @@
+"""Every error that Trireme raises by name.
+
+The same names stand in the C++ core, on the wire and here::
+
+    TriremeError
+    ├── BadRequest (ValueError)             the call is wrong: fix it
+    │   └── DataError                       a line or file of the data is wrong: fix it or skip it
+    ├── WrongMap                            the bucket map changed: refresh it and re-send (the client does)
+    ├── UnknownTable (LookupError)          no such table or block: create it first
+    ├── SchemaMismatch (ValueError)         another schema under the same name: rename or make them equal
+    ├── NotReady                            not yet: retry
+    ├── Fenced                              a newer process has taken over: stop
+    ├── ResourceExhausted                   a limit is reached: slow down or raise the limit
+    ├── Corruption                          stored or received bytes are damaged: restore another copy
+    ├── Unavailable (ConnectionError)       a process cannot be reached: retry with the same push id
+    ├── DeadlineExceeded (TimeoutError)     no answer in time: retry with the same push id
+    └── Internal (RuntimeError)             our mistake: report it
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TriremeError(Exception):
+    """Base of all errors here. `code` is permanent; `retry` says whether the same call may succeed later."""
+
+    code: ClassVar[int] = 0
+    name: ClassVar[str] = ""
+    retry: ClassVar[bool] = False
+
+
+class BadRequest(TriremeError, ValueError):
+    """The call itself is wrong; nothing was changed. Fix the call."""
+
+    code, name = 1, "BAD_REQUEST"
+
+
+class DataError(BadRequest):
+    """Input data is wrong. The message names file, line and value."""
+
+
+class WrongMap(TriremeError):
+    """The request was planned with another version of the bucket map; nothing was applied. Refresh, re-send."""
+
+    code, name, retry = 2, "WRONG_MAP", True
+
+
+class UnknownTable(TriremeError, LookupError):
+    """No table or block of that name exists here. Create it first."""
+
+    code, name = 3, "UNKNOWN_TABLE"
+
+
+class SchemaMismatch(TriremeError, ValueError):
+    """The name exists with another schema; the message shows both. Rename one or make them equal."""
+
+    code, name = 4, "SCHEMA_MISMATCH"
+
+
+class NotReady(TriremeError):
+    """What the call needs does not exist yet, but is expected. Retry until the deadline."""
+
+    code, name, retry = 5, "NOT_READY", True
+
+
+class Fenced(TriremeError):
+    """A newer incarnation of this process has taken over. Stop; do not retry."""
+
+    code, name = 6, "FENCED"
+
+
+class ResourceExhausted(TriremeError):
+    """A configured limit is reached. Slow down and retry, or raise the limit that the message names."""
+
+    code, name, retry = 7, "RESOURCE_EXHAUSTED", True
+
+
+class Corruption(TriremeError):
+    """Stored or received bytes are damaged. Restore from another copy."""
+
+    code, name = 8, "CORRUPTION"
+
+
+class Unavailable(TriremeError, ConnectionError):
+    """The process cannot be reached. Calling again with the same push id is safe."""
+
+    code, name, retry = 9, "UNAVAILABLE", True
+
+
+class DeadlineExceeded(TriremeError, TimeoutError):
+    """No answer within the deadline. Calling again with the same push id is safe."""
+
+    code, name, retry = 10, "DEADLINE_EXCEEDED", True
+
+
+class Internal(TriremeError, RuntimeError):
+    """A mistake of Trireme's own. Please report it with the message."""
+
+    code, name = 11, "INTERNAL"
+
+
+CLASSES: tuple[type[TriremeError], ...] = (
+    BadRequest,
+    WrongMap,
+    UnknownTable,
+    SchemaMismatch,
+    NotReady,
+    Fenced,
+    ResourceExhausted,
+    Corruption,
+    Unavailable,
+    DeadlineExceeded,
+    Internal,
+)
+_CLASS_OF_CODE = {cls.code: cls for cls in CLASSES}
+
+
+def class_of_code(code: int) -> type[TriremeError]:
+    """The class of a code from the core or the wire; Internal for a code of a newer version."""
+    return _CLASS_OF_CODE.get(code, Internal)
