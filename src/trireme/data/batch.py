@@ -1,0 +1,189 @@
+"""A batch: named columns of one group of examples, and the bags of its sparse features.
+
+Shapes: B examples, F features, N ids, B1 = B + 1. Keys are int64 tensors that carry uint64 bits.
+
+All bags of a batch lie in one `Bags`, feature-major: first the B bags of the first feature, then
+those of the second. A module that reads many features then works on slices, not on copies.
+
+`Batch` reads like a mapping of columns but is deliberately not a `collections.abc.Mapping`:
+torch's DataLoader rebuilds mappings from their items, which would drop `bags`, `stream` and
+`position`. As it is, a Batch passes through a DataLoader and between its processes unchanged.
+
+Threads: a batch belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+class Ragged(NamedTuple):
+    """The bags of one feature: bag b is values[offsets[b]:offsets[b + 1]].
+
+    values: (N,) int64 keys, or any other tensor of one dimension.
+    offsets: (B1,) int64 positions in `values`, not decreasing; offsets[0] need not be 0.
+    weights: (N,) float32 weight of each value, or None for 1.
+    """
+
+    values: Tensor
+    offsets: Tensor
+    weights: Tensor | None = None
+
+
+@dataclass(eq=False)
+class Bags:
+    """The bags of F features of one batch, feature-major.
+
+    names: the F features in order.
+    values: (N,) int64 keys.
+    offsets: (F*B + 1,) int64; bag b of feature f is values[offsets[f*B + b]:offsets[f*B + b + 1]].
+    weights: (N,) float32 weight of each value, or None for 1.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+    offsets: Tensor
+    weights: Tensor | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """B."""
+        return (self.offsets.shape[0] - 1) // len(self.names) if self.names else 0
+
+    def __getitem__(self, name: str) -> Ragged:
+        """The bags of one feature, as views. Raises KeyError for a name that is not here."""
+        if name not in self.names:
+            raise KeyError(f"Bags: no feature {name!r}; there are {', '.join(self.names)}")
+        first = self.names.index(name) * self.num_examples
+        return Ragged(
+            self.values, self.offsets[first : first + self.num_examples + 1], self.weights
+        )
+
+
+@dataclass(eq=False)
+class Batch:
+    """Columns of B examples; `batch[name]` gives a dense column or the bags of a sparse feature.
+
+    columns: name -> tensor whose first dimension is B (labels, weights, dense features).
+    bags: the sparse features, or None when there are none.
+    lookups: filled when the batch is planned: name of an embedding module -> its lookup.
+    stream: the stream that this batch is a part of.
+    position: a few numbers from which the same source goes on with the next batch of the stream;
+        empty where the source cannot say.
+
+    In a pytree (torch.export, torch.compile, tree_map) the tensors are leaves and the names are
+    structure; `stream` and `position` are left out, because they differ from batch to batch.
+    """
+
+    columns: dict[str, Tensor]
+    bags: Bags | None = None
+    lookups: dict[str, Any] = field(default_factory=dict)
+    stream: int = 0
+    position: tuple[int, ...] = ()
+
+    @property
+    def num_examples(self) -> int:
+        """B, 0 for a batch without any column."""
+        for column in self.columns.values():
+            return column.shape[0]
+        return 0 if self.bags is None else self.bags.num_examples
+
+    def __getitem__(self, name: str) -> Tensor | Ragged:
+        """The column or the bags of that name. Raises KeyError, listing what there is."""
+        if name in self.columns:
+            return self.columns[name]
+        if self.bags is not None and name in self.bags.names:
+            return self.bags[name]
+        raise KeyError(f"Batch: no column {name!r}; there are {', '.join(self.keys())}")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Like `batch[name]`, but `default` for a name that is not here."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def keys(self) -> tuple[str, ...]:
+        """Names of the columns, then of the sparse features."""
+        return (*self.columns, *(() if self.bags is None else self.bags.names))
+
+    def items(self) -> Iterator[tuple[str, Tensor | Ragged]]:
+        return ((name, self[name]) for name in self.keys())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns or (self.bags is not None and name in self.bags.names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        """Number of columns and features (not of examples)."""
+        return len(self.keys())
+
+    def pin_memory(self) -> Batch:
+        """A copy in page-locked memory; DataLoader(pin_memory=True) calls this."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        tensors, spec = pytree.tree_flatten(self)
+        mapped: Batch = pytree.tree_unflatten(
+            [function(t) if isinstance(t, Tensor) else t for t in tensors], spec
+        )
+        mapped.stream, mapped.position = self.stream, self.position
+        return mapped
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch(num_examples={self.num_examples}, columns={list(self.keys())}, "
+            f"stream={self.stream}, position={self.position})"
+        )
+
+
+def _flatten_bags(bags: Bags) -> tuple[list[Any], list[str]]:
+    return [bags.values, bags.offsets, bags.weights], list(bags.names)
+
+
+def _unflatten_bags(tensors: Iterable[Any], names: list[str]) -> Bags:
+    return Bags(tuple(names), *tensors)
+
+
+def _flatten_bags_with_keys(bags: Bags) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:
+    tensors, names = _flatten_bags(bags)
+    keys = [pytree.GetAttrKey(key) for key in ("values", "offsets", "weights")]
+    return list(zip(keys, tensors, strict=True)), names
+
+
+def _flatten_batch(batch: Batch) -> tuple[list[Any], None]:
+    return [batch.columns, batch.bags, batch.lookups], None
+
+
+def _unflatten_batch(parts: Iterable[Any], _context: None) -> Batch:
+    return Batch(*parts)
+
+
+def _flatten_batch_with_keys(batch: Batch) -> tuple[list[tuple[pytree.KeyEntry, Any]], None]:
+    parts, context = _flatten_batch(batch)
+    keys = [pytree.GetAttrKey(key) for key in ("columns", "bags", "lookups")]
+    return list(zip(keys, parts, strict=True)), context
+
+
+def _register(cls: type, flatten: Any, unflatten: Any, flatten_with_keys: Any) -> None:
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"trireme.data.{cls.__name__}",
+        flatten_with_keys_fn=flatten_with_keys,
+        to_dumpable_context=lambda context: context,
+        from_dumpable_context=lambda context: context,
+    )
+
+
+_register(Bags, _flatten_bags, _unflatten_bags, _flatten_bags_with_keys)
+_register(Batch, _flatten_batch, _unflatten_batch, _flatten_batch_with_keys)
+pytree._register_namedtuple(Ragged, serialized_type_name="trireme.data.Ragged")
