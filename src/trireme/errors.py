@@ -5,13 +5,13 @@ The same names stand in the C++ core, on the wire and here::
     TriremeError
     ├── BadRequest (ValueError)             the call is wrong: fix it
     │   └── DataError                       a line or file of the data is wrong: fix it or skip it
-    ├── WrongMap                            the bucket map changed: refresh it and re-send (the client does)
+    ├── WrongMap                            the bucket map changed: refresh, re-send (the client does)
     ├── UnknownTable (LookupError)          no such table or block: create it first
-    ├── SchemaMismatch (ValueError)         another schema under the same name: rename or make them equal
+    ├── SchemaMismatch (ValueError)         another schema of this name: rename one or equal them
     ├── NotReady                            not yet: retry
     ├── Fenced                              a newer process has taken over: stop
     ├── ResourceExhausted                   a limit is reached: slow down or raise the limit
-    ├── Corruption                          stored or received bytes are damaged: restore another copy
+    ├── Corruption                          stored or received bytes are damaged: use another copy
     ├── Unavailable (ConnectionError)       a process cannot be reached: retry with the same push id
     ├── DeadlineExceeded (TimeoutError)     no answer in time: retry with the same push id
     └── Internal (RuntimeError)             our mistake: report it
@@ -23,7 +23,7 @@ from typing import ClassVar
 
 
 class TriremeError(Exception):
-    """Base of all errors here. `code` is permanent; `retry` says whether the same call may succeed later."""
+    """Base of all errors here. `code` is permanent; `retry`: the same call may succeed later."""
 
     code: ClassVar[int] = 0
     name: ClassVar[str] = ""
@@ -41,7 +41,7 @@ class DataError(BadRequest):
 
 
 class WrongMap(TriremeError):
-    """The request was planned with another version of the bucket map; nothing was applied. Refresh, re-send."""
+    """Planned with another version of the bucket map; nothing was applied. Refresh, re-send."""
 
     code, name, retry = 2, "WRONG_MAP", True
 
@@ -53,7 +53,7 @@ class UnknownTable(TriremeError, LookupError):
 
 
 class SchemaMismatch(TriremeError, ValueError):
-    """The name exists with another schema; the message shows both. Rename one or make them equal."""
+    """The name has another schema; the message shows both. Rename one or make them equal."""
 
     code, name = 4, "SCHEMA_MISMATCH"
 
@@ -71,7 +71,7 @@ class Fenced(TriremeError):
 
 
 class ResourceExhausted(TriremeError):
-    """A configured limit is reached. Slow down and retry, or raise the limit that the message names."""
+    """A limit is reached. Slow down and retry, or raise the limit that the message names."""
 
     code, name, retry = 7, "RESOURCE_EXHAUSTED", True
 
