@@ -5,4 +5,5 @@ NB_MODULE(_core, m) {
   m.doc() = "Trireme's C++ core.";
   trireme::bind::register_errors(m);
   trireme::bind::register_base(m);
+  trireme::bind::register_criteo(m);
 }
