@@ -29,5 +29,6 @@ std::span<T> as_span(const nb::ndarray<T, Args...>& array) {
 void register_errors(nb::module_& m);
 void register_base(nb::module_& m);
 void register_criteo(nb::module_& m);
+void register_feed(nb::module_& m);
 
 }  // namespace trireme::bind

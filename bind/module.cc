@@ -6,4 +6,5 @@ NB_MODULE(_core, m) {
   trireme::bind::register_errors(m);
   trireme::bind::register_base(m);
   trireme::bind::register_criteo(m);
+  trireme::bind::register_feed(m);
 }

@@ -1,0 +1,300 @@
+// The batch work of the core: unique, gather, scatter, split, merge, and what goes with bags.
+#include <nanobind/stl/optional.h>
+
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/array.h"
+#include "base/error.h"
+#include "bind.h"
+#include "feed/bags.h"
+#include "feed/gather.h"
+#include "feed/merge.h"
+#include "feed/split.h"
+#include "feed/unique.h"
+
+namespace trireme::bind {
+namespace {
+
+using namespace nb::literals;
+
+using Key = std::optional<std::uint64_t>;
+using Keys = Array1<const std::uint64_t>;
+using Index = Array1<const std::int32_t>;
+using Offsets = std::optional<Array1<const std::int64_t>>;
+using Bags = std::optional<Index>;
+using Weights = std::optional<Array1<const float>>;
+template <class T>
+using Result1 = nb::ndarray<nb::numpy, T, nb::ndim<1>, nb::c_contig>;
+template <class T>
+using Result2 = nb::ndarray<nb::numpy, T, nb::ndim<2>, nb::c_contig>;
+
+template <class T>
+nb::capsule owner_of(T* data) {
+  return nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+}
+
+template <class T>
+Result1<T> result(Array<T>&& array) {
+  const std::size_t size = array.size();
+  T* const data = array.release();
+  return Result1<T>(data, {size}, owner_of(data));
+}
+
+template <class T>
+Result2<T> result(Array<T>&& array, std::size_t dim) {
+  const std::size_t rows = array.size() / dim;
+  T* const data = array.release();
+  return Result2<T>(data, {rows, dim}, owner_of(data));
+}
+
+template <class ArrayOrNone>
+auto span_or_empty(const ArrayOrNone& array) {
+  return array ? as_span(*array) : decltype(as_span(*array)){};
+}
+
+// "gather: weights has 3 elements, expected 4"
+void expect(const char* who, const char* what, std::size_t found, std::size_t expected) {
+  if (found == expected) return;
+  throw Error(ErrorCode::kBadRequest, std::string(who) + ": " + what + " is " +
+                                          std::to_string(found) + ", expected " +
+                                          std::to_string(expected));
+}
+
+void expect_dim(const char* who, std::size_t dim) {
+  if (dim == 0)
+    throw Error(ErrorCode::kBadRequest, std::string(who) + ": dim is 0, expected at least 1");
+}
+
+void expect_int32(const char* who, const char* what, std::size_t found) {
+  if (found <= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) return;
+  throw Error(ErrorCode::kBadRequest, std::string(who) + ": " + what + " is " +
+                                          std::to_string(found) + ", expected fewer than 2^31");
+}
+
+nb::tuple bind_unique(Keys values, Pool& pool, Key padding_key) {
+  Unique u;
+  {
+    nb::gil_scoped_release release;
+    u = unique(as_span(values), padding_key, pool);
+  }
+  return nb::make_tuple(result(std::move(u.keys)), result(std::move(u.index)),
+                        result(std::move(u.occurrences.order)),
+                        result(std::move(u.occurrences.starts)));
+}
+
+nb::tuple bind_occurrences(Index index, std::int32_t num_rows, Pool& pool) {
+  if (num_rows < 0) {
+    throw Error(ErrorCode::kBadRequest,
+                "occurrences: num_rows is " + std::to_string(num_rows) + ", expected >= 0");
+  }
+  Occurrences o;
+  {
+    nb::gil_scoped_release release;
+    o = occurrences(as_span(index), num_rows, pool);
+  }
+  return nb::make_tuple(result(std::move(o.order)), result(std::move(o.starts)));
+}
+
+// The (B, F, D) side of gather and scatter.
+template <class T>
+void expect_examples(const char* who, const Array3<T>& examples, std::size_t num_features,
+                     std::size_t dim) {
+  expect_dim(who, dim);
+  expect(who, "the second dimension of the (B, F, D) array", examples.shape(1), num_features);
+  expect(who, "the third dimension of the (B, F, D) array", examples.shape(2), dim);
+  expect_int32(who, "the number of bags", examples.shape(0) * num_features);
+  if (num_features == 0)
+    throw Error(ErrorCode::kBadRequest,
+                std::string(who) + ": num_features is 0, expected at least 1");
+}
+
+void bind_gather(Array2<const float> rows, Index index, Offsets offsets, Weights weights,
+                 std::size_t num_features, Array3<float> out, Pool& pool) {
+  expect_examples("gather", out, num_features, rows.shape(1));
+  expect_int32("gather", "the number of rows", rows.shape(0));
+  const std::size_t num_bags = out.shape(0) * num_features;
+  if (offsets) expect("gather", "the size of offsets", offsets->size(), num_bags + 1);
+  if (!offsets) expect("gather", "the size of index without offsets", index.size(), num_bags);
+  if (weights) expect("gather", "the size of weights", weights->size(), index.size());
+  const BagsOfRows bags{as_span(index), span_or_empty(offsets), span_or_empty(weights),
+                        num_features};
+  nb::gil_scoped_release release;
+  gather(as_span(rows), rows.shape(1), bags, as_span(out), pool);
+}
+
+void bind_scatter(Array3<const float> grad, Index order, Index starts, Bags bags, Weights weights,
+                  std::size_t num_features, Array2<float> out, Pool& pool) {
+  expect_examples("scatter", grad, num_features, out.shape(1));
+  expect("scatter", "the size of starts", starts.size(), out.shape(0) + 1);
+  const std::size_t num_positions = bags ? bags->size() : grad.shape(0) * num_features;
+  if (weights) expect("scatter", "the size of weights", weights->size(), num_positions);
+  const RowsOfBags from{as_span(order), as_span(starts), span_or_empty(bags),
+                        span_or_empty(weights), num_features};
+  nb::gil_scoped_release release;
+  scatter(as_span(grad), out.shape(1), from, as_span(out), pool);
+}
+
+void bind_bag_of(Array1<const std::int64_t> offsets, std::size_t n, Array1<std::int32_t> out) {
+  expect("bag_of", "the size of out", out.size(), n);
+  expect_int32("bag_of", "the number of bags", offsets.size());
+  nb::gil_scoped_release release;
+  bag_of(as_span(offsets), as_span(out));
+}
+
+void bind_mean_weights(Index index, Array1<const std::int64_t> offsets, Array1<float> out) {
+  nb::gil_scoped_release release;
+  mean_weights(as_span(index), as_span(offsets), as_span(out));
+}
+
+void bind_salt(Keys values, Offsets offsets, Keys salts, Array1<std::uint64_t> out,
+               Key padding_key) {
+  nb::gil_scoped_release release;
+  salt(as_span(values), span_or_empty(offsets), as_span(salts), padding_key, as_span(out));
+}
+
+nb::tuple bind_split(Keys keys, Array1<const std::uint16_t> owners, std::uint16_t num_owners,
+                     Pool& pool) {
+  Split s;
+  {
+    nb::gil_scoped_release release;
+    s = split(as_span(keys), as_span(owners), num_owners, pool);
+  }
+  return nb::make_tuple(result(std::move(s.order)), result(std::move(s.counts)));
+}
+
+struct PartArrays {
+  Keys keys;
+  Array2<const float> grads;
+  float scale;
+};
+
+PartArrays part_of(nb::handle item) {
+  PartArrays part;
+  nb::tuple fields;
+  if (!nb::try_cast(item, fields, false) || fields.size() != 3 ||
+      !nb::try_cast(fields[0], part.keys, false) || !nb::try_cast(fields[1], part.grads, false) ||
+      !nb::try_cast(fields[2], part.scale)) {
+    throw nb::type_error(
+        "merge: expected parts of (keys (K,) uint64, grads (K, D) float32, scale float)");
+  }
+  return part;
+}
+
+nb::tuple bind_merge(nb::list parts, Pool& pool) {
+  std::vector<PartArrays> arrays;
+  for (nb::handle item : parts) arrays.push_back(part_of(item));
+  if (arrays.empty())
+    throw Error(ErrorCode::kBadRequest, "merge: expected at least 1 part, found 0");
+  const std::size_t dim = arrays[0].grads.shape(1);
+  expect_dim("merge", dim);
+  std::vector<GradPart> spans;
+  for (const PartArrays& part : arrays) {
+    expect("merge", "the number of gradients of a part", part.grads.shape(0), part.keys.size());
+    expect("merge", "the dim of a part", part.grads.shape(1), dim);
+    spans.push_back({as_span(part.keys), as_span(part.grads), part.scale});
+  }
+  if (spans.size() == 1 && spans[0].scale == 1.0F) return nb::make_tuple(parts[0][0], parts[0][1]);
+  Merged merged;
+  {
+    nb::gil_scoped_release release;
+    merged = merge(spans, dim, pool);
+  }
+  return nb::make_tuple(result(std::move(merged.keys)), result(std::move(merged.grads), dim));
+}
+
+}  // namespace
+
+void register_feed(nb::module_& m) {
+  m.def("unique", &bind_unique, "values"_a.noconvert(), "pool"_a, "padding_key"_a = nb::none(),
+        R"(The distinct keys of a batch and where each occurs.
+
+values: (N,) uint64. A value equal to padding_key gets no row.
+Returns (keys (K,) uint64, index (N,) int32, order (M,) int32, starts (K + 1,) int32).
+keys are distinct, ordered by bucket and within a bucket by first occurrence; index[i] is the row
+of values[i], -1 for padding; row k occurs at positions order[starts[k]:starts[k + 1]], ascending.
+The result does not depend on the number of threads.
+Raises BadRequest for 2^31 values or more.)");
+
+  m.def("occurrences", &bind_occurrences, "index"_a.noconvert(), "num_rows"_a, "pool"_a,
+        R"(The positions of each row in an index.
+
+index: (N,) int32 of -1 (no row) to num_rows - 1.
+Returns (order (M,) int32, starts (num_rows + 1,) int32): row k occurs at positions
+order[starts[k]:starts[k + 1]], ascending.
+Raises BadRequest naming an element of index outside its range.)");
+
+  m.def("gather", &bind_gather, "rows"_a.noconvert(), "index"_a.noconvert(),
+        "offsets"_a.noconvert().none(), "weights"_a.noconvert().none(), "num_features"_a,
+        "out"_a.noconvert(), "pool"_a,
+        R"(Sum the rows of each bag.
+
+out[b, f] = sum of weights[i] * rows[index[i]] over the positions i of bag f*B + b.
+
+rows: (K, D) float32. index: (N,) int32; -1 adds nothing.
+offsets: (F*B + 1,) int64, feature-major; bag g is the positions offsets[g] to offsets[g + 1]; the
+first offset need not be 0. None: N = F*B, one position per bag.
+weights: (N,) float32, or None for 1.
+out: (B, F, D) float32, overwritten; 0 for an empty bag.
+Raises BadRequest for sizes that do not agree, or an offset or a row out of range.)");
+
+  m.def("scatter", &bind_scatter, "grad"_a.noconvert(), "order"_a.noconvert(),
+        "starts"_a.noconvert(), "bags"_a.noconvert().none(), "weights"_a.noconvert().none(),
+        "num_features"_a, "out"_a.noconvert(), "pool"_a,
+        R"(The gradient of `gather` for its rows.
+
+out[k] = sum over the occurrences p of row k, in order, of weights[p] * grad[b, f], where the bag
+of p is f*B + b. The same bits for any number of threads.
+
+grad: (B, F, D) float32. order: (M,) and starts: (K + 1,) int32, as from `unique`.
+bags: (N,) int32, as from `bag_of`, or None: position p is bag p.
+weights: (N,) float32, or None for 1.
+out: (K, D) float32, overwritten.
+Raises BadRequest for sizes that do not agree, or a value out of range.)");
+
+  m.def("bag_of", &bind_bag_of, "offsets"_a.noconvert(), "n"_a, "out"_a.noconvert(),
+        R"(Write the bag of each position, -1 outside all bags.
+
+offsets: (G + 1,) int64. out: (n,) int32.
+Raises BadRequest naming an offset that is smaller than the one before or greater than n.)");
+
+  m.def("mean_weights", &bind_mean_weights, "index"_a.noconvert(), "offsets"_a.noconvert(),
+        "out"_a.noconvert(),
+        R"(Write the weights that turn the sum over a bag into its mean.
+
+out[i] = 1 / (positions with a row in the bag of i), 0 for positions without a row or a bag.
+index: (N,) int32, -1 for padding. offsets: (G + 1,) int64. out: (N,) float32.
+Raises BadRequest for sizes that do not agree, or wrong offsets.)");
+
+  m.def("salt", &bind_salt, "values"_a.noconvert(), "offsets"_a.noconvert().none(),
+        "salts"_a.noconvert(), "out"_a.noconvert(), "padding_key"_a = nb::none(),
+        R"(Give each feature a key space of its own.
+
+out = mix64(value ^ salts[f]), a bijection for each feature f. Values equal to padding_key and
+values outside all bags are copied; the one value that would become padding_key takes its image.
+values, out: (N,) uint64. salts: (F,) uint64.
+offsets: (F*B + 1,) int64, or None: the same number of values for each feature.
+Raises BadRequest for sizes that do not agree, or wrong offsets.)");
+
+  m.def("split", &bind_split, "keys"_a.noconvert(), "owners"_a.noconvert(), "num_owners"_a,
+        "pool"_a,
+        R"(Group keys by the owner of their bucket.
+
+keys: (K,) uint64. owners: (4096,) uint16, the owner of each bucket, below num_owners.
+Returns (order (K,) int32, counts (num_owners,) int64): the positions of the keys of owner 0,
+ascending, then those of owner 1, and so on; and how many keys each owner has.
+Raises BadRequest naming an owner that is out of range.)");
+
+  m.def("merge", &bind_merge, "parts"_a, "pool"_a,
+        R"(One gradient out of several.
+
+parts: list of (keys (K_i,) uint64, grads (K_i, D) float32, scale).
+Returns (keys (K,) uint64, grads (K, D) float32): the union of the keys, in the order of `unique`
+over all parts, and for each the sum of scale * gradient in the order of the parts. The same bits
+for any number of threads. A single part with scale 1 is returned as it is.
+Raises BadRequest for sizes that do not agree, TypeError for parts of another form.)");
+}
+
+}  // namespace trireme::bind

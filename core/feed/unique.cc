@@ -1,0 +1,258 @@
+// Design: values are first distributed over pieces (ranges of buckets, by the top bits of the hash)
+// that are small enough for their hash table to stay in the first-level cache. All occurrences of a
+// key then lie in one piece, in ascending order of position, and pieces are in bucket order; so
+// every piece numbers its own rows and writes its own part of all four results, in parallel and
+// without depending on how the work was cut.
+#include "feed/unique.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "feed/chunks.h"
+
+namespace trireme {
+namespace {
+
+constexpr std::size_t kPieceValues =
+    2048;  // values per piece aimed at: their table fits the first-level cache
+constexpr int kPieceBitsMax = 10;  // more pieces would cost more in distributing than they save
+constexpr std::size_t kChunkValuesMin = 8192;  // less is not worth waking a thread for
+constexpr int kBucketBits = 12;
+static_assert(1 << kBucketBits == kNumBuckets);
+
+struct Entry {
+  std::uint64_t hash;  // mix64 is a bijection: equal hashes are equal keys
+  std::uint32_t position;
+  std::uint32_t row;  // within the piece, by first occurrence
+};
+
+// Inverse of mix64.
+constexpr std::uint64_t unmix64(std::uint64_t x) noexcept {
+  x = (x ^ (x >> 31) ^ (x >> 62)) * 0x319642B2D24D8EC3ULL;
+  x = (x ^ (x >> 27) ^ (x >> 54)) * 0x96DE1B173F119089ULL;
+  return x ^ (x >> 30) ^ (x >> 60);
+}
+static_assert(unmix64(mix64(0x123456789ABCDEF0ULL)) == 0x123456789ABCDEF0ULL);
+
+class Deduplicator {
+ public:
+  Deduplicator(std::span<const std::uint64_t> values, std::optional<std::uint64_t> padding_key,
+               Pool& pool)
+      : values_(values),
+        has_padding_(padding_key.has_value()),
+        padding_(padding_key.value_or(0)),
+        pool_(pool),
+        piece_bits_(choose_piece_bits(values.size())),
+        num_pieces_(std::size_t{1} << piece_bits_),
+        num_chunks_(num_chunks(values.size(), kChunkValuesMin, pool, 1)),
+        entries_(values.size()),
+        row_hash_(values.size()),
+        row_count_(values.size()) {
+    result_.index = Array<std::int32_t>(values.size());
+  }
+
+  Unique run() {
+    distribute();
+    std::vector<std::size_t> first_row(num_pieces_ + 1, 0);
+    pool_.run(num_pieces_, [&](std::size_t p) { first_row[p + 1] = find_rows(p); });
+    for (std::size_t p = 0; p < num_pieces_; ++p) first_row[p + 1] += first_row[p];
+    result_.keys = Array<std::uint64_t>(first_row.back());
+    result_.occurrences.starts = Array<std::int32_t>(first_row.back() + 1);
+    result_.occurrences.order = Array<std::int32_t>(piece_begin_.back());
+    pool_.run(num_pieces_, [&](std::size_t p) {
+      write_piece(p, first_row[p], first_row[p + 1] - first_row[p]);
+    });
+    result_.occurrences.starts[first_row.back()] = static_cast<std::int32_t>(piece_begin_.back());
+    return std::move(result_);
+  }
+
+ private:
+  static int choose_piece_bits(std::size_t num_values) {
+    return std::min(static_cast<int>(std::bit_width(num_values / kPieceValues)), kPieceBitsMax);
+  }
+
+  // In two shifts, because a shift by 64 is undefined.
+  std::size_t piece_of(std::uint64_t hash) const noexcept {
+    return hash >> 1 >> (63 - piece_bits_);
+  }
+
+  // Stable: within a piece, entries keep the order of their positions.
+  void distribute() {
+    std::vector<std::size_t> next(num_chunks_ * num_pieces_,
+                                  0);  // (chunk, piece): count, then where to write
+    pool_.run(num_chunks_, [&](std::size_t c) {
+      std::size_t* const count = &next[c * num_pieces_];
+      const std::size_t end = chunk_begin(values_.size(), c + 1, num_chunks_);
+      for (std::size_t i = chunk_begin(values_.size(), c, num_chunks_); i < end; ++i) {
+        if (!is_padding(values_[i])) ++count[piece_of(mix64(values_[i]))];
+      }
+    });
+    piece_begin_.resize(num_pieces_ + 1);
+    std::size_t total = 0;
+    for (std::size_t p = 0; p < num_pieces_; ++p) {
+      piece_begin_[p] = total;
+      for (std::size_t c = 0; c < num_chunks_; ++c)
+        total += std::exchange(next[c * num_pieces_ + p], total);
+    }
+    piece_begin_[num_pieces_] = total;
+    pool_.run(num_chunks_, [&](std::size_t c) {
+      std::size_t* const write = &next[c * num_pieces_];
+      const std::size_t end = chunk_begin(values_.size(), c + 1, num_chunks_);
+      for (std::size_t i = chunk_begin(values_.size(), c, num_chunks_); i < end; ++i) {
+        if (is_padding(values_[i])) {
+          result_.index[i] = -1;
+          continue;
+        }
+        const std::uint64_t hash = mix64(values_[i]);
+        entries_[write[piece_of(hash)]++] = {hash, static_cast<std::uint32_t>(i), 0};
+      }
+    });
+  }
+
+  bool is_padding(std::uint64_t value) const noexcept { return has_padding_ && value == padding_; }
+
+  // Numbers the rows of a piece by first occurrence; row_hash_ and row_count_ of the piece start at
+  // its first entry.
+  std::size_t find_rows(std::size_t piece) {
+    const std::size_t begin = piece_begin_[piece];
+    const std::size_t size = piece_begin_[piece + 1] - begin;
+    const std::size_t mask = std::bit_ceil(2 * size + 1) - 1;
+    std::vector<std::uint32_t> slots(mask + 1, 0);  // row + 1, 0 for empty
+    std::uint64_t* const row_hash = row_hash_.data() + begin;
+    std::uint32_t* const row_count = row_count_.data() + begin;
+    std::uint32_t rows = 0;
+    for (Entry& entry : std::span(entries_.data() + begin, size)) {
+      std::size_t slot = entry.hash & mask;
+      while (slots[slot] != 0 && row_hash[slots[slot] - 1] != entry.hash) slot = (slot + 1) & mask;
+      if (slots[slot] == 0) {
+        row_hash[rows] = entry.hash;
+        row_count[rows] = 0;
+        slots[slot] = ++rows;
+      }
+      entry.row = slots[slot] - 1;
+      ++row_count[entry.row];
+    }
+    return rows;
+  }
+
+  // Orders the rows of a piece by bucket and writes the piece's part of the result.
+  void write_piece(std::size_t piece, std::size_t first_row, std::size_t rows) {
+    struct Row {
+      std::int32_t row;         // in the result
+      std::int32_t next_order;  // where its next position goes
+    };
+    const std::size_t begin = piece_begin_[piece];
+    const std::uint64_t* const row_hash = row_hash_.data() + begin;
+    const std::uint32_t* const row_count = row_count_.data() + begin;
+    std::int32_t* const starts = result_.occurrences.starts.data();
+    std::vector<Row> where(rows);
+    order_by_bucket(std::span(row_hash, rows), [&](std::size_t row, std::size_t rank) {
+      where[row].row = static_cast<std::int32_t>(first_row + rank);
+      result_.keys[first_row + rank] = unmix64(row_hash[row]);
+      starts[first_row + rank] = static_cast<std::int32_t>(row_count[row]);
+    });
+    auto start = static_cast<std::int32_t>(begin);
+    for (std::size_t r = first_row; r < first_row + rows; ++r)
+      start += std::exchange(starts[r], start);
+    for (Row& row : where) row.next_order = starts[row.row];
+    for (const Entry& entry : std::span(entries_.data() + begin, piece_begin_[piece + 1] - begin)) {
+      Row& row = where[entry.row];
+      result_.index[entry.position] = row.row;
+      result_.occurrences.order[row.next_order++] = static_cast<std::int32_t>(entry.position);
+    }
+  }
+
+  // Stable counting sort of a piece's rows by the bucket bits that the piece does not fix.
+  template <class Write>
+  void order_by_bucket(std::span<const std::uint64_t> row_hash, Write&& write) const {
+    const std::size_t num_buckets = std::size_t{kNumBuckets} >> piece_bits_;
+    std::vector<std::uint32_t> next(num_buckets, 0);
+    for (const std::uint64_t hash : row_hash) ++next[bucket_of_hash(hash) & (num_buckets - 1)];
+    std::uint32_t total = 0;
+    for (std::uint32_t& n : next) total += std::exchange(n, total);
+    for (std::size_t row = 0; row < row_hash.size(); ++row) {
+      write(row, next[bucket_of_hash(row_hash[row]) & (num_buckets - 1)]++);
+    }
+  }
+
+  const std::span<const std::uint64_t> values_;
+  const bool has_padding_;
+  const std::uint64_t padding_;
+  Pool& pool_;
+  const int piece_bits_;
+  const std::size_t num_pieces_;
+  const std::size_t num_chunks_;
+  Array<Entry> entries_;                  // (N,) by piece
+  std::vector<std::size_t> piece_begin_;  // (num_pieces + 1,) into entries_
+  Array<std::uint64_t> row_hash_;         // (N,) by piece, then by row in the piece
+  Array<std::uint32_t> row_count_;        // (N,) likewise: occurrences
+  Unique result_;
+};
+
+void check_size(const char* name, std::size_t size) {
+  if (size > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
+    throw Error(
+        ErrorCode::kBadRequest,
+        std::string(name) + ": expected fewer than 2^31 values, found " + std::to_string(size));
+  }
+}
+
+}  // namespace
+
+Unique unique(std::span<const std::uint64_t> values, std::optional<std::uint64_t> padding_key,
+              Pool& pool) {
+  check_size("unique", values.size());
+  return Deduplicator(values, padding_key, pool).run();
+}
+
+Occurrences occurrences(std::span<const std::int32_t> index, std::int32_t num_rows, Pool& pool) {
+  check_size("occurrences", index.size());
+  const auto rows = static_cast<std::size_t>(num_rows);
+  // Each chunk needs a counter per row: few chunks, and only where there is much to count.
+  const std::size_t chunks = num_chunks(index.size(), std::max(kChunkValuesMin, rows), pool, 1);
+  std::vector<std::int32_t> next(chunks * rows, 0);  // (chunk, row): count, then where to write
+  std::vector<std::int64_t> wrong(chunks, -1);
+  pool.run(chunks, [&](std::size_t c) {
+    std::int32_t* const count = next.data() + c * rows;
+    const std::size_t end = chunk_begin(index.size(), c + 1, chunks);
+    for (std::size_t i = chunk_begin(index.size(), c, chunks); i < end; ++i) {
+      if (index[i] == -1) continue;
+      if (index[i] < 0 || index[i] >= num_rows) {
+        wrong[c] = static_cast<std::int64_t>(i);
+        return;
+      }
+      ++count[index[i]];
+    }
+  });
+  for (const std::int64_t i : wrong) {
+    if (i < 0) continue;
+    throw Error(ErrorCode::kBadRequest, "occurrences: expected index of -1 to " +
+                                            std::to_string(num_rows - 1) + ", found " +
+                                            std::to_string(index[i]) + " at " + std::to_string(i));
+  }
+  Occurrences result;
+  result.starts = Array<std::int32_t>(rows + 1);
+  std::int32_t total = 0;
+  for (std::size_t r = 0; r < rows; ++r) {
+    result.starts[r] = total;
+    for (std::size_t c = 0; c < chunks; ++c) total += std::exchange(next[c * rows + r], total);
+  }
+  result.starts[rows] = total;
+  result.order = Array<std::int32_t>(static_cast<std::size_t>(total));
+  pool.run(chunks, [&](std::size_t c) {
+    std::int32_t* const write = next.data() + c * rows;
+    const std::size_t end = chunk_begin(index.size(), c + 1, chunks);
+    for (std::size_t i = chunk_begin(index.size(), c, chunks); i < end; ++i) {
+      if (index[i] >= 0) result.order[write[index[i]]++] = static_cast<std::int32_t>(i);
+    }
+  });
+  return result;
+}
+
+}  // namespace trireme

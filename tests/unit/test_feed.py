@@ -1,0 +1,261 @@
+"""The batch work of the core, called from Python, against NumPy and torch.
+
+The C++ tests compare every result with a plain model; here are the bindings and other oracles.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from trireme import _core
+from trireme.errors import BadRequest
+
+MASK = (1 << 64) - 1
+
+
+@pytest.fixture(params=[1, 3])
+def pool(request):
+    return _core.Pool(request.param)
+
+
+def random_values(rng, n):
+    """Zipf-like, with the extreme keys among them."""
+    values = rng.zipf(1.3, n).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    values[rng.integers(0, n, n // 10)] = 0
+    values[rng.integers(0, n, n // 10)] = MASK
+    return values
+
+
+def bucket(keys):
+    out = np.empty(len(keys), np.uint16)
+    _core.buckets(keys, out)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("padding_key", [None, 0, MASK])
+def test_unique_agrees_with_numpy(pool, seed, padding_key):
+    rng = np.random.default_rng(seed)
+    values = random_values(rng, int(rng.integers(1, 40_000)))
+    keys, index, order, starts = _core.unique(values, pool, padding_key)
+    is_key = np.ones(len(values), bool) if padding_key is None else values != padding_key
+
+    expected, first = np.unique(values[is_key], return_index=True)
+    by_bucket = np.lexsort((first, bucket(expected)))
+    np.testing.assert_array_equal(keys, expected[by_bucket])
+    np.testing.assert_array_equal(keys[index[is_key]], values[is_key])
+    assert (index[~is_key] == -1).all()
+    np.testing.assert_array_equal(order, np.argsort(index, kind="stable")[(~is_key).sum() :])
+    np.testing.assert_array_equal(np.diff(starts), np.bincount(index[is_key], minlength=len(keys)))
+
+    again = _core.occurrences(index, len(keys), pool)
+    np.testing.assert_array_equal(again[0], order)
+    np.testing.assert_array_equal(again[1], starts)
+
+
+def test_unique_of_nothing(pool):
+    keys, index, order, starts = _core.unique(np.empty(0, np.uint64), pool)
+    assert (len(keys), len(index), len(order), starts.tolist()) == (0, 0, 0, [0])
+
+
+def random_lookup(rng, features, batch, num_rows):
+    sizes = rng.integers(0, 4, features * batch)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]) + 3
+    index = rng.integers(-1, num_rows, offsets[-1] + 2, dtype=np.int32)
+    weights = rng.standard_normal(len(index)).astype(np.float32)
+    return index, offsets, weights
+
+
+@pytest.mark.parametrize("dim", [1, 4, 9, 64])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_gather_and_scatter_agree_with_embedding_bag(pool, dim, is_weighted):
+    rng = np.random.default_rng(dim)
+    features, batch, num_rows = 3, 50, 40
+    index, offsets, weights = random_lookup(rng, features, batch, num_rows)
+    rows = rng.standard_normal((num_rows, dim)).astype(np.float32)
+    grad = rng.standard_normal((batch, features, dim)).astype(np.float32)
+
+    out = np.empty_like(grad)
+    _core.gather(rows, index, offsets, weights if is_weighted else None, features, out, pool)
+    bags = np.empty(len(index), np.int32)
+    _core.bag_of(offsets, len(index), bags)
+    order, starts = _core.occurrences(index, num_rows, pool)
+    row_grad = np.empty_like(rows)
+    _core.scatter(
+        grad, order, starts, bags, weights if is_weighted else None, features, row_grad, pool
+    )
+
+    # torch's padding row is one more row; its bags begin at 0 and end with the ids.
+    leaf = torch.from_numpy(np.vstack([rows, np.zeros((1, dim), np.float32)])).requires_grad_()
+    ids = torch.from_numpy(index[offsets[0] : offsets[-1]].astype(np.int64))
+    expected = torch.nn.functional.embedding_bag(
+        torch.where(ids < 0, num_rows, ids),
+        leaf,
+        torch.from_numpy(offsets[:-1] - offsets[0]),
+        mode="sum",
+        per_sample_weights=(
+            torch.from_numpy(weights[offsets[0] : offsets[-1]]) if is_weighted else None
+        ),
+        padding_idx=num_rows,
+    )
+    expected = expected.view(features, batch, dim).transpose(0, 1)
+    expected.backward(torch.from_numpy(grad))
+    np.testing.assert_allclose(out, expected.detach().numpy(), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(row_grad, leaf.grad.numpy()[:-1], rtol=1e-5, atol=1e-5)
+
+
+def test_one_position_per_bag_needs_no_offsets(pool):
+    rng = np.random.default_rng(0)
+    features, batch, num_rows, dim = 5, 700, 300, 9
+    index = rng.integers(-1, num_rows, features * batch, dtype=np.int32)
+    rows = rng.standard_normal((num_rows, dim)).astype(np.float32)
+    without, with_offsets = np.empty((2, batch, features, dim), np.float32)
+    _core.gather(rows, index, None, None, features, without, pool)
+    _core.gather(rows, index, np.arange(features * batch + 1), None, features, with_offsets, pool)
+    np.testing.assert_array_equal(without, with_offsets)
+    expected = np.where((index >= 0)[:, None], rows[index], 0).reshape(features, batch, dim)
+    np.testing.assert_array_equal(without, expected.transpose(1, 0, 2))
+
+
+def test_split_groups_positions_by_owner(pool):
+    rng = np.random.default_rng(0)
+    keys = random_values(rng, 30_000)
+    owners = rng.integers(0, 5, 4096).astype(np.uint16)
+    order, counts = _core.split(keys, owners, 5, pool)
+    owner = owners[bucket(keys)]
+    np.testing.assert_array_equal(order, np.argsort(owner, kind="stable"))
+    np.testing.assert_array_equal(counts, np.bincount(owner, minlength=5))
+
+
+def test_merge_sums_in_order_of_the_parts(pool):
+    rng = np.random.default_rng(0)
+    parts = []
+    for scale in (1.0, 0.5, 1.0):
+        keys = np.unique(random_values(rng, 2000))
+        parts.append((keys, rng.standard_normal((len(keys), 7)).astype(np.float32), scale))
+    keys, grads = _core.merge(parts, pool)
+    everything = np.concatenate([part[0] for part in parts])
+    np.testing.assert_array_equal(keys, _core.unique(everything, pool)[0])
+    row = {int(key): i for i, key in enumerate(keys)}
+    expected = np.zeros_like(grads)
+    for part_keys, part_grads, scale in parts:
+        expected[[row[int(key)] for key in part_keys]] += np.float32(scale) * part_grads
+    np.testing.assert_array_equal(grads, expected)
+
+
+def test_merge_returns_a_single_part_as_it_is(pool):
+    keys, grads = np.array([9, 4], np.uint64), np.ones((2, 3), np.float32)
+    found = _core.merge([(keys, grads, 1.0)], pool)
+    assert found[0] is keys
+    assert found[1] is grads
+    np.testing.assert_array_equal(_core.merge([(keys, grads, 2.0)], pool)[1], grads * 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p: _core.merge([], p), "merge: expected at least 1 part, found 0"),
+        (
+            lambda p: _core.merge([(np.zeros(2, np.uint64), np.zeros((3, 1), np.float32), 1.0)], p),
+            "is 3, expected 2",
+        ),
+        (
+            lambda p: _core.gather(
+                np.zeros((2, 3), np.float32),
+                np.zeros(4, np.int32),
+                None,
+                None,
+                2,
+                np.zeros((3, 2, 3), np.float32),
+                p,
+            ),
+            "gather: the size of index without offsets is 4, expected 6",
+        ),
+        (
+            lambda p: _core.gather(
+                np.zeros((2, 3), np.float32),
+                np.zeros(6, np.int32),
+                None,
+                np.zeros(5, np.float32),
+                2,
+                np.zeros((3, 2, 3), np.float32),
+                p,
+            ),
+            "gather: the size of weights is 5, expected 6",
+        ),
+        (
+            lambda p: _core.gather(
+                np.zeros((2, 3), np.float32),
+                np.array([0, 1, 2, 0], np.int32),
+                None,
+                None,
+                2,
+                np.zeros((2, 2, 3), np.float32),
+                p,
+            ),
+            "found 2 at 2",
+        ),
+        (lambda p: _core.occurrences(np.array([0, 5], np.int32), 5, p), "found 5 at 1"),
+        (lambda p: _core.occurrences(np.array([0], np.int32), -1, p), "-1, expected >= 0"),
+        (
+            lambda p: _core.split(np.zeros(1, np.uint64), np.zeros(4096, np.uint16), 0, p),
+            "expected owners below 0, found 0 for bucket 0",
+        ),
+        (
+            lambda p: _core.bag_of(np.array([0, 2, 1]), 2, np.zeros(2, np.int32)),
+            "expected offsets\\[2\\] from 2 to 2, found 1",
+        ),
+    ],
+)
+def test_a_wrong_call_is_refused_with_its_values(pool, call, message):
+    with pytest.raises(BadRequest, match=message):
+        call(pool)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+GOOD = {
+    "rows": np.ones((4, 3), np.float32),
+    "index": np.zeros(6, np.int32),
+    "offsets": None,
+    "weights": None,
+    "num_features": 2,
+    "out": np.zeros((3, 2, 3), np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rows", np.ones((4, 3))),
+        ("rows", np.ones((4, 6), np.float32)[:, ::2]),
+        ("rows", np.ones(12, np.float32)),
+        ("index", np.zeros(6, np.int64)),
+        ("index", np.zeros(12, np.int32)[::2]),
+        ("offsets", np.arange(7, dtype=np.int32)),
+        ("weights", np.ones(6)),
+        ("out", np.zeros((3, 2, 3))),
+        ("out", np.zeros((3, 2, 6), np.float32)[:, :, ::2]),
+        ("out", read_only(np.zeros((3, 2, 3), np.float32))),
+    ],
+)
+def test_arrays_are_never_converted(pool, name, value):
+    _core.gather(*GOOD.values(), pool)
+    with pytest.raises(TypeError):
+        _core.gather(*(GOOD | {name: value}).values(), pool)
+
+
+def test_merge_never_converts_an_array(pool):
+    keys, grads = np.zeros(2, np.uint64), np.zeros((2, 1), np.float32)
+    for part in [(keys.astype(np.int64), grads, 1.0), (keys, grads.astype(float), 1.0), (keys, 1)]:
+        with pytest.raises(TypeError, match="merge: expected parts"):
+            _core.merge([part], pool)
+
+
+def test_inputs_may_be_read_only(pool):
+    values = read_only(np.arange(10, dtype=np.uint64))
+    assert len(_core.unique(values, pool)[0]) == 10
+    _core.gather(*(GOOD | {"rows": read_only(np.ones((4, 3), np.float32))}).values(), pool)
