@@ -30,5 +30,6 @@ void register_errors(nb::module_& m);
 void register_base(nb::module_& m);
 void register_criteo(nb::module_& m);
 void register_feed(nb::module_& m);
+void register_table(nb::module_& m);
 
 }  // namespace trireme::bind

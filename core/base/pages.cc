@@ -1,0 +1,84 @@
+#include "base/pages.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+namespace trireme {
+namespace {
+
+[[noreturn]] void fail(std::size_t bytes) {
+  const int error = errno;
+  throw Error(ErrorCode::kResourceExhausted,
+              "Pages: expected " + std::to_string(bytes) +
+                  " bytes from the system, found: " + std::generic_category().message(error));
+}
+
+std::byte* map(std::size_t bytes) {
+  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) fail(bytes);
+  return static_cast<std::byte*>(p);
+}
+
+}  // namespace
+
+Pages::Pages(std::size_t bytes, std::size_t alignment) : bytes_(round_up(bytes, kPageBytes)) {
+  if (bytes_ == 0) return;
+  if (alignment <= kPageBytes) {
+    data_ = map(bytes_);
+    return;
+  }
+  // The system aligns to small pages only: reserve more and give the ends back.
+  std::byte* raw = map(bytes_ + alignment);
+  const std::size_t head = round_up(reinterpret_cast<std::uintptr_t>(raw), alignment) -
+                           reinterpret_cast<std::uintptr_t>(raw);
+  data_ = raw + head;
+  if (head > 0) ::munmap(raw, head);
+  if (head < alignment) ::munmap(data_ + bytes_, alignment - head);
+}
+
+Pages::~Pages() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+Pages::Pages(Pages&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Pages& Pages::operator=(Pages&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+void Pages::resize(std::size_t bytes) {
+  bytes = round_up(bytes, kPageBytes);
+  if (bytes == bytes_) return;
+  if (data_ == nullptr || bytes == 0) {
+    *this = Pages(bytes);
+    return;
+  }
+  void* p = ::mremap(data_, bytes_, bytes, MREMAP_MAYMOVE);
+  if (p == MAP_FAILED) fail(bytes);
+  data_ = static_cast<std::byte*>(p);
+  bytes_ = bytes;
+}
+
+void advise(std::byte* data, std::size_t bytes, PageAdvice advice) noexcept {
+#ifdef MADV_COLLAPSE
+  constexpr int kCollapse = MADV_COLLAPSE;
+#else
+  constexpr int kCollapse =
+      25;  // Linux 6.1; an older kernel answers EINVAL and collapses in the background
+#endif
+  ::madvise(data, bytes, advice == PageAdvice::kSmall ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+  if (advice == PageAdvice::kMakeHuge) ::madvise(data, bytes, kCollapse);
+}
+
+}  // namespace trireme

@@ -1,0 +1,50 @@
+// Memory taken straight from the operating system, page by page: address space is reserved first,
+// memory is taken when it is touched.
+//
+// Not for small objects. Threads: a Pages object belongs to one owner; the memory behind it may be
+// shared.
+#pragma once
+
+#include <cstddef>
+
+namespace trireme {
+
+inline constexpr std::size_t kPageBytes = 4096;
+inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+
+constexpr std::size_t round_up(std::size_t n, std::size_t multiple) noexcept {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+class Pages {
+ public:
+  Pages() = default;
+  // Reserves zeroed memory that starts at a multiple of `alignment` (a power of two, at least a
+  // page). Errors: kResourceExhausted, with the size and the system's reason.
+  explicit Pages(std::size_t bytes, std::size_t alignment = kPageBytes);
+  ~Pages();
+  Pages(Pages&& other) noexcept;
+  Pages& operator=(Pages&& other) noexcept;
+
+  // Changes the size and keeps the content; the memory may move. Nothing changes on an error.
+  // Requires: made with the default alignment. Errors: kResourceExhausted.
+  void resize(std::size_t bytes);
+
+  std::byte* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// How the system should back a range of whole huge pages. Advice: where it is not taken, pages are
+// just small.
+enum class PageAdvice {
+  kSmall,     // take memory in small pages, as it is touched
+  kHuge,      // take memory in huge pages
+  kMakeHuge,  // the range is in use: replace its small pages by huge ones, keeping the content
+};
+void advise(std::byte* data, std::size_t bytes, PageAdvice advice) noexcept;
+
+}  // namespace trireme

@@ -1,0 +1,28 @@
+// Counts: every update adds 1 to each weight, whatever its gradient and rates. For audits that
+// every push was applied exactly once.
+#include "optim/kernel.h"
+#include "optim/rules.h"
+
+namespace trireme {
+namespace {
+
+struct Count {
+  explicit Count(const RuleValues& v) noexcept
+      : lower(static_cast<float>(v.lower)), upper(static_cast<float>(v.upper)) {}
+  TRIREME_INLINE void row(float* w, float*, const float*, int dim) const noexcept {
+    for_lanes(dim, [=, this](int j) { w[j] = clip(w[j] + 1.0F, lower, upper); });
+  }
+
+  float lower, upper;
+};
+
+}  // namespace
+
+Rule make_count(const RuleConfig&, Isa isa) {
+  return {.state_per_weight = 0,
+          .state_per_row = 0,
+          .initial_state = 0,
+          .apply = apply_for<Count>(isa)};
+}
+
+}  // namespace trireme

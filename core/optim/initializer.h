@@ -1,0 +1,30 @@
+// Initial weights: a pure function of (seed, key, position in the row), bit-equal on every machine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace trireme {
+
+class Initializer {
+ public:
+  // uniform: in [a, b).  normal: mean a, standard deviation b.  constant: a (b must be 0).
+  // Errors: kBadRequest, naming the value.
+  Initializer(const std::string& name, float a, float b, std::uint64_t seed);
+
+  // Writes the initial weights of a key. weights: (dim).
+  void fill(std::uint64_t key, float* weights, int dim) const noexcept;
+
+ private:
+  enum class Kind { kUniform, kNormal, kConstant };
+  Kind kind_;
+  float a_;
+  float b_;
+  std::uint64_t seed_;
+};
+
+// The standard normal number below which a share u of all lie; 0 < u < 1; relative error about
+// 1e-7. Only + - * / and sqrt, which IEEE 754 rounds exactly, so every machine finds the same bits.
+double normal_quantile(double u) noexcept;
+
+}  // namespace trireme

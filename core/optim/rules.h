@@ -1,0 +1,13 @@
+// The list of rules: one function per file, called by make_rule after it has checked the options.
+#pragma once
+
+#include "optim/rule.h"
+
+namespace trireme {
+
+Rule make_sgd(const RuleConfig& config, Isa isa);
+Rule make_adagrad(const RuleConfig& config, Isa isa);
+Rule make_adam(const RuleConfig& config, Isa isa);
+Rule make_count(const RuleConfig& config, Isa isa);
+
+}  // namespace trireme

@@ -1,0 +1,32 @@
+// Stochastic gradient descent: w -= lr * g. Without state.
+// Source: torch.optim.SGD without momentum.
+#include "optim/kernel.h"
+#include "optim/rules.h"
+
+namespace trireme {
+namespace {
+
+struct Sgd {
+  explicit Sgd(const RuleValues& v) noexcept
+      : lr(static_cast<float>(v.lr)),
+        weight_decay(static_cast<float>(v.weight_decay)),
+        lower(static_cast<float>(v.lower)),
+        upper(static_cast<float>(v.upper)) {}
+
+  TRIREME_INLINE void row(float* w, float*, const float* g, int dim) const noexcept {
+    for_lanes(dim, [=, this](int j) {
+      w[j] = clip(w[j] - lr * (g[j] + weight_decay * w[j]), lower, upper);
+    });
+  }
+
+  float lr, weight_decay, lower, upper;
+};
+
+}  // namespace
+
+Rule make_sgd(const RuleConfig&, Isa isa) {
+  return {
+      .state_per_weight = 0, .state_per_row = 0, .initial_state = 0, .apply = apply_for<Sgd>(isa)};
+}
+
+}  // namespace trireme

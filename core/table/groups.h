@@ -1,0 +1,45 @@
+// The keys of one call, grouped by stripe, so that each stripe's lock is taken once.
+//
+// Keys that come in stripe order already (as `unique` delivers them) are used where they are;
+// others are copied.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/pool.h"
+#include "store/index.h"
+
+namespace trireme {
+
+// The keys of one stripe, in the order of the call.
+struct Group {
+  std::span<const std::uint64_t> keys;
+  const std::uint32_t* positions;  // keys[i] came as key positions[i] of the call; null: first + i
+  std::size_t first;
+
+  std::size_t position(std::size_t i) const noexcept {
+    return positions ? positions[i] : first + i;
+  }
+};
+
+class Groups {
+ public:
+  // Errors: kBadRequest if there are 2^32 keys or more.
+  Groups(std::span<const std::uint64_t> keys, Pool& pool);
+
+  Group operator[](std::size_t stripe) const noexcept;
+
+ private:
+  using Starts = std::array<std::size_t, kNumStripes + 1>;
+
+  std::span<const std::uint64_t> keys_;
+  std::unique_ptr<std::uint64_t[]> copied_keys_;
+  std::unique_ptr<std::uint32_t[]> positions_;
+  Starts starts_{};
+};
+
+}  // namespace trireme

@@ -1,0 +1,64 @@
+// The last sequence applied per stream and bucket: what makes every push count exactly once.
+//
+// A push is named (stream, sequence); a stream's sequences start at 1 and go up. Mark 0: nothing
+// applied yet. Threads: of() and streams() may be called by any thread; the marks themselves are
+// guarded by the stripes' locks.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/hash.h"
+
+namespace trireme {
+
+struct PushId {
+  std::int64_t stream;
+  std::int64_t sequence;
+};
+
+class Marks {
+ public:
+  using Array = std::array<std::uint64_t, kNumBuckets>;
+
+  explicit Marks(int num_streams_max);
+
+  // The marks of a stream; made at its first use, and never moved.
+  // Errors: kBadRequest if the stream is not in [0, num_streams_max).
+  Array& of(std::int64_t stream);
+  // The same, but null for a stream that was not used yet.
+  const Array* find(std::int64_t stream) const;
+
+  // Every stream seen so far.
+  std::vector<std::pair<std::int64_t, Array*>> streams() const;
+
+  std::size_t bytes() const;
+
+ private:
+  void check(std::int64_t stream) const;
+
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<Array>> arrays_;  // guarded by mutex_
+};
+
+// A push, or the pushes that one merged gradient stands for, beside the marks that it advances.
+class Advance {
+ public:
+  // Errors: kBadRequest for no id at all, an unknown stream, or a sequence < 1.
+  Advance(std::span<const PushId> ids, Marks& marks);
+
+  // Bit i: bucket first_bucket + i has all of the ids already. Requires: the stripe's lock.
+  std::uint64_t applied(std::uint32_t first_bucket) const noexcept;
+  // Raises the marks of the stripe's buckets. Requires: the stripe's lock.
+  void raise(std::uint32_t first_bucket) const noexcept;
+
+ private:
+  std::vector<std::pair<Marks::Array*, std::uint64_t>> ids_;
+};
+
+}  // namespace trireme
