@@ -1,10 +1,15 @@
 // The parser of Criteo's text.
 #include "feed/criteo.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <initializer_list>
 #include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
 
 #include "base/error.h"
 #include "bind.h"
@@ -15,13 +20,13 @@ namespace {
 using namespace nb::literals;
 
 // Hands an array of the core over to NumPy, without a copy.
-template <class T>
-nb::ndarray<nb::numpy, T> to_numpy(std::unique_ptr<T[]> data,
-                                   std::initializer_list<std::size_t> shape) {
+template <class Rank, class T>
+nb::ndarray<nb::numpy, T, Rank> to_numpy(std::unique_ptr<T[]> data,
+                                         std::initializer_list<std::size_t> shape) {
   T* const pointer = data.get();
   nb::capsule owner(pointer, [](void* p) noexcept { delete[] static_cast<T*>(p); });
   data.release();
-  return nb::ndarray<nb::numpy, T>(pointer, shape, owner);
+  return nb::ndarray<nb::numpy, T, Rank>(pointer, shape, owner);
 }
 
 std::size_t parse(CriteoParser& parser, Array1<const std::uint8_t> text, std::size_t limit,
@@ -31,23 +36,30 @@ std::size_t parse(CriteoParser& parser, Array1<const std::uint8_t> text, std::si
                       pool);
 }
 
-nb::object broken_line(const CriteoParser& parser) {
+using Broken = std::tuple<std::size_t, int, std::string, std::string>;
+
+std::optional<Broken> broken_line(const CriteoParser& parser) {
   const auto& broken = parser.broken_line();
-  if (!broken) return nb::none();
-  return nb::make_tuple(broken->offset, broken->field, broken->expected, broken->found);
+  if (!broken) return std::nullopt;
+  return Broken(broken->offset, broken->field, broken->expected, broken->found);
 }
 
-nb::tuple take(CriteoParser& parser) {
+using Columns = std::tuple<nb::ndarray<nb::numpy, float, nb::ndim<1>>,          // labels (B,)
+                           nb::ndarray<nb::numpy, float, nb::ndim<2>>,          // dense (B, 13)
+                           nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>,   // keys (N,)
+                           nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>>;  // (26*B + 1,)
+
+Columns take(CriteoParser& parser) {
   CriteoBatch batch;
   {
     nb::gil_scoped_release release;
     batch = parser.take();
   }
   const std::size_t size = batch.num_examples;
-  return nb::make_tuple(to_numpy(std::move(batch.labels), {size}),
-                        to_numpy(std::move(batch.dense), {size, CriteoParser::kNumDense}),
-                        to_numpy(std::move(batch.values), {batch.num_values}),
-                        to_numpy(std::move(batch.offsets), {size * CriteoParser::kNumSparse + 1}));
+  return {to_numpy<nb::ndim<1>>(std::move(batch.labels), {size}),
+          to_numpy<nb::ndim<2>>(std::move(batch.dense), {size, CriteoParser::kNumDense}),
+          to_numpy<nb::ndim<1>>(std::move(batch.values), {batch.num_values}),
+          to_numpy<nb::ndim<1>>(std::move(batch.offsets), {size * CriteoParser::kNumSparse + 1})};
 }
 
 }  // namespace

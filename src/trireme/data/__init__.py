@@ -1,5 +1,22 @@
 """Data: schemas, sources and datasets that yield batches of columns."""
 
 from trireme.data.batch import Bags, Batch, Ragged
+from trireme.data.criteo import criteo
+from trireme.data.queue_dataset import QueueDataset, Stream
+from trireme.data.schema import Dense, InsId, Label, Schema, Show, Sparse, Weight
 
-__all__ = ["Bags", "Batch", "Ragged"]
+__all__ = [
+    "Bags",
+    "Batch",
+    "Dense",
+    "InsId",
+    "Label",
+    "QueueDataset",
+    "Ragged",
+    "Schema",
+    "Show",
+    "Sparse",
+    "Stream",
+    "Weight",
+    "criteo",
+]

@@ -1,0 +1,171 @@
+"""Text files as a stream of batches, with bounded memory, read and parsed ahead of the consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Literal
+
+from trireme.data.batch import Batch
+from trireme.data.criteo import CriteoText
+from trireme.data.read_ahead import ReadAhead
+from trireme.data.schema import Schema
+from trireme.data.sources import Paths, find_files
+from trireme.data.text_reader import TextReader
+from trireme.errors import BadRequest
+
+
+class QueueDataset:
+    """Batches of the lines of text files, in the order of the files.
+
+    Iterating reads everything once; `stream` reads one of several shares, or goes on from a
+    position. The order within a stream depends on the files and the number of streams alone.
+
+    Args:
+        paths: a local file, a glob pattern, or a list of them. A list keeps its order, the matches
+            of a pattern come in natural order (part-2 before part-10).
+        schema: what the text holds; tr.data.criteo().
+        batch_size: examples per batch; the last one of a stream may have fewer.
+        threads: threads that parse one batch; one parses millions of lines per second.
+        drop_last: leave out the last batch of a stream if it is short.
+        on_error: "raise": a broken line is a DataError naming file, line and value. "count": it is
+            skipped and counted, and the log says how many there were and what the first was.
+        batches_ahead: batches that each stream keeps ready; bounds its memory.
+
+    Raises:
+        DataError: a path or pattern without a readable, non-empty file; named in the message.
+        BadRequest: an argument out of range.
+
+    Threads: share it freely; it holds no state of its streams.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        schema: Schema,
+        batch_size: int,
+        threads: int = 1,
+        drop_last: bool = False,
+        on_error: Literal["raise", "count"] = "raise",
+        batches_ahead: int = 4,
+    ) -> None:
+        if schema.format is None:
+            raise BadRequest(
+                "QueueDataset: expected a schema with a text format, as tr.data.criteo(), "
+                f"found {schema}"
+            )
+        if on_error not in ("raise", "count"):
+            raise BadRequest(
+                f"QueueDataset: expected on_error 'raise' or 'count', found {on_error!r}"
+            )
+        for name, value in (
+            ("batch_size", batch_size),
+            ("threads", threads),
+            ("batches_ahead", batches_ahead),
+        ):
+            if value < 1:
+                raise BadRequest(f"QueueDataset: expected {name} >= 1, found {value}")
+        self.schema = schema
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.files = find_files(paths)
+        self._format: CriteoText = schema.format
+        self._threads = threads
+        self._skip_broken = on_error == "count"
+        self._batches_ahead = batches_ahead
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.num_bytes for file in self.files)
+
+    def __iter__(self) -> Stream:
+        return self.stream(0, 1)
+
+    def stream(
+        self, index: int, num_streams: int, *, start: tuple[int, ...] = (), epoch: int = 0
+    ) -> Stream:
+        """Stream `index` of `num_streams`: about as many bytes each, every line in exactly one.
+
+        Args:
+            start: the `position` of a batch of this stream, over the same files: the stream goes
+                on behind that batch. (): from its beginning.
+            epoch: the order here is that of the files, in every epoch.
+
+        Raises:
+            BadRequest: index, num_streams or start out of range, or start is not at a line.
+        """
+        if not 0 <= index < num_streams:
+            raise BadRequest(
+                f"QueueDataset.stream: expected 0 <= index < num_streams, "
+                f"found {index} and {num_streams}"
+            )
+        parser = self._format.open(
+            self.schema,
+            batch_size=self.batch_size,
+            threads=self._threads,
+            skip_broken=self._skip_broken,
+        )
+        reader = TextReader(
+            self.files, parser, index=index, num_streams=num_streams, start=tuple(start)
+        )
+        return Stream(reader, drop_last=self.drop_last, batches_ahead=self._batches_ahead)
+
+
+class Stream(Iterator[Batch]):
+    """The batches of one stream; made by QueueDataset.stream.
+
+    A thread starts with the first batch asked for. It ends with the last batch, with close() (also
+    by `with`), or when the stream is dropped.
+
+    num_bytes: bytes that this stream covers, to within a line.
+    position: behind the latest batch handed out.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, reader: TextReader, *, drop_last: bool, batches_ahead: int) -> None:
+        self.num_bytes = reader.num_bytes
+        self.position: tuple[int, ...] = reader.position
+        self._reader = reader
+        self._drop_last = drop_last
+        self._batches_ahead = batches_ahead
+        self._ahead: ReadAhead[Batch] | None = None
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes of this stream up to the latest batch handed out: with num_bytes, the progress."""
+        return self._reader.bytes_before(self.position)
+
+    @property
+    def num_broken_lines(self) -> int:
+        """Broken lines skipped so far, those in batches still waiting included."""
+        return self._reader.num_broken_lines
+
+    def __next__(self) -> Batch:
+        if self._ahead is None:
+            self._ahead = ReadAhead(
+                self._reader.batches(drop_last=self._drop_last),
+                depth=self._batches_ahead,
+                name="trireme-data",
+            )
+        batch = next(self._ahead)
+        self.position = batch.position
+        return batch
+
+    def close(self) -> None:
+        """Stop reading; the thread has ended when this returns."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
