@@ -19,7 +19,7 @@ The same names stand in the C++ core, on the wire and here::
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class TriremeError(Exception):
@@ -28,6 +28,7 @@ class TriremeError(Exception):
     code: ClassVar[int] = 0
     name: ClassVar[str] = ""
     retry: ClassVar[bool] = False
+    details: dict[str, Any] | None = None  # values for programs, where the error has some; travels with it
 
 
 class BadRequest(TriremeError, ValueError):

@@ -1,0 +1,25 @@
+"""Calls between processes over ZeroMQ: frames, deadlines, retry, limits, authentication. Knows no
+tables.
+"""
+
+from trireme.rpc.auth import ClientKeys, KeyPair, ServerKeys, make_keys, read_keys
+from trireme.rpc.calls import Call, Deferred, Handler, Reply, Request
+from trireme.rpc.client import Client
+from trireme.rpc.limits import Limits
+from trireme.rpc.server import Server
+
+__all__ = [
+    "Call",
+    "Client",
+    "ClientKeys",
+    "Deferred",
+    "Handler",
+    "KeyPair",
+    "Limits",
+    "Reply",
+    "Request",
+    "Server",
+    "ServerKeys",
+    "make_keys",
+    "read_keys",
+]

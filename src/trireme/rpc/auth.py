@@ -1,0 +1,196 @@
+"""CurveZMQ: keys in files, and who is admitted.
+
+A server has one key pair and a list of the clients' public keys. A peer whose key is not listed, or
+that has none, never gets past ZeroMQ's handshake: no byte of it reaches a handler.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket as sockets
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from trireme.errors import BadRequest
+from trireme.rpc.sockets import Socket, has_input
+
+_log = logging.getLogger("trireme.rpc")
+_ZAP_DOMAIN = b"trireme"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyPair:
+    """A CURVE key pair, each half 40 characters of Z85. The secret half is left out of repr()."""
+
+    public: str
+    secret: str
+
+    def __post_init__(self) -> None:
+        _check("KeyPair", "public", self.public)
+        _check("KeyPair", "secret", self.secret, is_secret=True)
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public!r})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerKeys:
+    """A server's own pair, and the public keys of the clients that it admits."""
+
+    own: KeyPair
+    admitted: frozenset[str]
+
+    def __post_init__(self) -> None:
+        for key in self.admitted:
+            _check("ServerKeys", "admitted", key)
+
+    @staticmethod
+    def read(own: str | Path, admitted: str | Path) -> ServerKeys:
+        """From the file that `make_keys` wrote, and a text file with one admitted public key per
+        line.
+
+        Lines that are empty or start with "# " are skipped (a key may start with "#"); what follows
+        a key on its line is a note.
+        """
+        return ServerKeys(own=read_keys(own), admitted=frozenset(_lines(Path(admitted))))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientKeys:
+    """A client's own pair, and the public key that the servers must prove to have."""
+
+    own: KeyPair
+    server: str
+
+    def __post_init__(self) -> None:
+        _check("ClientKeys", "server", self.server)
+
+    @staticmethod
+    def read(own: str | Path, server: str | Path) -> ClientKeys:
+        """From the file that `make_keys` wrote, and a text file whose one line is the servers'
+        public key.
+        """
+        keys = _lines(Path(server))
+        if len(keys) != 1:
+            raise BadRequest(
+                f"ClientKeys.read: {server} must hold one public key, found {len(keys)}"
+            )
+        return ClientKeys(own=read_keys(own), server=keys[0])
+
+
+def make_keys(path: str | Path) -> KeyPair:
+    """Make a new pair; write both halves to `path` (readable by its owner only), the public one to
+    `path`.pub.
+
+    Raises:
+        BadRequest: the file exists; keys are never overwritten.
+    """
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise BadRequest(f"make_keys: {path} must not exist yet, found a file") from error
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"public {public}\nsecret {secret}\n")
+    Path(f"{path}.pub").write_text(f"{public}\n")
+    return KeyPair(public=public, secret=secret)
+
+
+def read_keys(path: str | Path) -> KeyPair:
+    """Read a pair that `make_keys` wrote."""
+    words = _read(Path(path)).split()
+    if len(words) != 4 or words[0] != "public" or words[2] != "secret":
+        raise BadRequest(
+            f"read_keys: {path} must hold 'public KEY' and 'secret KEY', found other text"
+        )
+    return KeyPair(public=words[1], secret=words[3])
+
+
+def secure_server(socket: Socket, keys: ServerKeys | None) -> None:
+    """Make a server's socket demand CURVE, if there are keys."""
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+        socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+
+
+def secure_client(socket: Socket, keys: ClientKeys | None) -> None:
+    """Make a client's socket prove its key and demand the server's, if there are keys."""
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+
+
+def answer_zap(socket: Socket, keys: ServerKeys) -> None:
+    """Answer the authentication requests that wait at a server's ZAP socket (ZeroMQ RFC 27).
+
+    libzmq asks here once per CURVE connection, before it lets any message of the peer in.
+    """
+    while has_input(socket):
+        parts = socket.recv_multipart(zmq.NOBLOCK)
+        version, request_id, domain, address, _, mechanism, *credentials = parts
+        key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" and credentials else ""
+        if version == b"1.0" and domain == _ZAP_DOMAIN and key in keys.admitted:
+            answer = [b"200", b"OK", key.encode(), b""]
+        else:
+            _log.warning(
+                "refused a connection from %s: key %s is not admitted", address.decode(), key
+            )
+            answer = [b"400", b"key is not admitted", b"", b""]
+        socket.send_multipart([b"1.0", request_id, *answer], zmq.NOBLOCK)
+
+
+def numeric_address(bind: str, keys: ServerKeys | None, insecure: bool) -> str:
+    """The "host:port" to bind, host as a number; checks that an open server is not reachable from
+    elsewhere.
+
+    Raises:
+        BadRequest: `bind` is not "host:port" with a known host; or the host is not loopback, there
+            are no keys, and `insecure` is not set.
+    """
+    host, colon, port = bind.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise BadRequest(f"Server: bind must be 'host:port', found {bind!r}")
+    host = {"*": "0.0.0.0", "": "0.0.0.0"}.get(host, host.strip("[]"))
+    try:
+        number = sockets.getaddrinfo(host, int(port), type=sockets.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise BadRequest(f"Server: bind needs a known host, found {bind!r}: {error}") from error
+    address = ipaddress.ip_address(str(number).partition("%")[0])
+    if not address.is_loopback and keys is None:
+        if not insecure:
+            raise BadRequest(
+                f"Server: without keys only a loopback address may be bound, found {bind!r}; "
+                f"give keys, or insecure=True on a network where every machine is trusted"
+            )
+        _log.warning("%s is open to everyone who can reach it: no keys, insecure=True", bind)
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+def _check(subject: str, name: str, key: str, is_secret: bool = False) -> None:
+    try:
+        decoded = z85.decode(key.encode("ascii"))
+    except (ValueError, KeyError, struct.error):
+        decoded = b""
+    if len(key) != 40 or len(decoded) != 32:
+        found = f"{len(key)} characters" if is_secret else repr(key)[:60]
+        raise BadRequest(f"{subject}: {name} must be 40 characters of Z85, found {found}")
+
+
+def _lines(path: Path) -> list[str]:
+    lines = (line.strip() for line in _read(path).splitlines())
+    return [line.split()[0] for line in lines if line and not line.startswith("# ")]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"keys: {path} must be a readable text file, found: {error}") from error

@@ -1,0 +1,334 @@
+"""A client's connection to one server: connect, handshake, send within credit, receive, lose,
+connect again.
+
+A channel is a small state machine without waits of its own: the client polls its sockets and calls
+`advance`, `receive` and `watch`. One DEALER socket is one connection; when it is lost the socket is
+closed and every request without an answer is sent again, with the same id, on the next one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import zmq
+
+from trireme.errors import (
+    BadRequest,
+    Internal,
+    ResourceExhausted,
+    TriremeError,
+    Unavailable,
+    class_of_code,
+)
+from trireme.rpc import frames
+from trireme.rpc.auth import ClientKeys, secure_client
+from trireme.rpc.calls import Call, Reply
+from trireme.rpc.limits import Limits
+from trireme.rpc.sockets import Context, Socket, dealer, has_input, url
+
+_BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.02, 0.5
+# How long ZeroMQ may take to let go of the arrays of a connection that is given up.
+_RELEASE_TIMEOUT_S = 5.0
+
+_LOST = (
+    zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+class State(Enum):
+    CLOSED = "closed"  # until `retry_at`
+    GREETING = "greeting"  # hello sent, welcome awaited
+    READY = "ready"
+
+
+class Outgoing:
+    """A call on its way: waiting to be sent, or sent and waiting for its answer, or answered."""
+
+    __slots__ = ("_lent", "answer", "call", "deadline", "id", "not_before", "num_bytes")
+
+    def __init__(self, call: Call, request_id: int, deadline: float) -> None:
+        self.call = call
+        self.id = request_id
+        self.deadline = deadline
+        self.num_bytes = 0
+        self.not_before = 0.0
+        self.answer: Reply | TriremeError | None = None
+        self._lent: list[weakref.ref[memoryview]] = []
+
+    def pack(self, now: float) -> list[Any]:
+        """The message, with the time that remains now."""
+        remaining_ms = min(max(1, int((self.deadline - now) * 1000)), frames.TIMEOUT_MS_MAX)
+        header = {"t": frames.CALL, "id": self.id, "m": self.call.method, "ms": remaining_ms}
+        header["b"] = self.call.body
+        parts = frames.pack(header, self.call.arrays)
+        self.num_bytes = sum(map(len, parts))
+        return parts
+
+    def lend(self, parts: list[Any]) -> None:
+        """Remember the buffers that ZeroMQ now reads from."""
+        self._lent += [weakref.ref(part) for part in parts if isinstance(part, memoryview)]
+
+    def wait_released(self) -> None:
+        """Wait until ZeroMQ reads none of the call's arrays any more, so that the caller may change
+        them.
+        """
+        for lent in self._lent:
+            released = threading.Event()
+            view = lent()
+            if view is not None:
+                watch = weakref.finalize(view, released.set)
+                del view
+                if not released.wait(_RELEASE_TIMEOUT_S):
+                    watch.detach()
+                    raise Internal(
+                        f"{self.call.method}: ZeroMQ must release a closed connection's arrays in "
+                        f"{_RELEASE_TIMEOUT_S} s, found them in use"
+                    )
+
+
+class Channel:
+    """The connection of a client to `endpoint`. Not thread-safe; its client owns it."""
+
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        name: str,
+        limits: Limits,
+        keys: ClientKeys | None,
+        poll: Callable[[Socket, Callable[[], None] | None], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self.server_name = ""
+        self.state = State.CLOSED
+        self.last_failure = "not connected"
+        self._context, self._name, self._limits, self._keys = context, name, limits, keys
+        self._poll = poll  # (socket, what to do when it is readable), or None to end that
+        self._retry_at = 0.0
+        self._num_failures = 0
+        self._give_up_at = 0.0
+        self._queue: deque[Outgoing] = deque()
+        self._sent: dict[int, Outgoing] = {}
+        self._num_bytes_sent = 0
+        self._credit = limits  # the server's, from its welcome
+
+    def __str__(self) -> str:
+        return f"{self.endpoint} ({self.server_name})" if self.server_name else self.endpoint
+
+    def put(self, outgoing: Outgoing) -> None:
+        self._queue.append(outgoing)
+
+    def advance(self, now: float) -> float:
+        """Do what is due: connect, give up a handshake, send what the credit allows.
+
+        Returns:
+            The time.monotonic() when there is something to do again, if nothing is received before.
+        """
+        if self.state is State.CLOSED:
+            if now < self._retry_at:
+                return self._retry_at
+            self._connect(now)
+        if self.state is State.GREETING:
+            if now < self._give_up_at:
+                return self._give_up_at
+            self._lose("connected, but no welcome came")
+            return self._retry_at
+        return self._send(now)
+
+    def abandon(self) -> None:
+        """Forget what is not answered. If it may be on its way, the connection goes with it."""
+        unanswered = [*self._sent.values(), *self._queue]
+        if self._sent:
+            self.close()
+        self._sent.clear()
+        self._queue.clear()
+        self._num_bytes_sent = 0
+        for outgoing in unanswered:
+            outgoing.wait_released()
+
+    def close(self) -> None:
+        if self.state is not State.CLOSED:
+            self.state = State.CLOSED
+            self._retry_at = 0.0
+            self._poll(self._socket, None)
+            self._poll(self._monitor, None)
+            self._socket.disable_monitor()
+            self._monitor.close()
+            self._socket.close()
+
+    def _connect(self, now: float) -> None:
+        self._socket = dealer(self._context, self._limits)
+        secure_client(self._socket, self._keys)
+        self._monitor = self._socket.get_monitor_socket(_LOST)
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        self._poll(self._socket, self._receive)
+        self._poll(self._monitor, self._watch)
+        self.state = State.GREETING
+        self._give_up_at = now + self._limits.handshake_timeout_s
+        try:
+            self._socket.connect(url(self._socket, self.endpoint))
+        except zmq.ZMQError as error:
+            raise BadRequest(
+                f"Client.call: endpoint must be host:port, found {self.endpoint!r}: {error}"
+            ) from error
+        hello = {
+            "t": frames.HELLO,
+            "magic": frames.MAGIC,
+            "v0": frames.VERSION,
+            "v1": frames.VERSION,
+        }
+        hello |= {"name": self._name, "message_bytes_max": self._limits.message_bytes_max}
+        self._socket.send_multipart(frames.pack(hello, ()), zmq.NOBLOCK)
+
+    def _lose(self, failure: str) -> None:
+        """The connection is gone: close, and queue again what has no answer, in its order."""
+        self.close()
+        self.last_failure = failure
+        self._queue.extendleft(reversed(self._sent.values()))
+        self._sent.clear()
+        self._num_bytes_sent = 0
+        # Half of the pause is random, so that the clients of a server that comes back do not come
+        # at once.
+        pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
+        self._retry_at = time.monotonic() + pause_s * (0.5 + random.random() / 2)
+        self._num_failures = min(self._num_failures + 1, 16)
+
+    def _refuse(self, error: TriremeError) -> None:
+        """No retry can help: end every call here."""
+        for outgoing in [*self._sent.values(), *self._queue]:
+            outgoing.answer = error
+        self._lose(str(error))
+        self._queue.clear()
+
+    def _send(self, now: float) -> float:
+        while self._queue:
+            outgoing = self._queue[0]
+            if outgoing.not_before > now:
+                return outgoing.not_before
+            try:
+                parts = outgoing.pack(now)
+                self._check_size(parts, outgoing)
+            except TriremeError as error:
+                outgoing.answer = error
+                self._queue.popleft()
+                continue
+            if self._sent and (
+                len(self._sent) >= self._credit.requests_max
+                or self._num_bytes_sent + outgoing.num_bytes > self._credit.inflight_bytes_max
+            ):
+                break
+            outgoing.lend(parts)
+            try:
+                self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+            except zmq.Again:  # the connection has just gone; the monitor is about to say so
+                break
+            self._queue.popleft()
+            self._sent[outgoing.id] = outgoing
+            self._num_bytes_sent += outgoing.num_bytes
+        return math.inf
+
+    def _check_size(self, parts: list[Any], outgoing: Outgoing) -> None:
+        limits, num_arrays = self._credit, len(parts) - 1
+        for what, found, most in (
+            ("message_bytes_max", outgoing.num_bytes, limits.message_bytes_max),
+            ("header_bytes_max", len(parts[0]), limits.header_bytes_max),
+            ("arrays_max", num_arrays, limits.arrays_max),
+        ):
+            if found > most:
+                raise ResourceExhausted(f"the server's {what} is {most}, found {found}")
+
+    def _receive(self) -> None:
+        while self.state is not State.CLOSED and has_input(self._socket):
+            parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            try:
+                header, arrays = frames.unpack(parts, self._limits)
+                self._take(header, arrays)
+            except BadRequest as error:
+                self._lose(f"the server sent a malformed message: {error}")
+
+    def _take(self, header: frames.Header, arrays: list[frames.Array]) -> None:
+        kind = header["t"]
+        if kind == frames.WELCOME:
+            self._welcomed(header)
+            return
+        request_id = frames.int_field(header, "id")
+        if kind == frames.ERROR and request_id == 0:
+            error = class_of_code(frames.int_field(header, "code"))(
+                frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
+            )
+            self._refuse(error)
+            return
+        outgoing = self._sent.pop(request_id, None)
+        if outgoing is None:  # answered before, on a request that was sent twice
+            return
+        self._num_bytes_sent -= outgoing.num_bytes
+        if kind == frames.REPLY:
+            outgoing.answer = Reply(frames.map_field(header, "b"), arrays)
+        elif header.get("handled", True):
+            outgoing.answer = _error(header)
+        else:
+            self._num_failures = min(self._num_failures + 1, 16)
+            pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
+            outgoing.not_before = time.monotonic() + pause_s
+            self.last_failure = frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
+            self._queue.appendleft(outgoing)
+
+    def _welcomed(self, header: frames.Header) -> None:
+        names = (
+            "requests_max",
+            "inflight_bytes_max",
+            "message_bytes_max",
+            "header_bytes_max",
+            "arrays_max",
+        )
+        credit = {name: frames.int_field(header, name, low=1) for name in names}
+        self._credit = dataclasses.replace(self._limits, **credit)
+        self.server_name = frames.str_field(header, "name")
+        self.state = State.READY
+        self._num_failures = 0
+
+    def _watch(self) -> None:
+        if self.state is State.CLOSED or not has_input(self._monitor):
+            return
+        event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+        kind, value = struct.unpack("=Hi", event)
+        self._receive()  # what came before the connection went
+        self._end(kind, value)
+
+    def _end(self, kind: int, value: int) -> None:
+        if self.state is State.CLOSED:
+            return
+        if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._refuse(Unavailable("the server does not admit this client's key"))
+        elif kind == zmq.EVENT_DISCONNECTED and self.state is State.READY:
+            self._lose("the connection was lost")
+        elif kind == zmq.EVENT_CLOSED:
+            self._lose("nobody listens there")
+        else:
+            self._lose(
+                f"the handshake failed ({zmq.Event(kind).name} {value:#x}): another program, a "
+                f"wrong server key, or keys on one side only"
+            )
+
+
+def _error(header: frames.Header) -> TriremeError:
+    error = class_of_code(frames.int_field(header, "code"))(
+        frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
+    )
+    if "details" in header:
+        error.details = frames.map_field(header, "details")
+    return error

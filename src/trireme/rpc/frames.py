@@ -1,0 +1,196 @@
+"""The bytes of a message: a msgpack map, then one part per array. docs/protocol.md is their
+specification.
+
+Nothing here knows sockets. Packing never copies an array; unpacking checks everything before it
+looks at an array's bytes, and copies only arrays that are small or misaligned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from trireme.errors import BadRequest
+from trireme.rpc.limits import Limits
+
+MAGIC = "trireme"
+VERSION = 1
+
+HELLO, WELCOME, CALL, REPLY, ERROR = "hello", "welcome", "call", "reply", "error"
+KINDS = (HELLO, WELCOME, CALL, REPLY, ERROR)
+
+NDIM_MAX = 8
+DIM_MAX = 1 << 48
+NAME_CHARS_MAX = 256
+MESSAGE_CHARS_MAX = 4096
+ID_MAX = (1 << 63) - 1
+TIMEOUT_MS_MAX = 1 << 40
+
+# Smaller arrays are copied out of their frame: ZeroMQ keeps small frames in shared receive buffers
+# of 8 KiB, at any alignment, and a view of a few bytes would keep a whole buffer alive.
+COPY_BYTES_MAX = 4096
+
+# A CURVE MESSAGE command around a part: its name, a short nonce, a flag byte and the box's tag.
+_CURVE_BYTES = 8 + 8 + 1 + 16
+
+# By name, little-endian; anything else, objects and strings above all, is refused.
+DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Array = NDArray[Any]
+Header = dict[str, Any]
+
+
+def pack(header: Header, arrays: Sequence[Array]) -> list[Any]:
+    """The parts of a message: [header bytes, memoryview of each array].
+
+    Raises:
+        BadRequest: an array is not C-contiguous or of a dtype that the protocol lacks; the body
+            holds a value that msgpack lacks.
+    """
+    if arrays:
+        header["a"] = [_spec(i, array) for i, array in enumerate(arrays)]
+    try:
+        head = msgpack.packb(header)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"rpc.pack: body must hold msgpack values only, found: {error}") from error
+    return [head, *(_bytes(array) for array in arrays)]
+
+
+def unpack(parts: Sequence[Any], limits: Limits) -> tuple[Header, list[Array]]:
+    """The header and the arrays of a received message; `parts` are buffers, zmq.Frame among them.
+
+    Returns:
+        The header, a map whose "t" is one of KINDS, and read-only arrays. A large array is a view
+        that keeps its part alive.
+
+    Raises:
+        BadRequest: the message is not as docs/protocol.md says. Nothing of it is to be used.
+    """
+    header = _unpack_header(memoryview(parts[0]), limits)
+    specs = header.get("a", [])
+    if type(specs) is not list or len(specs) != len(parts) - 1:
+        found = len(specs) if type(specs) is list else repr(specs)[:80]
+        raise BadRequest(
+            f"rpc.unpack: header declares {found} arrays, found {len(parts) - 1} parts"
+        )
+    return header, [_array(i, specs[i], parts[i + 1]) for i in range(len(specs))]
+
+
+def int_field(header: Header, name: str, low: int = 0, high: int = ID_MAX) -> int:
+    """An integer of a header, checked to be within [low, high]; BadRequest otherwise."""
+    value = header.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise _bad_field(header, name, f"an integer in [{low}, {high}]")
+    return value
+
+
+def str_field(header: Header, name: str, chars_max: int = NAME_CHARS_MAX) -> str:
+    """A string of a header, at most `chars_max` characters long; BadRequest otherwise."""
+    value = header.get(name)
+    if type(value) is not str or len(value) > chars_max:
+        raise _bad_field(header, name, f"a string of at most {chars_max} characters")
+    return value
+
+
+def map_field(header: Header, name: str) -> dict[str, Any]:
+    """A map of a header; BadRequest if it is missing or something else."""
+    value = header.get(name)
+    if type(value) is not dict:
+        raise _bad_field(header, name, "a map")
+    return value
+
+
+def _bad_field(header: Header, name: str, expected: str) -> BadRequest:
+    found = repr(header.get(name, "nothing"))[:80]
+    return BadRequest(f"rpc.unpack: {header.get('t')} needs {name!r}, {expected}; found {found}")
+
+
+def wire_bytes(parts: Sequence[Any], *, is_curve: bool) -> int:
+    """Bytes that ZMTP 3.x makes of these parts."""
+    sizes = [len(part) + (_CURVE_BYTES if is_curve else 0) for part in parts]
+    return sum(size + (2 if size <= 255 else 9) for size in sizes)
+
+
+def _spec(i: int, array: Array) -> list[Any]:
+    name = _NAMES.get(array.dtype)
+    if name is None or not array.flags.c_contiguous:
+        raise BadRequest(
+            f"rpc.pack: array {i} must be C-contiguous and of dtype {', '.join(DTYPES)}; "
+            f"found dtype {array.dtype}, shape {array.shape}, strides {array.strides}"
+        )
+    if array.ndim > NDIM_MAX:
+        raise BadRequest(f"rpc.pack: array {i} may have {NDIM_MAX} dims, found shape {array.shape}")
+    return [name, list(array.shape)]
+
+
+def _bytes(array: Array) -> memoryview | bytes:
+    return array.reshape(-1).view(np.uint8).data if array.size else b""
+
+
+def _unpack_header(head: memoryview, limits: Limits) -> Header:
+    if head.nbytes > limits.header_bytes_max:
+        raise BadRequest(
+            f"rpc.unpack: header may have {limits.header_bytes_max} bytes, found {head.nbytes}"
+        )
+    try:
+        # max_ext_len=0: no extension types, timestamps included.
+        header = msgpack.unpackb(head, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise BadRequest(
+            f"rpc.unpack: header must be one msgpack map, found {head.nbytes} bytes: "
+            f"{type(error).__name__} {error}"[:300]
+        ) from error
+    if type(header) is not dict or header.get("t") not in KINDS:
+        raise BadRequest(
+            f"rpc.unpack: header must be a map whose 't' is one of {', '.join(KINDS)}, "
+            f"found {repr(header)[:80]}"
+        )
+    return header
+
+
+def _array(i: int, spec: Any, part: Any) -> Array:
+    dtype, shape = _checked_spec(i, spec)
+    buffer = memoryview(part)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes != buffer.nbytes:
+        raise BadRequest(
+            f"rpc.unpack: array {i} of dtype {dtype} and shape {shape} has {num_bytes} bytes, "
+            f"found {buffer.nbytes}"
+        )
+    if num_bytes == 0:
+        array = np.empty(shape, dtype)
+    else:
+        array = np.frombuffer(buffer, dtype).reshape(shape)
+        if num_bytes <= COPY_BYTES_MAX or not array.flags.aligned:
+            array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def _checked_spec(i: int, spec: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    if type(spec) is not list or [type(value) for value in spec] != [str, list]:
+        raise BadRequest(f"rpc.unpack: array {i} needs [dtype, shape], found {repr(spec)[:80]}")
+    dtype = DTYPES.get(spec[0])
+    if dtype is None:
+        raise BadRequest(
+            f"rpc.unpack: array {i} needs a dtype of {', '.join(DTYPES)}, found {spec[0][:80]!r}"
+        )
+    shape = spec[1]
+    if len(shape) > NDIM_MAX or not all(type(dim) is int and 0 <= dim <= DIM_MAX for dim in shape):
+        raise BadRequest(
+            f"rpc.unpack: array {i} needs at most {NDIM_MAX} dims in [0, {DIM_MAX}], "
+            f"found {repr(shape)[:80]}"
+        )
+    return dtype, tuple(shape)

@@ -1,0 +1,56 @@
+"""What a peer may use: every bound of rpc, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from trireme.errors import BadRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The bounds of one server or client. A server tells its own in the handshake.
+
+    Memory that peers can make a server hold: requests at most `total_bytes_max`, messages that are
+    still arriving at most as much again (docs/protocol.md says what that means for messages of many
+    tiny parts), and replies at most `inflight_bytes_max` plus one reply per connection.
+    """
+
+    message_bytes_max: int = 1 << 29
+    """Bytes of one message, all parts together."""
+    header_bytes_max: int = 1 << 20
+    """Bytes of a message's first part."""
+    arrays_max: int = 4096
+    """Arrays in one message."""
+    requests_max: int = 64
+    """Credit of a connection: requests sent and not yet answered."""
+    inflight_bytes_max: int = 1 << 30
+    """Credit of a connection: bytes of requests sent and not yet answered. One request is always
+    admitted. A server also stops handling a connection's requests while more bytes of replies than
+    this wait for it."""
+    total_bytes_max: int = 1 << 32
+    """Bytes of requests a server holds for all connections; further ones are refused until some are
+    answered.
+    """
+    total_requests_max: int = 1 << 14
+    """Requests a server holds for all connections; further ones are refused until some are
+    answered.
+    """
+    connections_max: int = 1024
+    """Connections of a server; further ones are closed."""
+    faults_max: int = 8
+    """Requests against the protocol that a connection may make before it is closed."""
+    handshake_timeout_s: float = 10.0
+    """Time from the connection to the welcome, on either side."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) <= 0:
+                raise BadRequest(
+                    f"Limits: {field.name} must be positive, found {getattr(self, field.name)}"
+                )
+        if self.header_bytes_max > self.message_bytes_max:
+            raise BadRequest(
+                f"Limits: header_bytes_max must be at most message_bytes_max, found "
+                f"{self.header_bytes_max} and {self.message_bytes_max}"
+            )

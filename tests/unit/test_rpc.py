@@ -1,0 +1,155 @@
+"""Client and server over real sockets: what arrives, in which order, and which error when not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from trireme.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Internal,
+    Unavailable,
+    WrongMap,
+)
+from trireme.rpc import Call, Client, Deferred, Reply, Request, Server
+from trireme.rpc.frames import DTYPES
+
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (2, 0, 3), (1, 2, 3, 4, 5), (513,), (2048, 3)]
+
+
+class Service:
+    """A handler for each thing a handler may do, and what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+        self.deferred: list[Deferred] = []
+        self.is_entered = threading.Event()
+        self.may_go_on = threading.Event()
+        self.handlers = {
+            "echo": self.echo,
+            "note": self.note,
+            "defer": self.defer,
+            "hold": self.hold,
+            "wrong_map": self.wrong_map,
+            "broken": self.broken,
+        }
+
+    def echo(self, request: Request) -> Reply:
+        return Reply(request.body, request.arrays)
+
+    def note(self, request: Request) -> None:
+        self.seen.append(request.body["value"])
+
+    def defer(self, request: Request) -> Deferred:
+        self.deferred.append(Deferred())
+        return self.deferred[-1]
+
+    def hold(self, request: Request) -> None:
+        self.is_entered.set()
+        assert self.may_go_on.wait(60)
+
+    def wrong_map(self, request: Request) -> None:
+        error = WrongMap("map is 2, found 1")
+        error.details = {"version": 2}
+        raise error
+
+    def broken(self, request: Request) -> None:
+        raise KeyError("lost")
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def server(service: Service) -> Iterator[Server]:
+    with Server("127.0.0.1:0", service.handlers, name="server 0") as server:
+        yield server
+        service.may_go_on.set()
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client(name="worker 0") as client:
+        yield client
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_of_every_dtype_and_shape_arrive_as_they_were(
+    server: Server, client: Client, dtype: str
+) -> None:
+    random = np.random.default_rng(7)
+    arrays = [random.integers(0, 2, shape).astype(dtype) for shape in SHAPES]
+    reply = client.call(server.endpoint, "echo", arrays=arrays, timeout_s=30)
+    for sent, got in zip(arrays, reply.arrays, strict=True):
+        np.testing.assert_array_equal(got, sent, strict=True)
+        assert got.flags.aligned
+        assert not got.flags.writeable
+
+
+def test_body_arrives_as_it_was(server: Server, client: Client) -> None:
+    body = {"none": None, "list": [1, -(2**63), 2**64 - 1, 0.1, "x", b"\0\xff", True, {"a": []}]}
+    assert client.call(server.endpoint, "echo", body, timeout_s=30).body == body
+
+
+def test_error_of_a_handler_names_method_endpoint_and_server(
+    server: Server, client: Client
+) -> None:
+    with pytest.raises(WrongMap, match="map is 2, found 1") as caught:
+        client.call(server.endpoint, "wrong_map", timeout_s=30)
+    assert f"wrong_map at {server.endpoint} (server 0)" in str(caught.value)
+    assert caught.value.details == {"version": 2}
+
+
+def test_unexpected_exception_becomes_internal_and_the_server_goes_on(
+    server: Server, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(Internal, match="KeyError: 'lost'"):
+        client.call(server.endpoint, "broken", timeout_s=30)
+    assert "Traceback" in caplog.text
+    assert client.call(server.endpoint, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
+
+
+def test_unknown_method_is_refused(server: Server, client: Client) -> None:
+    with pytest.raises(BadRequest, match="no such method"):
+        client.call(server.endpoint, "nothing", timeout_s=30)
+
+
+def test_calls_of_one_client_are_handled_in_order(
+    server: Server, client: Client, service: Service
+) -> None:
+    client.call_all([Call(server.endpoint, "note", {"value": i}) for i in range(300)], timeout_s=30)
+    assert service.seen == list(range(300))
+
+
+def test_deferred_is_answered_from_another_thread(
+    server: Server, client: Client, service: Service
+) -> None:
+    def answer() -> None:
+        for _ in range(2):
+            while not service.deferred:
+                time.sleep(0.001)
+            service.deferred.pop().reply(Reply({"late": True}))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert client.call(server.endpoint, "defer", timeout_s=30).body == {"late": True}
+    assert client.call(server.endpoint, "defer", timeout_s=30).body == {"late": True}
+    thread.join()
+
+
+def test_absent_server_is_an_error_in_time_that_says_what_was_waited_for(client: Client) -> None:
+    with pytest.raises(Unavailable, match=r"push at 127.0.0.1:1: not reached in 0.3 s: nobody"):
+        client.call("127.0.0.1:1", "push", timeout_s=0.3)
+
+
+def test_silent_handler_ends_in_deadline_exceeded(server: Server, client: Client) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"defer at .* \(server 0\): no answer in 0.3 s"):
+        client.call(server.endpoint, "defer", timeout_s=0.3)
+    assert client.call(server.endpoint, "echo", timeout_s=30).body == {}
