@@ -5,7 +5,7 @@ The same names stand in the C++ core, on the wire and here::
     TriremeError
     ├── BadRequest (ValueError)             the call is wrong: fix it
     │   └── DataError                       a line or file of the data is wrong: fix it or skip it
-    ├── WrongMap                            the bucket map changed: refresh, re-send (the client does)
+    ├── WrongMap                            the bucket map changed: refresh, re-send (clients do)
     ├── UnknownTable (LookupError)          no such table or block: create it first
     ├── SchemaMismatch (ValueError)         another schema of this name: rename one or equal them
     ├── NotReady                            not yet: retry

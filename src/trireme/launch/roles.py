@@ -42,6 +42,7 @@ VARIABLES: Mapping[str, str] = {
 
 # The facts that make a process part of a job; the others only tune it.
 _PLACE = ("role", "servers", "index", "num", "listen", "listen_fd")
+PLACE_VARIABLES = tuple(name for name, fact in VARIABLES.items() if fact in _PLACE)
 
 # Where a missing fact could have come from, for the message.
 _SOURCES = {

@@ -1,0 +1,194 @@
+"""The command `trireme`: launch a job, say the version."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trireme.errors import BadRequest, TriremeError
+from trireme.launch import local, roles
+from trireme.launch.plan import LaunchConfig
+
+# Options of fleetrun and paddle.distributed.launch without a meaning here, and what to do instead.
+_FLEETRUN_ONLY = {
+    "--run_mode": "servers and workers are the only mode of trireme launch",
+    "--heter_workers": "heterogeneous workers are not supported",
+    "--heter_worker_num": "heterogeneous workers are not supported",
+    "--heter_devices": "heterogeneous workers are not supported",
+    "--coordinators": "server 0 hosts the coordinator",
+    "--coordinator_num": "server 0 hosts the coordinator",
+    "--http_port": "server 0 hosts the coordinator",
+    "--with_gloo": "barriers and reductions go through the servers",
+    "--gloo_port": "barriers and reductions go through the servers",
+    "--start_port": "ports are chosen free; name them with --servers",
+    "--master": "name all machines with --servers and --workers, on each of them",
+    "--nnodes": "name all machines with --servers and --workers, on each of them",
+    "--ips": "name all machines with --servers and --workers, on each of them",
+    "--rank": "a process's number is its place in --servers or --workers",
+    "--nproc_per_node": "give --server_num and --worker_num",
+}
+
+_EXAMPLES_LAUNCH = """
+examples:
+  trireme launch --server_num 2 --worker_num 2 train.py --epochs 3
+      2 servers and 2 workers on this machine, on free ports; what follows train.py is its own
+  trireme launch --servers 10.0.0.1:6000,10.0.0.2:6000 --workers 10.0.0.1:0,10.0.0.2:0 \\
+      --insecure train.py
+      the same command on both machines starts on each what belongs there
+
+Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes to the console. If one process
+fails, all are stopped; the exit code is that of the process that failed, 128 + n if signal n ended
+it or stopped the job, 2 for a wrong command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Wrong use exits with code 2."""
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    command: argparse.ArgumentParser = arguments.parser
+    if unknown:
+        command.error(_explain_unknown(unknown[0], command))
+    try:
+        code: int = arguments.run(arguments)
+    except BadRequest as error:
+        command.error(str(error))
+    except TriremeError as error:
+        print(f"{command.prog}: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and options; a test freezes them."""
+    parser = argparse.ArgumentParser(
+        prog="trireme",
+        description="A parameter server for PyTorch.",
+        epilog="trireme COMMAND --help explains a command with examples",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_launch(_command(commands, "launch", "start servers and workers", _EXAMPLES_LAUNCH))
+    version = _command(commands, "version", "print the versions in use", "")
+    version.set_defaults(run=_version)
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.set_defaults(parser=command)
+    return command
+
+
+def _add_launch(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--server_num", type=int, metavar="N", help="servers on this machine")
+    add("--worker_num", "--trainer_num", type=int, metavar="N", help="workers on this machine")
+    add("--servers", type=_addresses, default=(), metavar="HOST:PORT,...", help="all servers")
+    add(
+        "--workers",
+        "--trainers",
+        type=_addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="all workers, to spread them over machines; the ports are not used",
+    )
+    add("--log_dir", type=Path, default=Path("log"), metavar="DIR", help="default: log")
+    add(
+        "--grace_s",
+        type=_seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds between asking a process to stop and killing it; default: 10",
+    )
+    _add_common(command)
+    add("script", metavar="SCRIPT", help="the Python script that every process runs")
+    add("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    command.set_defaults(run=_launch)
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--timeout_s",
+        type=_seconds,
+        metavar="S",
+        help=f"seconds to wait for other processes; default: {roles.TIMEOUT_S_DEFAULT:g}",
+    )
+    add("--keys", metavar="DIR", help="encrypt and authenticate with the keys in this folder")
+    add("--insecure", action="store_true", help="listen beyond loopback without keys")
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    return local.launch(
+        LaunchConfig(
+            command=(arguments.script, *arguments.script_args),
+            server_num=arguments.server_num,
+            worker_num=arguments.worker_num,
+            servers=arguments.servers,
+            workers=arguments.workers,
+            log_dir=arguments.log_dir,
+            grace_s=arguments.grace_s,
+            timeout_s=arguments.timeout_s,
+            insecure=arguments.insecure,
+            keys=arguments.keys,
+        )
+    )
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    names = ("trireme-ps", "torch", "numpy", "pyzmq")
+    print(f"Python {platform.python_version()} on {platform.platform()}")
+    for name in names:
+        print(f"{name} {_version_of(name)}")
+    return 0
+
+
+def _version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _explain_unknown(option: str, command: argparse.ArgumentParser) -> str:
+    """What to do about an option that nothing here reads."""
+    name = option.split("=")[0]
+    if name in _FLEETRUN_ONLY and command.prog.endswith(" launch"):
+        return f"fleetrun's {name} has no meaning here: {_FLEETRUN_ONLY[name]}"
+    known = [flag for action in command._actions for flag in action.option_strings]
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"expected seconds > 0, found {text}")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

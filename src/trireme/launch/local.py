@@ -1,0 +1,281 @@
+"""`trireme launch`: run the servers and workers of one job that belong on this machine.
+
+Every process gets a log file; worker 0 also writes to the console. If one fails, all are stopped
+and the job fails with its name, exit code and last lines. A stop signal stops all: first SIGTERM,
+after a grace period SIGKILL. If the launcher itself is killed, the kernel kills them (child.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+from trireme.launch.plan import LaunchConfig, Plan, make_plan
+from trireme.launch.process import Child
+from trireme.launch.roles import PLACE_VARIABLES
+
+_LAST_LINES = 20
+_SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have
+_TURN_S = 1.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Libraries that each start a thread per core unless told otherwise, and Trireme's own.
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TRIREME_THREADS",
+)
+
+
+def launch(config: LaunchConfig) -> int:
+    """Run the job to its end; the exit code: 0, that of the process that failed, or 128 + signal.
+
+    Must be called in the main thread, which gets the signals.
+
+    Raises:
+        BadRequest: the configuration is wrong; nothing was started.
+    """
+    plan = make_plan(config)
+    try:
+        config.log_dir.mkdir(parents=True, exist_ok=True)
+        return _Job(config, plan).run()
+    finally:
+        plan.close()
+
+
+def say(text: str) -> None:
+    """A line of the launcher's own, apart from the output of worker 0."""
+    print(f"trireme launch: {text}", file=sys.stderr, flush=True)
+
+
+class _Job:
+    """The running processes, and why they were stopped, if they were."""
+
+    def __init__(self, config: LaunchConfig, plan: Plan) -> None:
+        self._config = config
+        self._plan = plan
+        self._servers: list[Child] = []
+        self._workers: list[Child] = []
+        self._failed: Child | None = None
+        self._late: list[Child] = []  # servers that did not end after the workers
+        self._signals: list[signal.Signals] = []
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        start = time.monotonic()
+        with _wakeup() as wake_fd, self._selector:
+            self._selector.register(wake_fd, selectors.EVENT_READ)
+            try:
+                self._start()
+                self._watch()
+                failure = self._report_failure()
+                self._stop()
+            finally:
+                for child in self._children:
+                    child.end()
+        return self._conclude(failure, time.monotonic() - start)
+
+    @property
+    def _children(self) -> list[Child]:
+        return [*self._servers, *self._workers]
+
+    def _start(self) -> None:
+        config, plan = self._config, self._plan
+        say(
+            f"servers {', '.join(plan.servers)}; {_count(plan.num_workers, 'worker')}; "
+            f"logs in {config.log_dir}/"
+        )
+        cores = len(os.sched_getaffinity(0))
+        chosen = _choose_threads(cores, len(plan.sockets), len(plan.workers))
+        for index, held in plan.sockets.items():
+            place = {"TRIREME_LISTEN": plan.servers[index], "TRIREME_LISTEN_FD": str(held.fileno())}
+            env = self._environment("server", index, chosen["server"]) | place
+            self._servers.append(self._child("server", index, env, [held.fileno()]))
+            held.close()  # the server's alone now: when it ends, connections are refused
+        for index in plan.workers:
+            env = self._environment("worker", index, chosen["worker"])
+            self._workers.append(self._child("worker", index, env, []))
+
+    def _environment(self, role: str, index: int, threads: dict[str, str]) -> dict[str, str]:
+        """This process's environment, less what it says of a place in a job, plus the child's."""
+        config, plan = self._config, self._plan
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in PLACE_VARIABLES
+        }
+        own = {
+            "TRIREME_ROLE": role,
+            "TRIREME_INDEX": str(index),
+            "TRIREME_NUM_WORKERS": str(plan.num_workers),
+            "TRIREME_SERVERS": ",".join(plan.servers),
+            "PYTHONUNBUFFERED": "1",
+        }
+        if config.insecure:
+            own["TRIREME_INSECURE"] = "1"
+        if config.keys is not None:
+            own["TRIREME_KEYS"] = config.keys
+        if config.timeout_s is not None:
+            own["TRIREME_TIMEOUT_S"] = str(config.timeout_s)
+        return threads | inherited | own
+
+    def _child(self, role: str, index: int, env: dict[str, str], pass_fds: list[int]) -> Child:
+        is_first_worker = role == "worker" and index == 0
+        child = Child(
+            f"{role} {index}",
+            [sys.executable, *self._config.command],
+            env,
+            self._config.log_dir / f"{role}log.{index}",
+            pass_fds=pass_fds,
+            console=sys.stdout.fileno() if is_first_worker else None,
+        )
+        if child.mirror:
+            self._selector.register(child.mirror.output_fd, selectors.EVENT_READ, child.mirror)
+        return child
+
+    def _watch(self) -> None:
+        """Until all have ended, one has failed, or a stop signal has come.
+
+        Servers end by themselves after the last worker of the job; if all workers are here, they
+        must do so in time. (A server that ends well before is none of the launcher's business.)
+        """
+        deadline = float("inf")
+        while not self._signals:
+            self._turn()
+            states = {child: child.status() for child in self._children}
+            self._failed = next((c for c, state in states.items() if state not in (None, 0)), None)
+            running = [child for child, state in states.items() if state is None]
+            if self._failed or not running:
+                return
+            workers_ended = len(self._workers) == self._plan.num_workers and not any(
+                child in running for child in self._workers
+            )
+            if not workers_ended:
+                continue
+            deadline = min(deadline, time.monotonic() + _SERVERS_END_S)
+            if time.monotonic() >= deadline:
+                self._late = running
+                return
+
+    def _turn(self) -> None:
+        """Wait for output of worker 0, the end of a child or a signal, and deal with it."""
+        for key, _ in self._selector.select(_TURN_S):
+            if key.data is None:
+                self._read_signals(key.fd)
+            elif not key.data.pump():
+                self._selector.unregister(key.fd)
+
+    def _read_signals(self, wake_fd: int) -> None:
+        for number in os.read(wake_fd, 4096):
+            if number in _STOP_SIGNALS:
+                self._signals.append(signal.Signals(number))
+            elif number == signal.SIGWINCH:
+                for child in self._children:
+                    if child.mirror:
+                        child.mirror.resize()
+
+    def _report_failure(self) -> tuple[int, str] | None:
+        """Say why the job ends early: (exit code, reason), or None if it has ended well."""
+        if self._failed:
+            child, state = self._failed, self._failed.status() or 0
+            reason = f"{child.name} {_describe_exit(state)}"
+            say(f"{reason}; last lines of {child.log_path}:")
+            for line in child.last_lines(_LAST_LINES):
+                print(f"    {line}", file=sys.stderr)
+            return (state if state > 0 else 128 - state), reason
+        if self._late:
+            names = ", ".join(child.name for child in self._late)
+            return 1, f"{names} still running {_SERVERS_END_S:.0f} s after the last worker ended"
+        if self._signals:
+            return 128 + self._signals[0], f"stopped by {self._signals[0].name}"
+        return None
+
+    def _stop(self) -> None:
+        """End what still runs: SIGTERM, and SIGKILL after the grace period or a second signal."""
+        running = self._running()
+        if not running:
+            return
+        say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
+        for child in running:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + self._config.grace_s
+        num_signals = len(self._signals)
+        while self._running() and len(self._signals) == num_signals:
+            if time.monotonic() >= deadline:
+                break
+            self._turn()
+        if running := self._running():
+            say(f"killing {_names(running)}, which did not end at SIGTERM")
+
+    def _running(self) -> list[Child]:
+        return [child for child in self._children if child.status() is None]
+
+    def _conclude(self, failure: tuple[int, str] | None, seconds: float) -> int:
+        where = f"after {seconds:.1f} s; logs in {self._config.log_dir}/"
+        if failure is None:
+            servers, workers = (
+                _count(len(self._servers), "server"),
+                _count(len(self._workers), "worker"),
+            )
+            say(f"{servers} and {workers} ended well {where}")
+            return 0
+        code, reason = failure
+        say(f"failed: {reason}; all processes have ended {where}")
+        return code
+
+
+def _names(children: list[Child]) -> str:
+    return ", ".join(child.name for child in children)
+
+
+def _count(num: int, noun: str) -> str:
+    return f"{num} {noun}" + ("" if num == 1 else "s")
+
+
+def _describe_exit(state: int) -> str:
+    if state > 0:
+        return f"failed with exit code {state}"
+    name = signal.Signals(-state).name
+    hint = " (is the machine out of memory?)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def _choose_threads(cores: int, servers: int, workers: int) -> dict[str, dict[str, str]]:
+    """Thread variables for each role: its processes share the cores. What is set already stays."""
+    free = [name for name in _THREAD_VARIABLES if name not in os.environ]
+    threads = {
+        "server": max(1, cores // max(servers, 1)),
+        "worker": max(1, cores // max(workers, 1)),
+    }
+    if free:
+        say(
+            f"{cores} cores are shared: {', '.join(free)} = {threads['server']} for servers, "
+            f"{threads['worker']} for workers; set them yourself to choose"
+        )
+    return {role: dict.fromkeys(free, str(num)) for role, num in threads.items()}
+
+
+@contextlib.contextmanager
+def _wakeup() -> Iterator[int]:
+    """A descriptor that gets a byte, the signal's number, for each signal the launcher heeds.
+
+    A signal that was ignored from outside (nohup) stays ignored.
+    """
+    heeded = [*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGWINCH]
+    before = {number: signal.getsignal(number) for number in heeded}
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+        yield read_fd
+    finally:
+        signal.set_wakeup_fd(old_fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(read_fd)
+        os.close(write_fd)

@@ -1,0 +1,158 @@
+"""Which processes of a job run on this machine, and the ports of its servers.
+
+The launcher binds and listens on the servers' addresses itself and hands the sockets over
+(TRIREME_LISTEN_FD), so that no other program can take a port between choosing and using it, and a
+port in use is an error before anything has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trireme.errors import BadRequest
+
+_BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """What to launch. Numbers are of processes on this machine; lists name those of all machines.
+
+    A list entry belongs here if its host is an address of this machine. Give each role a number or
+    a list. `command` is the script and its arguments. `grace_s`: between SIGTERM and SIGKILL.
+    """
+
+    command: tuple[str, ...]
+    server_num: int | None = None
+    worker_num: int | None = None
+    servers: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
+    log_dir: Path = field(default_factory=lambda: Path("log"))
+    grace_s: float = 10.0
+    timeout_s: float | None = None
+    insecure: bool = False
+    keys: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole job's servers, and what of it runs here."""
+
+    servers: tuple[str, ...]
+    num_workers: int
+    sockets: dict[int, socket.socket]  # server index -> its listening socket, for those here
+    workers: tuple[int, ...]  # indices of the workers here
+
+    def close(self) -> None:
+        """Give the ports back, as far as they have not been handed over."""
+        for held in self.sockets.values():
+            held.close()
+
+
+def make_plan(config: LaunchConfig) -> Plan:
+    """Decide what runs here and listen on its ports. The caller closes the sockets.
+
+    Raises:
+        BadRequest: the configuration contradicts itself, or a port is in use.
+    """
+    if not Path(config.command[0]).is_file():
+        raise BadRequest(
+            f"launch: expected a Python script to run, found no file {config.command[0]!r}"
+        )
+    server_num = _number("server", config.server_num, config.servers)
+    worker_num = _number("worker", config.worker_num, config.workers)
+    listed = config.workers
+    workers = tuple(i for i in range(worker_num) if not listed or _is_here(listed[i]))
+    with contextlib.ExitStack() as stack:
+        if config.servers:
+            servers, sockets = config.servers, _listen_here(config.servers, stack)
+        else:
+            sockets = {i: stack.enter_context(_listen_anywhere()) for i in range(server_num)}
+            servers = tuple(f"127.0.0.1:{held.getsockname()[1]}" for held in sockets.values())
+        if len(sockets) < len(servers) and not listed:
+            raise BadRequest(
+                f"launch: expected --workers to list all workers, since not all of --servers "
+                f"{','.join(servers)} are on this machine, found --worker_num {worker_num}"
+            )
+        if not sockets and not workers:
+            raise BadRequest(
+                f"launch: expected an address of this machine among --servers "
+                f"{','.join(servers)} and --workers {','.join(listed)}, found none"
+            )
+        stack.pop_all()
+    return Plan(servers, worker_num, sockets, workers)
+
+
+def _number(role: str, num: int | None, addresses: tuple[str, ...]) -> int:
+    if num is None and not addresses:
+        raise BadRequest(f"launch: expected --{role}_num or --{role}s, found neither")
+    if addresses and num not in (None, len(addresses)):
+        raise BadRequest(
+            f"launch: expected --{role}_num to be the length of --{role}s = {len(addresses)} "
+            f"({','.join(addresses)}), found {num}"
+        )
+    if len(set(addresses)) != len(addresses):
+        raise BadRequest(
+            f"launch: expected different addresses in --{role}s, found {','.join(addresses)}"
+        )
+    found = len(addresses) if num is None else num
+    if found < 1:
+        raise BadRequest(f"launch: expected --{role}_num of at least 1, found {found}")
+    return found
+
+
+def _listen_anywhere() -> socket.socket:
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held.bind(("127.0.0.1", 0))
+    held.listen(_BACKLOG)
+    return held
+
+
+def _listen_here(
+    addresses: tuple[str, ...], stack: contextlib.ExitStack
+) -> dict[int, socket.socket]:
+    """Listening sockets for those addresses that are of this machine, by their position."""
+    sockets = {}
+    for index, address in enumerate(addresses):
+        held = _bind(address)
+        if held is not None:
+            held.listen(_BACKLOG)
+            sockets[index] = stack.enter_context(held)
+    return sockets
+
+
+def _is_here(address: str) -> bool:
+    """Whether the host of `host:port` is this machine; a worker listens nowhere, so any port."""
+    held = _bind(address.rpartition(":")[0] + ":0")
+    if held is None:
+        return False
+    held.close()
+    return True
+
+
+def _bind(address: str) -> socket.socket | None:
+    """Binding is the test: the kernel refuses an address that is not of this machine."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise BadRequest(f"launch: expected host:port,host:port,..., found {address!r}")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BadRequest(f"launch: expected a host that has an address, found {host!r}") from error
+    family, kind, _, _, where = found[0]
+    held = socket.socket(family, kind)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind(where)
+    except OSError as error:
+        held.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise BadRequest(
+            f"launch: expected to listen on {address}, found: {error.strerror}"
+        ) from error
+    return held

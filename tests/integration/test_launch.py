@@ -1,0 +1,357 @@
+"""`trireme launch` with stand-ins for training scripts: real processes, told what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trireme
+
+STANDIN = str(Path(__file__).with_name("standin.py"))
+WAIT_S = 60.0
+
+
+class Peer:
+    """A stand-in process, as the test sees it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(WAIT_S)
+        self._connection = connection
+        self._stream = connection.makefile("rw", newline="\n")
+        self.name = self._stream.readline().strip()
+
+    def send(self, command: str) -> None:
+        self._stream.write(command + "\n")
+        self._stream.flush()
+
+    def ask(self, command: str) -> str:
+        self.send(command)
+        return self._stream.readline().strip()
+
+    def wait_gone(self) -> None:
+        """Until the process has ended: only then its end of the connection closes."""
+        with contextlib.suppress(ConnectionResetError):
+            self._stream.read()
+
+    def close(self) -> None:
+        self._stream.close()
+        self._connection.close()
+
+
+class Launcher:
+    """A running `trireme launch` and the stand-ins it has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(WAIT_S)
+        self.peers: dict[str, Peer] = {}
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(
+        self, *options: str, num: int, stdout: int = subprocess.PIPE, **env: str
+    ) -> subprocess.Popen[str]:
+        """Launch stand-ins, wait until `num` of them have called."""
+        port = self._listener.getsockname()[1]
+        self.process = subprocess.Popen(
+            [*COMMAND, *options, STANDIN, str(port)],
+            cwd=self.folder,
+            env={**clean_environment(), **env},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.accept(num)
+        return self.process
+
+    def accept(self, num: int) -> None:
+        """Wait until `num` more stand-ins have called; a launcher that ends before is an error."""
+        assert self.process is not None
+        ended = os.pidfd_open(self.process.pid)
+        try:
+            for _ in range(num):
+                ready, _, _ = select.select([self._listener, ended], [], [], WAIT_S)
+                if self._listener not in ready:
+                    raise AssertionError(self.process.communicate(timeout=WAIT_S))
+                peer = Peer(self._listener.accept()[0])
+                self.peers[peer.name] = peer
+        finally:
+            os.close(ended)
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr, once all stand-ins are gone as well."""
+        assert self.process is not None
+        out, err = self.process.communicate(timeout=WAIT_S)
+        for peer in self.peers.values():
+            peer.wait_gone()
+        return self.process.returncode, out, err
+
+    def log(self, name: str) -> str:
+        return (self.folder / "log" / name).read_text()
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate(timeout=WAIT_S)
+        for peer in self.peers.values():
+            peer.close()
+        self._listener.close()
+
+
+COMMAND = [sys.executable, "-m", "trireme.cli", "launch"]
+
+
+def clean_environment() -> dict[str, str]:
+    """The test's own environment without anything that says a role; finds this trireme anywhere."""
+    ours = ("TRIREME_", "PADDLE_", "TRAINING_ROLE", "OMP_NUM_THREADS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**kept, "PYTHONPATH": str(Path(trireme.__file__).parents[1])}
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.close()
+
+
+def refused(folder: Path, *arguments: str) -> str:
+    """The error of a launch that must be refused before anything starts."""
+    result = subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert result.returncode == 2
+    return result.stderr.splitlines()[-1]
+
+
+def test_launch_runs_servers_and_workers_to_a_good_end(launcher: Launcher) -> None:
+    launcher.start("--server_num", "2", "--worker_num", "2", num=4)
+    peers = launcher.peers
+    assert sorted(peers) == ["server 0", "server 1", "worker 0", "worker 1"]
+    for name, peer in peers.items():
+        assert peer.ask("env TRIREME_NUM_WORKERS") == "2"
+        peer.ask(f"print hello from {name}\\n")
+    addresses = peers["worker 0"].ask("env TRIREME_SERVERS").split(",")
+    for index, address in enumerate(addresses):
+        assert peers[f"server {index}"].ask("env TRIREME_LISTEN") == address
+        peers["worker 1"].ask(f"greet {address}")  # the port already listens
+        assert peers[f"server {index}"].ask("accept") == "worker 1"
+    for peer in peers.values():
+        peer.send("exit 0")
+    code, out, err = launcher.finish()
+    assert code == 0
+    assert out == "hello from worker 0\n"
+    assert "2 servers and 2 workers ended well" in err.splitlines()[-1]
+    for name in peers:
+        assert launcher.log(name.replace(" ", "log.")) == f"hello from {name}\n"
+
+
+@pytest.mark.parametrize("name", ["server 1", "worker 0", "worker 1"])
+def test_launch_ends_with_name_code_and_last_lines_of_the_one_that_fails(
+    launcher: Launcher, name: str
+) -> None:
+    launcher.start("--server_num", "2", "--worker_num", "2", num=4)
+    launcher.peers[name].ask("print progress 1\\rprogress 2\\n")
+    launcher.peers[name].send("raise the disk is full")
+    code, _, err = launcher.finish()
+    assert code == 1
+    path = Path("log") / name.replace(" ", "log.")
+    assert f"{name} failed with exit code 1; last lines of {path}:" in err
+    assert "    RuntimeError: the disk is full" in err
+    assert "    progress 2\n" in err
+    assert f"failed: {name} failed with exit code 1" in err.splitlines()[-1]
+
+
+def test_launch_passes_on_the_exit_code_and_names_a_killing_signal(tmp_path: Path) -> None:
+    for command, code, words in (
+        ("exit 7", 7, "worker 0 failed with exit code 7"),
+        ("env", 137, "worker 0 was killed by SIGKILL (is the machine out of memory?)"),
+    ):
+        launcher = Launcher(tmp_path)
+        try:
+            launcher.start("--server_num=1", "--trainer_num=1", num=2)
+            if command == "env":
+                pid = int(launcher.peers["worker 0"].ask("pid"))
+                os.kill(pid, signal.SIGKILL)
+            else:
+                launcher.peers["worker 0"].send(command)
+            found, _, err = launcher.finish()
+        finally:
+            launcher.close()
+        assert found == code
+        assert words in err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_launch_stops_all_when_it_is_told_to_stop(
+    launcher: Launcher, number: signal.Signals, code: int
+) -> None:
+    process = launcher.start("--server_num", "1", "--worker_num", "2", num=3)
+    assert launcher.peers["worker 1"].ask("polite") == "done"
+    process.send_signal(number)
+    found, _, err = launcher.finish()
+    assert found == code
+    assert f"stopped by {number.name}" in err.splitlines()[-1]
+    assert "told to stop" in launcher.log("workerlog.1")
+
+
+def test_launch_kills_what_does_not_stop_within_the_grace_period(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--grace_s", "0.1", num=2)
+    assert launcher.peers["server 0"].ask("stubborn") == "done"
+    launcher.peers["worker 0"].send("exit 3")
+    code, _, err = launcher.finish()
+    assert code == 3
+    assert "killing server 0, which did not end at SIGTERM" in err
+
+
+def test_launch_kills_at_once_at_a_second_stop_signal(launcher: Launcher) -> None:
+    process = launcher.start("--server_num", "1", "--worker_num", "1", "--grace_s", "600", num=2)
+    assert launcher.peers["server 0"].ask("stubborn") == "done"
+    process.send_signal(signal.SIGINT)
+    launcher.peers["worker 0"].wait_gone()
+    process.send_signal(signal.SIGINT)
+    code, _, err = launcher.finish()
+    assert code == 130
+    assert "killing server 0" in err
+
+
+def test_launch_leaves_nothing_running_when_it_is_killed(launcher: Launcher) -> None:
+    process = launcher.start("--server_num", "1", "--worker_num", "2", num=3)
+    for peer in launcher.peers.values():
+        assert peer.ask("stubborn") == "done"
+    process.kill()
+    assert launcher.finish()[0] == -signal.SIGKILL
+
+
+def test_launch_ends_the_processes_that_its_processes_started(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", num=2)
+    launcher.peers["worker 0"].ask("spawn reader")
+    launcher.peers["server 0"].ask("spawn backup")
+    launcher.accept(2)
+    assert launcher.peers["reader"].ask("stubborn") == "done"
+    launcher.peers["server 0"].send("exit 0")
+    launcher.peers["worker 0"].send("exit 0")
+    assert launcher.finish()[0] == 0
+
+
+def test_launch_gives_worker_0_a_terminal_when_it_has_one(launcher: Launcher) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 33, 111, 0, 0))
+    launcher.start("--server_num", "1", "--worker_num", "1", num=2, stdout=theirs)
+    size = launcher.peers["worker 0"].ask("terminal")
+    assert size == "True os.terminal_size(columns=111, lines=33)"
+    assert launcher.peers["server 0"].ask("terminal").strip() == "False"
+    launcher.peers["worker 0"].ask(r"print \x1b[31m10%\x1b[0m\r20%\r30%\nend\n")
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    code, _, _ = launcher.finish()
+    os.close(theirs)
+    shown = b""
+    while not shown.endswith(b"end\r\n"):
+        shown += os.read(ours, 4096)
+    os.close(ours)
+    assert code == 0
+    assert shown == b"\x1b[31m10%\x1b[0m\r20%\r30%\r\nend\r\n"
+    assert launcher.log("workerlog.0") == "30%\nend\n"
+
+
+def test_launch_shares_the_cores_unless_the_user_has_chosen(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "2", num=3, OMP_NUM_THREADS="5")
+    expected = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert launcher.peers["worker 0"].ask("env OMP_NUM_THREADS") == "5"
+    assert launcher.peers["worker 0"].ask("env TRIREME_THREADS") == expected
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    _, _, err = launcher.finish()
+    assert "TRIREME_THREADS =" in err
+    assert "OMP_NUM_THREADS" not in err
+
+
+def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
+    options = ("--insecure", "--keys", "some/keys", "--timeout_s", "12.5", "--log_dir", "out/l")
+    stale = {"TRIREME_LISTEN": "1.2.3.4:5", "TRIREME_INDEX": "9"}
+    launcher.start("--server_num=1", "--worker_num=1", *options, num=2, **stale)
+    for name in ("server 0", "worker 0"):
+        peer = launcher.peers[name]
+        assert peer.ask("env TRIREME_INSECURE") == "1"
+        assert peer.ask("env TRIREME_KEYS") == "some/keys"
+        assert peer.ask("env TRIREME_TIMEOUT_S") == "12.5"
+    assert launcher.peers["worker 0"].ask("env TRIREME_LISTEN") == ""
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
+    found = sorted(path.name for path in (launcher.folder / "out" / "l").iterdir())
+    assert found == ["serverlog.0", "workerlog.0"]
+
+
+# An address of the documentation range: no machine has it (RFC 5737).
+ELSEWHERE = "192.0.2.1:6000"
+
+
+def test_launch_starts_only_what_belongs_on_this_machine(launcher: Launcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        here = f"127.0.0.1:{free.getsockname()[1]}"
+    workers = f"{ELSEWHERE},127.0.0.1:0,127.0.0.1:1"
+    launcher.start("--servers", f"{ELSEWHERE},{here}", "--trainers", workers, num=3)
+    assert sorted(launcher.peers) == ["server 1", "worker 1", "worker 2"]
+    assert launcher.peers["server 1"].ask("env TRIREME_LISTEN") == here
+    assert launcher.peers["worker 2"].ask("env TRIREME_SERVERS") == f"{ELSEWHERE},{here}"
+    assert launcher.peers["worker 2"].ask("env TRIREME_NUM_WORKERS") == "3"
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
+
+
+def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path) -> None:
+    two = ("--server_num", "1", "--worker_num", "1")
+    assert "did you mean --server_num?" in refused(tmp_path, "--server_nun", "1", STANDIN)
+    assert "found no file 'train.py'" in refused(tmp_path, *two, "train.py")
+    assert "--worker_num or --workers, found neither" in refused(
+        tmp_path, "--server_num", "1", STANDIN
+    )
+    assert "found 0" in refused(tmp_path, "--server_num", "0", "--worker_num", "1", STANDIN)
+    assert "barriers and reductions go through the servers" in refused(
+        tmp_path, *two, "--gloo_port", "1", STANDIN
+    )
+    assert "--server_num to be the length of --servers = 2" in refused(
+        tmp_path, *two, "--servers", "127.0.0.1:1,127.0.0.1:2", STANDIN
+    )
+    assert "different addresses" in refused(
+        tmp_path, "--worker_num", "1", "--servers", "a:1,a:1", STANDIN
+    )
+    assert "expected host:port" in refused(
+        tmp_path, "--worker_num", "1", "--servers", "6000", STANDIN
+    )
+    assert "list all workers" in refused(
+        tmp_path, "--worker_num", "1", "--servers", ELSEWHERE, STANDIN
+    )
+    assert "address of this machine" in refused(
+        tmp_path, "--workers", ELSEWHERE, "--servers", ELSEWHERE, STANDIN
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"to listen on {address}, found: Address already in use" in refused(
+            tmp_path, "--worker_num", "1", "--servers", address, STANDIN
+        )
+    assert list(tmp_path.iterdir()) == []

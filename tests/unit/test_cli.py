@@ -1,0 +1,84 @@
+"""The command line: its flags are frozen, its errors help."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from trireme import cli
+
+# Changing this list changes what users type: add to it, and say so in CHANGELOG.md.
+FLAGS = {
+    "launch": [
+        "--grace_s",
+        "--help",
+        "--insecure",
+        "--keys",
+        "--log_dir",
+        "--server_num",
+        "--servers",
+        "--timeout_s",
+        "--trainer_num",
+        "--trainers",
+        "--worker_num",
+        "--workers",
+        "-h",
+        "SCRIPT",
+        "...",
+    ],
+    "version": ["--help", "-h"],
+}
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    parser = cli.build_parser()
+    (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(subparsers.choices)
+
+
+def test_cli_flags_are_the_frozen_list() -> None:
+    found = {}
+    for name, command in commands().items():
+        options = sorted(flag for action in command._actions for flag in action.option_strings)
+        places = [str(a.metavar) for a in command._actions if not a.option_strings]
+        found[name] = options + places
+    assert found == FLAGS
+
+
+def test_cli_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, command in commands().items():
+        with pytest.raises(SystemExit) as ended:
+            cli.main([name, "--help"])
+        assert ended.value.code == 0
+        text = capsys.readouterr().out
+        assert all(len(line) <= 100 for line in text.splitlines())
+        if len(command._actions) > 1:
+            assert f"  trireme {name} " in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["launch", "--worker_nums", "2", "x.py"], "did you mean --worker_num?"),
+        (["launch", "--trainer", "2", "x.py"], "did you mean --trainers?"),
+        (["launch", "--start_port=6070", "x.py"], "fleetrun's --start_port has no meaning here"),
+        (["launch", "--grace_s", "0", "x.py"], "--grace_s"),
+        (["version", "--start_port", "1"], "unknown option --start_port"),
+        ([], "COMMAND"),
+    ],
+)
+def test_cli_explains_wrong_use(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_cli_version_names_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Python ")
+    assert "torch 2." in text
