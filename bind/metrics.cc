@@ -1,0 +1,59 @@
+// Histograms of scores.
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "bind.h"
+#include "metrics/auc.h"
+
+#include <nanobind/stl/optional.h>
+
+namespace trireme::bind {
+namespace {
+
+using namespace nb::literals;
+
+void check_histograms(const char* function, std::size_t positives, std::size_t negatives) {
+  if (positives != negatives || positives < 2 || positives % 2 != 0) {
+    throw Error(ErrorCode::kBadRequest,
+                std::string(function) + ": expected two histograms of one even size, found " +
+                    std::to_string(positives) + " and " + std::to_string(negatives));
+  }
+}
+
+void add(Array1<const float> scores, Array1<const float> labels,
+         std::optional<Array1<const float>> weights, bool from_logits, Array1<double> positives,
+         Array1<double> negatives) {
+  check_histograms("auc_add", positives.size(), negatives.size());
+  const std::size_t num_weights = weights ? weights->size() : scores.size();
+  if (labels.size() != scores.size() || num_weights != scores.size()) {
+    throw Error(ErrorCode::kBadRequest, "auc_add: expected as many labels and weights as scores (" +
+                                            std::to_string(scores.size()) + "), found " +
+                                            std::to_string(labels.size()) + " and " +
+                                            std::to_string(num_weights));
+  }
+  nb::gil_scoped_release release;
+  auc_add(as_span(scores), as_span(labels), weights ? as_span(*weights) : std::span<const float>(),
+          from_logits ? ScoreKind::kLogit : ScoreKind::kProbability, as_span(positives),
+          as_span(negatives));
+}
+
+double area(Array1<const double> positives, Array1<const double> negatives) {
+  check_histograms("auc_area", positives.size(), negatives.size());
+  nb::gil_scoped_release release;
+  return auc_area(as_span(positives), as_span(negatives));
+}
+
+}  // namespace
+
+void register_metrics(nb::module_& m) {
+  m.def("auc_add", &add, "scores"_a.noconvert(), "labels"_a.noconvert(),
+        "weights"_a.noconvert().none(), "from_logits"_a, "positives"_a.noconvert(),
+        "negatives"_a.noconvert(),
+        "Add examples to two histograms of scores. scores, labels, weights: (B,) float32, labels "
+        "0 or 1, weights may be None; positives, negatives: (T,) float64, T even.");
+  m.def("auc_area", &area, "positives"_a.noconvert(), "negatives"_a.noconvert(),
+        "Area under the ROC curve, 0..1; NaN without a pair. positives, negatives: (T,) float64.");
+}
+
+}  // namespace trireme::bind
