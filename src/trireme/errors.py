@@ -28,7 +28,9 @@ class TriremeError(Exception):
     code: ClassVar[int] = 0
     name: ClassVar[str] = ""
     retry: ClassVar[bool] = False
-    details: dict[str, Any] | None = None  # values for programs, where the error has some; travels with it
+    details: dict[str, Any] | None = (
+        None  # values for programs, where the error has some; travels with it
+    )
 
 
 class BadRequest(TriremeError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -153,3 +154,20 @@ def test_silent_handler_ends_in_deadline_exceeded(server: Server, client: Client
     with pytest.raises(DeadlineExceeded, match=r"defer at .* \(server 0\): no answer in 0.3 s"):
         client.call(server.endpoint, "defer", timeout_s=0.3)
     assert client.call(server.endpoint, "echo", timeout_s=30).body == {}
+
+
+def test_server_takes_over_a_socket_that_listens_already() -> None:
+    held = socket.create_server(("127.0.0.1", 0))
+    bind = f"127.0.0.1:{held.getsockname()[1]}"
+    with Client(name="worker 0") as client:
+        answers: list[Reply] = []
+
+        def ask() -> None:
+            answers.append(client.call(bind, "echo", {"n": 1}, timeout_s=30))
+
+        asking = threading.Thread(target=ask)
+        asking.start()  # connects before there is a server
+        with Server(bind, Service().handlers, name="s", listen_fd=held.detach()) as server:
+            asking.join(60)
+            assert server.endpoint == bind
+    assert [answer.body for answer in answers] == [{"n": 1}]

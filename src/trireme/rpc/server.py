@@ -61,7 +61,7 @@ class _Pending:
     is_answered: bool = False
 
 
-class _Fault(Exception):  # noqa: N818 not an error of its own: carries one, with the request's id
+class _Fault(Exception):  # not an error of its own: carries one, with the id of its request
     def __init__(self, request_id: int, error: TriremeError) -> None:
         super().__init__(str(error))
         self.id = request_id
@@ -84,6 +84,8 @@ class Server:
         keys: demand CURVE of every client and admit the listed ones only. Without keys only a
             loopback address may be bound, unless `insecure`.
         threads: handlers that run at a time.
+        listen_fd: a socket that listens at `bind` already, which the server takes over: whoever
+            chose a free port hands it on so, and nobody else can take it in between.
 
     Threads: any thread may use any method.
     """
@@ -98,6 +100,7 @@ class Server:
         keys: ServerKeys | None = None,
         insecure: bool = False,
         threads: int = 2,
+        listen_fd: int | None = None,
     ) -> None:
         if threads < 1:
             raise BadRequest(f"Server: threads must be at least 1, found {threads}")
@@ -107,6 +110,7 @@ class Server:
         self._limits = limits or Limits()
         self._keys = keys
         self._num_threads = threads
+        self._listen_fd = listen_fd
         self._lock = threading.Lock()
         self._ready: deque[Peer] = deque()
         self._stalled: list[Peer] = []
@@ -137,6 +141,9 @@ class Server:
         try:
             secure_server(self._router, self._keys)
             self._zap = self._bind_zap()
+            if self._listen_fd is not None:
+                os.set_inheritable(self._listen_fd, False)
+                self._router.setsockopt(zmq.USE_FD, self._listen_fd)
             self._router.bind(url(self._router, self._bind))
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
