@@ -1,6 +1,7 @@
 // The batch work of the core: unique, gather, scatter, split, merge, and what goes with bags.
 #include <nanobind/stl/optional.h>
 
+#include <array>
 #include <limits>
 #include <string>
 #include <utility>
@@ -25,6 +26,7 @@ using Keys = Array1<const std::uint64_t>;
 using Index = Array1<const std::int32_t>;
 using Offsets = std::optional<Array1<const std::int64_t>>;
 using Bags = std::optional<Index>;
+using Grads = nb::ndarray<const float, nb::ndim<3>, nb::device::cpu>;
 using Weights = std::optional<Array1<const float>>;
 template <class T>
 using Result1 = nb::ndarray<nb::numpy, T, nb::ndim<1>, nb::c_contig>;
@@ -98,22 +100,39 @@ nb::tuple bind_occurrences(Index index, std::int32_t num_rows, Pool& pool) {
   return nb::make_tuple(result(std::move(o.order)), result(std::move(o.starts)));
 }
 
-// The (B, F, D) side of gather and scatter.
-template <class T>
-void expect_examples(const char* who, const Array3<T>& examples, std::size_t num_features,
-                     std::size_t dim) {
-  expect_dim(who, dim);
-  expect(who, "the second dimension of the (B, F, D) array", examples.shape(1), num_features);
-  expect(who, "the third dimension of the (B, F, D) array", examples.shape(2), dim);
-  expect_int32(who, "the number of bags", examples.shape(0) * num_features);
-  if (num_features == 0)
+// Shape of the (B, F, D) side of gather and scatter.
+void expect_examples(const char* who, const std::array<std::size_t, 3>& found,
+                     std::size_t num_features, std::size_t dim) {
+  expect(who, "the second dimension of the (B, F, D) array", found[1], num_features);
+  expect(who, "the third dimension of the (B, F, D) array", found[2], dim);
+  if (num_features == 0 || dim == 0) {
+    throw Error(ErrorCode::kBadRequest, std::string(who) + ": expected F >= 1 and D >= 1, found " +
+                                            std::to_string(num_features) + " and " +
+                                            std::to_string(dim));
+  }
+  expect_int32(who, "the number of bags", found[0] * num_features);
+}
+
+// A gradient may be a slice of a wider matrix, but each example's (F, D) must lie in one piece.
+BagGrads grads_of(const Grads& grad) {
+  const std::size_t batch = grad.shape(0), features = grad.shape(1), dim = grad.shape(2);
+  const bool is_dense = (dim == 1 || grad.stride(2) == 1) &&
+                        (features == 1 || grad.stride(1) == static_cast<std::int64_t>(dim)) &&
+                        (batch <= 1 || grad.stride(0) >= static_cast<std::int64_t>(features * dim));
+  if (batch > 0 && !is_dense) {
     throw Error(ErrorCode::kBadRequest,
-                std::string(who) + ": num_features is 0, expected at least 1");
+                "scatter: expected grad strides (>= F * D, D, 1) for shape (" +
+                    std::to_string(batch) + ", " + std::to_string(features) + ", " +
+                    std::to_string(dim) + "), found (" + std::to_string(grad.stride(0)) + ", " +
+                    std::to_string(grad.stride(1)) + ", " + std::to_string(grad.stride(2)) + ")");
+  }
+  return {grad.data(), batch, features, dim, static_cast<std::size_t>(grad.stride(0))};
 }
 
 void bind_gather(Array2<const float> rows, Index index, Offsets offsets, Weights weights,
                  std::size_t num_features, Array3<float> out, Pool& pool) {
-  expect_examples("gather", out, num_features, rows.shape(1));
+  expect_examples("gather", {out.shape(0), out.shape(1), out.shape(2)}, num_features,
+                  rows.shape(1));
   expect_int32("gather", "the number of rows", rows.shape(0));
   const std::size_t num_bags = out.shape(0) * num_features;
   if (offsets) expect("gather", "the size of offsets", offsets->size(), num_bags + 1);
@@ -125,16 +144,18 @@ void bind_gather(Array2<const float> rows, Index index, Offsets offsets, Weights
   gather(as_span(rows), rows.shape(1), bags, as_span(out), pool);
 }
 
-void bind_scatter(Array3<const float> grad, Index order, Index starts, Bags bags, Weights weights,
-                  std::size_t num_features, Array2<float> out, Pool& pool) {
-  expect_examples("scatter", grad, num_features, out.shape(1));
+void bind_scatter(Grads grad, Index order, Index starts, Bags bags, Weights weights,
+                  Array2<float> out, Pool& pool) {
+  expect_examples("scatter", {grad.shape(0), grad.shape(1), grad.shape(2)}, grad.shape(1),
+                  out.shape(1));
   expect("scatter", "the size of starts", starts.size(), out.shape(0) + 1);
-  const std::size_t num_positions = bags ? bags->size() : grad.shape(0) * num_features;
+  const std::size_t num_positions = bags ? bags->size() : grad.shape(0) * grad.shape(1);
   if (weights) expect("scatter", "the size of weights", weights->size(), num_positions);
+  const BagGrads grads = grads_of(grad);
   const RowsOfBags from{as_span(order), as_span(starts), span_or_empty(bags),
-                        span_or_empty(weights), num_features};
+                        span_or_empty(weights)};
   nb::gil_scoped_release release;
-  scatter(as_span(grad), out.shape(1), from, as_span(out), pool);
+  scatter(grads, from, as_span(out), pool);
 }
 
 void bind_bag_of(Array1<const std::int64_t> offsets, std::size_t n, Array1<std::int32_t> out) {
@@ -142,6 +163,11 @@ void bind_bag_of(Array1<const std::int64_t> offsets, std::size_t n, Array1<std::
   expect_int32("bag_of", "the number of bags", offsets.size());
   nb::gil_scoped_release release;
   bag_of(as_span(offsets), as_span(out));
+}
+
+bool bind_is_one_per_bag(Array1<const std::int64_t> offsets) {
+  nb::gil_scoped_release release;
+  return is_one_per_bag(as_span(offsets));
 }
 
 void bind_mean_weights(Index index, Array1<const std::int64_t> offsets, Array1<float> out) {
@@ -242,13 +268,14 @@ Raises BadRequest for sizes that do not agree, or an offset or a row out of rang
 
   m.def("scatter", &bind_scatter, "grad"_a.noconvert(), "order"_a.noconvert(),
         "starts"_a.noconvert(), "bags"_a.noconvert().none(), "weights"_a.noconvert().none(),
-        "num_features"_a, "out"_a.noconvert(), "pool"_a,
+        "out"_a.noconvert(), "pool"_a,
         R"(The gradient of `gather` for its rows.
 
 out[k] = sum over the occurrences p of row k, in order, of weights[p] * grad[b, f], where the bag
 of p is f*B + b. The same bits for any number of threads.
 
-grad: (B, F, D) float32. order: (M,) and starts: (K + 1,) int32, as from `unique`.
+grad: (B, F, D) float32; a slice of a wider matrix, with strides (>= F * D, D, 1), is read in place.
+order: (M,) and starts: (K + 1,) int32, as from `unique`.
 bags: (N,) int32, as from `bag_of`, or None: position p is bag p.
 weights: (N,) float32, or None for 1.
 out: (K, D) float32, overwritten.
@@ -259,6 +286,9 @@ Raises BadRequest for sizes that do not agree, or a value out of range.)");
 
 offsets: (G + 1,) int64. out: (n,) int32.
 Raises BadRequest naming an offset that is smaller than the one before or greater than n.)");
+
+  m.def("is_one_per_bag", &bind_is_one_per_bag, "offsets"_a.noconvert(),
+        "Whether bag i is position i for every bag. offsets: (G + 1,) int64.");
 
   m.def("mean_weights", &bind_mean_weights, "index"_a.noconvert(), "offsets"_a.noconvert(),
         "out"_a.noconvert(),

@@ -32,6 +32,9 @@ void salt(
     std::optional<std::uint64_t> padding_key,
     std::span<std::uint64_t> out);  // (N,)
 
+// Whether bag i is position i for every bag: then offsets say nothing.
+bool is_one_per_bag(std::span<const std::int64_t> offsets) noexcept;
+
 // Throws kBadRequest unless 0 <= offsets[0] <= offsets[1] <= ... <= num_positions. `who` starts the
 // message.
 void check_offsets(const char* who, std::span<const std::int64_t> offsets,

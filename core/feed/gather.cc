@@ -153,23 +153,20 @@ struct Gather {
 };
 
 struct Scatter {
-  const float* grad;
-  std::size_t num_bags;
-  std::size_t dim;
+  const BagGrads& grad;
   const RowsOfBags& from;
+  std::size_t num_bags;
   std::size_t num_positions;
-  std::size_t num_examples;
-  std::uint64_t reciprocal;  // of num_examples
+  std::uint64_t reciprocal;  // of the number of examples
   float* out;
 
   // Source: Lemire, Kaser, Kurz, "Faster remainder by direct computation", 2019: exact for 32-bit
   // numbers.
   const float* grad_of(std::uint32_t bag) const noexcept {
     __extension__ using uint128 = unsigned __int128;
-    const std::size_t f =
-        num_examples == 1 ? bag : static_cast<std::size_t>((uint128{reciprocal} * bag) >> 64);
-    const std::size_t b = bag - f * num_examples;
-    return grad + (b * from.num_features + f) * dim;
+    const auto quotient = static_cast<std::size_t>((uint128{reciprocal} * bag) >> 64);
+    const std::size_t f = grad.num_examples == 1 ? bag : quotient;
+    return grad.data + (bag - f * grad.num_examples) * grad.stride + f * grad.dim;
   }
 
   // Rows [begin, end). Returns whether all starts, positions and bags are right.
@@ -201,7 +198,7 @@ struct Scatter {
           is_right &= bag == static_cast<std::uint32_t>(-1);
         }
       }
-      block.store(out + k * dim + columns.begin);
+      block.store(out + k * grad.dim + columns.begin);
     }
     return is_right;
   }
@@ -232,12 +229,29 @@ bool for_each_block(std::size_t dim, Run&& run) {
                                           std::to_string(wrong - index.begin()));
 }
 
-[[noreturn]] void throw_wrong_occurrences(const Scatter& scatter) {
-  throw Error(ErrorCode::kBadRequest,
-              "scatter: expected starts that do not decrease and are at most " +
-                  std::to_string(scatter.from.order.size()) + ", positions below " +
-                  std::to_string(scatter.num_positions) + " and bags of -1 to " +
-                  std::to_string(scatter.num_bags) + " - 1, found others");
+// Throws an error that names `value` unless it lies in [low, high].
+void expect_between(const char* what, std::size_t at, std::int64_t value, std::int64_t low,
+                    std::int64_t high) {
+  if (low <= value && value <= high) return;
+  throw Error(ErrorCode::kBadRequest, "scatter: expected " + std::string(what) + "[" +
+                                          std::to_string(at) + "] of " + std::to_string(low) +
+                                          " to " + std::to_string(high) + ", found " +
+                                          std::to_string(value));
+}
+
+void throw_wrong_occurrences(const Scatter& scatter) {
+  const RowsOfBags& from = scatter.from;
+  for (std::size_t k = 0; k < from.starts.size(); ++k) {
+    const std::int32_t low = k == 0 ? 0 : from.starts[k - 1];
+    expect_between("starts", k, from.starts[k], low, static_cast<std::int64_t>(from.order.size()));
+  }
+  for (std::size_t o = 0; o < from.order.size(); ++o) {
+    expect_between("order", o, from.order[o], 0,
+                   static_cast<std::int64_t>(scatter.num_positions) - 1);
+  }
+  for (std::size_t i = 0; i < from.bags.size(); ++i) {
+    expect_between("bags", i, from.bags[i], -1, static_cast<std::int64_t>(scatter.num_bags) - 1);
+  }
 }
 
 }  // namespace
@@ -264,32 +278,31 @@ void gather(std::span<const float> rows, std::size_t dim, const BagsOfRows& bags
   if (!is_right) throw_wrong_index(gather);
 }
 
-void scatter(std::span<const float> grad, std::size_t dim, const RowsOfBags& occurrences,
-             std::span<float> out, Pool& pool) {
+void scatter(const BagGrads& grad, const RowsOfBags& from, std::span<float> out, Pool& pool) {
   if (out.empty()) return;
-  const std::size_t num_rows = out.size() / dim;
-  const std::size_t num_bags = grad.size() / dim;
-  const std::size_t num_examples = num_bags / occurrences.num_features;
-  const std::size_t num_positions = occurrences.bags.empty() ? num_bags : occurrences.bags.size();
-  const std::uint64_t reciprocal = num_examples == 0 ? 0 : ~std::uint64_t{0} / num_examples + 1;
-  const Scatter scatter{grad.data(),   num_bags,     dim,        occurrences,
-                        num_positions, num_examples, reciprocal, out.data()};
+  const std::size_t num_rows = out.size() / grad.dim;
+  const std::size_t num_bags = grad.num_examples * grad.num_features;
+  const std::size_t num_positions = from.bags.empty() ? num_bags : from.bags.size();
+  const std::uint64_t reciprocal =
+      grad.num_examples == 0 ? 0 : ~std::uint64_t{0} / grad.num_examples + 1;
+  const Scatter scatter{grad, from, num_bags, num_positions, reciprocal, out.data()};
   const std::size_t chunks =
-      num_chunks(occurrences.order.size() * dim + out.size(), kChunkFloatsMin, pool, 4);
+      num_chunks(from.order.size() * grad.dim + out.size(), kChunkFloatsMin, pool, 4);
   // Rows are cut so that the chunks have about the same number of occurrences.
   const auto row_of_chunk = [&](std::size_t c) -> std::size_t {
     if (c == 0) return 0;
     if (c == chunks) return num_rows;
-    const auto target = static_cast<std::int32_t>(chunk_begin(occurrences.order.size(), c, chunks));
-    return std::lower_bound(occurrences.starts.begin(), occurrences.starts.end() - 1, target) -
-           occurrences.starts.begin();
+    const auto target = static_cast<std::int32_t>(chunk_begin(from.order.size(), c, chunks));
+    return std::lower_bound(from.starts.begin(), from.starts.end() - 1, target) -
+           from.starts.begin();
   };
   std::atomic<bool> is_right = true;
   pool.run(chunks, [&](std::size_t c) {
     const std::size_t begin = row_of_chunk(c);
     const std::size_t end = row_of_chunk(c + 1);
-    const bool done = for_each_block(
-        dim, [&]<std::size_t V>(Columns columns) { return scatter.sum<V>(begin, end, columns); });
+    const bool done = for_each_block(grad.dim, [&]<std::size_t V>(Columns columns) {
+      return scatter.sum<V>(begin, end, columns);
+    });
     if (!done) is_right = false;
   });
   if (!is_right) throw_wrong_occurrences(scatter);

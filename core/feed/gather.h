@@ -31,22 +31,28 @@ void gather(std::span<const float> rows,  // (K, D)
             std::span<float> out,  // (B, F, D)
             Pool& pool);
 
-// Where the gradients of each row come from.
-struct RowsOfBags {
-  std::span<const std::int32_t> order;  // (M,) positions
-  std::span<const std::int32_t>
-      starts;  // (K + 1,) row k occurs at order[starts[k]] .. order[starts[k + 1] - 1]
-  std::span<const std::int32_t>
-      bags;  // (N,) bag of each position, -1 for none; or empty: position = bag
-  std::span<const float> weights;  // (N,), or empty: 1
-  std::size_t num_features;        // F
+// The gradient of gather's output. A part of a wider matrix is read in place: example b begins at
+// data + b * stride.
+struct BagGrads {
+  const float* data;         // (B, F, D)
+  std::size_t num_examples;  // B
+  std::size_t num_features;  // F
+  std::size_t dim;           // D
+  std::size_t stride;        // >= F * D
 };
 
-// out[k] = sum over occurrences p of row k, in order, of weights[p] * grad[b, f] of the bag of p.
-// Requires: sizes agree (the binding checks). Errors: kBadRequest naming a wrong start, position or
-// bag.
-void scatter(std::span<const float> grad,  // (B, F, D)
-             std::size_t dim, const RowsOfBags& occurrences,
+// Where the gradients of each row come from.
+struct RowsOfBags {
+  std::span<const std::int32_t> order;   // (M,) positions
+  std::span<const std::int32_t> starts;  // (K + 1,) of row k in order
+  std::span<const std::int32_t> bags;    // (N,) -1 for none; or empty: position i is bag i
+  std::span<const float> weights;        // (N,), or empty: 1
+};
+
+// out[k] = sum over p in order[starts[k]] .. order[starts[k + 1] - 1] of weights[p] * grad of the
+// bag of p. Requires: sizes agree (the binding checks). Errors: kBadRequest naming a wrong start,
+// position or bag.
+void scatter(const BagGrads& grad, const RowsOfBags& from,
              std::span<float> out,  // (K, D)
              Pool& pool);
 

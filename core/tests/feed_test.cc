@@ -172,8 +172,17 @@ void gather_and_scatter_equal_a_loop(Random& random, Pool& pool) {
     }
     const Occurrences from = occurrences(bags.index, static_cast<std::int32_t>(bags.rows), pool);
     const auto bags_or_none = bags.offsets.empty() ? std::vector<std::int32_t>() : bag_of_position;
-    scatter(grad, dim,
-            {from.order.span(), from.starts.span(), bags_or_none, bags.weights, bags.features},
+    const RowsOfBags rows_of_bags{from.order.span(), from.starts.span(), bags_or_none,
+                                  bags.weights};
+    const std::size_t width = bags.features * dim;
+    scatter({grad.data(), bags.examples, bags.features, dim, width}, rows_of_bags, row_grad, pool);
+    CHECK(row_grad == expected_row_grad);
+
+    std::vector<float> wider(bags.examples * (width + 5), 99);
+    for (std::size_t b = 0; b < bags.examples; ++b) {
+      std::copy_n(grad.data() + b * width, width, wider.data() + b * (width + 5) + 3);
+    }
+    scatter({wider.data() + 3, bags.examples, bags.features, dim, width + 5}, rows_of_bags,
             row_grad, pool);
     CHECK(row_grad == expected_row_grad);
   }
@@ -189,9 +198,8 @@ void large_batches_are_the_same_for_any_number_of_threads(Random& random) {
     Pool pool(threads);
     const Unique u = unique(values, std::nullopt, pool);
     std::vector<float> out(grad.size()), row_grad(u.keys.size() * kDim);
-    scatter(grad, kDim,
-            {u.occurrences.order.span(), u.occurrences.starts.span(), {}, weights, kFeatures},
-            row_grad, pool);
+    scatter({grad.data(), kExamples, kFeatures, kDim, kFeatures * kDim},
+            {u.occurrences.order.span(), u.occurrences.starts.span(), {}, weights}, row_grad, pool);
     gather(row_grad, kDim, {u.index.span(), {}, weights, kFeatures}, out, pool);
     const std::array parts{GradPart{u.keys.span(), row_grad, 1.0F},
                            GradPart{u.keys.span(), row_grad, 0.3F}};
@@ -234,16 +242,19 @@ void wrong_numbers_are_errors_that_name_them(Pool& pool) {
                 "found 1");
   check_refused([&] { bag_of(beyond, positions); }, "expected offsets[2] from 2 to 4, found 5");
   check_refused([&] { bag_of({}, positions); }, "found 0");
-  const std::array<std::int32_t, 4> order{0, 1, 2, 3}, starts{0, 1, 3, 4}, far{0, 1, 3, 9},
-      back{0, 3, 1, 4};
-  scatter(grad, 2, {order, starts, {}, {}, 2}, row_grad, pool);
-  check_refused([&] { scatter(grad, 2, {order, far, {}, {}, 2}, row_grad, pool); }, "scatter");
-  check_refused([&] { scatter(grad, 2, {order, back, {}, {}, 2}, row_grad, pool); }, "scatter");
-  const std::array<std::int32_t, 4> beyond_order{0, 1, 4, 3}, wrong_bags{0, 1, 4, 3};
-  check_refused([&] { scatter(grad, 2, {beyond_order, starts, {}, {}, 2}, row_grad, pool); },
-                "scatter");
-  check_refused([&] { scatter(grad, 2, {order, starts, wrong_bags, {}, 2}, row_grad, pool); },
-                "scatter");
+  const BagGrads grads{grad.data(), 2, 2, 2, 4};
+  const std::array<std::int32_t, 4> order{0, 1, 2, 3}, starts{0, 1, 3, 4}, bags{0, 1, 4, 3};
+  const std::array<std::int32_t, 4> far_starts{0, 1, 3, 9}, back_starts{0, 3, 1, 4},
+      far_order{0, 1, 4, 3};
+  scatter(grads, {order, starts, {}, {}}, row_grad, pool);
+  check_refused([&] { scatter(grads, {order, far_starts, {}, {}}, row_grad, pool); },
+                "expected starts[3] of 3 to 4, found 9");
+  check_refused([&] { scatter(grads, {order, back_starts, {}, {}}, row_grad, pool); },
+                "expected starts[2] of 3 to 4, found 1");
+  check_refused([&] { scatter(grads, {far_order, starts, {}, {}}, row_grad, pool); },
+                "expected order[2] of 0 to 3, found 4");
+  check_refused([&] { scatter(grads, {order, starts, bags, {}}, row_grad, pool); },
+                "expected bags[2] of -1 to 3, found 4");
 }
 
 void salt_separates_features_and_keeps_padding(Random& random) {
@@ -264,6 +275,12 @@ void salt_separates_features_and_keeps_padding(Random& random) {
   salt(special, {}, std::span(salts).first(1), padding, image);
   CHECK_EQUAL(image[0], mix64(padding ^ salts[0]));
   CHECK_EQUAL(image[1], padding);
+}
+
+void one_per_bag_is_recognized() {
+  CHECK(is_one_per_bag(std::array<std::int64_t, 4>{0, 1, 2, 3}));
+  CHECK(!is_one_per_bag(std::array<std::int64_t, 4>{0, 1, 1, 3}));
+  CHECK(!is_one_per_bag(std::array<std::int64_t, 4>{1, 2, 3, 4}));
 }
 
 void mean_weights_ignore_padding() {
@@ -335,6 +352,7 @@ int main(int argc, char** argv) {
   }
   large_batches_are_the_same_for_any_number_of_threads(random);
   salt_separates_features_and_keeps_padding(random);
+  one_per_bag_is_recognized();
   mean_weights_ignore_padding();
   return 0;
 }

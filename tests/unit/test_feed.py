@@ -81,9 +81,7 @@ def test_gather_and_scatter_agree_with_embedding_bag(pool, dim, is_weighted):
     _core.bag_of(offsets, len(index), bags)
     order, starts = _core.occurrences(index, num_rows, pool)
     row_grad = np.empty_like(rows)
-    _core.scatter(
-        grad, order, starts, bags, weights if is_weighted else None, features, row_grad, pool
-    )
+    _core.scatter(grad, order, starts, bags, weights if is_weighted else None, row_grad, pool)
 
     # torch's padding row is one more row; its bags begin at 0 and end with the ids.
     leaf = torch.from_numpy(np.vstack([rows, np.zeros((1, dim), np.float32)])).requires_grad_()
@@ -115,6 +113,23 @@ def test_one_position_per_bag_needs_no_offsets(pool):
     np.testing.assert_array_equal(without, with_offsets)
     expected = np.where((index >= 0)[:, None], rows[index], 0).reshape(features, batch, dim)
     np.testing.assert_array_equal(without, expected.transpose(1, 0, 2))
+
+
+def test_scatter_reads_a_slice_of_a_wider_gradient_in_place(pool):
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, 9, 3 * 40, dtype=np.int32)
+    order, starts = _core.occurrences(index, 9, pool)
+    wide = rng.standard_normal((40, 3 * 5 + 4)).astype(np.float32)
+    part = wide[:, 2:17].reshape(40, 3, 5)
+    assert np.shares_memory(part, wide)
+    found, expected = np.empty((2, 9, 5), np.float32)
+    _core.scatter(part, order, starts, None, None, found, pool)
+    _core.scatter(part.copy(), order, starts, None, None, expected, pool)
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(BadRequest, match=r"found \(15, 1, 3\)"):
+        _core.scatter(
+            part.copy().reshape(40, 5, 3).swapaxes(1, 2), order, starts, None, None, found, pool
+        )
 
 
 def test_split_groups_positions_by_owner(pool):
