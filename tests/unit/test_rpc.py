@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from proxy import Faults, Proxy
 from trireme.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -146,12 +147,12 @@ def test_deferred_is_answered_from_another_thread(
 
 
 def test_absent_server_is_an_error_in_time_that_says_what_was_waited_for(client: Client) -> None:
-    with pytest.raises(Unavailable, match=r"push at 127.0.0.1:1: not reached in 0.3 s: nobody"):
+    with pytest.raises(Unavailable, match=r"push at 127.0.0.1:1: .*nobody listens .* for 0.3 s"):
         client.call("127.0.0.1:1", "push", timeout_s=0.3)
 
 
 def test_silent_handler_ends_in_deadline_exceeded(server: Server, client: Client) -> None:
-    with pytest.raises(DeadlineExceeded, match=r"defer at .* \(server 0\): no answer in 0.3 s"):
+    with pytest.raises(DeadlineExceeded, match=r"defer at .* \(server 0\): no answer for 0.3 s"):
         client.call(server.endpoint, "defer", timeout_s=0.3)
     assert client.call(server.endpoint, "echo", timeout_s=30).body == {}
 
@@ -171,3 +172,15 @@ def test_server_takes_over_a_socket_that_listens_already() -> None:
             asking.join(60)
             assert server.endpoint == bind
     assert [answer.body for answer in answers] == [{"n": 1}]
+
+
+def test_calls_survive_a_network_that_loses_and_repeats_messages(
+    server: Server, client: Client, service: Service
+) -> None:
+    faults = Faults(
+        seed=11, lose_request=0.05, lose_reply=0.05, duplicate=0.1, replay=0.1, delay=0.1
+    )
+    with Proxy(server.endpoint, faults) as proxy:
+        for i in range(200):
+            assert client.call(proxy.endpoint, "echo", {"i": i}, timeout_s=30).body == {"i": i}
+    assert min(proxy.counts[name] for name in ("lose_request", "lose_reply", "replay")) > 0

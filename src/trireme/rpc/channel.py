@@ -115,7 +115,7 @@ class Channel:
         self.endpoint = endpoint
         self.server_name = ""
         self.state = State.CLOSED
-        self.last_failure = "not connected"
+        self._hint = ""  # the last thing that went wrong
         self._context, self._name, self._limits, self._keys = context, name, limits, keys
         self._poll = poll  # (socket, what to do when it is readable), or None to end that
         self._retry_at = 0.0
@@ -128,6 +128,13 @@ class Channel:
 
     def __str__(self) -> str:
         return f"{self.endpoint} ({self.server_name})" if self.server_name else self.endpoint
+
+    @property
+    def status(self) -> str:
+        """What a call here waits for, to be followed by how long."""
+        if self.state is State.READY:
+            return f"no answer ({self._hint})" if self._hint else "no answer"
+        return f"not reached ({self._hint})" if self._hint else "not reached"
 
     def put(self, outgoing: Outgoing) -> None:
         self._queue.append(outgoing)
@@ -197,7 +204,7 @@ class Channel:
     def _lose(self, failure: str) -> None:
         """The connection is gone: close, and queue again what has no answer, in its order."""
         self.close()
-        self.last_failure = failure
+        self._hint = failure
         self._queue.extendleft(reversed(self._sent.values()))
         self._sent.clear()
         self._num_bytes_sent = 0
@@ -284,7 +291,7 @@ class Channel:
             self._num_failures = min(self._num_failures + 1, 16)
             pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
             outgoing.not_before = time.monotonic() + pause_s
-            self.last_failure = frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
+            self._hint = frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
             self._queue.appendleft(outgoing)
 
     def _welcomed(self, header: frames.Header) -> None:
@@ -299,6 +306,7 @@ class Channel:
         self._credit = dataclasses.replace(self._limits, **credit)
         self.server_name = frames.str_field(header, "name")
         self.state = State.READY
+        self._hint = ""
         self._num_failures = 0
 
     def _watch(self) -> None:

@@ -220,8 +220,7 @@ class Client:
     def _notice(self, waiting: list[tuple[Channel, Outgoing]], waited_s: float) -> None:
         for (channel, method), count in Counter((c, o.call.method) for c, o in waiting).items():
             calls = method if count == 1 else f"{count} x {method}"
-            why = "no answer" if channel.state is State.READY else channel.last_failure
-            self._on_wait(f"waiting for {channel} ({calls}): {why} for {waited_s:.0f} s")
+            self._on_wait(f"waiting for {channel} ({calls}): {channel.status} for {waited_s:.0f} s")
 
 
 class _SharedContext:
@@ -248,10 +247,8 @@ class _SharedContext:
 
 def _expire(waiting: list[tuple[Channel, Outgoing]], timeout_s: float) -> None:
     for channel, outgoing in waiting:
-        if channel.state is State.READY:
-            outgoing.answer = DeadlineExceeded(f"no answer in {timeout_s:g} s")
-        else:
-            outgoing.answer = Unavailable(f"not reached in {timeout_s:g} s: {channel.last_failure}")
+        kind = DeadlineExceeded if channel.state is State.READY else Unavailable
+        outgoing.answer = kind(f"{channel.status} for {timeout_s:g} s")
 
 
 def _named(channel: Channel, outgoing: Outgoing) -> Reply | TriremeError:
