@@ -31,6 +31,7 @@ void register_base(nb::module_& m);
 void register_criteo(nb::module_& m);
 void register_feed(nb::module_& m);
 void register_metrics(nb::module_& m);
+void register_strings(nb::module_& m);
 void register_table(nb::module_& m);
 
 }  // namespace trireme::bind

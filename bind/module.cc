@@ -8,5 +8,6 @@ NB_MODULE(_core, m) {
   trireme::bind::register_criteo(m);
   trireme::bind::register_feed(m);
   trireme::bind::register_metrics(m);
+  trireme::bind::register_strings(m);
   trireme::bind::register_table(m);
 }

@@ -84,13 +84,13 @@ class QueueDataset:
         return self.stream(0, 1)
 
     def stream(
-        self, index: int, num_streams: int, *, start: tuple[int, ...] = (), epoch: int = 0
+        self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Stream:
         """Stream `index` of `num_streams`: about as many bytes each, every line in exactly one.
 
         Args:
             start: the `position` of a batch of this stream, over the same files: the stream goes
-                on behind that batch. (): from its beginning.
+                on behind that batch. None or (): from its beginning.
             epoch: the order here is that of the files, in every epoch.
 
         Raises:
@@ -108,7 +108,7 @@ class QueueDataset:
             skip_broken=self._skip_broken,
         )
         reader = TextReader(
-            self.files, parser, index=index, num_streams=num_streams, start=tuple(start)
+            self.files, parser, index=index, num_streams=num_streams, start=tuple(start or ())
         )
         return Stream(reader, drop_last=self.drop_last, batches_ahead=self._batches_ahead)
 
@@ -135,8 +135,12 @@ class Stream(Iterator[Batch]):
 
     @property
     def num_bytes_read(self) -> int:
-        """Bytes of this stream up to the latest batch handed out: with num_bytes, the progress."""
+        """Bytes of this stream up to the latest batch handed out."""
         return self._reader.bytes_before(self.position)
+
+    def fraction_read(self) -> float:
+        """How much of the stream has been handed out, 0 to 1."""
+        return self.num_bytes_read / self.num_bytes if self.num_bytes else 1.0
 
     @property
     def num_broken_lines(self) -> int:

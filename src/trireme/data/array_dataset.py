@@ -1,0 +1,220 @@
+"""Columns in memory as a stream of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trireme.data.batch import Bags, Batch
+from trireme.data.schema import Dense, Schema, Sparse, Weight
+from trireme.data.strings import string_keys
+from trireme.errors import BadRequest, DataError
+
+Column: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
+
+
+class ArrayDataset:
+    """Batches of examples given as columns: NumPy arrays, tensors or lists.
+
+    Iterating reads everything once, in another order each time if shuffled; `stream` reads one of
+    several shares, or goes on from a position. The order of an epoch depends on the number of
+    examples, the seed and the epoch alone; streams cut it into pieces of equal size.
+
+    Args:
+        columns: name -> N values. Columns that the schema does not name are not read.
+            Label, Weight: (N,) finite numbers (weights not negative); Dense: (N,) or (N, dim)
+            finite numbers. Sparse: (N,) one value per example: integers are keys as they are
+            (64 bits), strings are hashed (see trireme.data.strings); None, NaN and "" among
+            strings make an empty bag.
+        schema: the fields to read; one without a text format.
+        batch_size: examples per batch; the last one of a stream may have fewer.
+        shuffle: another order of the examples in every epoch, by `seed`.
+        drop_last: leave out the last batch of a stream if it is short.
+
+    Raises:
+        DataError: a column is missing, of another length, or holds a value of another kind.
+        BadRequest: an argument out of range.
+
+    Threads: share it for streams; iterating itself counts epochs: one thread.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        *,
+        schema: Schema,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        if schema.format is not None:
+            raise BadRequest(
+                f"ArrayDataset: expected a schema without text format, found {schema.format}"
+            )
+        if batch_size < 1:
+            raise BadRequest(f"ArrayDataset: expected batch_size >= 1, found {batch_size}")
+        missing = [name for name in schema.names if name not in columns]
+        if missing:
+            raise DataError(
+                f"ArrayDataset: expected columns {', '.join(schema.names)}; missing: "
+                f"{', '.join(missing)}"
+            )
+        self.schema = schema
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_examples = len(columns[schema.names[0]])
+        self._seed = seed if shuffle else None
+        self._epoch = 0
+        for name in schema.names:
+            if len(columns[name]) != self.num_examples:
+                raise DataError(
+                    f"ArrayDataset: expected {self.num_examples} values in {name!r}, as in "
+                    f"{schema.names[0]!r}, found {len(columns[name])}"
+                )
+        self._numbers: dict[str, Tensor] = {}
+        keys_F, present_F = [], []
+        for field in schema.fields:
+            if isinstance(field, Sparse):
+                keys_N, present_N = _keys(field.name, columns[field.name])
+                keys_F.append(torch.from_numpy(keys_N))
+                present_F.append(torch.from_numpy(present_N))
+            else:
+                dim = field.dim if isinstance(field, Dense) else None
+                numbers = _numbers(field.name, columns[field.name], dim)
+                if isinstance(field, Weight):
+                    _require(field.name, "weights >= 0", numbers, numbers >= 0)
+                self._numbers[field.name] = torch.from_numpy(numbers)
+        self._keys_FN = torch.stack(keys_F) if keys_F else None
+        self._present_FN = torch.stack(present_F) if present_F else None
+
+    def __len__(self) -> int:
+        """Batches of one pass over everything."""
+        full, rest = divmod(self.num_examples, self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> ArrayStream:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        return self.stream(0, 1, epoch=epoch)
+
+    def stream(
+        self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
+    ) -> ArrayStream:
+        """Stream `index` of `num_streams`: every example in exactly one, sizes equal to within 1.
+
+        Args:
+            start: the `position` of a batch of this stream and epoch: the stream goes on behind
+                that batch. None or (): from its beginning.
+            epoch: names the order if shuffled; any number >= 0.
+
+        Raises:
+            BadRequest: index, num_streams, start or epoch out of range.
+        """
+        if not 0 <= index < num_streams or epoch < 0:
+            raise BadRequest(
+                "ArrayDataset.stream: expected 0 <= index < num_streams and epoch >= 0, "
+                f"found {index}, {num_streams} and {epoch}"
+            )
+        begin, end = (self.num_examples * i // num_streams for i in (index, index + 1))
+        start = tuple(start or (0,))
+        if len(start) != 1 or not 0 <= start[0] <= end - begin:
+            raise BadRequest(
+                f"ArrayDataset.stream: expected a position (examples up to {end - begin},), "
+                f"found {start}"
+            )
+        return ArrayStream(self, self._order(epoch)[begin:end], index, start[0])
+
+    def _order(self, epoch: int) -> Tensor:
+        if self._seed is None:
+            return torch.arange(self.num_examples)
+        return torch.from_numpy(
+            np.random.default_rng([self._seed, epoch]).permutation(self.num_examples)
+        )
+
+    def _batch(self, rows_B: Tensor) -> Batch:
+        columns = {name: column[rows_B] for name, column in self._numbers.items()}
+        if self._keys_FN is None or self._present_FN is None:
+            return Batch(columns)
+        keys_FB, present_FB = self._keys_FN[:, rows_B], self._present_FN[:, rows_B]
+        offsets = torch.zeros(keys_FB.numel() + 1, dtype=torch.int64)
+        torch.cumsum(present_FB.flatten(), 0, out=offsets[1:])
+        return Batch(columns, Bags(self.schema.sparse, keys_FB[present_FB], offsets))
+
+
+class ArrayStream(Iterator[Batch]):
+    """The batches of one stream; made by ArrayDataset.stream.
+
+    position: behind the latest batch handed out.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, dataset: ArrayDataset, order: Tensor, index: int, start: int) -> None:
+        self.position = (start,)
+        self._dataset = dataset
+        self._order = order
+        self._index = index
+
+    def __next__(self) -> Batch:
+        (begin,) = self.position
+        rows_B = self._order[begin : begin + self._dataset.batch_size]
+        is_short = len(rows_B) < self._dataset.batch_size
+        if len(rows_B) == 0 or (is_short and self._dataset.drop_last):
+            raise StopIteration
+        batch = self._dataset._batch(rows_B)
+        self.position = (begin + len(rows_B),)
+        batch.stream, batch.position = self._index, self.position
+        return batch
+
+    def fraction_read(self) -> float:
+        """How much of the stream has been handed out, 0 to 1."""
+        return self.position[0] / len(self._order) if len(self._order) else 1.0
+
+
+def _array(column: Column) -> NDArray[Any]:
+    if isinstance(column, Tensor):
+        return column.detach().cpu().numpy()
+    return np.asarray(column)
+
+
+def _numbers(name: str, column: Column, dim: int | None) -> NDArray[np.float32]:
+    """(N,) float32 without a dim, else (N, dim)."""
+    array = _array(column)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"ArrayDataset: expected numbers in {name!r}, found {array.dtype}")
+    if dim == 1 and array.ndim == 1:
+        array = array[:, None]
+    shape = (len(array),) if dim is None else (len(array), dim)
+    if array.shape != shape:
+        raise DataError(f"ArrayDataset: expected {name!r} of shape {shape}, found {array.shape}")
+    with np.errstate(over="ignore"):  # found below
+        numbers = np.array(array, dtype=np.float32)
+    _require(name, "finite float32 numbers", array, np.isfinite(numbers))
+    return numbers
+
+
+def _keys(name: str, column: Column) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(N,) int64 keys, and (N,) bool whether there is one."""
+    array = _array(column)
+    if array.ndim != 1:
+        raise DataError(
+            f"ArrayDataset: expected one value per example in {name!r}, found {array.shape}"
+        )
+    if array.dtype.kind in "iu":
+        return array.astype(np.int64), np.ones(len(array), np.bool_)
+    if array.dtype.kind in "UOT":
+        return string_keys(name, array)
+    raise DataError(f"ArrayDataset: expected integers or strings in {name!r}, found {array.dtype}")
+
+
+def _require(name: str, expected: str, array: NDArray[Any], right: NDArray[np.bool_]) -> None:
+    if not right.all():
+        place = tuple(int(i) for i in np.argwhere(~right)[0])
+        raise DataError(
+            f"ArrayDataset: expected {expected} in {name!r}, found {array[place]} at {place}"
+        )

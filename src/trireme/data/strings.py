@@ -1,0 +1,45 @@
+"""Keys of strings.
+
+key = XXH64(value in UTF-8, seed = XXH64(name of the feature in UTF-8, seed = 0)), as int64 with the
+same bits. XXH64 is specified at https://github.com/Cyan4973/xxHash; the definition never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trireme import _core
+from trireme.errors import DataError
+
+
+def string_keys(
+    feature: str, values: Sequence[str | None] | NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The key of each string, and whether there is one.
+
+    Args:
+        feature: name of the feature: equal strings of two features have different keys.
+        values: N strings; None, NaN and "" are missing.
+
+    Returns:
+        (N,) int64 keys, anything where missing; (N,) bool, False where missing.
+
+    Raises:
+        DataError: a value is not a string.
+    """
+    try:
+        strings = pa.array(values, type=pa.large_string(), from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"string_keys: expected strings as {feature!r}: {error}") from error
+    size = len(strings)
+    _, offsets_buffer, bytes_buffer = strings.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64, size + 1) if size else np.zeros(1, np.int64)
+    text = np.frombuffer(bytes_buffer or b"", np.uint8)
+    keys = np.empty(size, np.uint64)
+    _core.hash_strings(text, offsets, feature, keys)
+    return keys.view(np.int64), np.diff(offsets) > 0

@@ -1,0 +1,160 @@
+"""ArrayDataset: columns to batches, orders, streams, string keys, and bad columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trireme import _core
+from trireme.data import ArrayDataset, Dense, Label, Schema, Sparse, Weight, criteo, string_keys
+from trireme.errors import BadRequest, DataError
+
+N = 103
+SCHEMA = Schema(
+    [Label("y"), Weight("w"), Dense("age"), Dense("xy", 2), Sparse("id"), Sparse("city")]
+)
+
+
+def columns() -> dict:
+    return {
+        "y": torch.arange(N) % 2,
+        "w": np.linspace(0, 1, N),
+        "age": list(range(N)),
+        "xy": np.arange(2 * N).reshape(N, 2),
+        "id": (np.arange(N) - N).view(np.uint64),
+        "city": [None if i % 5 == 0 else f"city {i % 7}" for i in range(N)],
+        "unread": "anything",
+    }
+
+
+def make(**options) -> ArrayDataset:
+    return ArrayDataset(columns(), **({"schema": SCHEMA, "batch_size": 10} | options))
+
+
+def rows(batches) -> list[int]:
+    return [int(age) for batch in batches for age in batch["age"].flatten()]
+
+
+def test_batches_hold_the_columns():
+    dataset = make()
+    batches = list(dataset)
+    assert len(batches) == len(dataset) == 11
+    assert rows(batches) == list(range(N))
+    batch = batches[2]
+    assert batch.keys() == ("y", "w", "age", "xy", "id", "city")
+    assert all(batch[name].dtype == torch.float32 for name in ("y", "w", "age", "xy"))
+    assert [tuple(batch[name].shape) for name in ("y", "age", "xy")] == [(10,), (10, 1), (10, 2)]
+    assert batch["xy"][3].tolist() == [46, 47]
+    assert batch["id"].values[batch["id"].offsets[0]].item() == -N + 20, "uint64 bits"
+    keys = dict(
+        zip(columns()["city"], string_keys("city", columns()["city"])[0].tolist(), strict=True)
+    )
+    city = batch["city"]
+    bags = [
+        city.values[b:e].tolist() for b, e in zip(city.offsets[:-1], city.offsets[1:], strict=True)
+    ]
+    assert bags == [[] if i % 5 == 0 else [keys[f"city {i % 7}"]] for i in range(20, 30)]
+
+
+def test_drop_last_and_no_sparse_features():
+    dataset = make(drop_last=True, schema=Schema([Dense("age")]))
+    assert len(dataset) == len(list(dataset)) == 10
+    assert next(iter(dataset)).bags is None
+
+
+def test_shuffled_epochs_differ_and_repeat_by_seed():
+    first, second = make(shuffle=True, seed=3), make(shuffle=True, seed=3)
+    orders = [rows(first) for _ in range(3)]
+    assert orders == [rows(second) for _ in range(3)]
+    assert orders[0] != orders[1]
+    assert all(sorted(order) == list(range(N)) for order in orders)
+    assert rows(first.stream(0, 1, epoch=1)) == orders[1]
+    assert rows(make(shuffle=True, seed=4)) != orders[0]
+    assert rows(make(seed=4)) == list(range(N))
+
+
+@pytest.mark.parametrize("num_streams", [1, 3, 200])
+def test_streams_share_the_examples_and_go_on_from_a_position(num_streams):
+    dataset = make(shuffle=True)
+    shares = [list(dataset.stream(i, num_streams, epoch=2)) for i in range(num_streams)]
+    assert [r for share in shares for r in rows(share)] == rows(dataset.stream(0, 1, epoch=2))
+    sizes = [len(rows(share)) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    for i, share in enumerate(shares[:3]):
+        for k, batch in enumerate(share):
+            assert batch.stream == i
+            rest = dataset.stream(i, num_streams, start=batch.position, epoch=2)
+            assert rows(rest) == rows(share[k + 1 :])
+            assert rest.fraction_read() == 1
+
+
+def test_progress_is_a_fraction():
+    stream = make().stream(0, 1, start=None)
+    assert stream.fraction_read() == 0
+    next(stream)
+    assert stream.fraction_read() == pytest.approx(10 / N)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"age": None}, "missing: age"),
+        ({"age": [1, 2]}, f"expected {N} values in 'age', as in 'y', found 2"),
+        ({"age": ["a"] * N}, "expected numbers in 'age', found <U1"),
+        (
+            {"age": [1.0] * (N - 1) + [np.nan]},
+            rf"finite float32 numbers in 'age', found nan at \({N - 1}, 0\)",
+        ),
+        ({"age": [1e300] * N}, r"found 1e\+300 at \(0, 0\)"),
+        ({"y": [0.0] * (N - 1) + [np.inf]}, rf"in 'y', found inf at \({N - 1},\)"),
+        ({"w": [-1.0] * N}, r"expected weights >= 0 in 'w', found -1.0 at \(0,\)"),
+        ({"xy": np.zeros((N, 3))}, r"'xy' of shape \(103, 2\), found \(103, 3\)"),
+        ({"y": np.zeros((N, 1))}, r"'y' of shape \(103,\), found \(103, 1\)"),
+        ({"id": np.zeros(N)}, "expected integers or strings in 'id', found float64"),
+        ({"id": np.zeros((N, 2), int)}, "one value per example in 'id'"),
+        ({"city": np.array([1, *["b"] * (N - 1)], object)}, "expected strings as 'city'"),
+    ],
+)
+def test_bad_columns_are_refused(changes, message):
+    data = {name: c for name, c in (columns() | changes).items() if c is not None}
+    with pytest.raises(DataError, match=message):
+        ArrayDataset(data, schema=SCHEMA, batch_size=4)
+
+
+def test_arguments_out_of_range_are_refused():
+    with pytest.raises(BadRequest, match="expected batch_size >= 1, found 0"):
+        make(batch_size=0)
+    with pytest.raises(BadRequest, match="without text format, found CriteoText"):
+        make(schema=criteo())
+    for arguments in [(-1, 2, 0), (2, 2, 0), (0, 1, -1)]:
+        with pytest.raises(BadRequest, match=f"found {arguments[0]}, {arguments[1]} and"):
+            make().stream(arguments[0], arguments[1], epoch=arguments[2])
+    for start in [(N + 1,), (-1,), (0, 0)]:
+        with pytest.raises(BadRequest, match="expected a position"):
+            make().stream(0, 1, start=start)
+
+
+def test_string_keys_are_the_published_hash():
+    def key(feature: str, value: str) -> int:
+        return string_keys(feature, [value])[0].view(np.uint64).item()
+
+    assert key("workclass", "Private") == 0xFB5ED08825687BBA
+    assert key("education", "Private") == 0xA67356D4206978E6
+    assert key("s", "Z\u00fcrich") == 0xC765D980AB39E0C5
+    assert key("s", "a" * 70) == 0x185EB14706480439
+    keys, present = string_keys("s", np.array(["a", None, "", np.nan, "b"], object))
+    assert present.tolist() == [True, False, False, False, True]
+    assert keys[0] == string_keys("s", np.array(["a"]))[0][0]
+    assert [len(array) for array in string_keys("s", [])] == [0, 0]
+
+
+def test_core_refuses_offsets_out_of_range():
+    text, out = np.zeros(4, np.uint8), np.zeros(2, np.uint64)
+    for offsets in ([0, 3, 2], [-1, 0, 4], [0, 1, 5]):
+        with pytest.raises(BadRequest, match=r"offsets that do not decrease within 0\.\.4"):
+            _core.hash_strings(text, np.array(offsets), "s", out)
+    with pytest.raises(BadRequest, match=r"one offset more than strings \(2\), found 2"):
+        _core.hash_strings(text, np.array([0, 1]), "s", out)
+    with pytest.raises(TypeError):
+        _core.hash_strings(text, np.array([0, 1, 2], np.int32), "s", out)
