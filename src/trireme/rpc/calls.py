@@ -72,9 +72,13 @@ class Deferred:
     """A handler returns this to answer later, from any thread.
 
     The first of `reply`, `fail` and the request's deadline answers; what comes after it is ignored.
+
+    Args:
+        describe: says what the answer waits for: the error's text when the deadline passes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, describe: Callable[[], str] | None = None) -> None:
+        self.describe = describe or (lambda: "no answer was ready before the deadline")
         self._lock = threading.Lock()
         self._answer: Answer | None = None
         self._send: Callable[[Answer], None] | None = None

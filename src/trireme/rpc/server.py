@@ -48,6 +48,8 @@ _log = logging.getLogger("trireme.rpc")
 
 # Messages received in one go, before answers get their turn.
 _BATCH = 64
+# Deferred answers are given up this long before the client gives up, so that it hears why.
+_EARLY_S = 0.3
 _GONE = Unavailable("the client has gone")
 
 
@@ -117,7 +119,7 @@ class Server:
         self._num_running = 0
         self._num_requests = 0
         self._num_bytes = 0
-        self._deferred: set[_Pending] = set()
+        self._deferred: dict[_Pending, Deferred] = {}
         self._is_stopping = False
         self._is_closed = False
         self._endpoint = ""
@@ -264,7 +266,7 @@ class Server:
         if peer.queue:
             self._ready.append(peer)
         if isinstance(answer, Deferred):
-            self._deferred.add(pending)
+            self._deferred[pending] = answer
         else:
             self._answer(pending, answer)
 
@@ -430,7 +432,7 @@ class Server:
         if pending.is_answered:
             return
         pending.is_answered = True
-        self._deferred.discard(pending)
+        self._deferred.pop(pending, None)
         self._count(pending, -1)
         if pending.peer.is_dropped:
             return
@@ -484,17 +486,24 @@ class Server:
                     answer_zap(self._zap, self._keys)
                 self._peers.follow()
                 self._peers.check()
-                self._expire()
                 self._resume_stalled()
+            self._expire()
 
     def _has_duties(self) -> bool:
         with self._lock:
             return bool(len(self._peers) or self._deferred)
 
     def _expire(self) -> None:
+        """Without the lock: describing what is waited for may take locks of the handlers'."""
         now = time.monotonic()
-        for pending in [p for p in self._deferred if p.request.deadline < now]:
-            self._answer(pending, DeadlineExceeded("no answer was ready before the deadline"))
+        with self._lock:
+            late = [
+                (pending, deferred)
+                for pending, deferred in self._deferred.items()
+                if pending.request.deadline - _EARLY_S < now
+            ]
+        for pending, deferred in late:
+            self._answer_later(pending, DeadlineExceeded(deferred.describe()))
 
     def _resume_stalled(self) -> None:
         stalled, self._stalled = self._stalled, []
