@@ -40,6 +40,17 @@ void register_base(nb::module_& m) {
         }
       },
       "keys"_a.noconvert(), "out"_a.noconvert(), "Write the bucket (0..4095) of each key. keys: (N,) uint64; out: (N,) uint16.");
+
+  m.def(
+      "borrow",
+      [](nb::object array) {
+        auto rows = nb::cast<Array2<const float>>(array, /*convert=*/false);
+        return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
+            const_cast<float*>(rows.data()), {rows.shape(0), rows.shape(1)}, array);
+      },
+      "array"_a,
+      "The same memory as an array that torch takes without a warning: it has no read-only "
+      "tensors. Do not write to it. array: (K, D) float32, kept alive by the result.");
 }
 
 }  // namespace trireme::bind

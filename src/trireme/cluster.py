@@ -1,0 +1,319 @@
+"""The cluster object: everything that one process holds of a running job. The default one is the
+only module state.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from trireme import _core, rpc
+from trireme.errors import BadRequest, DeadlineExceeded, NotReady, TriremeError
+from trireme.ps.checkpoint import CheckpointHandlers
+from trireme.ps.client import Client, Pulled
+from trireme.ps.coordinator import Coordinator
+from trireme.ps.routing import Keys
+from trireme.ps.server import Attendance
+from trireme.ps.shard import Shard
+from trireme.ps.transport import LOCAL, LocalTransport, Transport
+from trireme.table import Table
+
+log = logging.getLogger("trireme")
+
+PENDING_MAX = 1024
+READY_MESSAGE_S = 3.0
+
+
+@dataclass
+class Lookups:
+    """Rows that forward passes have read since the last step: what the next push must carry.
+
+    Attributes:
+        entries: (table, keys (K,), leaf rows (K, D)); the leaf's gradient is the push.
+        versions: per server, the push counter of the oldest pull among them; gives the staleness.
+        examples: of the largest batch among them.
+    """
+
+    entries: list[tuple[Table, Keys, Tensor]] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    examples: int = 0
+
+    def add(self, table: Table, keys_K: Keys, rows_KD: Tensor, examples: int = 0) -> None:
+        """Raises BadRequest when so many have piled up that steps must be missing."""
+        if len(self.entries) >= PENDING_MAX:
+            raise BadRequest(
+                f"forward: {PENDING_MAX} lookups since the last optimizer.step();"
+                " use model.eval() or torch.no_grad() to look up without training"
+            )
+        self.entries.append((table, keys_K, rows_KD))
+        self.examples = max(self.examples, examples)
+
+    def pulled_at(self, versions: Sequence[int]) -> None:
+        if not self.versions:
+            self.versions = list(versions)
+        else:
+            self.versions = [min(a, b) for a, b in zip(self.versions, versions, strict=True)]
+
+    def take(self) -> Lookups:
+        """What has gathered, leaving nothing."""
+        taken = Lookups(self.entries, self.versions, self.examples)
+        self.entries, self.versions, self.examples = [], [], 0
+        return taken
+
+
+class TrainingSteps(Protocol):
+    """What a cluster needs of the optimizer attached to it, to pull for the right step."""
+
+    def staged_step(self) -> int:
+        """The step whose application a training pull must wait for; 0: none."""
+
+
+class Cluster:
+    """One process' part in a job.
+
+    Attributes:
+        client: calls to the servers. pool: threads for the core. pending: rows looked up since the
+            last step.
+        worker, num_workers: place among the workers.
+        is_embedded: the tables are in this process.
+        is_prefetching: a pipeline pulls for the coming steps, dense parameters included; step()
+    need not.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        pool: _core.Pool,
+        *,
+        is_embedded: bool,
+        heartbeat: Transport | None = None,
+    ) -> None:
+        self.client, self.pool = client, pool
+        self.is_embedded = is_embedded
+        self.worker, self.num_workers = client.worker, client.num_workers
+        self.pending = Lookups()
+        self.steps: TrainingSteps | None = None
+        self.is_prefetching = False
+        self._closing: list[Callable[[], None]] = []
+        self._closed = False
+        self._heartbeat = None if heartbeat is None else _Heartbeat(client, heartbeat)
+        _open.add(self)
+
+    def ensure_table(self, table: Table) -> None:
+        """Make sure that the servers have the table. Raises SchemaMismatch if they have another of
+        that name.
+        """
+        self.client.create_table(table.schema)
+
+    def pull(
+        self, keys: Mapping[str, Keys], *, blocks: bool = False, training: bool = False
+    ) -> Pulled:
+        """Fetch current rows; a training pull first waits for the last step, in sync mode."""
+        staged = self.steps.staged_step() if training and self.steps is not None else 0
+        return self.client.pull(keys, blocks=blocks, staged=staged)
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Run `action` when the cluster closes, the last one first."""
+        self._closing.append(action)
+
+    def close(self) -> None:
+        """Finish what is in flight, say goodbye to the servers, close the connections. Twice is
+        once.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        try:
+            for action in reversed(self._closing):
+                action()
+            self._say_goodbye()
+        finally:
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
+            self.client.close()
+            _forget(self)
+
+    def abandon(self) -> None:
+        """Close without goodbye, as after an error: the servers keep waiting for a successor, up to
+        their deadline.
+        """
+        self._closed = True
+        _open.discard(self)
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self.client.close()
+        _forget(self)
+
+    def _say_goodbye(self) -> None:
+        if not self.is_embedded:
+            body = {"worker": self.worker, "num_workers": self.num_workers}
+            self.client.everywhere("server.goodbye", body)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+class _Heartbeat:
+    """Tells every server now and then that this worker lives, and that it may still be waited
+    for.
+    """
+
+    def __init__(self, client: Client, transport: Transport) -> None:
+        self._client, self._transport = client, transport
+        self._period_s = max(client.timeout_s / 6, 0.2)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trireme-heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        client = self._client
+        body = {"worker": client.worker, "num_workers": client.num_workers}
+        while True:
+            calls = [rpc.Call(server, "server.alive", body, []) for server in client.map.servers]
+            try:
+                self._transport.call_all(calls, timeout_s=self._period_s)
+            except TriremeError as error:
+                # The calls that matter have deadlines of their own and say more.
+                log.debug("heartbeat: %s", error)
+            if self._stop.wait(self._period_s):
+                break
+        self._transport.close()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def embedded(*, threads: int = 0, timeout_s: float = 60.0) -> Cluster:
+    """A cluster of one process: worker, tables and coordinator together."""
+    pool = _core.Pool(threads or os.cpu_count() or 1)
+    shard = Shard(pool)
+    handlers = {
+        **shard.handlers(),
+        **Coordinator().handlers(),
+        **Attendance().handlers(),
+        **CheckpointHandlers(shard, Path("/")).handlers(),
+    }
+    transport = LocalTransport(handlers)
+    client = Client(
+        [LOCAL],
+        lambda _: transport,
+        worker=0,
+        num_workers=1,
+        pool=pool,
+        timeout_s=timeout_s,
+    )
+    return Cluster(client, pool, is_embedded=True)
+
+
+def connect(
+    servers: Sequence[str],
+    *,
+    worker: int,
+    num_workers: int,
+    threads: int = 0,
+    timeout_s: float = 60.0,
+    keys: rpc.ClientKeys | None = None,
+) -> Cluster:
+    """Join a job as one of its workers; waits for servers that are not up yet.
+
+    Raises:
+        DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
+    """
+
+    base = rpc.Client(name=f"worker {worker}", keys=keys)
+
+    def transport(purpose: str) -> rpc.Client:
+        return base.clone(f"worker {worker} ({purpose})")
+
+    try:
+        wait_for_servers(servers, base, timeout_s)
+    except BaseException:
+        base.close()
+        raise
+    pool = _core.Pool(threads or os.cpu_count() or 1)
+    client = Client(
+        servers,
+        transport,
+        worker=worker,
+        num_workers=num_workers,
+        pool=pool,
+        timeout_s=timeout_s,
+    )
+    return Cluster(client, pool, is_embedded=False, heartbeat=base)
+
+
+def wait_for_servers(servers: Sequence[str], client: rpc.Client, timeout_s: float) -> None:
+    """Return as soon as every server answers; say every 3 s who is missing."""
+    deadline = time.monotonic() + timeout_s
+    missing = list(servers)
+    while (left_s := deadline - time.monotonic()) > 0:
+        replies = client.call_all(
+            [rpc.Call(server, "server.ready") for server in missing],
+            timeout_s=min(READY_MESSAGE_S, left_s),
+            return_errors=True,
+        )
+        answers = dict(zip(missing, replies, strict=True))
+        for answer in answers.values():
+            if isinstance(answer, TriremeError) and not answer.retry:
+                raise answer
+        missing = [server for server, answer in answers.items() if isinstance(answer, TriremeError)]
+        if not missing:
+            return
+        log.warning("server not ready, still waiting; not ready endpoints: %s", missing)
+    raise DeadlineExceeded(f"init: after {timeout_s:g} s not ready endpoints: {missing}")
+
+
+# ---- the default cluster ----
+
+_default: Cluster | None = None
+_open: weakref.WeakSet[Cluster] = weakref.WeakSet()
+
+
+def default() -> Cluster:
+    """The cluster that `trireme.init()` made. Raises NotReady if it has not been called."""
+    if _default is None:
+        raise NotReady("trireme: no cluster yet; call trireme.init() first")
+    return _default
+
+
+def set_default(cluster: Cluster) -> None:
+    global _default
+    _default = cluster
+
+
+def _forget(cluster: Cluster) -> None:
+    global _default
+    if _default is cluster:
+        _default = None
+
+
+@atexit.register
+def _close_all() -> None:
+    """A script that ends without closing still says goodbye, so that servers end too; one that
+    failed does not.
+    """
+    has_failed = getattr(sys, "last_value", None) is not None
+    for cluster in list(_open):
+        if has_failed:
+            cluster.abandon()
+        else:
+            cluster.close()

@@ -1,0 +1,52 @@
+"""How the weights of a new row start: pure functions of (table seed, key), equal on every
+machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trireme.errors import BadRequest
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Each weight uniform in [low, high)."""
+
+    low: float = -0.05
+    high: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise BadRequest(f"Uniform: expected low <= high, found {self.low} and {self.high}")
+
+    def spec(self) -> tuple[str, float, float]:
+        return ("uniform", self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Each weight normal with this mean and standard deviation."""
+
+    mean: float = 0.0
+    std: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.std >= 0:
+            raise BadRequest(f"Normal: expected std >= 0, found {self.std}")
+
+    def spec(self) -> tuple[str, float, float]:
+        return ("normal", self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every weight the same."""
+
+    value: float = 0.0
+
+    def spec(self) -> tuple[str, float, float]:
+        return ("constant", self.value, 0.0)
+
+
+Initializer = Uniform | Normal | Constant

@@ -1,0 +1,105 @@
+"""`trireme.init()`: become what the environment says, a worker, a server, or everything in one
+process.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trireme import cluster
+from trireme.cluster import Cluster
+from trireme.launch.roles import Role, read_role
+from trireme.rpc import ClientKeys, ServerKeys
+
+log = logging.getLogger("trireme")
+
+
+def init(
+    *,
+    servers: str | Sequence[str] | None = None,
+    role: str | None = None,
+    index: int | None = None,
+    num: int | None = None,
+    keys: str | None = None,
+    timeout_s: float | None = None,
+) -> Cluster:
+    """Start or join the job, and make its cluster the default. In a server process: serve, then
+    exit with 0.
+
+    Without arguments the environment says what this process is (docs: `trireme launch`, Fleet's
+    variables, torchrun); if it says nothing, the tables are embedded in this process, and one line
+    says so.
+
+    Args:
+        servers: "host:port,host:port" or a sequence; the first hosts the coordinator.
+        role: "worker", "server" or "embedded".
+        index: of this process among those of its role.
+        num: number of workers.
+        keys: folder with key files, to encrypt and authenticate: a worker needs client.key
+            and server.pub, a server server.key and clients.pub (the admitted public keys).
+        timeout_s: deadline of every call, the wait for other processes included.
+
+    Raises:
+        BadRequest: half-set or contradicting variables. DeadlineExceeded: servers that do not come
+    up.
+    """
+    _log_to_stderr()
+    place = read_role(
+        role=role, servers=servers, index=index, num=num, keys=keys, timeout_s=timeout_s
+    )
+    log.info("%s", place.describe())
+    if place.role == "server":
+        serve_role(place)
+        sys.exit(0)
+    made = _join(place)
+    cluster.set_default(made)
+    return made
+
+
+def _join(place: Role) -> Cluster:
+    if place.role == "embedded":
+        return cluster.embedded(threads=place.threads or 0, timeout_s=place.timeout_s)
+    return cluster.connect(
+        place.servers,
+        worker=place.index,
+        num_workers=place.num_workers,
+        threads=place.threads or 0,
+        timeout_s=place.timeout_s,
+        keys=None if place.keys is None else _client_keys(Path(place.keys)),
+    )
+
+
+def _client_keys(folder: Path) -> ClientKeys:
+    return ClientKeys.read(folder / "client.key", folder / "server.pub")
+
+
+def _server_keys(folder: Path) -> ServerKeys:
+    return ServerKeys.read(folder / "server.key", folder / "clients.pub")
+
+
+def _log_to_stderr() -> None:
+    """Show Trireme's own messages, unless the application has set logging up."""
+    root = logging.getLogger("trireme")
+    if not root.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        root.addHandler(handler)
+        root.setLevel(logging.INFO)
+
+
+def serve_role(place: Role) -> None:
+    """Serve as the role says, until the job is over."""
+    from trireme.ps.server import serve  # a worker never needs it
+
+    assert place.listen is not None
+    serve(
+        place.listen,
+        listen_fd=place.listen_fd,
+        threads=place.threads or 0,
+        keys=None if place.keys is None else _server_keys(Path(place.keys)),
+        insecure=place.insecure,
+        timeout_s=place.timeout_s,
+    )

@@ -1,0 +1,458 @@
+"""A worker's view of the tables and blocks: create, pull, push, passes, meetings.
+
+Exactly once: a push is named (stream, sequence). It is re-sent under the same name after a lost
+answer or a change of the bucket map, and the servers' marks make the repetition harmless.
+
+Threads: pull, push and the rest each use a connection of their own, so one thread may pull while
+another pushes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from trireme import _core
+from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
+from trireme.ps.blocks import GroupValues
+from trireme.ps.dense import DenseParameters
+from trireme.ps.routing import BucketMap, Floats, Keys, Split
+from trireme.ps.transport import Transport
+from trireme.ps.wire import Array, BlocksPush, Push, TablePush
+from trireme.rpc import Call, Reply
+from trireme.table import TableSchema
+
+log = logging.getLogger("trireme.ps")
+
+T = TypeVar("T")
+RETRY_S = 0.02
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Answer of a pull.
+
+    Attributes:
+        rows: per table (K, D) float32, row i for key i.
+        blocks: per server the ids of its blocks and their flat weights; None if not asked for.
+        versions: per server, its push counter when it answered.
+        missing: per table, how many keys have no row yet.
+    """
+
+    rows: dict[str, Floats]
+    blocks: list[tuple[list[str], Floats]] | None
+    versions: list[int]
+    missing: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one push says of itself.
+
+    Attributes:
+        sequence: number of this batch in its stream, from 1.
+        step: of the running pass in sync; 0 in async.
+        versions: per server, `Pulled.versions` of the pull it was computed from.
+        examples: of the batch; weighs its gradient in sync.
+        position: of the stream after the batch.
+        time: data time in seconds, 0 if the data has none.
+    """
+
+    sequence: int
+    step: int
+    versions: Sequence[int]
+    examples: int
+    position: tuple[int, ...] = ()
+    time: int = 0
+
+
+@dataclass(frozen=True)
+class TableGradient:
+    """The gradient of one table in one step: keys (K,) distinct, gradients (K, D), the rule's
+    values.
+    """
+
+    keys: Keys
+    gradients: Floats
+    values: dict[str, float | int]
+
+
+@dataclass(frozen=True)
+class DenseGradient:
+    """The gradient of the dense parameters in one step and the values of the optimizer's groups."""
+
+    gradients: Mapping[str, Tensor | None]
+    groups: list[GroupValues]
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """What every server has applied of a stream: the next push is `sequence + 1`."""
+
+    sequence: int = 0
+    position: tuple[int, ...] = ()
+
+
+class Client:
+    """One worker's connection to the servers.
+
+    Args:
+        servers: endpoints; the first hosts the coordinator.
+        connect: makes a transport for one thread's calls, given a name for it.
+        worker: index of this worker; it is also its stream.
+        num_workers: workers of the job.
+        pool: threads for the core's batch work.
+        timeout_s: seconds that any call may take, the wait for other workers included.
+
+    Raises:
+        DeadlineExceeded, Unavailable: servers could not be reached in time.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        connect: Callable[[str], Transport],
+        *,
+        worker: int,
+        num_workers: int,
+        pool: _core.Pool,
+        timeout_s: float,
+    ) -> None:
+        self.worker, self.num_workers = worker, num_workers
+        self.timeout_s = timeout_s
+        self._pool = pool
+        self._servers = tuple(servers)
+        self._pull = _Channel(connect("pull"))
+        self._push = _Channel(connect("push"))
+        self._control = _Channel(connect("control"))
+        self._dense: DenseParameters | None = None
+        self._num_gathers = 0
+        self._tables: dict[str, TableSchema] = {}
+        self._stream = worker
+        self._join()
+
+    def _join(self) -> None:
+        reply = self._coordinator(
+            "coord.join",
+            {
+                "servers": list(self._servers),
+                "worker": self.worker,
+                "num_workers": self.num_workers,
+            },
+        )
+        self.incarnation = int(reply.body["incarnation"])
+        self._adopt(BucketMap.from_wire(reply.body["map"]))
+
+    # ---- tables and blocks ----
+
+    def create_table(self, schema: TableSchema) -> None:
+        """Make the table on all servers, or find it made. Raises SchemaMismatch for another
+        schema.
+        """
+        if self._tables.get(schema.name) == schema:
+            return
+        self._everywhere("ps.create_table", {"schema": schema.to_wire()})
+        self._tables[schema.name] = schema
+
+    def create_blocks(
+        self, optimizer: str, groups: list[GroupValues], dense: DenseParameters
+    ) -> None:
+        """Make the blocks of these parameters with worker 0's weights, and take part in their
+        updates.
+
+        Every worker calls it; all return when the blocks exist.
+        """
+        ids = [spec.id for spec in dense.specs]
+        reply = self._coordinator("coord.add_blocks", {"blocks": ids, **self._me()})
+        self._adopt(BucketMap.from_wire(reply.body["map"]))
+        self._dense = dense
+        if self.worker == 0:
+            for server, endpoint in enumerate(self._servers):
+                block_ids = dense.blocks_of(self._map, server)
+                body = {
+                    "map": self._map.version,
+                    "optimizer": optimizer,
+                    "groups": groups,
+                    "blocks": [spec.to_wire() for spec in dense.specs_of(block_ids)],
+                }
+                call = Call(endpoint, "ps.create_blocks", body, [dense.values(block_ids)])
+                self._control.call_all([call], self.timeout_s)
+        self.gather({}, [])
+
+    # ---- pull and push ----
+
+    def pull(self, keys: Mapping[str, Keys], *, blocks: bool = False, staged: int = 0) -> Pulled:
+        """Fetch the current weights of keys, and of all blocks if asked.
+
+        Args:
+            keys: per table (K,) uint64, distinct, in bucket order (as `_core.unique` gives them).
+            blocks: the dense weights too.
+            staged: sync only: this stream has staged its pushes up to this step; the answer waits
+                until the step has been applied everywhere.
+
+        Raises:
+            DeadlineExceeded, Unavailable: a server did not answer in time; calling again is safe.
+        """
+
+        def attempt(left_s: float) -> Pulled:
+            bucket_map = self._map
+            splits = {name: Split(keys_K, bucket_map, self._pool) for name, keys_K in keys.items()}
+            parts = {name: splits[name].parts(keys_K) for name, keys_K in keys.items()}
+            body = {
+                "map": bucket_map.version,
+                "stream": self._stream,
+                "tables": list(keys),
+                "blocks": blocks,
+                "staged": staged,
+            }
+            calls = [
+                Call(endpoint, "ps.pull", body, [parts[name][server] for name in keys])
+                for server, endpoint in enumerate(bucket_map.servers)
+            ]
+            replies = self._pull.call_all(calls, left_s)
+            rows = {
+                name: splits[name].join([reply.arrays[table] for reply in replies])
+                for table, name in enumerate(keys)
+            }
+            missing = {
+                name: sum(int(reply.body["missing"][table]) for reply in replies)
+                for table, name in enumerate(keys)
+            }
+            return Pulled(
+                rows,
+                self._pulled_blocks(replies, len(keys), bucket_map) if blocks else None,
+                [int(reply.body["version"]) for reply in replies],
+                missing,
+            )
+
+        return self._until_current("pull", attempt)
+
+    def _pulled_blocks(
+        self, replies: list[Reply], num_tables: int, bucket_map: BucketMap
+    ) -> list[tuple[list[str], Floats]]:
+        """A server without blocks sends no array for them."""
+        return [
+            (bucket_map.blocks_of(server), reply.arrays[num_tables])
+            for server, reply in enumerate(replies)
+            if len(reply.arrays) > num_tables
+        ]
+
+    def install_blocks(self, pulled: Pulled) -> None:
+        """Write pulled dense weights into the model's parameters."""
+        for block_ids, values in pulled.blocks or []:
+            if self._dense is not None:
+                self._dense.install(block_ids, values)
+
+    def push(
+        self,
+        step: Step,
+        tables: Mapping[str, TableGradient],
+        dense: DenseGradient | None = None,
+        *,
+        staged: bool = False,
+    ) -> None:
+        """Send one step's gradients to every server; returns when all have applied (or, in sync,
+        staged) them.
+
+        Raises:
+            Fenced: a successor of this worker has taken over.
+            DeadlineExceeded, Unavailable: unknown whether it was applied; calling again with the
+        same step is safe.
+        """
+
+        def attempt(left_s: float) -> None:
+            bucket_map = self._map
+            pieces = [self._split_table(name, part, bucket_map) for name, part in tables.items()]
+            calls = []
+            for server, endpoint in enumerate(bucket_map.servers):
+                push = Push(
+                    stream=self._stream,
+                    sequence=step.sequence,
+                    incarnation=self.incarnation,
+                    step=step.step,
+                    staged=staged,
+                    computed_at=step.versions[server] if server < len(step.versions) else 0,
+                    examples=step.examples,
+                    position=step.position,
+                    time=step.time,
+                    map_version=bucket_map.version,
+                    export_version=0,
+                    tables=[piece[server] for piece in pieces],
+                    blocks=self._split_blocks(dense, bucket_map, server),
+                )
+                body, arrays = push.to_wire()
+                calls.append(Call(endpoint, "ps.push", body, arrays))
+            self._push.call_all(calls, left_s)
+
+        self._until_current("push", attempt)
+
+    def _split_table(
+        self, name: str, part: TableGradient, bucket_map: BucketMap
+    ) -> list[TablePush]:
+        split = Split(part.keys, bucket_map, self._pool)
+        return [
+            TablePush(name, keys, gradients, part.values)
+            for keys, gradients in zip(
+                split.parts(part.keys), split.parts(part.gradients), strict=True
+            )
+        ]
+
+    def _split_blocks(
+        self, dense: DenseGradient | None, bucket_map: BucketMap, server: int
+    ) -> BlocksPush | None:
+        if dense is None or self._dense is None:
+            return None
+        block_ids = self._dense.blocks_of(bucket_map, server)
+        flat, absent = self._dense.flat_gradients(dense.gradients, block_ids)
+        return BlocksPush(dense.groups, flat, absent)
+
+    # ---- passes, meetings, end ----
+
+    def stream_position(self) -> StreamPosition:
+        """What every server has applied of this worker's stream; ask after joining and after
+        loading.
+        """
+        positions = []
+        for reply in self._everywhere("ps.streams", {}):
+            streams = {stream: (last, at) for stream, last, at in reply.body["streams"]}
+            last, at = streams.get(self._stream, (0, []))
+            positions.append(StreamPosition(int(last), tuple(int(number) for number in at)))
+        return min(positions, key=lambda position: position.sequence)
+
+    def begin_pass(self) -> int:
+        """Become a member of the next pass, with all other workers; returns its first step."""
+        reply = self._coordinator("coord.begin_pass", self._me())
+        self._everywhere("ps.group", reply.body["group"])
+        members = {stream: first for stream, first, _ in reply.body["group"]["members"]}
+        return int(members[self._stream])
+
+    def agree(self, fact: str, value: str) -> None:
+        """Fix a fact of the job, or find it fixed. Raises SchemaMismatch if another worker said
+        otherwise.
+        """
+        self._coordinator("coord.agree", {"fact": fact, "value": value, **self._me()})
+
+    def leave(self, step: int) -> None:
+        """Leave the pass: this stream contributes to the steps before `step` only."""
+        reply = self._coordinator("coord.leave", {"step": step, **self._me()})
+        self._everywhere("ps.group", reply.body["group"])
+
+    def gather(
+        self, body: dict[str, Any], arrays: Sequence[Array], *, timeout_s: float | None = None
+    ) -> list[tuple[dict[str, Any], list[Array]]]:
+        """Meet all workers; returns what each of them brought, in the order of the workers."""
+        self._num_gathers += 1
+        reply = self._coordinator(
+            "coord.gather",
+            {"name": str(self._num_gathers), "body": body, **self._me()},
+            arrays,
+            timeout_s=timeout_s,
+        )
+        rest = iter(reply.arrays)
+        return [(of, [next(rest) for _ in range(count)]) for of, count in reply.body["bodies"]]
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Each server's counts (`Shard.stats`)."""
+        return [reply.body for reply in self._everywhere("ps.stats", {})]
+
+    def close(self) -> None:
+        for channel in (self._pull, self._push, self._control):
+            channel.transport.close()
+
+    # ---- calls ----
+
+    def _me(self) -> dict[str, int]:
+        return {"worker": self.worker, "incarnation": self.incarnation}
+
+    def _coordinator(
+        self,
+        method: str,
+        body: dict[str, Any],
+        arrays: Sequence[Array] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        def attempt(left_s: float) -> Reply:
+            call = Call(self._servers[0], method, body, list(arrays))
+            return self._control.call_all([call], left_s)[0]
+
+        return self._until_current(method, attempt, timeout_s)
+
+    def everywhere(
+        self, method: str, body: dict[str, Any], *, timeout_s: float | None = None
+    ) -> list[Reply]:
+        """Call a method on every server, in parallel; replies in the order of the servers."""
+        calls = [Call(endpoint, method, body, []) for endpoint in self._servers]
+        return self._control.call_all(calls, self.timeout_s if timeout_s is None else timeout_s)
+
+    def _everywhere(self, method: str, body: dict[str, Any]) -> list[Reply]:
+        return self._until_current(
+            method, lambda left_s: self.everywhere(method, body, timeout_s=left_s)
+        )
+
+    def _until_current(
+        self, what: str, attempt: Callable[[float], T], timeout_s: float | None = None
+    ) -> T:
+        """Try until it succeeds or the deadline passes; refresh the map after WRONG_MAP, wait after
+        NOT_READY.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        error: TriremeError | None = None
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                return attempt(left_s)
+            except WrongMap as wrong:
+                error = wrong
+                self._refresh_map()
+            except NotReady as not_ready:
+                error = not_ready
+            time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
+        raise DeadlineExceeded(f"{what}: not possible within {timeout_s} s; last: {error}")
+
+    def _refresh_map(self) -> None:
+        call = Call(self._servers[0], "coord.map", {}, [])
+        reply = self._control.call_all([call], self.timeout_s)[0]
+        self._adopt(BucketMap.from_wire(reply.body["map"]))
+
+    def _adopt(self, bucket_map: BucketMap) -> None:
+        """Use this map and make sure that every server has it."""
+        calls = [
+            Call(endpoint, "ps.map", {"map": bucket_map.to_wire(), "index": server}, [])
+            for server, endpoint in enumerate(bucket_map.servers)
+        ]
+        self._control.call_all(calls, self.timeout_s)
+        self._map = bucket_map
+        self._servers = bucket_map.servers
+
+    @property
+    def map(self) -> BucketMap:
+        return self._map
+
+
+class _Channel:
+    """One transport, used by one thread at a time."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._lock = threading.Lock()
+
+    def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
+        with self._held(timeout_s):
+            return self.transport.call_all(calls, timeout_s=timeout_s)
+
+    @contextmanager
+    def _held(self, timeout_s: float) -> Iterator[None]:
+        if not self._lock.acquire(timeout=timeout_s):
+            raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
+        try:
+            yield
+        finally:
+            self._lock.release()

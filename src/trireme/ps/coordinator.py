@@ -1,0 +1,303 @@
+"""The coordinator: bucket map, members and their incarnations, group changes, barriers. Hosted by
+server 0.
+
+It never sees a key or a gradient. Every worker brings the same facts (servers, number of workers,
+strategy, schemas of blocks); the first one fixes them and the others must agree.
+
+Threads: any; one lock guards everything.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trireme.errors import BadRequest, Fenced, NotReady, SchemaMismatch
+from trireme.ps.routing import BucketMap
+from trireme.ps.staging import Member
+from trireme.ps.wire import need
+from trireme.rpc import Deferred, Reply, Request
+
+WORKERS_MAX = 4096
+FACTS_MAX = 64
+GATHER_BYTES_MAX = 64 << 20
+
+Handler = Callable[[Request], "Reply | Deferred | None"]
+
+
+@dataclass
+class Worker:
+    incarnation: int = 0
+    last_heard: float = 0.0
+    said_goodbye: bool = False
+
+
+@dataclass
+class Meeting:
+    """One barrier: who has come with what, and who waits for the others."""
+
+    arrived: dict[int, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
+    bodies: dict[int, Any] = field(default_factory=dict)
+    waiting: list[Deferred] = field(default_factory=list)
+
+
+@dataclass
+class Pass:
+    """A group of streams that advance together; a stream's sequence n belongs to step n -
+    first_sequence + first.
+    """
+
+    number: int = 0
+    members: dict[int, Member] = field(default_factory=dict)
+
+
+class Coordinator:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._facts: dict[str, Any] = {}
+        self._map: BucketMap | None = None
+        self._workers: dict[int, Worker] = {}
+        self._meetings: dict[str, Meeting] = {}
+        self._done: dict[str, Reply] = {}
+        self._pass = Pass()
+        self._group_version = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        """Methods by their names on the wire."""
+        return {
+            "coord.join": self._on_join,
+            "coord.map": self._on_map,
+            "coord.add_blocks": self._on_add_blocks,
+            "coord.agree": self._on_agree,
+            "coord.begin_pass": self._on_begin_pass,
+            "coord.leave": self._on_leave,
+            "coord.gather": self._on_gather,
+            "coord.alive": self._on_alive,
+            "coord.goodbye": self._on_goodbye,
+        }
+
+    # ---- members ----
+
+    def _on_join(self, request: Request) -> Reply:
+        """A worker starts, or its successor does: it gets the next incarnation, which fences the
+        one before.
+        """
+        body = request.body
+        servers = tuple(str(server) for server in need(body, "servers", list))
+        num_workers = need(body, "num_workers", int)
+        index = need(body, "worker", int)
+        if not servers:
+            raise BadRequest("coord.join: expected at least one server, found none")
+        if not 0 <= index < num_workers <= WORKERS_MAX:
+            raise BadRequest(
+                f"coord.join: expected 0 <= worker < num_workers <= {WORKERS_MAX},"
+                f" found {index} and {num_workers}"
+            )
+        with self._lock:
+            self._agree("servers", list(servers), index)
+            self._agree("num_workers", num_workers, index)
+            if self._map is None:
+                self._map = BucketMap.even(servers)
+            worker = self._workers.setdefault(index, Worker())
+            worker.incarnation += 1
+            worker.said_goodbye = False
+            worker.last_heard = self._clock()
+            return Reply({"incarnation": worker.incarnation, "map": self._map.to_wire()})
+
+    def _agree(self, fact: str, value: Any, worker: int) -> None:
+        known = self._facts.setdefault(fact, value)
+        if known != value:
+            raise SchemaMismatch(
+                f"coordinator: {fact} is {known!r} for this job, worker {worker} says {value!r}"
+            )
+
+    def _on_agree(self, request: Request) -> Reply:
+        """Every worker must say the same of a fact of the job, such as its strategy."""
+        with self._lock:
+            index, _ = self._worker(request)
+            fact, value = need(request.body, "fact", str), need(request.body, "value", str)
+            if len(self._facts) >= FACTS_MAX:
+                raise BadRequest(f"coord.agree: expected at most {FACTS_MAX} facts")
+            self._agree(f"job {fact}", value, index)
+            return Reply({})
+
+    def _worker(self, request: Request) -> tuple[int, Worker]:
+        index = need(request.body, "worker", int)
+        incarnation = need(request.body, "incarnation", int)
+        worker = self._workers.get(index)
+        if worker is None:
+            raise NotReady(f"coordinator: worker {index} has not joined")
+        if incarnation < worker.incarnation:
+            raise Fenced(
+                f"worker {index}: incarnation {worker.incarnation} has taken over,"
+                f" found {incarnation}"
+            )
+        worker.last_heard = self._clock()
+        return index, worker
+
+    def _on_alive(self, request: Request) -> Reply:
+        with self._lock:
+            self._worker(request)
+            return Reply({})
+
+    def _on_goodbye(self, request: Request) -> Reply:
+        with self._lock:
+            _, worker = self._worker(request)
+            worker.said_goodbye = True
+            return Reply({})
+
+    @property
+    def num_workers(self) -> int | None:
+        """Workers of the job; None until the first has joined."""
+        return self._facts.get("num_workers")
+
+    # ---- map ----
+
+    def _on_map(self, request: Request) -> Reply:
+        del request
+        with self._lock:
+            if self._map is None:
+                raise NotReady("coordinator: no worker has joined yet")
+            return Reply({"map": self._map.to_wire()})
+
+    def set_map(self, bucket_map: BucketMap) -> None:
+        """Publish a newer map, after buckets have been moved."""
+        with self._lock:
+            if self._map is not None and bucket_map.version <= self._map.version:
+                raise BadRequest(
+                    f"coordinator: expected a map newer than {self._map.version},"
+                    f" found {bucket_map.version}"
+                )
+            self._map = bucket_map
+
+    def _on_add_blocks(self, request: Request) -> Reply:
+        ids = need(request.body, "blocks", list)
+        with self._lock:
+            self._worker(request)
+            if self._map is None:
+                raise NotReady("coordinator: no worker has joined yet")
+            self._map = self._map.with_blocks([str(block_id) for block_id in ids])
+            return Reply({"map": self._map.to_wire()})
+
+    # ---- passes ----
+
+    def _on_begin_pass(self, request: Request) -> Reply | Deferred:
+        """Answers when every worker has come: their streams are members from the same step on.
+
+        A successor whose stream is still a member gets the running pass at once.
+        """
+        with self._lock:
+            index, _ = self._worker(request)
+            member = self._pass.members.get(index)
+            if member is not None and member.end is None:
+                return self._pass_reply()
+            return self._meet(f"pass {self._pass.number + 1}", index, None, [], self._open_pass)
+
+    def _open_pass(self, meeting: Meeting) -> Reply:
+        del meeting
+        ends = [member.end for member in self._pass.members.values() if member.end is not None]
+        first = max(ends, default=1)
+        workers = range(self._facts["num_workers"])
+        self._pass = Pass(self._pass.number + 1, {index: Member(first, None) for index in workers})
+        self._group_version += 1
+        return self._pass_reply()
+
+    def _pass_reply(self) -> Reply:
+        return Reply(
+            {
+                "pass": self._pass.number,
+                "group": {
+                    "version": self._group_version,
+                    "members": [
+                        [stream, member.first, member.end]
+                        for stream, member in self._pass.members.items()
+                    ],
+                },
+            }
+        )
+
+    def _on_leave(self, request: Request) -> Reply:
+        """A stream contributes to the steps before `step` only. Leaving twice is leaving once."""
+        step = need(request.body, "step", int)
+        with self._lock:
+            index, _ = self._worker(request)
+            member = self._pass.members.get(index)
+            if member is None:
+                raise BadRequest(f"coord.leave: stream {index} is not in a pass")
+            if member.end is None:
+                if step < member.first:
+                    raise BadRequest(
+                        f"coord.leave: stream {index} began at step {member.first},"
+                        f" found step {step}"
+                    )
+                self._pass.members[index] = Member(member.first, step)
+                self._group_version += 1
+            return self._pass_reply()
+
+    # ---- meetings ----
+
+    def _on_gather(self, request: Request) -> Reply | Deferred:
+        """A barrier that hands every worker what each one brought, in the order of the workers.
+
+        `name` says which meeting; each worker counts its own, so the names agree.
+        """
+        body = need(request.body, "body", dict)
+        if sum(array.nbytes for array in request.arrays) > GATHER_BYTES_MAX:
+            raise BadRequest(f"coord.gather: expected at most {GATHER_BYTES_MAX} bytes per worker")
+        with self._lock:
+            index, _ = self._worker(request)
+            name = f"gather {need(request.body, 'name', str)}"
+            return self._meet(name, index, body, list(request.arrays), self._gathered)
+
+    def _gathered(self, meeting: Meeting) -> Reply:
+        workers = sorted(meeting.arrived)
+        bodies = [[meeting.bodies[index], len(meeting.arrived[index])] for index in workers]
+        return Reply({"bodies": bodies}, [a for index in workers for a in meeting.arrived[index]])
+
+    def _meet(
+        self,
+        name: str,
+        index: int,
+        body: Any,
+        arrays: list[np.ndarray[Any, Any]],
+        conclude: Callable[[Meeting], Reply],
+    ) -> Reply | Deferred:
+        """Wait for all workers, then answer all. A repeated request after the end gets the same
+        answer.
+        """
+        if name in self._done:
+            return self._done[name]
+        meeting = self._meetings.setdefault(name, Meeting())
+        meeting.arrived[index], meeting.bodies[index] = arrays, body
+        if len(meeting.arrived) < self._facts["num_workers"]:
+            deferred = Deferred(describe=lambda: self._describe(name))
+            meeting.waiting.append(deferred)
+            return deferred
+        del self._meetings[name]
+        reply = conclude(meeting)
+        self._remember(name, reply)
+        for deferred in meeting.waiting:
+            deferred.reply(reply)
+        return reply
+
+    def _remember(self, name: str, reply: Reply) -> None:
+        """Keep the last answers for requests whose reply was lost; a worker has one meeting open at
+        a time.
+        """
+        self._done[name] = reply
+        while len(self._done) > 4:
+            del self._done[next(iter(self._done))]
+
+    def _describe(self, name: str) -> str:
+        with self._lock:
+            meeting = self._meetings.get(name)
+            if meeting is None:
+                return f"{name} has ended"
+            expected = set(range(self._facts["num_workers"]))
+            return f"{name} waits for workers {sorted(expected - meeting.arrived.keys())}"

@@ -1,0 +1,105 @@
+"""The dense parameters of a model on the worker's side: cut into blocks, flattened per server, put
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trireme.errors import BadRequest
+from trireme.ps.blocks import BLOCK_ELEMENTS, BlockSpec, cut
+from trireme.ps.routing import BucketMap, Floats
+
+
+class DenseParameters:
+    """Named parameters, each with the index of its param group.
+
+    Args:
+        parameters: name -> (parameter, group index), in the model's order.
+        block_elements: elements per block.
+
+    Raises:
+        BadRequest: a parameter is not float32 or not contiguous.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, tuple[Tensor, int]],
+        block_elements: int = BLOCK_ELEMENTS,
+    ) -> None:
+        self._parameters = {name: parameter for name, (parameter, _) in parameters.items()}
+        self.specs: list[BlockSpec] = []
+        for name, (parameter, group) in parameters.items():
+            if parameter.dtype != torch.float32 or not parameter.is_contiguous():
+                raise BadRequest(
+                    f"DistributedOptimizer: expected contiguous float32 parameters, found {name}"
+                    f" of {parameter.dtype}, stride {parameter.stride()}"
+                )
+            self.specs += cut(name, parameter.numel(), group, block_elements)
+        self._spec_of = {spec.id: spec for spec in self.specs}
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def specs_of(self, block_ids: Sequence[str]) -> list[BlockSpec]:
+        return [self._spec_of[block_id] for block_id in block_ids]
+
+    def blocks_of(self, bucket_map: BucketMap, server: int) -> list[str]:
+        """Blocks of this model on a server, in the map's order."""
+        return [block_id for block_id in bucket_map.blocks_of(server) if block_id in self._spec_of]
+
+    def values(self, block_ids: Sequence[str]) -> Floats:
+        """The weights of these blocks, flat; a copy."""
+        return self._flat({name: p.detach() for name, p in self._parameters.items()}, block_ids)
+
+    def take_gradients(self) -> dict[str, Tensor | None]:
+        """The gradient of each parameter, which is left without: a push in flight must not see the
+        next one.
+        """
+        gradients: dict[str, Tensor | None] = {}
+        for name, parameter in self._parameters.items():
+            gradients[name] = None if parameter.grad is None else parameter.grad.detach()
+            parameter.grad = None
+        return gradients
+
+    def flat_gradients(
+        self, gradients: Mapping[str, Tensor | None], block_ids: Sequence[str]
+    ) -> tuple[Floats, list[str]]:
+        """The gradients of these blocks, flat, zeros where there is none; and the blocks without
+        one.
+        """
+        absent = [b for b in block_ids if gradients[self._spec_of[b].param] is None]
+        filled = {
+            name: torch.zeros_like(self._parameters[name]) if gradient is None else gradient
+            for name, gradient in gradients.items()
+        }
+        return self._flat(filled, block_ids), absent
+
+    def _flat(self, tensors: Mapping[str, Tensor], block_ids: Sequence[str]) -> Floats:
+        flat = {name: tensor.reshape(-1) for name, tensor in tensors.items()}
+        pieces = [
+            flat[spec.param][spec.start : spec.start + spec.size].cpu().numpy()
+            for spec in self.specs_of(block_ids)
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.float32)
+
+    @torch.no_grad()
+    def install(self, block_ids: Sequence[str], values: Floats) -> None:
+        """Write flat weights back into the parameters."""
+        expected = sum(spec.size for spec in self.specs_of(block_ids))
+        if len(values) != expected:
+            raise BadRequest(f"blocks: expected {expected} elements, found {len(values)}")
+        start = 0
+        for spec in self.specs_of(block_ids):
+            target = self._parameters[spec.param].data.view(-1)[spec.start : spec.start + spec.size]
+            if target.device.type == "cpu":
+                # Through NumPy: the array is read-only memory of a received message, which torch
+                # would warn about.
+                target.numpy()[:] = values[start : start + spec.size]
+            else:
+                target.copy_(torch.from_numpy(values[start : start + spec.size].copy()))
+            start += spec.size

@@ -1,0 +1,130 @@
+"""Checkpoints on the worker's side: tell every server, then publish what they wrote as one
+folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from trireme.errors import Corruption, SchemaMismatch
+from trireme.ps.client import Client
+from trireme.ps.manifest import published, read_manifest, verify_file, write_manifest, written
+
+MODULE_FILE = "module.safetensors"
+SAVE_TIMEOUT_S = 3600.0
+
+
+def save_checkpoint(
+    client: Client,
+    path: Path,
+    *,
+    extra: Mapping[str, Any],
+    buffers: Mapping[str, Tensor],
+    timeout_s: float = SAVE_TIMEOUT_S,
+) -> None:
+    """Write all tables, blocks and marks of the cluster into a new folder. One worker calls it;
+    others train on.
+
+    Args:
+        extra: JSON values that `load_checkpoint` gives back.
+        buffers: tensors of the module that are not parameters.
+
+    Raises:
+        BadRequest: `path` exists, or servers may not write there.
+        Corruption: a server's files are not visible here: the folder is not on storage that all
+    processes share.
+    """
+    path = path.absolute()
+    with published(path) as partial:
+        replies = client.everywhere("checkpoint.save", {"path": str(partial)}, timeout_s=timeout_s)
+        parts = [reply.body for reply in replies]
+        files = [
+            entry
+            for part in parts
+            for entries in (
+                *(table["files"] for table in part["tables"].values()),
+                part["blocks"]["files"],
+            )
+            for entry in entries
+        ]
+        for entry in files:
+            found = partial / entry["path"]
+            if not found.is_file() or found.stat().st_size != entry["bytes"]:
+                raise Corruption(
+                    f"save: expected {found} of {entry['bytes']} bytes, found none or another;"
+                    " the folder must be on storage that all servers and worker 0 share"
+                )
+        if buffers:
+            with written(partial / MODULE_FILE) as (file, entry):
+                file.write(save_tensors({name: t.contiguous() for name, t in buffers.items()}))
+            files.append({**entry, "path": MODULE_FILE})
+        write_manifest(partial, {**_merge(parts, client), "files": files, "extra": dict(extra)})
+
+
+def _merge(parts: list[dict[str, Any]], client: Client) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for part in parts:
+        for name, table in part["tables"].items():
+            merged = tables.setdefault(name, {"schema": table["schema"], "files": []})
+            merged["files"] += table["files"]
+    optimizers = {part["blocks"]["optimizer"] for part in parts} - {None}
+    blocks = {
+        "optimizer": next(iter(optimizers), None),
+        "files": [entry for part in parts for entry in part["blocks"]["files"]],
+        "blocks": {k: v for part in parts for k, v in part["blocks"]["blocks"].items()},
+    }
+    streams: dict[int, list[Any]] = {}
+    for part in parts:
+        for stream, last, position in part["streams"]:
+            if stream not in streams or last < streams[stream][1]:
+                streams[stream] = [stream, last, position]
+    return {
+        "servers": list(client.map.servers),
+        "map_version": client.map.version,
+        "tables": tables,
+        "blocks": blocks,
+        "streams": [streams[stream] for stream in sorted(streams)],
+    }
+
+
+def load_checkpoint(
+    client: Client, path: Path, *, timeout_s: float = SAVE_TIMEOUT_S
+) -> dict[str, Any]:
+    """Bring the cluster to the state of a checkpoint, on any number of servers; returns its
+    `extra`.
+
+    One worker calls it, while no other trains.
+
+    Raises:
+        BadRequest: no checkpoint there. Corruption: a file is missing or damaged.
+        SchemaMismatch: a table or block differs from the one declared.
+    """
+    path = path.absolute()
+    manifest = read_manifest(path)
+    client.everywhere("checkpoint.load", {"path": str(path)}, timeout_s=timeout_s)
+    extra = manifest["extra"]
+    if not isinstance(extra, dict):
+        raise Corruption(f"{path}: expected extra as a map, found {extra!r}")
+    return extra
+
+
+def load_buffers(path: Path, expected: Mapping[str, Tensor]) -> None:
+    """Copy the checkpoint's module buffers into these. Raises SchemaMismatch if names or shapes
+    differ.
+    """
+    manifest = read_manifest(path)
+    entries = [entry for entry in manifest["files"] if entry["path"] == MODULE_FILE]
+    tensors = load_file(verify_file(path, entries[0])) if entries else {}
+    if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in expected.items()}:
+        raise SchemaMismatch(
+            f"checkpoint {path}: expected module buffers {sorted(expected)},"
+            f" found {sorted(tensors)}"
+        )
+    for name, target in expected.items():
+        target.copy_(tensors[name])

@@ -1,0 +1,178 @@
+"""A server process: its shard, the coordinator (used on server 0 only), and the end of the job.
+
+A server needs nothing but an address to listen on: the first worker brings the list of servers, the
+number of workers and the schemas. It ends by itself when all workers have said goodbye, or with an
+error when those that have not are silent for too long.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trireme import _core
+from trireme.errors import BadRequest, Unavailable
+from trireme.ps.checkpoint import CheckpointHandlers
+from trireme.ps.coordinator import Coordinator
+from trireme.ps.shard import Handler, Shard
+from trireme.ps.wire import need
+from trireme.rpc import Limits, Reply, Request, Server, ServerKeys
+
+log = logging.getLogger("trireme.ps")
+
+
+class Attendance:
+    """Which workers are attached, when each was last heard, and whether the job is over. Threads:
+    any.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._num_workers: int | None = None
+        self._last_heard: dict[int, float] = {}
+        self._gone: set[int] = set()
+        self._stopped: str | None = None
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "server.ready": lambda _: Reply(),
+            "server.alive": self._on_alive,
+            "server.goodbye": self._on_goodbye,
+        }
+
+    def _on_alive(self, request: Request) -> Reply:
+        worker, num_workers = self._worker(request)
+        with self._changed:
+            self._num_workers = num_workers
+            self._last_heard[worker] = self._clock()
+            self._gone.discard(worker)
+        return Reply()
+
+    def _on_goodbye(self, request: Request) -> Reply:
+        worker, num_workers = self._worker(request)
+        with self._changed:
+            self._num_workers = num_workers
+            self._gone.add(worker)
+            self._changed.notify_all()
+        return Reply()
+
+    @staticmethod
+    def _worker(request: Request) -> tuple[int, int]:
+        worker = need(request.body, "worker", int)
+        num_workers = need(request.body, "num_workers", int)
+        if not 0 <= worker < num_workers:
+            raise BadRequest(f"server: expected 0 <= worker < {num_workers}, found {worker}")
+        return worker, num_workers
+
+    def stop(self, reason: str) -> None:
+        """End the wait from another thread or a signal handler."""
+        with self._changed:
+            self._stopped = reason
+            self._changed.notify_all()
+
+    def wait(self, silence_s: float, *, keep: bool) -> str:
+        """Wait for the end of the job; returns why it is over.
+
+        Raises:
+            Unavailable: every worker that has not said goodbye has been silent for `silence_s`.
+        """
+        with self._changed:
+            while True:
+                if self._stopped is not None:
+                    return self._stopped
+                if not keep and self._num_workers is not None:
+                    if len(self._gone) >= self._num_workers:
+                        return "all workers have said goodbye"
+                    self._check_silence(silence_s)
+                self._changed.wait(timeout=1.0)
+
+    def _check_silence(self, silence_s: float) -> None:
+        attached = {w: t for w, t in self._last_heard.items() if w not in self._gone}
+        now = self._clock()
+        if attached and all(now - heard > silence_s for heard in attached.values()):
+            raise Unavailable(
+                f"server: workers {sorted(attached)} have been silent for {silence_s:.0f} s"
+                " without saying goodbye"
+            )
+
+
+@contextmanager
+def _stop_on_signals(attendance: Attendance) -> Iterator[None]:
+    """SIGTERM and SIGINT end the wait; only the main thread can install handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stop = {
+        number: signal.signal(
+            number,
+            lambda received, _: attendance.stop(f"stopped by {signal.Signals(received).name}"),
+        )
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, previous in stop.items():
+            signal.signal(number, previous)
+
+
+def serve(
+    listen: str,
+    *,
+    listen_fd: int | None = None,
+    threads: int = 0,
+    keys: ServerKeys | None = None,
+    insecure: bool = False,
+    timeout_s: float = 60.0,
+    keep: bool = False,
+    root: Path | None = None,
+    limits: Limits | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> str:
+    """Serve tables and blocks until the job is over; returns why it ended.
+
+    Args:
+        listen: "host:port"; port 0 chooses a free one.
+        listen_fd: a socket that listens there already, handed over by whoever chose the port.
+        threads: that work on one request; 0: as many as there are cores.
+        keys: encrypt, and admit these clients only.
+        insecure: allow an address beyond loopback without keys.
+        timeout_s: silence of all remaining workers after which the job counts as lost.
+        keep: stay when the workers have gone, for the next job.
+        root: folder that checkpoints are written to and read from; default the working directory.
+        on_ready: called with the real "host:port" once it listens.
+
+    Raises:
+        BadRequest: an address that may not be used. Unavailable: the workers vanished.
+    """
+    pool = _core.Pool(threads or os.cpu_count() or 1)
+    shard, attendance = Shard(pool), Attendance()
+    handlers = {
+        **shard.handlers(),
+        **Coordinator().handlers(),
+        **attendance.handlers(),
+        **CheckpointHandlers(shard, (root or Path.cwd()).resolve()).handlers(),
+    }
+    server = Server(
+        listen,
+        handlers,
+        name=f"server {listen}",
+        limits=limits or Limits(),
+        keys=keys,
+        insecure=insecure,
+        listen_fd=listen_fd,
+    )
+    with server, _stop_on_signals(attendance):
+        log.info("listening on %s", server.endpoint)
+        if on_ready is not None:
+            on_ready(server.endpoint)
+        reason = attendance.wait(max(2 * timeout_s, 10.0), keep=keep)
+    log.info("server %s ends: %s", server.endpoint, reason)
+    return reason

@@ -1,0 +1,432 @@
+"""What one server owns, and how requests read and change it.
+
+Invariants:
+- A push is applied to a bucket or block at most once: each keeps the last sequence applied per
+stream (its mark).
+- A stream's pushes are applied in order: sequence n + 1 is refused until n has been applied.
+- Everything is decided (map version, incarnation, order, shapes) before anything changes.
+
+Threads: any. `_lock` guards the control state; tables lock by stripe inside the core;
+`_blocks_lock` guards blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trireme import _core
+from trireme.errors import (
+    BadRequest,
+    Fenced,
+    NotReady,
+    SchemaMismatch,
+    TriremeError,
+    UnknownTable,
+    WrongMap,
+)
+from trireme.ps.blocks import BlockSpec, BlockStore
+from trireme.ps.routing import BucketMap
+from trireme.ps.staging import Member, Staging
+from trireme.ps.wire import Array, Arrays, Push, TablePush, need
+from trireme.rpc import Deferred, Reply, Request
+from trireme.table import TableSchema
+
+log = logging.getLogger("trireme.ps")
+
+TABLES_MAX = 4096
+STALENESS_MAX = 1024
+
+Handler = Callable[[Request], "Reply | Deferred | None"]
+
+
+@dataclass
+class ServedTable:
+    schema: TableSchema
+    rows: _core.Table
+
+
+@dataclass
+class StreamState:
+    """What is known of one stream here. `lock` admits one push of the stream at a time."""
+
+    last: int = 0
+    incarnation: int = 0
+    position: tuple[int, ...] = ()
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def make_core_table(schema: TableSchema) -> _core.Table:
+    """The table of the core for a schema. Raises BadRequest for an unknown rule or initializer."""
+    rule = dict(schema.rule)
+    kind, a, b = schema.initializer
+    try:
+        return _core.Table(
+            dims=list(schema.dims),
+            rule=str(rule.pop("name")),
+            shared=bool(rule.pop("shared", False)),
+            bias_correction=str(rule.pop("bias_correction", "global")),
+            initial_accumulator=float(rule.pop("initial_accumulator", 0.0)),
+            initializer=kind,
+            init_a=a,
+            init_b=b,
+            seed=schema.seed,
+        )
+    except KeyError as error:
+        raise BadRequest(f"table {schema.name!r}: the rule has no {error}, found {rule}") from error
+
+
+class Shard:
+    def __init__(self, pool: _core.Pool) -> None:
+        self.pool = pool
+        self.tables: dict[str, ServedTable] = {}
+        self.blocks = BlockStore()
+        self.streams: dict[int, StreamState] = {}
+        self.staleness: Counter[int] = Counter()
+        self.num_pushes = 0
+        self.num_missing = 0
+        self.index = -1
+        self._map: BucketMap | None = None
+        self._staging = Staging(self._apply)
+        self._lock = threading.RLock()
+        self._blocks_lock = threading.Lock()
+
+    def handlers(self) -> dict[str, Handler]:
+        """Methods by their names on the wire."""
+        return {
+            "ps.map": self._on_map,
+            "ps.group": self._on_group,
+            "ps.create_table": self._on_create_table,
+            "ps.create_blocks": self._on_create_blocks,
+            "ps.pull": self._on_pull,
+            "ps.push": self._on_push,
+            "ps.streams": self._on_streams,
+            "ps.stats": self._on_stats,
+        }
+
+    # ---- control ----
+
+    def _on_map(self, request: Request) -> None:
+        bucket_map = BucketMap.from_wire(need(request.body, "map", dict))
+        index = need(request.body, "index", int)
+        if not 0 <= index < len(bucket_map.servers):
+            raise BadRequest(
+                f"ps.map: expected an index below {len(bucket_map.servers)}, found {index}"
+            )
+        self.set_map(bucket_map, index)
+
+    def set_map(self, bucket_map: BucketMap, index: int) -> None:
+        """Adopt a bucket map if it is newer than the one here."""
+        with self._lock:
+            if self._map is not None and bucket_map.version <= self._map.version:
+                return
+            self._map, self.index = bucket_map, index
+
+    def map(self) -> BucketMap:
+        if self._map is None:
+            raise NotReady("server: no bucket map yet; the coordinator's first worker brings it")
+        return self._map
+
+    def _check_map(self, version: int) -> BucketMap:
+        bucket_map = self.map()
+        if version != bucket_map.version:
+            raise WrongMap(
+                f"server {self.index}: the request was planned with bucket map {version},"
+                f" this server has {bucket_map.version}"
+            )
+        return bucket_map
+
+    def _on_group(self, request: Request) -> None:
+        members = {
+            need({"stream": stream}, "stream", int): Member(
+                int(first), None if end is None else int(end)
+            )
+            for stream, first, end in need(request.body, "members", list)
+        }
+        with self._lock:
+            self._staging.set_group(need(request.body, "version", int), members)
+
+    def _on_create_table(self, request: Request) -> None:
+        self.create_table(TableSchema.from_wire(need(request.body, "schema", dict)))
+
+    def create_table(self, schema: TableSchema) -> None:
+        """Make the table, or find it made.
+
+        Raises:
+            SchemaMismatch: the name exists with another schema; the message shows both.
+        """
+        with self._lock:
+            existing = self.tables.get(schema.name)
+            if existing is not None:
+                if existing.schema != schema:
+                    raise SchemaMismatch(
+                        f"table {schema.name!r}: it exists as {existing.schema.to_wire()},"
+                        f" found {schema.to_wire()}"
+                    )
+                return
+            if len(self.tables) >= TABLES_MAX:
+                raise BadRequest(f"server: expected at most {TABLES_MAX} tables")
+            rows = make_core_table(schema)
+            if applied := self._applied_ids():
+                rows.advance(applied)
+            self.tables[schema.name] = ServedTable(schema, rows)
+
+    def _applied_ids(self) -> list[tuple[int, int]]:
+        return [(stream, state.last) for stream, state in self.streams.items() if state.last]
+
+    def _on_create_blocks(self, request: Request) -> None:
+        specs = [BlockSpec.from_wire(spec) for spec in need(request.body, "blocks", list)]
+        arrays = Arrays(request.arrays)
+        values = arrays.take("values of blocks", np.float32, (None,))
+        arrays.end()
+        self._check_map(need(request.body, "map", int))
+        with self._lock, self._blocks_lock:
+            self.blocks.create(
+                need(request.body, "optimizer", str),
+                need(request.body, "groups", list),
+                specs,
+                values,
+                dict(self._applied_ids()),
+            )
+
+    # ---- pull ----
+
+    def _on_pull(self, request: Request) -> Reply | Deferred:
+        """Rows of keys, then the blocks of this server in the map's order, if asked for.
+
+        In sync, `staged` says that the stream's pushes up to that step are staged everywhere; the
+        answer waits until the step has been applied here.
+        """
+        body = request.body
+        tables = [self._table(name) for name in need(body, "tables", list)]
+        arrays = Arrays(request.arrays)
+        keys = [arrays.take(f"keys of {table.schema.name}", np.uint64, (None,)) for table in tables]
+        arrays.end()
+        with_blocks = need(body, "blocks", bool)
+        bucket_map = self._check_map(need(body, "map", int))
+
+        def answer() -> Reply:
+            return self._read(tables, keys, bucket_map.blocks_of(self.index) if with_blocks else [])
+
+        staged = need(body, "staged", int)
+        if not staged:
+            return answer()
+        with self._lock:
+            self._staging.declare(need(body, "stream", int), staged)
+            deferred = Deferred(describe=self._describe_wait)
+            if not self._staging.when_applied(staged, lambda: _complete(deferred, answer)):
+                return deferred
+        return answer()
+
+    def _describe_wait(self) -> str:
+        with self._lock:
+            return self._staging.waiting_for()
+
+    def _read(self, tables: list[ServedTable], keys: list[Array], block_ids: list[str]) -> Reply:
+        version = self.num_pushes
+        arrays: list[Array] = []
+        missing = []
+        for table, keys_K in zip(tables, keys, strict=True):
+            rows_KD = np.empty((len(keys_K), table.schema.dim), dtype=np.float32)
+            missing.append(table.rows.lookup(keys_K, rows_KD, self.pool))
+            arrays.append(rows_KD)
+        if block_ids:
+            with self._blocks_lock:
+                arrays.append(self.blocks.read(block_ids))
+        self.num_missing += sum(missing)
+        return Reply({"version": version, "missing": missing}, arrays)
+
+    def _table(self, name: Any) -> ServedTable:
+        table = self.tables.get(name) if isinstance(name, str) else None
+        if table is None:
+            raise UnknownTable(
+                f"server {self.index}: no table {name!r}, there are {sorted(self.tables)}"
+            )
+        return table
+
+    # ---- push ----
+
+    def _on_push(self, request: Request) -> Reply:
+        push = Push.from_wire(request.body, request.arrays)
+        bucket_map = self._check_map(push.map_version)
+        self._check_parts(push, bucket_map)
+        stream = self._stream(push.stream)
+        with stream.lock:
+            self._check_order(push, stream)
+            if push.staged:
+                with self._lock:
+                    self._staging.stage(push)
+            else:
+                self._apply([push])
+        return Reply({"version": self.num_pushes})
+
+    def _check_parts(self, push: Push, bucket_map: BucketMap) -> None:
+        """Everything that could fail later is checked here, before anything changes."""
+        for part in push.tables:
+            table = self._table(part.table)
+            if part.gradients.shape[1] != table.schema.dim:
+                raise BadRequest(
+                    f"push: table {part.table!r} has dim {table.schema.dim},"
+                    f" found gradients of shape {part.gradients.shape}"
+                )
+        if push.blocks is not None:
+            expected = self.blocks.size_of(bucket_map.blocks_of(self.index))
+            if len(push.blocks.gradients) != expected:
+                raise BadRequest(
+                    f"push: the blocks of server {self.index} have {expected} elements,"
+                    f" found {len(push.blocks.gradients)}"
+                )
+
+    def _stream(self, stream: int) -> StreamState:
+        with self._lock:
+            return self.streams.setdefault(stream, StreamState())
+
+    def _check_order(self, push: Push, stream: StreamState) -> None:
+        if push.incarnation < stream.incarnation:
+            raise Fenced(
+                f"stream {push.stream}: incarnation {stream.incarnation} has taken over,"
+                f" found a push of incarnation {push.incarnation}"
+            )
+        stream.incarnation = push.incarnation
+        if push.sequence > stream.last + 1:
+            raise NotReady(
+                f"stream {push.stream}: expected sequence {stream.last + 1} next,"
+                f" found {push.sequence}"
+            )
+
+    def _apply(self, pushes: list[Push]) -> None:
+        """Apply one push, or the pushes of one sync step as one update on their union.
+
+        Gradients of means over each stream's examples are weighted to the mean over all.
+        """
+        examples = sum(push.examples for push in pushes)
+        scales = [push.examples / examples if examples else 1.0 for push in pushes]
+        ids = [push.id for push in pushes]
+        updated = set()
+        for name in dict.fromkeys(part.table for push in pushes for part in push.tables):
+            parts = [
+                (part, scale)
+                for push, scale in zip(pushes, scales, strict=True)
+                for part in push.tables
+                if part.table == name
+            ]
+            self._update_table(self.tables[name].rows, parts, ids)
+            updated.add(name)
+        for name, table in list(self.tables.items()):
+            if name not in updated:
+                table.rows.advance(ids)
+        self._update_blocks(pushes, scales, ids)
+        self._record(pushes)
+
+    def _update_table(
+        self, rows: _core.Table, parts: list[tuple[TablePush, float]], ids: list[tuple[int, int]]
+    ) -> None:
+        keys_K, gradients_KD = parts[0][0].keys, parts[0][0].gradients
+        if len(parts) > 1 or parts[0][1] != 1.0:
+            keys_K, gradients_KD = _core.merge(
+                [(part.keys, part.gradients, scale) for part, scale in parts], self.pool
+            )
+        rows.update(keys_K, gradients_KD, ids, _rule_values(parts[0][0].values), self.pool)
+
+    def _update_blocks(
+        self, pushes: list[Push], scales: list[float], ids: list[tuple[int, int]]
+    ) -> None:
+        parts = [
+            (push.blocks, scale)
+            for push, scale in zip(pushes, scales, strict=True)
+            if push.blocks is not None
+        ]
+        with self._blocks_lock:
+            if not parts:
+                self.blocks.advance(ids)
+                return
+            # A copy: received arrays are read-only, and torch wants to own what it may write to.
+            gradients = np.multiply(parts[0][0].gradients, np.float32(parts[0][1]))
+            for blocks, scale in parts[1:]:
+                gradients += blocks.gradients * np.float32(scale)
+            absent = set.intersection(*(set(blocks.absent) for blocks, _ in parts))
+            block_ids = self.map().blocks_of(self.index)
+            self.blocks.apply(parts[0][0].groups, block_ids, gradients, ids, absent)
+
+    def _record(self, pushes: list[Push]) -> None:
+        with self._lock:
+            for push in pushes:
+                stream = self.streams[push.stream]
+                if push.sequence > stream.last:
+                    stream.last = push.sequence
+                    stream.position = push.position
+                self.staleness[min(self.num_pushes - push.computed_at, STALENESS_MAX)] += 1
+            self.num_pushes += 1
+
+    # ---- reports ----
+
+    def _on_streams(self, request: Request) -> Reply:
+        """Last sequence and position of each stream, as far as everything here has seen it."""
+        del request
+        with self._lock:
+            return Reply(
+                {
+                    "streams": [
+                        [stream, state.last, list(state.position)]
+                        for stream, state in self.streams.items()
+                        if state.last
+                    ],
+                    "applied_step": self._staging.applied,
+                }
+            )
+
+    def _on_stats(self, request: Request) -> Reply:
+        del request
+        return Reply(self.stats())
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start: rows and bytes per table, pushes, staleness histogram, missing
+        keys.
+        """
+        with self._lock:
+            return {
+                "tables": {
+                    name: {"rows": table.rows.rows, "bytes": table.rows.bytes}
+                    for name, table in self.tables.items()
+                },
+                "blocks": len(self.blocks),
+                "block_bytes": self.blocks.num_bytes,
+                "pushes": self.num_pushes,
+                "missing": self.num_missing,
+                "staleness": {str(steps): count for steps, count in sorted(self.staleness.items())},
+            }
+
+    # ---- checkpoints ----
+
+    def reset_streams(
+        self, lasts: Mapping[int, int], positions: Mapping[int, tuple[int, ...]]
+    ) -> None:
+        """After a load: the marks of the checkpoint are the truth about what has been applied."""
+        with self._lock:
+            for stream, last in lasts.items():
+                state = self.streams.setdefault(stream, StreamState())
+                state.last, state.position = last, positions.get(stream, ())
+            for stream, state in self.streams.items():
+                if stream not in lasts:
+                    state.last, state.position = 0, ()
+
+    def blocks_locked(self) -> threading.Lock:
+        return self._blocks_lock
+
+
+def _rule_values(values: Mapping[str, Any]) -> _core.RuleValues:
+    return _core.RuleValues(**values)
+
+
+def _complete(deferred: Deferred, answer: Callable[[], Reply]) -> None:
+    """Answer a request that has waited; its error is its own, not that of the push that woke it."""
+    try:
+        deferred.reply(answer())
+    except TriremeError as error:
+        deferred.fail(error)

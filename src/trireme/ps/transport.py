@@ -1,0 +1,67 @@
+"""How a client reaches servers: over the network (rpc.Client), or in its own process when tables
+are embedded.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from trireme.errors import BadRequest, DeadlineExceeded, TriremeError
+from trireme.rpc import Call, Deferred, Reply, Request
+
+LOCAL = "embedded"
+
+
+class Transport(Protocol):
+    """One thread's way to the servers."""
+
+    def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]: ...
+
+    def close(self) -> None: ...
+
+
+class LocalTransport:
+    """Calls the handlers of a server in this process. Arrays are passed as they are. Threads:
+    any.
+    """
+
+    def __init__(
+        self, handlers: Mapping[str, Callable[[Request], Reply | Deferred | None]]
+    ) -> None:
+        self._handlers = handlers
+
+    def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
+        return [self._call(call, timeout_s) for call in calls]
+
+    def _call(self, call: Call, timeout_s: float) -> Reply:
+        handler = self._handlers.get(call.method)
+        if handler is None:
+            raise BadRequest(
+                f"{LOCAL}: no method {call.method!r}, there are {sorted(self._handlers)}"
+            )
+        deadline = time.monotonic() + timeout_s
+        answer = handler(
+            Request(0, call.method, call.body, list(call.arrays), LOCAL, LOCAL, "", deadline)
+        )
+        if isinstance(answer, Deferred):
+            return self._wait(call.method, answer, timeout_s)
+        return Reply() if answer is None else answer
+
+    def _wait(self, method: str, deferred: Deferred, timeout_s: float) -> Reply:
+        answers: queue.SimpleQueue[Reply | TriremeError] = queue.SimpleQueue()
+        deferred.bind(answers.put)
+        try:
+            answer = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise DeadlineExceeded(
+                f"{method}: no answer within {timeout_s} s: {deferred.describe()}"
+            ) from None
+        if isinstance(answer, TriremeError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        pass

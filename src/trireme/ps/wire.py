@@ -1,0 +1,203 @@
+"""Messages of the parameter server as Python values: bodies checked field by field
+(docs/protocol.md, part 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme.errors import BadRequest
+from trireme.ps.blocks import GroupValues
+from trireme.ps.routing import Floats, Keys
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+STREAMS_MAX = 4096
+PUSH_KINDS = ("gradient", "delta", "rows")
+
+
+def need(body: Mapping[str, Any], field: str, kind: type[T]) -> T:
+    """body[field], which must be of this type. Raises BadRequest."""
+    value = body.get(field)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise BadRequest(
+            f"message: expected field {field!r} of type {kind.__name__}, found {value!r}"
+        )
+    return value
+
+
+class Arrays:
+    """The arrays of a message, taken one by one with their expected dtype and rank."""
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._rest: Iterator[Array] = iter(arrays)
+
+    def take(self, what: str, dtype: type, shape: tuple[int | None, ...]) -> Array:
+        """The next array. None in shape: any length. Raises BadRequest."""
+        array = next(self._rest, None)
+        expected = f"{what} as {np.dtype(dtype).name} of shape {shape}"
+        if array is None:
+            raise BadRequest(f"message: expected {expected}, found no more arrays")
+        fits = array.ndim == len(shape) and all(
+            want in (None, have) for want, have in zip(shape, array.shape, strict=True)
+        )
+        if array.dtype != dtype or not fits:
+            raise BadRequest(f"message: expected {expected}, found {array.dtype} of {array.shape}")
+        return array
+
+    def end(self) -> None:
+        extra = next(self._rest, None)
+        if extra is not None:
+            raise BadRequest(f"message: expected no more arrays, found one of shape {extra.shape}")
+
+
+@dataclass(frozen=True)
+class TablePush:
+    """The part of a push for one table: keys (K,) distinct, gradients (K, D), and the rule's values
+    of the step.
+    """
+
+    table: str
+    keys: Keys
+    gradients: Floats
+    values: dict[str, float | int]
+
+
+@dataclass(frozen=True)
+class BlocksPush:
+    """The part of a push for blocks: one flat gradient over the server's blocks in the map's order.
+
+    `absent` names the blocks that got no gradient in this step (zeros stand for them): torch skips
+    such parameters.
+    """
+
+    groups: list[GroupValues]
+    gradients: Floats
+    absent: list[str]
+
+
+@dataclass(frozen=True)
+class Push:
+    """One stream's update of one step, as one server receives it. Named by (stream, sequence).
+
+    Attributes:
+        step: of sync training, counted over all streams; 0 where pushes are applied on arrival.
+        staged: hold it until every member of the step has staged (sync); else apply on arrival.
+        computed_at: the server's push counter when the weights were pulled; gives the staleness.
+        position: where in the data the stream stands after this batch.
+        time: data time of the push in seconds; 0 where the data has none.
+    """
+
+    stream: int
+    sequence: int
+    incarnation: int
+    step: int
+    staged: bool
+    computed_at: int
+    examples: int
+    position: tuple[int, ...]
+    time: int
+    map_version: int
+    export_version: int
+    tables: list[TablePush]
+    blocks: BlocksPush | None
+
+    @property
+    def id(self) -> tuple[int, int]:
+        return (self.stream, self.sequence)
+
+    def to_wire(self) -> tuple[dict[str, Any], list[Array]]:
+        arrays: list[Array] = []
+        tables = []
+        for part in self.tables:
+            tables.append({"table": part.table, "values": part.values, "columns": []})
+            arrays += [part.keys, part.gradients]
+        if self.blocks is not None:
+            arrays.append(self.blocks.gradients)
+        body = {
+            "kind": "gradient",
+            "stream": self.stream,
+            "sequence": self.sequence,
+            "incarnation": self.incarnation,
+            "step": self.step,
+            "staged": self.staged,
+            "computed_at": self.computed_at,
+            "examples": self.examples,
+            "position": list(self.position),
+            "time": self.time,
+            "map": self.map_version,
+            "export": self.export_version,
+            "tables": tables,
+            "groups": None if self.blocks is None else self.blocks.groups,
+            "absent": [] if self.blocks is None else self.blocks.absent,
+        }
+        return body, arrays
+
+    @staticmethod
+    def from_wire(body: Mapping[str, Any], arrays: Sequence[Array]) -> Push:
+        """Raises BadRequest, naming the field."""
+        kind = body.get("kind")
+        if kind != "gradient":
+            raise BadRequest(f"push: expected kind 'gradient' in this version, found {kind!r}")
+        rest = Arrays(arrays)
+        tables = []
+        for part in need(body, "tables", list):
+            name = need(part, "table", str)
+            if need(part, "columns", list):
+                raise BadRequest(
+                    f"push: table {name!r} declares no columns, found {part['columns']}"
+                )
+            keys = rest.take(f"keys of {name}", np.uint64, (None,))
+            gradients = rest.take(f"gradients of {name}", np.float32, (len(keys), None))
+            tables.append(
+                TablePush(name, keys, gradients, _rule_values(need(part, "values", dict)))
+            )
+        groups = body.get("groups")
+        blocks = None
+        if groups is not None:
+            gradients = rest.take("gradients of blocks", np.float32, (None,))
+            if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+                raise BadRequest(f"push: expected groups as a list of maps, found {groups!r}")
+            absent = [str(block_id) for block_id in need(body, "absent", list)]
+            blocks = BlocksPush(groups, gradients, absent)
+        rest.end()
+        push = Push(
+            stream=need(body, "stream", int),
+            sequence=need(body, "sequence", int),
+            incarnation=need(body, "incarnation", int),
+            step=need(body, "step", int),
+            staged=need(body, "staged", bool),
+            computed_at=need(body, "computed_at", int),
+            examples=need(body, "examples", int),
+            position=tuple(int(number) for number in need(body, "position", list)[:16]),
+            time=need(body, "time", int),
+            map_version=need(body, "map", int),
+            export_version=need(body, "export", int),
+            tables=tables,
+            blocks=blocks,
+        )
+        if not (0 <= push.stream < STREAMS_MAX and push.sequence >= 1 and push.examples >= 0):
+            raise BadRequest(
+                f"push: expected 0 <= stream < {STREAMS_MAX}, sequence >= 1, examples >= 0,"
+                f" found {push.stream}, {push.sequence}, {push.examples}"
+            )
+        return push
+
+
+RULE_VALUES = ("lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper", "step")
+
+
+def _rule_values(values: Mapping[str, Any]) -> dict[str, float | int]:
+    if set(values) != set(RULE_VALUES):
+        raise BadRequest(f"push: expected values {RULE_VALUES}, found {sorted(map(str, values))}")
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise BadRequest(f"push: expected {name} as a number, found {value!r}")
+    need(values, "step", int)
+    return dict(values)

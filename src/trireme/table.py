@@ -1,0 +1,150 @@
+"""Tables as the user declares them, and their schema as servers, files and the wire know it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trireme.errors import BadRequest
+from trireme.initializer import Initializer, Uniform
+from trireme.optim import Adagrad, Rule
+
+DIM_MAX = 4096
+NAME_BYTES_MAX = 200
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """Everything about a table that may never change while it lives. Two schemas are compared by
+    value.
+
+    Attributes:
+        dims: weights per row of each row class (at most 16); class 0 is the default.
+        columns: names of the per-key columns that pushes of this table carry besides the gradient.
+        rule: name and fixed values of the update rule, as `Rule.fixed()`.
+        initializer: (kind, a, b), as `Initializer.spec()`.
+    """
+
+    name: str
+    dims: tuple[int, ...]
+    dtype: str
+    rule: Mapping[str, Any]
+    initializer: tuple[str, float, float]
+    seed: int
+    columns: tuple[str, ...] = ()
+
+    @property
+    def dim(self) -> int:
+        return self.dims[0]
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "dims": list(self.dims),
+            "dtype": self.dtype,
+            "rule": dict(self.rule),
+            "initializer": list(self.initializer),
+            "seed": self.seed,
+            "columns": list(self.columns),
+        }
+
+    @staticmethod
+    def from_wire(body: Mapping[str, Any]) -> TableSchema:
+        """Raises BadRequest when a field is missing or of the wrong type."""
+        try:
+            kind, a, b = body["initializer"]
+            schema = TableSchema(
+                name=str(body["name"]),
+                dims=tuple(int(dim) for dim in body["dims"]),
+                dtype=str(body["dtype"]),
+                rule=dict(body["rule"]),
+                initializer=(str(kind), float(a), float(b)),
+                seed=int(body["seed"]),
+                columns=tuple(str(column) for column in body["columns"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadRequest(f"TableSchema: expected a complete schema, found {body!r}") from error
+        _check_schema(schema)
+        return schema
+
+
+def _check_schema(schema: TableSchema) -> None:
+    name_bytes = len(schema.name.encode())
+    if not 0 < name_bytes <= NAME_BYTES_MAX:
+        raise BadRequest(
+            f"Table: expected a name of 1 to {NAME_BYTES_MAX} bytes, found {name_bytes}"
+        )
+    if not 1 <= len(schema.dims) <= 16 or not all(1 <= dim <= DIM_MAX for dim in schema.dims):
+        raise BadRequest(
+            f"Table {schema.name!r}: expected 1 to 16 row classes of dim 1 to {DIM_MAX},"
+            f" found {schema.dims}"
+        )
+    if schema.dtype != "float32":
+        raise BadRequest(f"Table {schema.name!r}: expected dtype float32, found {schema.dtype!r}")
+    if schema.columns:
+        raise BadRequest(
+            f"Table {schema.name!r}: no policy of this version reads columns,"
+            f" found {schema.columns}"
+        )
+    if not 0 <= schema.seed < 2**64:
+        raise BadRequest(f"Table {schema.name!r}: expected 0 <= seed < 2**64, found {schema.seed}")
+
+
+class Table:
+    """A named set of rows, one per key. Declaring it costs nothing: servers create it on first use.
+
+    Args:
+        name: what servers and checkpoints call it.
+        dim: weights per row, D.
+        optimizer: the update rule, `trireme.optim.*`.
+        initializer: the weights of a row that has not been pushed yet, `trireme.initializer.*`.
+        salt: give every feature a key space of its own, so that equal ids of two features are two
+            rows.
+        seed: of the initial weights.
+
+    Raises:
+        BadRequest: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dim: int,
+        optimizer: Rule | None = None,
+        initializer: Initializer | None = None,
+        salt: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.optimizer = Adagrad() if optimizer is None else optimizer
+        if not isinstance(self.optimizer, Rule):
+            raise BadRequest(
+                f"Table {name!r}: expected optimizer to be one of trireme.optim,"
+                f" found {type(optimizer).__name__}"
+            )
+        self.salt = bool(salt)
+        self.schema = TableSchema(
+            name=name,
+            dims=(dim,),
+            dtype="float32",
+            rule=self.optimizer.fixed(),
+            initializer=(Uniform() if initializer is None else initializer).spec(),
+            seed=seed,
+        )
+        _check_schema(self.schema)
+
+    @property
+    def name(self) -> str:
+        return self.schema.name
+
+    @property
+    def dim(self) -> int:
+        return self.schema.dim
+
+    @property
+    def seed(self) -> int:
+        return self.schema.seed
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer})"

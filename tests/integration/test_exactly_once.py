@@ -1,0 +1,190 @@
+"""Every push is applied exactly once, whatever is lost, repeated, reordered or re-planned on the
+way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import trireme as tr
+from tests.jobs import Job
+from trireme import _core
+from trireme.cluster import Cluster, embedded
+from trireme.errors import Fenced, NotReady
+from trireme.optim import values_of_group
+from trireme.ps.client import Step, TableGradient
+from trireme.ps.routing import BucketMap
+
+TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
+NUM_KEYS = 500
+VALUES = values_of_group(TABLE.optimizer.group(), 1)
+
+
+def some_keys(cluster: Cluster, seed: int) -> np.ndarray:
+    keys = np.random.default_rng(seed).choice(NUM_KEYS, 50, replace=False).astype(np.uint64)
+    return _core.unique(keys, cluster.pool)[0]
+
+
+def all_keys(cluster: Cluster) -> np.ndarray:
+    return _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+
+
+def push(cluster: Cluster, sequence: int, keys: np.ndarray, *, step: int = 0) -> None:
+    gradient = TableGradient(keys, np.zeros((len(keys), 2), dtype=np.float32), VALUES)
+    cluster.client.push(Step(sequence, step, [], examples=1), {"t": gradient}, staged=step > 0)
+
+
+def counts(cluster: Cluster) -> dict[int, float]:
+    keys = all_keys(cluster)
+    rows = cluster.client.pull({"t": keys}).rows["t"]
+    assert np.array_equal(rows[:, 0], rows[:, 1])
+    return dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True))
+
+
+def expected(pushed: list[np.ndarray]) -> dict[int, float]:
+    wanted = dict.fromkeys(range(NUM_KEYS), 0.0)
+    for keys in pushed:
+        for key in keys.tolist():
+            wanted[key] += 1
+    return wanted
+
+
+@pytest.mark.parametrize("num_servers", [0, 1, 3])
+def test_repeated_pushes_count_once(num_servers: int) -> None:
+    def work(cluster: Cluster) -> None:
+        cluster.ensure_table(TABLE)
+        pushed = []
+        for sequence in range(1, 21):
+            keys = some_keys(cluster, sequence)
+            pushed.append(keys)
+            for _ in range(1 + sequence % 3):
+                push(cluster, sequence, keys)
+            if sequence > 3:
+                push(cluster, sequence - 2, pushed[sequence - 3])
+        assert counts(cluster) == expected(pushed)
+
+    if num_servers == 0:
+        with embedded(threads=2) as cluster:
+            work(cluster)
+    else:
+        with Job(num_servers) as job:
+            job.run(1, work)
+
+
+def test_a_gap_in_a_stream_is_refused_and_nothing_is_applied() -> None:
+    with embedded(threads=1, timeout_s=0.3) as cluster:
+        cluster.ensure_table(TABLE)
+        push(cluster, 1, some_keys(cluster, 1))
+        before = counts(cluster)
+        with pytest.raises(tr.errors.DeadlineExceeded, match="expected sequence 2 next, found 3"):
+            push(cluster, 3, some_keys(cluster, 3))
+        assert counts(cluster) == before
+
+
+def test_a_successor_replays_the_last_batch_and_fences_its_predecessor() -> None:
+    with Job(2) as job:
+        first = job.join(0, 1)
+        first.ensure_table(TABLE)
+        pushed = [some_keys(first, sequence) for sequence in (1, 2, 3)]
+        for sequence, keys in enumerate(pushed, 1):
+            push(first, sequence, keys)
+        # The predecessor died between two servers: the last push reached only one of them.
+        last = some_keys(first, 4)
+        pushed.append(last)
+        reached, missed = job.servers[0].shard, job.servers[1].shard
+        push_to_one(first, 4, last, server=0)
+        assert (reached.streams[0].last, missed.streams[0].last) == (4, 3)
+
+        with job.join(0, 1) as successor:
+            at = successor.client.stream_position()
+            assert at.sequence == 3
+            push(successor, at.sequence + 1, last)
+            assert counts(successor) == expected(pushed)
+            with pytest.raises(Fenced, match="incarnation 2 has taken over"):
+                push(first, 5, last)
+            assert counts(successor) == expected(pushed)
+        first.abandon()
+
+
+def push_to_one(cluster: Cluster, sequence: int, keys: np.ndarray, *, server: int) -> None:
+    """A push that reaches one server only."""
+    real = cluster.client._push.transport
+    endpoint = cluster.client.map.servers[server]
+
+    class OnlyOne:
+        def call_all(self, calls, *, timeout_s):
+            mine = [call for call in calls if call.endpoint == endpoint]
+            return real.call_all(mine, timeout_s=timeout_s) * len(calls)
+
+        def close(self) -> None:
+            real.close()
+
+    cluster.client._push.transport = OnlyOne()
+    push(cluster, sequence, keys)
+    cluster.client._push.transport = real
+
+
+def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> None:
+    """What a coordinator does to move buckets, step by step: rows and marks, then the map."""
+    servers = job.servers
+    old = servers[0].coordinator._map
+    owners = old.buckets.copy()
+    owners[buckets] = target
+    moved = BucketMap(old.version + 1, old.servers, owners, old.blocks)
+    for bucket in buckets.tolist():
+        content = servers[source].shard.tables["t"].rows.snapshot(bucket)
+        servers[target].shard.tables["t"].rows.restore(bucket, *content)
+        servers[source].shard.tables["t"].rows.clear_bucket(bucket)
+    servers[0].coordinator.set_map(moved)
+    for index, server in enumerate(servers):
+        server.shard.set_map(moved, index)
+
+
+def test_a_push_planned_with_an_old_map_is_sent_again_and_counts_once() -> None:
+    with Job(2) as job, job.join(0, 1) as cluster:
+        cluster.ensure_table(TABLE)
+        generator = np.random.default_rng(5)
+        pushed = []
+        for sequence in range(1, 31):
+            keys = some_keys(cluster, sequence)
+            pushed.append(keys)
+            if sequence % 3 == 0:
+                # One server has applied the push before the map changed under it.
+                push_to_one(cluster, sequence, keys, server=0)
+                source = sequence % 2
+                owned = cluster.client.map.owned_by(source)
+                move_buckets(job, generator.choice(owned, 700, replace=False), source, 1 - source)
+            push(cluster, sequence, keys)
+        assert counts(cluster) == expected(pushed)
+        assert cluster.client.map.version == 11
+
+
+def test_sync_steps_staged_again_by_a_successor_count_once() -> None:
+    with Job(2) as job:
+        first = job.join(0, 1)
+        first.ensure_table(TABLE)
+        first_step = first.client.begin_pass()
+        keys = [some_keys(first, sequence) for sequence in (1, 2)]
+        push(first, 1, keys[0], step=first_step)
+        first.client.pull({}, staged=first_step)
+        push_to_one(first, 2, keys[1], server=0)  # died while staging step 2
+
+        with job.join(0, 1) as successor:
+            assert successor.client.begin_pass() == first_step
+            at = successor.client.stream_position()
+            assert at.sequence == 1
+            push(successor, 2, keys[1], step=first_step + 1)
+            successor.client.pull({}, staged=first_step + 1)
+            assert counts(successor) == expected(keys)
+            successor.client.leave(first_step + 2)
+        first.abandon()
+
+
+def test_not_ready_says_what_is_missing() -> None:
+    with Job(1) as job, job.join(0, 2, timeout_s=0.5) as cluster:
+        del job
+        with pytest.raises(
+            (NotReady, tr.errors.DeadlineExceeded), match=r"waits for workers \[1\]"
+        ):
+            cluster.client.gather({}, [])

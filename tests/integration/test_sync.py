@@ -1,0 +1,174 @@
+"""Sync training is exact: any number of servers gives the same bits; workers together equal plain
+torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from tests.jobs import Job
+from trireme import _core
+from trireme.cluster import Cluster, embedded
+from trireme.ps.shard import make_core_table
+
+FEATURES = ["a", "b", "c"]
+DIM = 4
+NUM_KEYS = 60
+# Unequal batch sizes and lengths: gradients must be weighted, and the shorter stream must leave.
+BATCH_SIZES = (8, 5)
+LENGTHS = (200, 150)
+ATOL = 1e-5
+
+Weights = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An update rule of tables and the same in torch, for rows and for dense parameters."""
+
+    table: tr.optim.Rule
+    dense: type[torch.optim.Optimizer]
+    sparse: type[torch.optim.Optimizer]
+    options: dict[str, float]
+
+
+RULES = {
+    "sgd": Rule(tr.optim.SGD(lr=0.1), torch.optim.SGD, torch.optim.SGD, {"lr": 0.1}),
+    "adagrad": Rule(
+        tr.optim.Adagrad(lr=0.05, initial_accumulator_value=0.1),
+        torch.optim.Adagrad,
+        torch.optim.Adagrad,
+        {"lr": 0.05, "initial_accumulator_value": 0.1},
+    ),
+    "adam": Rule(tr.optim.Adam(lr=0.01), torch.optim.Adam, torch.optim.SparseAdam, {"lr": 0.01}),
+}
+
+
+def stream_batches(stream: int) -> list[dict[str, torch.Tensor]]:
+    """Keys from a small space, so that every batch repeats keys within and across workers."""
+    generator = np.random.default_rng([7, stream])
+    batches = []
+    for _ in range(LENGTHS[stream]):
+        size = BATCH_SIZES[stream]
+        batch = {f: torch.from_numpy(generator.integers(0, NUM_KEYS, size)) for f in FEATURES}
+        batch["dense"] = torch.from_numpy(generator.normal(size=(size, 3)).astype(np.float32))
+        batch["label"] = torch.from_numpy(generator.normal(size=size).astype(np.float32))
+        batches.append(batch)
+    return batches
+
+
+class Batches:
+    """A dataset whose stream is chosen already."""
+
+    def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
+        self.batches = batches
+
+    def stream(self, index: int, num_streams: int, *, start: object = None) -> Any:
+        del index, num_streams, start
+        return iter(self.batches)
+
+
+class Model(nn.Module):
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self.table = tr.Table("t", dim=DIM, optimizer=rule.table, seed=3)
+        self.rows = tr.nn.EmbeddingBag(self.table, features=FEATURES)
+        self.mlp = nn.Sequential(nn.Linear(3 * DIM + 3, 16), nn.Tanh(), nn.Linear(16, 1))
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.mlp.parameters():
+            nn.init.uniform_(parameter, -0.3, 0.3, generator=generator)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        x = torch.cat([self.rows(batch).flatten(1), batch["dense"]], 1)
+        return self.mlp(x).squeeze(1)
+
+    def dense_weights(self) -> Weights:
+        return {name: p.detach().numpy().copy() for name, p in self.mlp.named_parameters()}
+
+
+def train(cluster: Cluster, rule: Rule, streams: list[int]) -> Weights:
+    """Train on these streams' batches, one stream after the other, and return all weights."""
+    model = Model(rule)
+    dense = rule.dense(model.parameters(), **rule.options)
+    optimizer = tr.DistributedOptimizer(dense, model, strategy=tr.Strategy("sync"), cluster=cluster)
+    source = Batches([batch for stream in streams for batch in stream_batches(stream)])
+    for batch in tr.prefetch(source, model, cluster=cluster):
+        nn.functional.mse_loss(model(batch), batch["label"]).backward()
+        optimizer.step(examples=batch.num_examples)
+    cluster.client.gather({}, [])
+    optimizer.refresh()
+    keys = keys_in_bucket_order()
+    rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+    return {"rows": rows[np.argsort(keys)], **model.dense_weights()}
+
+
+def keys_in_bucket_order() -> np.ndarray:
+    keys = np.arange(NUM_KEYS, dtype=np.uint64)
+    buckets = np.empty(NUM_KEYS, dtype=np.uint16)
+    _core.buckets(keys, buckets)
+    return keys[np.argsort(buckets, kind="stable")]
+
+
+def plain_torch(rule: Rule) -> tuple[Weights, Weights]:
+    """The same training without Trireme, on the union of the streams' batches: weights before and
+    after.
+    """
+    model = Model(rule)
+    initial = np.empty((NUM_KEYS, DIM), dtype=np.float32)
+    keys = np.arange(NUM_KEYS, dtype=np.uint64)
+    make_core_table(model.table.schema).lookup(keys, initial, _core.Pool(1))
+    rows = nn.Embedding.from_pretrained(torch.tensor(initial), freeze=False, sparse=True)
+    dense = rule.dense(model.mlp.parameters(), **rule.options)
+    sparse = rule.sparse(rows.parameters(), **rule.options)
+    before = {"rows": initial, **model.dense_weights()}
+    streams = [stream_batches(stream) for stream in range(len(LENGTHS))]
+    for step in range(max(LENGTHS)):
+        parts = [batches[step] for batches in streams if step < len(batches)]
+        batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        ids = torch.stack([batch[f] for f in FEATURES], 1)
+        x = torch.cat([rows(ids).flatten(1), batch["dense"]], 1)
+        dense.zero_grad()
+        sparse.zero_grad()
+        nn.functional.mse_loss(model.mlp(x).squeeze(1), batch["label"]).backward()
+        dense.step()
+        with torch.sparse.check_sparse_tensor_invariants(enable=True):
+            sparse.step()
+    return before, {"rows": rows.weight.detach().numpy(), **model.dense_weights()}
+
+
+def assert_same_bits(results: list[Weights]) -> None:
+    for result in results[1:]:
+        for name, values in results[0].items():
+            np.testing.assert_array_equal(result[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_two_workers_equal_plain_torch_and_one_another_on_1_2_and_3_servers(name: str) -> None:
+    rule = RULES[name]
+    results = []
+    for num_servers in (1, 2, 3):
+        with Job(num_servers) as job:
+            results += job.run(2, lambda cluster: train(cluster, rule, [cluster.worker]))
+    assert_same_bits(results)
+    before, after = plain_torch(rule)
+    for part, values in after.items():
+        np.testing.assert_allclose(results[0][part], values, atol=ATOL, rtol=0, err_msg=part)
+        assert np.abs(values - before[part]).max() >= 100 * ATOL
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_one_worker_gives_the_same_bits_embedded_and_on_1_and_3_servers(name: str) -> None:
+    rule = RULES[name]
+    with embedded(threads=1) as cluster:
+        results = [train(cluster, rule, [0, 1])]
+    for num_servers in (1, 3):
+        with Job(num_servers) as job:
+            results += job.run(1, lambda cluster: train(cluster, rule, [0, 1]))
+    assert_same_bits(results)

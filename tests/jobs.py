@@ -1,0 +1,117 @@
+"""Jobs inside one test process: servers and workers are threads, the sockets between them are
+real.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from trireme import _core
+from trireme.cluster import Cluster, connect
+from trireme.ps.checkpoint import CheckpointHandlers
+from trireme.ps.coordinator import Coordinator
+from trireme.ps.server import Attendance
+from trireme.ps.shard import Shard
+from trireme.rpc import Server
+
+T = TypeVar("T")
+TIMEOUT_S = 30.0
+
+
+class InProcessServer:
+    """What a server process holds, with its parts in reach of the test."""
+
+    def __init__(self, root: Path = Path("/"), listen: str = "127.0.0.1:0") -> None:
+        self.shard = Shard(_core.Pool(2))
+        self.coordinator = Coordinator()
+        self.attendance = Attendance()
+        self.rpc = Server(
+            listen,
+            {
+                **self.shard.handlers(),
+                **self.coordinator.handlers(),
+                **self.attendance.handlers(),
+                **CheckpointHandlers(self.shard, root).handlers(),
+            },
+            name="server",
+        )
+
+    @property
+    def endpoint(self) -> str:
+        return self.rpc.endpoint
+
+
+class Job:
+    """A running set of servers.
+
+    with Job(2) as job:
+        results = job.run(3, train)     # train(cluster) in three worker threads
+    """
+
+    def __init__(self, num_servers: int) -> None:
+        self.servers = [InProcessServer() for _ in range(num_servers)]
+        self._exit = ExitStack()
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [server.endpoint for server in self.servers]
+
+    def __enter__(self) -> Job:
+        for server in self.servers:
+            self._exit.enter_context(server.rpc)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._exit.__exit__(kind, value, trace)
+
+    def join(self, worker: int, num_workers: int, timeout_s: float = TIMEOUT_S) -> Cluster:
+        return connect(
+            self.endpoints, worker=worker, num_workers=num_workers, threads=1, timeout_s=timeout_s
+        )
+
+    def run(self, num_workers: int, work: Callable[[Cluster], T]) -> list[T]:
+        """work(cluster) in one thread per worker; results in the order of the workers."""
+
+        def one(worker: int) -> T:
+            with self.join(worker, num_workers) as cluster:
+                return work(cluster)
+
+        return in_threads([lambda worker=worker: one(worker) for worker in range(num_workers)])
+
+
+def in_threads(calls: list[Callable[[], T]]) -> list[T]:
+    """Run the calls at the same time; the first error is raised here."""
+    results: queue.Queue[tuple[int, T | BaseException]] = queue.Queue()
+
+    def run(index: int, call: Callable[[], T]) -> None:
+        try:
+            results.put((index, call()))
+        except BaseException as error:  # noqa: BLE001 raised below
+            results.put((index, error))
+
+    threads = [
+        threading.Thread(target=run, args=(index, call), daemon=True)
+        for index, call in enumerate(calls)
+    ]
+    for thread in threads:
+        thread.start()
+    values: dict[int, T] = {}
+    for _ in threads:
+        index, value = results.get(timeout=100)
+        if isinstance(value, BaseException):
+            raise value
+        values[index] = value
+    for thread in threads:
+        thread.join(timeout=10)
+    return [values[index] for index in range(len(calls))]
