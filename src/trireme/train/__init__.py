@@ -1,0 +1,7 @@
+"""Training: the distributed optimizer, the pipeline and the trainer."""
+
+from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.pipeline import Pipeline, prefetch
+from trireme.train.trainer import Trainer
+
+__all__ = ["DistributedOptimizer", "Pipeline", "Trainer", "prefetch"]

@@ -1,0 +1,30 @@
+import torch
+from torch import nn
+
+import trireme as tr  # alone, under trireme launch, under torchrun, by hand
+
+
+class CTR(nn.Module):
+    def __init__(self):
+        super().__init__()
+        rows = tr.Table("ctr", dim=9, optimizer=tr.optim.Adagrad(lr=0.05))
+        self.emb = tr.nn.EmbeddingBag(rows, features=[f"C{i}" for i in range(1, 27)])
+        self.mlp = nn.Sequential(nn.Linear(26 * 9 + 13, 400), nn.ReLU(), nn.Linear(400, 1))
+
+    def forward(self, batch):
+        return self.mlp(torch.cat([self.emb(batch).flatten(1), batch["dense"]], 1)).squeeze(1)
+
+
+tr.init()  # a server process serves here, then exits 0
+train, test = (
+    tr.data.QueueDataset(f"{d}/*.tsv", schema=tr.data.criteo(), batch_size=4096)
+    for d in ("train", "test")
+)
+model = CTR()
+trainer = tr.Trainer(
+    model, torch.optim.Adam(model.parameters(), 1e-3), strategy=tr.Strategy("async"),
+    loss=nn.functional.binary_cross_entropy_with_logits, metrics=[tr.metrics.AUC()],
+)  # fmt: skip
+trainer.fit(train, epochs=1)
+print(trainer.evaluate(test))
+trainer.save("ckpt/1")

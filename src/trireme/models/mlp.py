@@ -1,0 +1,22 @@
+"""The multi-layer perceptron that the models share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def mlp(sizes: Sequence[int]) -> nn.Sequential:
+    """Linear layers of these widths with ReLU between them, weights Normal(1 / sqrt(fan_in)),
+    biases 0.
+    """
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        linear = nn.Linear(fan_in, fan_out)
+        nn.init.normal_(linear.weight, std=1 / math.sqrt(fan_in))
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -1,0 +1,282 @@
+"""The distributed optimizer: `step()` is the one push of a step.
+
+It is a real torch.optim.Optimizer. Its param groups are those of the optimizer it wraps, for the
+dense parameters, and one per table, without tensors in it; so any scheduler drives both, and all
+group values travel with each push. The
+wrapped optimizer itself never steps here: the servers run its class on their blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme import _core
+from trireme.cluster import Cluster, Lookups, default
+from trireme.errors import BadRequest
+from trireme.nn import Planner
+from trireme.optim import values_of_group
+from trireme.ps.blocks import GroupValues, group_values, optimizer_spec
+from trireme.ps.client import DenseGradient, Step, TableGradient
+from trireme.ps.dense import DenseParameters
+from trireme.strategy import Strategy
+from trireme.table import Table
+from trireme.train.pusher import Pusher
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps the optimizer of the dense parameters and drives the tables of the model.
+
+    Creating it creates tables and blocks on the servers, with worker 0's weights; every worker
+    creates one.
+
+    Args:
+        optimizer: of the dense parameters, one of torch's element-wise classes; None for a model
+            without any.
+        model: its embedding modules say which tables there are.
+        strategy: the consistency mode; all workers must choose the same.
+        cluster: default the one that `trireme.init()` made.
+
+    Raises:
+        BadRequest: an optimizer that cannot run on blocks, or one that leaves out parameters of the
+            model.
+        SchemaMismatch: the servers have a table of that name with another schema.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        model: nn.Module,
+        *,
+        strategy: Strategy | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.cluster = default() if cluster is None else cluster
+        self.strategy = Strategy() if strategy is None else strategy
+        self.tables = Planner(model, pool=self.cluster.pool).tables
+        dense_groups = [] if optimizer is None else optimizer.param_groups
+        table_groups = [_table_group(table) for table in self.tables]
+        if not dense_groups and not table_groups:
+            raise BadRequest("DistributedOptimizer: the model has neither parameters nor tables")
+        super().__init__(
+            [*dense_groups, *table_groups], {} if optimizer is None else dict(optimizer.defaults)
+        )
+        self._num_dense_groups = len(dense_groups)
+        self._dense = DenseParameters(_named_parameters(model, dense_groups))
+        self._pusher: Pusher | None = None
+        self._first_step: int | None = None
+        self._staged = 0
+        self.num_steps = 0
+        self._create(optimizer)
+        self.cluster.steps = self
+        self.cluster.on_close(self.finish)
+
+    def _create(self, optimizer: torch.optim.Optimizer | None) -> None:
+        client = self.cluster.client
+        client.agree("strategy", repr(self.strategy))
+        for table in self.tables:
+            self.cluster.ensure_table(table)
+        if optimizer is not None:
+            client.create_blocks(optimizer_spec(optimizer), self._dense_group_values(), self._dense)
+        self.resume()
+        self.refresh()
+
+    # ---- where the stream stands ----
+
+    def resume(self) -> None:
+        """Go on where the servers stand with this worker's stream: after a start, a load, a
+        predecessor.
+        """
+        at = self.cluster.client.stream_position()
+        self.sequence, self.position = at.sequence, at.position
+
+    def refresh(self) -> None:
+        """Bring the dense parameters to the servers' current weights."""
+        self.cluster.client.install_blocks(
+            self.cluster.client.pull({}, blocks=True, staged=self._staged)
+        )
+
+    @property
+    def is_sync(self) -> bool:
+        return self.strategy.mode == "sync"
+
+    def staged_step(self) -> int:
+        """The step whose application a training pull must wait for; begins a pass if none is
+        running.
+        """
+        if not self.is_sync:
+            return 0
+        self.begin_pass()
+        return self._staged
+
+    def begin_pass(self) -> None:
+        """Join the next pass, with all other workers. Nothing if this one is in a pass, or in
+        async.
+        """
+        if not self.is_sync or self._first_step is not None:
+            return
+        self._first_step = self.cluster.client.begin_pass()
+        self._first_sequence = self.sequence + 1
+
+    def end_pass(self) -> None:
+        """Leave the pass: this worker has no more batches. The parameters are current when it
+        returns.
+        """
+        self.flush()
+        if self._first_step is not None:
+            self.cluster.client.leave(self._next_step())
+            self._first_step = None
+        self.refresh()
+
+    def _next_step(self) -> int:
+        assert self._first_step is not None
+        return self._first_step + self.sequence + 1 - self._first_sequence
+
+    # ---- the step ----
+
+    def step(  # type: ignore[override]  # torch's closure form is refused, see below
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        examples: int | None = None,
+        position: tuple[int, ...] = (),
+    ) -> None:
+        """Push the gradients of this step: of all dense parameters and of the rows looked up since
+        the last one.
+
+        Args:
+            closure: refused: servers step once per push.
+            examples: of the batch, which weigh it in sync; default what the forward passes saw.
+            position: of the stream after this batch, kept by the servers for a successor.
+
+        In async it returns when the push is on its way; errors of earlier pushes are raised here.
+        In sync it returns when the push is staged on every server. Without `tr.prefetch` or a
+        Trainer it then also waits for the servers and refreshes the dense parameters.
+        """
+        if closure is not None:
+            raise BadRequest("DistributedOptimizer.step: a closure cannot run on the servers")
+        self.begin_pass()
+        lookups = self.cluster.pending.take()
+        self.num_steps += 1
+        step = Step(
+            sequence=self.sequence + 1,
+            step=self._next_step() if self.is_sync else 0,
+            versions=lookups.versions,
+            examples=lookups.examples if examples is None else examples,
+            position=position,
+        )
+        self._send(step, self._table_gradients(lookups), self._dense_gradient())
+        self.sequence += 1
+        self.position = position
+        if self.is_sync:
+            self._staged = step.step
+        if not self.cluster.is_prefetching:
+            self.flush()
+            self.refresh()
+
+    def _send(
+        self, step: Step, tables: dict[str, TableGradient], dense: DenseGradient | None
+    ) -> None:
+        if self.is_sync or not self.cluster.is_prefetching:
+            self.flush()
+            self.cluster.client.push(step, tables, dense, staged=self.is_sync)
+            return
+        if self._pusher is None:
+            self._pusher = Pusher(self.cluster.client)
+        self._pusher.submit(step, tables, dense)
+
+    def _table_gradients(self, lookups: Lookups) -> dict[str, TableGradient]:
+        """Per table the rows with a gradient; lookups of one table are merged, their gradients
+        summed.
+        """
+        gradients: dict[str, TableGradient] = {}
+        for group in self.param_groups[self._num_dense_groups :]:
+            table: Table = group["table"]
+            parts = [
+                (keys_K, rows_KD.grad.numpy(), 1.0)
+                for of, keys_K, rows_KD in lookups.entries
+                if of.name == table.name and rows_KD.grad is not None
+            ]
+            if not parts:
+                continue
+            keys_K, gradients_KD = parts[0][0], parts[0][1]
+            if len(parts) > 1:
+                keys_K, gradients_KD = _core.merge(parts, self.cluster.pool)
+            gradients[table.name] = TableGradient(
+                keys_K, gradients_KD, values_of_group(group, self.num_steps)
+            )
+        return gradients
+
+    def _dense_gradient(self) -> DenseGradient | None:
+        if len(self._dense) == 0:
+            return None
+        return DenseGradient(self._dense.take_gradients(), self._dense_group_values())
+
+    def _dense_group_values(self) -> list[GroupValues]:
+        return [group_values(group) for group in self.param_groups[: self._num_dense_groups]]
+
+    # ---- end ----
+
+    def flush(self) -> None:
+        """Wait until every push has been applied or staged; raises the error of one that failed."""
+        if self._pusher is not None:
+            self._pusher.flush()
+
+    def finish(self) -> None:
+        """Push what is in flight and leave the pass."""
+        if self._first_step is not None:
+            self.end_pass()
+        if self._pusher is not None:
+            self._pusher.close()
+            self._pusher = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Group values and step count. The optimizer's state lives on the servers: save it with a
+        checkpoint.
+        """
+        groups = [
+            {key: value for key, value in group.items() if key not in ("params", "table")}
+            for group in self.param_groups
+        ]
+        return {"num_steps": self.num_steps, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`. Raises BadRequest when the number of groups differs."""
+        groups = state_dict["param_groups"]
+        if len(groups) != len(self.param_groups):
+            raise BadRequest(
+                f"DistributedOptimizer.load_state_dict: expected {len(self.param_groups)} groups,"
+                f" found {len(groups)}"
+            )
+        self.num_steps = int(state_dict["num_steps"])
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
+
+
+def _table_group(table: Table) -> dict[str, Any]:
+    return {"params": [], "table": table, **table.optimizer.group()}
+
+
+def _named_parameters(
+    model: nn.Module, groups: Iterable[dict[str, Any]]
+) -> dict[str, tuple[torch.Tensor, int]]:
+    """The model's trainable parameters with their groups, in the model's order."""
+    group_of = {id(p): index for index, group in enumerate(groups) for p in group["params"]}
+    named: dict[str, tuple[torch.Tensor, int]] = {}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in group_of:
+            named[name] = (parameter, group_of.pop(id(parameter)))
+        elif parameter.requires_grad:
+            raise BadRequest(
+                f"DistributedOptimizer: expected all parameters of the model in the optimizer,"
+                f" found {name} in no group; freeze it with requires_grad_(False) or add it"
+            )
+    if group_of:
+        raise BadRequest(
+            f"DistributedOptimizer: the optimizer holds {len(group_of)} parameters"
+            " that are not the model's"
+        )
+    return named

@@ -1,0 +1,173 @@
+"""The pipeline of a training loop: read and plan ahead, pull one batch ahead (async) or just in
+time (sync).
+
+    source ── plan thread ──> [depth planned] ── pull thread ──> [pulled] ──> the loop
+
+In async the pull for the next batch starts when the loop takes the current one, so weights are one
+step old when they
+are used, whatever the depth: depth hides the time of reading and planning, never adds staleness. In
+sync the loop itself pulls, after its last step has been applied everywhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from trireme import _core
+from trireme.cluster import Cluster, default
+from trireme.data.batch import Batch
+from trireme.errors import BadRequest
+from trireme.nn import Plan, Planner
+from trireme.ps.client import Pulled
+from trireme.ps.routing import Keys
+from trireme.train.conduit import Conduit
+from trireme.train.optimizer import DistributedOptimizer
+
+
+class _Planned(NamedTuple):
+    batch: Batch
+    plan: Plan
+
+    def keys(self) -> dict[str, Keys]:
+        return {part.table.name: part.keys for part in self.plan.tables}
+
+
+class Pipeline:
+    """Iterate to get batches with their rows attached. Use it as a context manager: threads end
+    with it.
+
+    Args:
+        source: iterable of Batch, or of mappings from names to tensors.
+        model: its embedding modules say what to look up.
+        training: rows get gradients and the next step pushes them; else nothing is registered.
+        depth: batches read and planned ahead, >= 1.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        model: nn.Module,
+        *,
+        training: bool,
+        depth: int = 2,
+        cluster: Cluster | None = None,
+    ) -> None:
+        if depth < 1:
+            raise BadRequest(f"prefetch: expected depth >= 1, found {depth}")
+        self._cluster = default() if cluster is None else cluster
+        self._source, self._training = source, training
+        self._planner = Planner(model, pool=self._cluster.pool)
+        for table in self._planner.tables:
+            self._cluster.ensure_table(table)
+        self._planned: Conduit[_Planned] = Conduit(depth)
+        self._pulled: Conduit[tuple[_Planned, Pulled]] = Conduit(1)
+        # One permit: the pull of a batch waits until the loop has taken the one before.
+        self._may_pull = threading.Semaphore(1)
+        steps = self._cluster.steps
+        self._optimizer = steps if isinstance(steps, DistributedOptimizer) else None
+        self._pulls_in_loop = training and self._optimizer is not None and self._optimizer.is_sync
+
+    def __enter__(self) -> Pipeline:
+        if self._training and self._cluster.is_prefetching:
+            raise BadRequest("prefetch: another pipeline is training on this cluster already")
+        if self._training and self._optimizer is not None:
+            self._optimizer.begin_pass()
+        self._cluster.is_prefetching |= self._training
+        self._planned.start("trireme-plan", self._plan)
+        if not self._pulls_in_loop:
+            self._pulled.start("trireme-pull", self._pull)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The pull thread may wait for a permit: give it one, it then finds its conduit closed.
+        self._may_pull.release()
+        self._planned.close()
+        self._pulled.close()
+        if self._training:
+            self._cluster.is_prefetching = False
+
+    def _plan(self) -> Iterator[_Planned]:
+        for source in self._source:
+            batch = source if isinstance(source, Batch) else Batch(dict(source))
+            yield _Planned(batch, self._planner.plan(batch))
+
+    def _pull(self) -> Iterator[tuple[_Planned, Pulled]]:
+        for planned in self._planned:
+            self._may_pull.acquire()
+            yield planned, self._cluster.pull(planned.keys(), blocks=self._training)
+
+    def _pull_in_loop(self) -> Iterator[tuple[_Planned, Pulled]]:
+        for planned in self._planned:
+            yield planned, self._cluster.pull(planned.keys(), blocks=True, training=True)
+
+    def __iter__(self) -> Iterator[Batch]:
+        pulled_batches = self._pull_in_loop() if self._pulls_in_loop else iter(self._pulled)
+        for planned, pulled in pulled_batches:
+            self._may_pull.release()
+            if self._training:
+                self._cluster.client.install_blocks(pulled)
+            self._attach(planned, pulled)
+            yield planned.batch
+
+    def _attach(self, planned: _Planned, pulled: Pulled) -> None:
+        """Give the batch its rows; in training the next step pushes their gradients."""
+        plan, pending = planned.plan, self._cluster.pending
+        rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
+        leaves = plan.attach(planned.batch, rows, train=self._training)
+        if self._training:
+            pending.pulled_at(pulled.versions)
+            for part in plan.tables:
+                leaf = leaves[part.table.name]
+                pending.add(part.table, part.keys, leaf, plan.num_examples)
+
+
+def prefetch(
+    dataset: Iterable[Any],
+    model: nn.Module,
+    *,
+    depth: int = 2,
+    cluster: Cluster | None = None,
+) -> Iterator[Batch]:
+    """Batches for a plain training loop, with rows and dense weights pulled ahead of it.
+
+    `dataset` is iterated once: one pass. A dataset with streams gives each worker its own; of any
+    other iterable every worker takes each num_workers-th batch. When it is exhausted this worker
+    has left the pass and its parameters are current.
+
+        for batch in tr.prefetch(train, model):
+            loss = criterion(model(batch), batch["label"])
+            loss.backward()
+            optimizer.step()
+    """
+    of = default() if cluster is None else cluster
+    with Pipeline(share_of(dataset, of), model, training=True, depth=depth, cluster=of) as pipeline:
+        yield from pipeline
+        optimizer = of.steps
+    if isinstance(optimizer, DistributedOptimizer):
+        optimizer.end_pass()
+
+
+def share_of(
+    dataset: Iterable[Any], cluster: Cluster, start: tuple[int, ...] = ()
+) -> Iterable[Any]:
+    """This worker's part of a dataset."""
+    if hasattr(dataset, "stream"):
+        share: Iterable[Any] = dataset.stream(
+            cluster.worker, cluster.num_workers, start=start or None
+        )
+        return share
+    if start:
+        raise BadRequest(
+            f"train: {type(dataset).__name__} has no stream(index, num_streams, start=...),"
+            f" so it cannot start at position {start}"
+        )
+    return (
+        batch
+        for number, batch in enumerate(dataset)
+        if number % cluster.num_workers == cluster.worker
+    )

@@ -1,0 +1,76 @@
+"""How worker 0 shows what it is doing: a bar on a terminal, a line every few seconds in a log
+file.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+LINE_S = 5.0
+REFRESH_S = 0.25
+
+
+class Display:
+    """One activity with a fraction done, a count of examples and some figures. Used by one
+    thread.
+    """
+
+    def __init__(self, title: str, progress: Progress | None) -> None:
+        self._title, self._progress = title, progress
+        self._task = None if progress is None else progress.add_task(title, total=1.0, figures="")
+        self._started = self._shown = time.monotonic()
+        self.num_examples = 0
+
+    def is_due(self) -> bool:
+        """Whether it is time to show something new; asking is cheap."""
+        now = time.monotonic()
+        period_s = LINE_S if self._progress is None else REFRESH_S
+        if now - self._shown < period_s:
+            return False
+        self._shown = now
+        return True
+
+    def show(self, fraction: float | None, figures: dict[str, float]) -> None:
+        """fraction: 0 to 1, None if nobody knows."""
+        elapsed_s = max(time.monotonic() - self._started, 1e-9)
+        text = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        text = f"{text} {self.num_examples / elapsed_s:,.0f} examples/s"
+        if self._progress is None or self._task is None:
+            done = "" if fraction is None else f" {100 * fraction:.0f}%"
+            sys.stdout.write(f"{self._title}{done}: {self.num_examples:,} examples {text}\n")
+            sys.stdout.flush()
+        else:
+            self._progress.update(
+                self._task,
+                total=None if fraction is None else 1.0,
+                completed=fraction or 0.0,
+                figures=text,
+            )
+
+
+@contextmanager
+def display(title: str, *, enabled: bool) -> Iterator[Display | None]:
+    """Show an activity while the block runs; None if it is not this process' business."""
+    if not enabled:
+        yield None
+        return
+    console = Console()
+    if not console.is_terminal:
+        yield Display(title, None)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, refresh_per_second=4) as progress:
+        yield Display(title, progress)

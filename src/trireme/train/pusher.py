@@ -1,0 +1,89 @@
+"""Pushes behind the training loop: one thread sends them in order, at most two wait."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+
+from trireme.errors import DeadlineExceeded
+from trireme.ps.client import Client, DenseGradient, Step, TableGradient
+
+WAITING_MAX = 2
+
+_Item = tuple[Step, Mapping[str, TableGradient], DenseGradient | None]
+
+
+class Pusher:
+    """Used by one thread. An error of a push is raised by the next `submit` or `flush`; no later
+    push is sent.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=WAITING_MAX)
+        self._idle = threading.Condition()
+        self._unfinished = 0
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="trireme-push", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, step: Step, tables: Mapping[str, TableGradient], dense: DenseGradient | None
+    ) -> None:
+        """Send this push after those before it; waits while two are waiting.
+
+        Raises:
+            The error of an earlier push. DeadlineExceeded: the servers took none for too long.
+        """
+        with self._idle:
+            self._raise_error()
+            self._unfinished += 1
+        try:
+            self._queue.put((step, tables, dense), timeout=self._patience_s())
+        except queue.Full:
+            with self._idle:
+                self._unfinished -= 1
+            raise DeadlineExceeded(
+                f"push: the servers took none for {self._patience_s():.0f} s"
+            ) from None
+
+    def flush(self) -> None:
+        """Wait until all submitted pushes are done. Raises the error of one that failed."""
+        with self._idle:
+            if not self._idle.wait_for(lambda: self._unfinished == 0, self._patience_s()):
+                self._raise_error()
+                raise DeadlineExceeded(
+                    f"push: {self._unfinished} pushes unfinished after {self._patience_s():.0f} s"
+                )
+            self._raise_error()
+
+    def close(self) -> None:
+        """Flush and end the thread."""
+        try:
+            self.flush()
+        finally:
+            self._queue.put(None, timeout=self._patience_s())
+            self._thread.join(self._patience_s())
+
+    def _patience_s(self) -> float:
+        # Every push ends within the client's deadline, so a full queue moves within a multiple of
+        # it.
+        return (WAITING_MAX + 2) * self._client.timeout_s
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if self._error is None:
+                    step, tables, dense = item
+                    self._client.push(step, tables, dense)
+            except BaseException as error:  # noqa: BLE001 handed to the training thread
+                self._error = error
+            finally:
+                with self._idle:
+                    self._unfinished -= 1
+                    self._idle.notify_all()

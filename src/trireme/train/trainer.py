@@ -1,0 +1,216 @@
+"""The trainer: fit, evaluate, save, load, on any number of workers and servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trireme.cluster import Cluster, default
+from trireme.data.batch import Batch
+from trireme.errors import BadRequest
+from trireme.metrics import Metric
+from trireme.ps.saving import SAVE_TIMEOUT_S, load_buffers, load_checkpoint, save_checkpoint
+from trireme.strategy import Strategy
+from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.pipeline import Pipeline, share_of
+from trireme.train.progress import Display, display
+
+
+class _Tally:
+    """Mean loss and metrics of one run over data, mergeable over workers."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.metrics = metrics
+        self.loss_sum, self.num_examples = 0.0, 0
+        for metric in metrics:
+            metric.reset()
+
+    def add(self, loss: Tensor, outputs: Tensor, labels: Tensor, examples: int) -> None:
+        self.loss_sum += float(loss.detach()) * examples
+        self.num_examples += examples
+        for metric in self.metrics:
+            metric.update(outputs.detach(), labels)
+
+    def figures(self) -> dict[str, float]:
+        """The mean loss and each metric by its name."""
+        values = {"loss": self.loss_sum / max(self.num_examples, 1)}
+        for metric in self.metrics:
+            values[metric.name] = metric.compute()
+        return values
+
+    def merge(self, cluster: Cluster) -> None:
+        """Make this the tally of all workers together. Every worker calls it."""
+        states = [metric.state() for metric in self.metrics]
+        arrays = [np.array([self.loss_sum, self.num_examples], dtype=np.float64)]
+        arrays += [state[key] for state in states for key in sorted(state)]
+        self.loss_sum, self.num_examples = 0.0, 0
+        for metric in self.metrics:
+            metric.reset()
+        for _, received in cluster.client.gather({}, arrays):
+            rest = iter(received)
+            loss_sum, num_examples = next(rest)
+            self.loss_sum += float(loss_sum)
+            self.num_examples += int(num_examples)
+            for metric, state in zip(self.metrics, states, strict=True):
+                metric.merge({key: next(rest) for key in sorted(state)})
+
+
+class Trainer:
+    """Trains a model whose embedding rows and dense parameters live on servers (or embedded in this
+    process).
+
+    Every worker of the job makes one and calls the same methods in the same order.
+
+    Args:
+        model: takes a batch, returns (B,) or (B, C) outputs.
+        optimizer: of the dense parameters; None if the model has none.
+        strategy: the consistency mode, default async.
+        loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples.
+        metrics: updated with (outputs, labels) while training and evaluating.
+        label: name of the label column.
+        depth: batches to read and plan ahead.
+        progress: worker 0 shows a progress bar (on a terminal) or lines (elsewhere).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        strategy: Strategy | None = None,
+        metrics: Sequence[Metric] = (),
+        label: str = "label",
+        depth: int = 2,
+        progress: bool = True,
+        cluster: Cluster | None = None,
+    ) -> None:
+        names = [metric.name for metric in metrics]
+        if len({"loss", *names}) != len(names) + 1:
+            raise BadRequest(f"Trainer: expected metrics with distinct names, found {names}")
+        self.cluster = default() if cluster is None else cluster
+        self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
+        self.depth = depth
+        self._shows = progress and self.cluster.worker == 0
+        self.optimizer = DistributedOptimizer(
+            optimizer, model, strategy=strategy, cluster=self.cluster
+        )
+
+    def fit(self, dataset: Iterable[Any], *, epochs: int = 1) -> dict[str, float]:
+        """Train on this worker's share of the data, `epochs` times.
+
+        Returns:
+            Of the last epoch and all workers: "loss", each metric, "examples", "examples_per_s".
+                Metrics are of each
+            batch before it was trained on (progressive).
+        """
+        if epochs < 1:
+            raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
+        figures: dict[str, float] = {}
+        for epoch in range(1, epochs + 1):
+            title = "train" if epochs == 1 else f"train {epoch}/{epochs}"
+            figures = self._run(dataset, title, training=True)
+        return figures
+
+    def evaluate(self, dataset: Iterable[Any]) -> dict[str, float]:
+        """Loss and metrics on all workers' shares of the data; changes nothing.
+
+        Starts when every worker has come and every push has been applied.
+        """
+        self.optimizer.flush()
+        self.cluster.client.gather({}, [])
+        self.optimizer.refresh()
+        with torch.no_grad():
+            return self._run(dataset, "evaluate", training=False)
+
+    def _run(self, dataset: Iterable[Any], title: str, *, training: bool) -> dict[str, float]:
+        was_training = self.model.training
+        self.model.train(training)
+        tally = _Tally(self.metrics)
+        share = share_of(dataset, self.cluster)
+        pipeline = Pipeline(
+            share, self.model, training=training, depth=self.depth, cluster=self.cluster
+        )
+        started = time.monotonic()
+        with display(title, enabled=self._shows) as shown:
+            with pipeline:
+                for batch in pipeline:
+                    self._step(batch, tally, training)
+                    if shown is not None:
+                        self._show(shown, share, tally)
+            if training:
+                self.optimizer.end_pass()
+            tally.merge(self.cluster)
+            if shown is not None:
+                shown.num_examples = tally.num_examples
+                shown.show(1.0, tally.figures())
+        self.model.train(was_training)
+        elapsed_s = time.monotonic() - started
+        return {
+            **tally.figures(),
+            "examples": tally.num_examples,
+            "examples_per_s": tally.num_examples / elapsed_s,
+        }
+
+    def _step(self, batch: Batch, tally: _Tally, training: bool) -> None:
+        labels = batch[self.label]
+        if not isinstance(labels, Tensor):
+            raise BadRequest(f"Trainer: expected column {self.label!r} as a tensor, found {labels}")
+        outputs = self.model(batch)
+        loss = self.loss(outputs, labels)
+        if training:
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step(examples=batch.num_examples, position=batch.position)
+        tally.add(loss, outputs, labels, batch.num_examples)
+
+    def _show(self, shown: Display, share: Any, tally: _Tally) -> None:
+        shown.num_examples = tally.num_examples * self.cluster.num_workers
+        if shown.is_due():
+            fraction = share.fraction_read() if hasattr(share, "fraction_read") else None
+            shown.show(fraction, tally.figures())
+
+    # ---- checkpoints ----
+
+    def save(self, path: str | Path) -> None:
+        """Write tables, dense parameters, optimizer state and module buffers (worker 0's) into a
+        new folder.
+
+        Raises:
+            BadRequest: the folder exists, or is outside the servers' root.
+        """
+        self.optimizer.flush()
+        client = self.cluster.client
+        client.gather({}, [])
+        if self.cluster.worker == 0:
+            extra = {"optimizer": self.optimizer.state_dict()}
+            save_checkpoint(
+                client, Path(path), extra=extra, buffers=dict(self.model.named_buffers())
+            )
+        client.gather({}, [], timeout_s=SAVE_TIMEOUT_S)
+
+    def load(self, path: str | Path) -> None:
+        """Bring servers, model and optimizer to the state of a checkpoint, whatever number of
+        servers wrote it.
+
+        Raises:
+            BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another
+        model.
+        """
+        self.optimizer.flush()
+        client = self.cluster.client
+        client.gather({}, [])
+        extra: dict[str, Any] = {}
+        if self.cluster.worker == 0:
+            extra = load_checkpoint(client, Path(path))
+        extra = client.gather(extra, [], timeout_s=SAVE_TIMEOUT_S)[0][0]
+        self.optimizer.load_state_dict(extra["optimizer"])
+        load_buffers(Path(path), dict(self.model.named_buffers()))
+        self.optimizer.resume()
+        self.optimizer.refresh()
