@@ -6,66 +6,104 @@ echo            one call that carries 3.6 MB there and back
 round_trip      one empty call after another, from one client
 small_requests  empty calls from two client processes, 32 on their way at a time, to one server
 
-    python benchmarks/micro/bench_rpc.py [--smoke]
-
-prints one JSON line per metric: {"bench", "metric", "value", "unit", "vs", "ratio", "ratio_min",
-"ratio_max"}. Runs with rpc and with TCP alternate; the median of the repeats counts, and every
-repeat checks what arrived. The TCP rival is as fast as we could make one: a thread blocked in
-recv_into a buffer that is reused, sendall from the array's own memory, Nagle off, and no protocol
-beyond the sizes that both sides know.
+Every measurement checks what arrived. The TCP rival is as fast as we could make one: a thread
+blocked in recv_into a buffer that is reused, sendall from the array's own memory, Nagle off, and no
+protocol beyond the sizes that both sides know.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import socket
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme.rpc import Call, Client, Reply, Request, Server
 
 DIM = 16
+_CLIENTS = 2
+_MODULE = (sys.executable, "-m", "benchmarks.micro.bench_rpc")
 
 
-def pull_push(num_rows: int = 50_000, seconds: float = 1.0, repeats: int = 5) -> dict[str, Any]:
-    """Bytes per second of the steps of a training job, rpc and TCP."""
-    return _compare("pull_push", _RpcSteps, _TcpSteps, num_rows, seconds, repeats)
+def contests(settings: Settings) -> list[Contest]:
+    seconds = settings.pick(smoke=0.02, real=1.0)
+    num_rows = settings.pick(smoke=100, real=50_000)
+    return [
+        _moves("pull_push", _RpcSteps, _TcpSteps, num_rows, seconds, settings),
+        _moves("echo", _RpcEcho, _TcpEcho, num_rows, seconds, settings),
+        _calls("round_trip", _round_trip, seconds, settings),
+        _calls("small_requests", _small_requests, seconds, settings),
+    ]
 
 
-def echo(num_rows: int = 50_000, seconds: float = 1.0, repeats: int = 5) -> dict[str, Any]:
-    """Bytes per second of one call that carries as much back as there."""
-    return _compare("echo", _RpcEcho, _TcpEcho, num_rows, seconds, repeats)
+def _moves(
+    metric: str,
+    rpc_step: type[_RpcSteps],
+    tcp_step: type[_TcpSteps],
+    num_rows: int,
+    seconds: float,
+    settings: Settings,
+) -> Contest:
+    """Bytes per second of rpc beside those of TCP."""
+    return Contest(
+        {
+            metric: lambda _: _rpc_rate(rpc_step, num_rows, seconds),
+            "tcp": lambda _: _tcp_rate(tcp_step, num_rows, seconds),
+        },
+        [Claim(metric, metric, ("tcp",), unit="GB/s")],
+        settings.rounds,
+        num_warm_ups=settings.pick(smoke=0, real=1),
+    )
 
 
-def round_trip(seconds: float = 1.0, repeats: int = 5) -> dict[str, Any]:
+def _calls(
+    metric: str, measure: Callable[[float], float], seconds: float, settings: Settings
+) -> Contest:
+    return Contest(
+        {metric: lambda _: Run(measure(seconds))},
+        [Claim(metric, metric, unit="calls/s")],
+        settings.rounds,
+    )
+
+
+def _rpc_rate(step_type: type[_RpcSteps], num_rows: int, seconds: float) -> Run:
+    with _process("rpc", num_rows) as at, Client(name="bench") as client:
+        return _move(step_type(client, at, num_rows), num_rows, seconds)
+
+
+def _tcp_rate(step_type: type[_TcpSteps], num_rows: int, seconds: float) -> Run:
+    with _process("tcp", num_rows) as at, _connect(at) as connection:
+        return _move(step_type(connection, num_rows), num_rows, seconds)
+
+
+def _move(step: _RpcSteps | _TcpSteps, num_rows: int, seconds: float) -> Run:
+    """GB/s of steps that move the keys and the rows twice."""
+    _rate(step, seconds / 4)  # warm up
+    steps_per_s = _rate(step, seconds)
+    step.check()
+    return Run(steps_per_s * 2 * num_rows * (8 + 4 * DIM) / 1e9)
+
+
+def _round_trip(seconds: float) -> float:
     """Empty calls per second of one client that waits for each."""
     with _process("rpc", 1) as at, Client(name="bench") as client:
-        rates = [
-            _rate(lambda: client.call(at, "nothing", timeout_s=30), seconds) for _ in range(repeats)
-        ]
-    return _line("round_trip", statistics.median(rates), "calls/s")
+        return _rate(lambda: client.call(at, "nothing", timeout_s=30), seconds)
 
 
-def small_requests(seconds: float = 1.0, repeats: int = 5, clients: int = 2) -> dict[str, Any]:
+def _small_requests(seconds: float) -> float:
     """Empty calls per second that one server process answers to several client processes."""
-    rates = []
     with _process("rpc", 1) as at:
-        command = [sys.executable, __file__, "--role", "small", "--at", at]
-        command += ["--seconds", str(seconds)]
-        for _ in range(repeats):
-            processes = [
-                subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(clients)
-            ]
-            rates.append(sum(float(process.communicate(timeout=60)[0]) for process in processes))
-    return _line("small_requests", statistics.median(rates), "calls/s")
+        command = [*_MODULE, "--role", "small", "--at", at, "--seconds", str(seconds)]
+        processes = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(_CLIENTS)
+        ]
+        return sum(float(process.communicate(timeout=60)[0]) for process in processes)
 
 
 # What one step is
@@ -138,38 +176,6 @@ def _fill(tcp: socket.socket, buffer: memoryview) -> None:
         buffer = buffer[num_bytes:]
 
 
-# Measuring
-
-
-def _compare(
-    metric: str,
-    rpc_step: type[_RpcSteps],
-    tcp_step: type[_TcpSteps],
-    num_rows: int,
-    seconds: float,
-    repeats: int,
-) -> dict[str, Any]:
-    rates, ratios = [], []
-    with (
-        _process("rpc", num_rows) as rpc_at,
-        _process("tcp", num_rows) as tcp_at,
-        Client(name="bench") as client,
-        _connect(tcp_at) as connection,
-    ):
-        rpc, tcp = rpc_step(client, rpc_at, num_rows), tcp_step(connection, num_rows)
-        _rate(tcp, seconds / 4)  # warm up
-        _rate(rpc, seconds / 4)
-        for _ in range(repeats):
-            tcp_rate, rpc_rate = _rate(tcp, seconds), _rate(rpc, seconds)
-            rates.append(rpc_rate * 2 * num_rows * (8 + 4 * DIM) / 1e9)
-            ratios.append(rpc_rate / tcp_rate)
-            rpc.check()
-            tcp.check()
-    ratio = {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
-    line = _line(metric, statistics.median(rates), "GB/s") | {"vs": "tcp"}
-    return line | {name: round(value, 3) for name, value in ratio.items()}
-
-
 def _rate(step: Callable[[], object], seconds: float) -> float:
     """Steps per second."""
     count, start = 0, time.perf_counter()
@@ -181,17 +187,12 @@ def _rate(step: Callable[[], object], seconds: float) -> float:
             return count / elapsed
 
 
-def _line(metric: str, value: float, unit: str) -> dict[str, Any]:
-    line = {"bench": "rpc", "metric": metric, "value": round(value, 3), "unit": unit}
-    return line | {"vs": None, "ratio": None, "ratio_min": None, "ratio_max": None}
-
-
-# The other process
+# The other processes
 
 
 @contextmanager
 def _process(role: str, num_rows: int) -> Iterator[str]:
-    command = [sys.executable, __file__, "--role", role, "--rows", str(num_rows)]
+    command = [*_MODULE, "--role", role, "--rows", str(num_rows)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -258,32 +259,20 @@ def _call_small(at: str, seconds: float) -> None:
         print(_rate(lambda: client.call_all(calls, timeout_s=30), seconds) * len(calls))
 
 
-def run(smoke: bool = False) -> Iterator[dict[str, Any]]:
-    """All metrics; with `smoke` as small as they can be."""
-    seconds, repeats, num_rows = (0.02, 1, 100) if smoke else (1.0, 5, 50_000)
-    yield pull_push(num_rows, seconds, repeats)
-    yield echo(num_rows, seconds, repeats)
-    yield round_trip(seconds, repeats)
-    yield small_requests(seconds, repeats)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="rpc beside plain TCP, over loopback")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that it runs")
-    parser.add_argument("--role", choices=["rpc", "tcp", "small"], help=argparse.SUPPRESS)
-    parser.add_argument("--rows", type=int, default=50_000, help=argparse.SUPPRESS)
-    parser.add_argument("--at", help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=1.0, help=argparse.SUPPRESS)
+    """Be one of the other processes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--role", choices=["rpc", "tcp", "small"], required=True)
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--at")
+    parser.add_argument("--seconds", type=float)
     options = parser.parse_args()
     if options.role == "rpc":
         _serve_rpc(options.rows)
     elif options.role == "tcp":
         _serve_tcp(options.rows)
-    elif options.role == "small":
-        _call_small(options.at, options.seconds)
     else:
-        for line in run(smoke=options.smoke):
-            print(json.dumps(line), flush=True)
+        _call_small(options.at, options.seconds)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Benchmarks of Trireme: `python -m benchmarks --help`. See results/README.md."""

@@ -1,0 +1,111 @@
+"""`python -m benchmarks [NAME ...] [--rival NAME]`: run benchmarks, one JSON line per result.
+
+Results go to stdout, everything for people to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import BenchError, Claim, Contest, Settings, run_contest, say
+from benchmarks.machine import header
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PADDLE_VARIABLE = "TRIREME_BENCH_PADDLE"
+_PADDLE_MADE = _ROOT / "build" / "paddle" / "bin" / "python"  # by `make paddle`
+
+# Name: module with `contests(settings)`, what it measures.
+BENCHES = {
+    "rpc": ("benchmarks.micro.bench_rpc", "calls between processes, beside plain TCP"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _arguments(argv)
+    settings = Settings(
+        is_smoke=args.smoke,
+        num_rounds=args.rounds,
+        data=args.data,
+        rivals=args.rivals,
+        paddle_python=args.paddle,
+    )
+    _emit(header(is_smoke=args.smoke), args.json)
+    num_failed = 0
+    for name in args.names or BENCHES:
+        module = importlib.import_module(BENCHES[name][0])
+        for contest in module.contests(settings):
+            chosen = contest.only(_choose(contest, args.metric, args.rival))
+            try:
+                for result in run_contest(name, chosen):
+                    _emit(result, args.json)
+            except BenchError as error:
+                num_failed += 1
+                say(f"{name}: failed: {error}")
+    return 1 if num_failed else 0
+
+
+def _choose(contest: Contest, metric: str, rival: str | None) -> list[Claim]:
+    """The claims that match --metric, each with the rivals that match --rival."""
+    claims = [claim for claim in contest.claims if fnmatch.fnmatch(claim.metric, metric)]
+    if rival is None:
+        return claims
+    return [
+        dataclasses.replace(claim, rivals=kept)
+        for claim in claims
+        if (kept := tuple(n for n in claim.rivals if n == rival or n.startswith(f"{rival}_")))
+    ]
+
+
+def _emit(result: dict[str, Any], json_path: Path | None) -> None:
+    line = json.dumps(result)
+    print(line, flush=True)
+    if json_path is not None:
+        with json_path.open("a") as file:
+            file.write(line + "\n")
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    meanings = "\n".join(f"  {name:8} {meaning}" for name, (_, meaning) in BENCHES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"Measure Trireme, beside rivals where there are any.\n\n{meanings}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
+    parser.add_argument("--rival", help="only results against this one (paddle: also tuned)")
+    parser.add_argument("--metric", default="*", metavar="GLOB", help="only these metrics")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each (default 3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append the results there too")
+    parser.add_argument("--data", metavar="FOLDER", help="made by gen_criteo.py (default: make it)")
+    parser.add_argument(
+        "--rivals",
+        metavar="FOLDER",
+        default=str(_ROOT.parent / "shared" / "bench"),
+        help="of the rivals' scripts (default %(default)s)",
+    )
+    parser.add_argument(
+        "--paddle",
+        metavar="PYTHON",
+        default=os.environ.get(_PADDLE_VARIABLE, str(_PADDLE_MADE)),
+        help=f"of an environment with Paddle (default ${_PADDLE_VARIABLE} or `make paddle`'s)",
+    )
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.names if name not in BENCHES]
+    if unknown:
+        parser.error(f"expected NAME out of {', '.join(BENCHES)}, found {', '.join(unknown)}")
+    if args.rounds < 1:
+        parser.error(f"expected --rounds of at least 1, found {args.rounds}")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

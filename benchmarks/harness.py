@@ -1,0 +1,206 @@
+"""Measures contestants alternately, A, B, A, B, ..., and compares them round by round.
+
+A benchmark is a function that returns contests. A contest is a set of contestants, measured once
+each per round, and the claims read off them: "metric m of ours, against these rivals". The ratio of
+a claim is taken within each round, so that a change of the machine's speed between rounds cancels.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+class BenchError(Exception):
+    """A contestant failed, or did not compute what it should."""
+
+
+class Absent(Exception):
+    """A contestant that cannot run here. The message says what is missing and how to get it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement.
+
+    hash: of what was computed. Equal in every round, or the benchmark fails; None where the
+        computation is not deterministic.
+    detail: more about the run, for people.
+    """
+
+    value: float
+    hash: str | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A metric of one contestant, against others of the same contest."""
+
+    metric: str
+    of: str
+    rivals: tuple[str, ...] = ()
+    unit: str = "examples/s"
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Contestants by name, in order of running; each takes the round's number, its seed."""
+
+    contestants: Mapping[str, Callable[[int], Run]]
+    claims: Sequence[Claim]
+    num_rounds: int
+    num_warm_ups: int = 0
+    statistic: Literal["median", "mean"] = "median"
+
+    def __post_init__(self) -> None:
+        for claim in self.claims:
+            for name in (claim.of, *claim.rivals):
+                if name not in self.contestants:
+                    raise BenchError(f"Contest: claim {claim.metric} names no contestant: {name}")
+
+    def only(self, claims: Iterable[Claim]) -> Contest:
+        """The part of the contest that these claims need."""
+        kept = list(claims)
+        names = {name for claim in kept for name in (claim.of, *claim.rivals)}
+        contestants = {n: run for n, run in self.contestants.items() if n in names}
+        return Contest(contestants, kept, self.num_rounds, self.num_warm_ups, self.statistic)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a benchmark may vary: its size, by mode, and where things outside the project are.
+
+    data: folder made by the rivals' gen_criteo.py, or None.
+    """
+
+    is_smoke: bool
+    num_rounds: int = 3
+    data: str | None = None
+    rivals: str = ""
+    paddle_python: str | None = None
+
+    def pick(self, *, smoke: T, real: T) -> T:
+        """The value of a parameter: small whenever the tests run, real when it is measured."""
+        return smoke if self.is_smoke else real
+
+    @property
+    def rounds(self) -> int:
+        return self.pick(smoke=1, real=self.num_rounds)
+
+
+def say(text: str) -> None:
+    """To people, apart from the results on stdout."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_contest(bench: str, contest: Contest) -> list[dict[str, Any]]:
+    """Measure everything and return one result per claim and rival.
+
+    A contestant that is absent is left out, with its reason printed; a claim left without rivals
+    still reports its value.
+
+    Raises:
+        BenchError: a contestant failed, or computed something else than in another round.
+    """
+    present = dict(contest.contestants)
+    runs: dict[str, list[Run]] = {name: [] for name in present}
+    foreign = ForeignLoad()
+    for number in range(-contest.num_warm_ups, contest.num_rounds):
+        for name in list(present):
+            try:
+                run = present[name](max(number, 0))
+            except Absent as reason:
+                say(f"{bench}: {name} skipped: {reason}")
+                del present[name]
+                continue
+            if number >= 0:
+                say(f"{bench}: round {number + 1}/{contest.num_rounds}, {name}: {run.value:,.6g}")
+                runs[name].append(run)
+    taken_cores = foreign.cores()
+    results = []
+    for claim in contest.claims:
+        for result in _results(claim, runs, contest.statistic):
+            results.append({"bench": bench, **result, "foreign_cores": taken_cores})
+    return results
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _results(
+    claim: Claim, runs: Mapping[str, list[Run]], statistic: str
+) -> Iterable[dict[str, Any]]:
+    ours = runs[claim.of]
+    if not ours:
+        return
+    middle = statistics.median if statistic == "median" else statistics.fmean
+    values = [run.value for run in ours]
+    head = {"metric": claim.metric, "value": _rounded(middle(values)), "unit": claim.unit}
+    tail = {
+        "value_min": _rounded(min(values)),
+        "value_max": _rounded(max(values)),
+        "rounds": len(ours),
+        "hash": _same_hash(claim, ours),
+        "detail": dict(ours[-1].detail),
+    }
+    no_rival = {"vs": None, "ratio": None, "ratio_min": None, "ratio_max": None, "vs_value": None}
+    rivals = [name for name in claim.rivals if runs[name]]
+    if not rivals:
+        yield {**head, **no_rival, **tail}
+    for name in rivals:
+        theirs = [run.value for run in runs[name]]
+        ratios = [a / b for a, b in zip(values, theirs, strict=True)]
+        yield {
+            **head,
+            "vs": name,
+            "ratio": _rounded(middle(ratios)),
+            "ratio_min": _rounded(min(ratios)),
+            "ratio_max": _rounded(max(ratios)),
+            "vs_value": _rounded(middle(theirs)),
+            **tail,
+            "vs_detail": dict(runs[name][-1].detail),
+        }
+
+
+def _same_hash(claim: Claim, runs: Sequence[Run]) -> str | None:
+    hashes = {run.hash for run in runs}
+    if len(hashes) > 1:
+        raise BenchError(f"{claim.of}: expected one result in every round, found hashes {hashes}")
+    return hashes.pop()
+
+
+class ForeignLoad:
+    """How much of the machine others used meanwhile: CPU time of all processes but ours."""
+
+    def __init__(self) -> None:
+        self._start = _clocks()
+
+    def cores(self) -> float | None:
+        """Cores that others kept busy, on average since the start; None where unknown."""
+        now = _clocks()
+        if now is None or self._start is None:
+            return None
+        wall_s, all_s, own_s = (after - b for after, b in zip(now, self._start, strict=True))
+        return round(max(all_s - own_s, 0.0) / max(wall_s, 1e-9), 3)
+
+
+def _clocks() -> tuple[float, float, float] | None:
+    """Seconds: of wall time; of CPU, the whole machine; of CPU, this process and ended children."""
+    try:
+        with open("/proc/stat") as file:
+            ticks = sum(int(field) for field in file.readline().split()[1:4])
+    except OSError:
+        return None
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own_s = sum(usage.ru_utime + usage.ru_stime for usage in spent)
+    return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own_s

@@ -1,0 +1,1 @@
+"""One loop of one concept, in this process or between two."""

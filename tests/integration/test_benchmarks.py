@@ -1,0 +1,154 @@
+"""The benchmarks: how the harness compares, and that every benchmark still runs (smoke mode).
+
+No time is asserted.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import rivals
+from benchmarks.__main__ import BENCHES, main
+from benchmarks.harness import Absent, BenchError, Claim, Contest, Run, Settings, run_contest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT_FIELDS = ("bench", "metric", "value", "unit", "vs", "ratio", "ratio_min", "ratio_max")
+
+# What other scripts rely on.
+REAL_CLAIMS = {
+    ("rpc", "pull_push"): ("tcp",),
+    ("rpc", "echo"): ("tcp",),
+    ("rpc", "round_trip"): (),
+    ("rpc", "small_requests"): (),
+}
+
+
+def claims(settings):
+    return {
+        (name, claim.metric): claim.rivals
+        for name, (module, _) in BENCHES.items()
+        for contest in importlib.import_module(module).contests(settings)
+        for claim in contest.claims
+    }
+
+
+def test_metrics_and_rivals_keep_their_names():
+    assert claims(Settings(is_smoke=False)) == REAL_CLAIMS
+
+
+def replay(order, name, values):
+    """A contestant that answers these values, one per round."""
+
+    def measure(number):
+        order.append((name, number))
+        return Run(values[number], hash="same")
+
+    return measure
+
+
+def test_contest_alternates_and_takes_ratios_within_rounds():
+    order = []
+    contest = Contest(
+        {"ours": replay(order, "ours", [10, 40, 90]), "rival": replay(order, "rival", [5, 10, 30])},
+        [Claim("speed", "ours", ("rival",), unit="rows/s")],
+        num_rounds=3,
+        num_warm_ups=1,
+    )
+    (result,) = run_contest("toy", contest)
+    one_round = [("ours", 0), ("rival", 0)]
+    assert order == [*one_round, *one_round, ("ours", 1), ("rival", 1), ("ours", 2), ("rival", 2)]
+    assert {field: result[field] for field in RESULT_FIELDS} == {
+        "bench": "toy",
+        "metric": "speed",
+        "value": 40,
+        "unit": "rows/s",
+        "vs": "rival",
+        "ratio": 3,
+        "ratio_min": 2,
+        "ratio_max": 4,
+    }
+    assert (result["vs_value"], result["hash"], result["rounds"]) == (10, "same", 3)
+
+
+def test_contest_reports_a_value_without_ratio_when_the_rival_is_absent(capsys):
+    def absent(_):
+        raise Absent("not installed here")
+
+    contest = Contest(
+        {"ours": replay([], "ours", [10]), "rival": absent},
+        [Claim("speed", "ours", ("rival",))],
+        num_rounds=1,
+    )
+    (result,) = run_contest("toy", contest)
+    assert (result["value"], result["vs"], result["ratio"]) == (10, None, None)
+    assert "toy: rival skipped: not installed here" in capsys.readouterr().err
+
+
+def test_contest_fails_when_rounds_compute_different_results():
+    contest = Contest(
+        {"ours": lambda number: Run(1.0, hash=str(number))}, [Claim("speed", "ours")], num_rounds=2
+    )
+    with pytest.raises(BenchError, match="one result in every round"):
+        run_contest("toy", contest)
+
+
+def test_rival_script_is_run_with_its_options_and_its_last_json_line_is_read(tmp_path):
+    (tmp_path / "torch_ctr.py").write_text(
+        "import json, sys\n"
+        "print('some chatter')\n"
+        "print(json.dumps({'ex_s_with_opt': 123.0, 'argv': sys.argv[1:]}))\n"
+    )
+    run = rivals.dense_bound(Settings(is_smoke=False, rivals=str(tmp_path)), batch=64)
+    assert run.value == 123.0
+    assert run.detail["argv"] == ["--what=dense", "--batch=64", "--threads=2"]
+
+
+def test_rival_that_fails_is_an_error_with_its_last_lines(tmp_path):
+    (tmp_path / "torch_ctr.py").write_text("raise SystemExit('no such thing')")
+    with pytest.raises(BenchError, match="no such thing"):
+        rivals.dense_bound(Settings(is_smoke=False, rivals=str(tmp_path)), batch=64)
+
+
+def test_rival_that_is_not_here_says_how_to_get_it(tmp_path):
+    settings = Settings(is_smoke=False, rivals=str(tmp_path), paddle_python="/nowhere/python")
+    with pytest.raises(Absent, match="--rivals FOLDER"):
+        rivals.dense_bound(settings, batch=64)
+    (tmp_path / "paddle_ctr.py").touch()
+    with pytest.raises(Absent, match="make paddle"):
+        rivals.paddle(settings, net="ctr", batch=64, dim=8, num_files=1)
+
+
+def test_unknown_benchmark_is_refused_with_the_known_names(capsys):
+    with pytest.raises(SystemExit):
+        main(["rcp"])
+    assert f"expected NAME out of {', '.join(BENCHES)}, found rcp" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("bench", sorted(BENCHES))
+def test_benchmark_runs_in_smoke_mode(bench, tmp_path):
+    json_path = tmp_path / "results.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks", bench, "--smoke"),
+            *("--json", str(json_path), "--rivals", str(tmp_path / "none")),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    header, *results = map(json.loads, done.stdout.splitlines())
+    assert (header["bench"], header["mode"]) == ("header", "smoke")
+    assert json_path.read_text() == done.stdout
+    expected = {
+        metric for name, metric in claims(Settings(is_smoke=True, rivals="")) if name == bench
+    }
+    assert {result["metric"] for result in results} == expected
+    for result in results:
+        assert set(RESULT_FIELDS) <= set(result)
+        assert result["value"] > 0
