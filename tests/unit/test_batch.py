@@ -56,6 +56,15 @@ def test_batch_reads_like_a_mapping_of_columns():
     assert "position=(0, 0)" in repr(batch)
 
 
+def test_bags_on_their_own_are_columns_too():
+    ragged = Ragged(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 3]))
+    batch = Batch({"A": ragged})
+    assert batch.num_examples == 2
+    assert batch["A"] is ragged
+    doubled = pytree.tree_map(lambda t: t * 2 if isinstance(t, Tensor) else t, batch)
+    assert doubled["A"].values.tolist() == [10, 12, 14]
+
+
 def test_bags_of_a_feature_are_views_without_copies():
     batch = make_batch()
     z = batch["Z"]

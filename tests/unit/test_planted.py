@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from trireme.data import QueueDataset, criteo
+from trireme.data import QueueDataset, criteo, planted
 from trireme.data.planted import VOCABULARY_SIZES, _Planted, exact_auc, write_planted_criteo
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
@@ -107,12 +105,9 @@ def test_arguments_out_of_range_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_runs_as_a_command(tmp_path):
-    command = [sys.executable, "-m", "trireme.data.planted", str(tmp_path / "data")]
-    options = ["--examples", "200", "--test_examples", "100", "--files", "2"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["examples"] == 200
-    again = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert again.returncode == 1
-    assert "expected no folder yet" in again.stderr
+def test_it_runs_as_a_command(tmp_path, capsys):
+    arguments = [str(tmp_path / "data"), "--examples", "200", "--test_examples", "100"]
+    planted.main([*arguments, "--files", "2"])
+    assert json.loads(capsys.readouterr().out)["examples"] == 200
+    with pytest.raises(SystemExit, match="expected no folder yet"):
+        planted.main(arguments)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trireme.data.batch import Bags, Batch
+from trireme.data.batch import Bags, Batch, Ragged
 from trireme.data.schema import Dense, Schema, Sparse, Weight
 from trireme.data.strings import string_keys
 from trireme.errors import BadRequest, DataError
@@ -137,7 +137,9 @@ class ArrayDataset:
         )
 
     def _batch(self, rows_B: Tensor) -> Batch:
-        columns = {name: column[rows_B] for name, column in self._numbers.items()}
+        columns: dict[str, Tensor | Ragged] = {
+            name: column[rows_B] for name, column in self._numbers.items()
+        }
         if self._keys_FN is None or self._present_FN is None:
             return Batch(columns)
         keys_FB, present_FB = self._keys_FN[:, rows_B], self._present_FN[:, rows_B]

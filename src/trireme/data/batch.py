@@ -69,8 +69,9 @@ class Bags:
 class Batch:
     """Columns of B examples; `batch[name]` gives a dense column or the bags of a sparse feature.
 
-    columns: name -> tensor whose first dimension is B (labels, weights, dense features).
-    bags: the sparse features, or None when there are none.
+    columns: name -> tensor whose first dimension is B (labels, weights, dense features), or bags of
+        one feature on their own, where a source yields them so.
+    bags: the sparse features together, or None when there are none.
     lookups: filled when the batch is planned: name of an embedding module -> its lookup.
     stream: the stream that this batch is a part of.
     position: a few numbers from which the same source goes on with the next batch of the stream;
@@ -80,7 +81,7 @@ class Batch:
     structure; `stream` and `position` are left out, because they differ from batch to batch.
     """
 
-    columns: dict[str, Tensor]
+    columns: dict[str, Tensor | Ragged]
     bags: Bags | None = None
     lookups: dict[str, Any] = field(default_factory=dict)
     stream: int = 0
@@ -90,7 +91,7 @@ class Batch:
     def num_examples(self) -> int:
         """B, 0 for a batch without any column."""
         for column in self.columns.values():
-            return column.shape[0]
+            return column.offsets.shape[0] - 1 if isinstance(column, Ragged) else column.shape[0]
         return 0 if self.bags is None else self.bags.num_examples
 
     def __getitem__(self, name: str) -> Tensor | Ragged:
