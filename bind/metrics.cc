@@ -1,12 +1,12 @@
 // Histograms of scores.
+#include <nanobind/stl/optional.h>
+
 #include <optional>
 #include <string>
 
 #include "base/error.h"
 #include "bind.h"
 #include "metrics/auc.h"
-
-#include <nanobind/stl/optional.h>
 
 namespace trireme::bind {
 namespace {
