@@ -1,26 +1,87 @@
-# demo: the main job. test: the whole suite. check: formatters, linters, types, C++ tests under sanitizers.
-# bench: benchmarks (BENCH=name, RIVAL=name). Everything is set up in .venv on first use.
+# make demo     the main job, from nothing (DATA=path/to/train.txt: Criteo's own file)
+# make test     the whole suite (TESTS=tests/unit: a part of it)
+# make check    formatters, linters, types; the C++ tests under sanitizers
+# make bench    benchmarks (BENCH=name: one of them; RIVAL=name: beside a rival)
+# make format   rewrite the sources as `make check` wants them
+# make core     build the C++ core in place, quick while working on it (PYTHONPATH=src finds it)
+#
+# Each sets up .venv first, if need be: Python >= 3.10 with venv, make and a C++20 compiler suffice.
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := $(shell find core bind CMakeLists.txt pyproject.toml constraints.txt -type f 2>/dev/null)
+JOBS := $(shell nproc)
+CXX_FILES := $(shell find core bind -name '*.h' -o -name '*.cc' | sort)
+BUILD_FILES := $(shell find core bind -type f) CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: demo test check bench setup core format clean
+# TSan of older compilers cannot live with the address randomization of newer kernels.
+NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.PHONY: demo test check bench setup core format clean lint cxx-asan cxx-tsan
+
+demo: setup
+	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
+
+test: setup
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: lint cxx-asan cxx-tsan
+
+bench: setup
+	@$(BIN)/python -m benchmarks $(BENCH) $(if $(RIVAL),--rival $(RIVAL))
 
 setup: $(VENV)/ready
 
-# The editable install builds the C++ core; it is repeated when a source of the core changes.
-$(VENV)/ready: $(SOURCES)
+# torch comes first and alone: asked for by exactly this version it is the build for CPUs.
+$(VENV)/tools: constraints.txt
+	@echo "setup: a virtual environment in $(VENV), torch and the other dependencies (minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV): dependencies, then the C++ core (minutes the first time)"
-	@$(PIP) install torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@$(PIP) install -c constraints.txt nanobind scikit-build-core cmake ninja
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@start=$$(date +%s) && \
+	  $(PIP) install $$(grep '^torch==' constraints.txt) && \
+	  $(PIP) install -r constraints.txt && \
+	  echo "setup: dependencies took $$(($$(date +%s) - start)) s"
 	@touch $@
 
-# The core alone, built in place: quick while working on it. PYTHONPATH=src then finds it.
+# The editable install builds the C++ core, again when its sources change. It knows the Python files
+# by name, so a new one needs it too: $(VENV)/names changes with the list.
+$(VENV)/ready: $(VENV)/tools $(VENV)/names $(BUILD_FILES)
+	@echo "setup: building the C++ core ($(JOBS) cores)"
+	@start=$$(date +%s) && \
+	  CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PATH=$(CURDIR)/$(BIN):$$PATH \
+	  $(PIP) install --no-build-isolation --no-deps -e . && \
+	  echo "setup: the core took $$(($$(date +%s) - start)) s"
+	@touch $@
+
+$(VENV)/names: FORCE | $(VENV)/tools
+	@find src -name '*.py' | sort | cmp -s - $@ || find src -name '*.py' | sort > $@
+FORCE:
+
 core:
 	@cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) >/dev/null
 	@cmake --build build/dev
 	@cp build/dev/bind/_core*.so src/trireme/
+
+lint: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+cxx-asan: SANITIZE := address,undefined
+cxx-tsan: SANITIZE := thread
+cxx-asan cxx-tsan: cxx-%: setup
+	@echo "check: C++ tests under -fsanitize=$(SANITIZE)"
+	@PATH=$(CURDIR)/$(BIN):$$PATH && \
+	  cmake -S . -B build/$* -G Ninja -DTRIREME_TESTS=ON -DTRIREME_PYTHON=OFF \
+	    -DTRIREME_SANITIZE=$(SANITIZE) -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null && \
+	  cmake --build build/$* --parallel $(JOBS) && \
+	  $(if $(filter tsan,$*),$(NO_ASLR)) ctest --test-dir build/$* --output-on-failure
+
+format: setup
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build $(VENV) src/trireme/_core*
