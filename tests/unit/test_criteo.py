@@ -8,8 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from criteo_text import Broken, Example, damage, examples_of, random_line, read_text
 
+from tests.criteo_text import Broken, Example, damage, examples_of, random_line, read_text
 from trireme import _core
 from trireme.data import QueueDataset, criteo
 from trireme.errors import BadRequest, DataError

@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from criteo_text import Example, examples_of, random_line, read_text
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from tests.criteo_text import Example, examples_of, random_line, read_text
 from trireme.data import Batch, Dense, Label, QueueDataset, Schema, criteo
 from trireme.data.sources import natural_key
 from trireme.errors import BadRequest, DataError
