@@ -1,4 +1,4 @@
-"""The command `trireme`: launch a job, say the version."""
+"""The command `trireme`: launch a job, serve without a script, say the version."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ it or stopped the job, 2 for a wrong command.
 """
 
 
+_EXAMPLES_SERVER = """
+examples:
+  trireme server --listen 127.0.0.1:6000
+  TRIREME_SERVERS=127.0.0.1:6000,127.0.0.1:6001 torchrun --nproc_per_node 2 train.py
+      workers of that server and another one
+
+A server needs its address only; workers bring the rest, and server 0 of their list hosts the
+coordinator. It ends with code 0 when all workers have said goodbye, or at SIGTERM. Every option can
+also be given by the environment (TRIREME_LISTEN, TRIREME_INSECURE, ...); options win.
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Wrong use exits with code 2."""
     parser = build_parser()
@@ -75,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_launch(_command(commands, "launch", "start servers and workers", _EXAMPLES_LAUNCH))
+    _add_server(_command(commands, "server", "be a server, without a script", _EXAMPLES_SERVER))
     version = _command(commands, "version", "print the versions in use", "")
     version.set_defaults(run=_version)
     return parser
@@ -125,6 +138,14 @@ def _add_launch(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_launch)
 
 
+def _add_server(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--listen", metavar="HOST:PORT", help="address to bind; port 0 chooses one")
+    add("--threads", type=int, metavar="N", help="threads for tables; default: one per core")
+    _add_common(command)
+    command.set_defaults(run=_server)
+
+
 def _add_common(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add(
@@ -152,6 +173,23 @@ def _launch(arguments: argparse.Namespace) -> int:
             keys=arguments.keys,
         )
     )
+
+
+def _server(arguments: argparse.Namespace) -> int:
+    from trireme.launch import init  # brings torch, which the launcher can do without
+
+    role = roles.read_role(
+        role="server",
+        listen=arguments.listen,
+        timeout_s=arguments.timeout_s,
+        insecure=arguments.insecure or None,
+        keys=arguments.keys,
+        threads=arguments.threads,
+    )
+    init.log_to_stderr()
+    init.log.info("%s", role.describe())
+    init.serve_role(role)
+    return 0
 
 
 def _version(arguments: argparse.Namespace) -> int:

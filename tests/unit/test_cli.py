@@ -27,6 +27,7 @@ FLAGS = {
         "SCRIPT",
         "...",
     ],
+    "server": ["--help", "--insecure", "--keys", "--listen", "--threads", "--timeout_s", "-h"],
     "version": ["--help", "-h"],
 }
 

@@ -103,6 +103,17 @@ def test_server_is_known_by_its_number_or_its_address() -> None:
     assert (behind.index, behind.listen) == (1, "0.0.0.0:36000")
 
 
+def test_server_may_know_its_address_only() -> None:
+    for role in (
+        read_role({}, role="server", listen="127.0.0.1:0"),
+        read_role({"TRIREME_ROLE": "server", "TRIREME_LISTEN": "127.0.0.1:0"}),
+    ):
+        assert (role.servers, role.num_workers, role.listen) == ((), 0, "127.0.0.1:0")
+        assert role.describe().startswith("trireme: server, listening on 127.0.0.1:0 (from ")
+    listed = read_role({"TRIREME_SERVERS": LIST}, role="server", listen=SERVERS[1])
+    assert (listed.index, listed.servers) == (1, SERVERS)
+
+
 def test_tuning_variables_reach_every_role() -> None:
     tuning = {
         "TRIREME_TIMEOUT_S": "7.5",
@@ -125,6 +136,7 @@ def test_tuning_variables_reach_every_role() -> None:
         (without(FLEET_WORKER, "PADDLE_TRAINER_ID"), ["PADDLE_TRAINER_ID"]),
         (without(FLEET_SERVER, "POD_IP"), ["POD_IP", "PADDLE_PORT"]),
         (without(FLEET_SERVER, "PADDLE_PORT"), ["POD_IP", "PADDLE_PORT"]),
+        (without(FLEET_SERVER, "PADDLE_PSERVERS_IP_PORT_LIST"), ["PADDLE_PSERVERS_IP_PORT_LIST"]),
         ({"PADDLE_PORT": "36000"}, ["TRAINING_ROLE"]),
         ({"PADDLE_TRAINER_ID": "0"}, ["TRAINING_ROLE"]),
         ({"TRIREME_SERVERS": LIST}, ["TRIREME_ROLE", "TRIREME_SERVERS"]),

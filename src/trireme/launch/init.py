@@ -46,7 +46,7 @@ def init(
         BadRequest: half-set or contradicting variables. DeadlineExceeded: servers that do not come
     up.
     """
-    _log_to_stderr()
+    log_to_stderr()
     place = read_role(
         role=role, servers=servers, index=index, num=num, keys=keys, timeout_s=timeout_s
     )
@@ -80,7 +80,7 @@ def _server_keys(folder: Path) -> ServerKeys:
     return ServerKeys.read(folder / "server.key", folder / "clients.pub")
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """Show Trireme's own messages, unless the application has set logging up."""
     root = logging.getLogger("trireme")
     if not root.handlers and not logging.getLogger().handlers:

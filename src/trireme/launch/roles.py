@@ -60,9 +60,10 @@ _FLEET_ROLES = {"PSERVER": "server", "TRAINER": "worker"}
 class Role:
     """The place of this process in its job.
 
-    `num_workers` is 0 for a server that was not told (it learns it when workers join). `listen` is
-    the address a server binds; `listen_fd` a socket that already listens there, handed over by the
-    launcher, so that no other process can take the port in between.
+    A server may have been told its address only: then `servers` is empty, `num_workers` is 0 and
+    `index` says nothing (workers tell it the rest). `listen` is the address a server binds;
+    `listen_fd` a socket that already listens there, handed over by the launcher, so that no other
+    process can take the port in between.
     """
 
     role: RoleName
@@ -83,9 +84,8 @@ class Role:
             what = "embedded, one process with the tables in its own memory"
         elif self.role == "server":
             workers = f", {self.num_workers} workers" if self.num_workers else ""
-            what = (
-                f"server {self.index} of {len(self.servers)}, listening on {self.listen}{workers}"
-            )
+            which = f"server {self.index} of {len(self.servers)}" if self.servers else "server"
+            what = f"{which}, listening on {self.listen}{workers}"
         else:
             what = f"worker {self.index} of {self.num_workers}, servers {', '.join(self.servers)}"
         return f"trireme: {what} ({self.source})"
@@ -265,8 +265,19 @@ def _check(facts: _Facts) -> Role:
         )
     if name == "embedded":
         return _embedded(facts, base)
+    if name == "server" and "servers" not in facts and _listens_alone(facts):
+        return replace(base, role="server", num_workers=0, listen=_address(facts["listen"], low=0))
     servers = _servers(_need(facts, "servers", f"a {name}"))
     return (_server if name == "server" else _worker)(facts, servers, base)
+
+
+def _listens_alone(facts: _Facts) -> bool:
+    """Whether a server was told its address and nothing else, which is all it needs.
+
+    Not so with Fleet's variables: there a missing list of servers is a mistake.
+    """
+    own = ("argument listen", "TRIREME_LISTEN")
+    return "listen" in facts and facts["listen"].name in own and "index" not in facts
 
 
 def _embedded(facts: _Facts, base: Role) -> Role:
@@ -355,13 +366,13 @@ def _servers(fact: _Fact) -> tuple[str, ...]:
     return servers
 
 
-def _address(fact: _Fact) -> str:
-    """`host:port`, stripped. Port 0 is refused: nobody could connect to it."""
+def _address(fact: _Fact, *, low: int = 1) -> str:
+    """`host:port`, stripped. Port 0 only where it is to be chosen: nobody could connect to it."""
     text = str(fact.value).strip()
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not low <= int(port) < 65536:
         raise BadRequest(
-            f"init: expected host:port with a port of 1 to 65535 in {fact.name}, found {text!r}"
+            f"init: expected host:port with a port of {low} to 65535 in {fact.name}, found {text!r}"
         )
     return f"{host}:{int(port)}"
 
