@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -188,3 +189,6 @@ def _register(cls: type, flatten: Any, unflatten: Any, flatten_with_keys: Any) -
 _register(Bags, _flatten_bags, _unflatten_bags, _flatten_bags_with_keys)
 _register(Batch, _flatten_batch, _unflatten_batch, _flatten_batch_with_keys)
 pytree._register_namedtuple(Ragged, serialized_type_name="trireme.data.Ragged")
+
+# An exported program keeps its example inputs: torch.export.load then reads them without pickle.
+torch.serialization.add_safe_globals([Bags, Batch, Ragged])

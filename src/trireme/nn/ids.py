@@ -1,0 +1,204 @@
+"""The ids of several features of a batch, laid out for one fused lookup.
+
+Shapes: B examples, F features, N ids. Bags are feature-major, as in `trireme.data.Bags`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trireme import _core
+from trireme.data.batch import Batch, Ragged
+from trireme.errors import BadRequest
+
+Columns = Batch | Mapping[str, Tensor | Ragged]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ids:
+    """The ids of the bags of `features`, or anything else that there is one of per id.
+
+    values: (N,) keys or rows.
+    offsets: (F*B + 1,) int64, from 0 to N, where each bag begins; None: one value per bag.
+    weights: (N,) float32, or None for 1.
+    """
+
+    features: tuple[str, ...]
+    num_examples: int
+    values: np.ndarray[Any, Any]
+    offsets: np.ndarray[Any, Any] | None
+    weights: np.ndarray[Any, Any] | None
+
+    def select(self, features: tuple[str, ...]) -> Ids:
+        """The ids of some of the features: views if they lie side by side in this order."""
+        if features == self.features:
+            return self
+        first = self.features.index(features[0])
+        if self.features[first : first + len(features)] == features:
+            return self._slice(first, features)
+        return _concatenate([self._slice(self.features.index(name), (name,)) for name in features])
+
+    def with_values(self, values: np.ndarray[Any, Any]) -> Ids:
+        """The same bags of other values."""
+        return Ids(self.features, self.num_examples, values, self.offsets, self.weights)
+
+    def bounds(self) -> np.ndarray[Any, Any]:
+        """(F*B + 1,) int64: `offsets`, written out if each bag has one value."""
+        if self.offsets is None:
+            return np.arange(len(self.values) + 1)
+        return self.offsets
+
+    def _slice(self, first: int, features: tuple[str, ...]) -> Ids:
+        begin, end = first * self.num_examples, (first + len(features)) * self.num_examples
+        offsets, weights = self.offsets, self.weights
+        if offsets is not None:
+            offsets = offsets[begin : end + 1]
+            begin, end = int(offsets[0]), int(offsets[-1])
+            offsets = offsets if begin == 0 else offsets - begin
+        return Ids(
+            features,
+            self.num_examples,
+            self.values[begin:end],
+            offsets,
+            None if weights is None else weights[begin:end],
+        )
+
+
+def read_ids(batch: Columns, features: tuple[str, ...], reader: str) -> Ids:
+    """The ids of `features` in `batch`; without a copy if they lie side by side in its bags.
+
+    Args:
+        batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor, or Ragged.
+        features: distinct names, in the order wanted.
+        reader: who reads them; begins the error messages.
+
+    Returns:
+        Their ids, as int64; `offsets` only if some bag has not exactly one id.
+
+    Raises:
+        BadRequest: a feature is missing or has another form, or the features differ in their number
+            of examples; the message names the feature.
+    """
+    bags = batch.bags if isinstance(batch, Batch) else None
+    if bags is not None and set(features) <= set(bags.names):
+        bags_of_all = Ragged(bags.values, bags.offsets, bags.weights)
+        ids = _of_ragged(bags_of_all, bags.names, reader).select(features)
+    else:
+        parts = [_of_column(batch, name, reader) for name in features]
+        _expect_equal_batch(parts, reader)
+        ids = _concatenate(parts)
+    if ids.offsets is None:
+        return ids
+    if _core.is_one_per_bag(ids.offsets):
+        return Ids(ids.features, ids.num_examples, ids.values, None, ids.weights)
+    _expect_rising_offsets(ids, ids.offsets, reader)
+    return ids
+
+
+def _of_column(batch: Columns, name: str, reader: str) -> Ids:
+    if name not in batch:
+        raise BadRequest(
+            f"{reader}: expected feature {name!r} in the batch, found {', '.join(batch.keys())}"
+        )
+    column = batch[name]
+    if isinstance(column, Ragged):
+        return _of_ragged(column, (name,), reader)
+    if not isinstance(column, Tensor) or column.dim() not in (1, 2):
+        raise BadRequest(
+            f"{reader}: expected feature {name!r} as Ragged or as a tensor of shape (B,) or "
+            f"(B, L), found {_describe(column)}"
+        )
+    values = _array(column.reshape(-1), torch.int64, f"feature {name!r}", reader)
+    num_examples = column.shape[0]
+    offsets = None
+    if column.dim() == 2 and column.shape[1] != 1:
+        offsets = np.arange(num_examples + 1) * column.shape[1]
+    return Ids((name,), num_examples, values, offsets, None)
+
+
+def _of_ragged(ragged: Ragged, features: tuple[str, ...], reader: str) -> Ids:
+    what = f"feature {features[0]!r}" if len(features) == 1 else f"features of {features[0]!r}, ..."
+    values = _array(ragged.values, torch.int64, f"values of {what}", reader)
+    offsets = _array(ragged.offsets, torch.int64, f"offsets of {what}", reader)
+    weights = None
+    if ragged.weights is not None:
+        weights = _array(ragged.weights, torch.float32, f"weights of {what}", reader)
+        if len(weights) != len(values):
+            raise BadRequest(
+                f"{reader}: expected {len(values)} weights of {what}, found {len(weights)}"
+            )
+    num_examples, rest = divmod(len(offsets) - 1, len(features))
+    if rest != 0 or not 0 <= offsets[0] <= offsets[-1] <= len(values):
+        raise BadRequest(
+            f"{reader}: expected offsets of {what} from 0 to {len(values)}, their number a "
+            f"multiple of {len(features)}, plus 1; found {len(offsets)} "
+            f"from {offsets[:1]} to {offsets[-1:]}"
+        )
+    return Ids(features, num_examples, values, offsets, weights)._slice(0, features)
+
+
+def _array(tensor: Tensor, dtype: torch.dtype, what: str, reader: str) -> np.ndarray[Any, Any]:
+    if tensor.dtype != dtype or tensor.dim() != 1 or tensor.device.type != "cpu":
+        raise BadRequest(
+            f"{reader}: expected {what} as a one-dimensional {dtype} tensor on the CPU, "
+            f"found {_describe(tensor)}"
+        )
+    if tensor.requires_grad:
+        raise BadRequest(f"{reader}: expected {what} without a gradient, found requires_grad=True")
+    return tensor.contiguous().numpy()
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
+    return type(value).__name__
+
+
+def _expect_rising_offsets(ids: Ids, offsets: np.ndarray[Any, Any], reader: str) -> None:
+    falls = offsets[1:] < offsets[:-1]
+    if falls.any():
+        bag = int(falls.argmax())
+        feature, example = divmod(bag, ids.num_examples)
+        raise BadRequest(
+            f"{reader}: expected offsets of feature {ids.features[feature]!r} that do not "
+            f"decrease, found {offsets[bag]} before {offsets[bag + 1]} at {example + 1}"
+        )
+
+
+def _expect_equal_batch(parts: Sequence[Ids], reader: str) -> None:
+    for part in parts:
+        if part.num_examples != parts[0].num_examples:
+            raise BadRequest(
+                f"{reader}: expected {parts[0].num_examples} examples of feature "
+                f"{part.features[0]!r}, as of {parts[0].features[0]!r}, found {part.num_examples}"
+            )
+
+
+def _concatenate(parts: Sequence[Ids]) -> Ids:
+    """The ids of the parts, one behind the other; all have the same number of examples."""
+    if len(parts) == 1:
+        return parts[0]
+    offsets = weights = None
+    if any(part.offsets is not None for part in parts):
+        begins = np.cumsum([0, *(len(part.values) for part in parts)])
+        inner = [part.bounds()[:-1] + begins[i] for i, part in enumerate(parts)]
+        offsets = np.concatenate([*inner, begins[-1:]])
+    if any(part.weights is not None for part in parts):
+        weights = np.concatenate([_weights_or_ones(part) for part in parts])
+    return Ids(
+        tuple(name for part in parts for name in part.features),
+        parts[0].num_examples,
+        np.concatenate([part.values for part in parts]),
+        offsets,
+        weights,
+    )
+
+
+def _weights_or_ones(ids: Ids) -> np.ndarray[Any, Any]:
+    return np.ones(len(ids.values), np.float32) if ids.weights is None else ids.weights

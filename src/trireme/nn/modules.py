@@ -1,0 +1,208 @@
+"""Embedding modules: the rows of a table, read by the features of a batch.
+
+A module declares the features it reads and takes the whole batch, so that the keys of the next
+batches can be planned and pulled before the model asks for them. The rows are not parameters of the
+module: they live in the table, and `optimizer.step()` pushes their gradients.
+
+Shapes: B examples, F features, L ids per example, D columns, K rows, N ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trireme import cluster
+from trireme.data.batch import Batch
+from trireme.errors import BadRequest, SchemaMismatch
+from trireme.nn.ids import Columns
+from trireme.nn.op import Lookup, gather_rows
+from trireme.nn.plan import Planner, Reading
+from trireme.table import Table
+
+MODES = ("sum", "mean")
+
+
+class TableModule(nn.Module):
+    """What the embedding modules share: a table, the lookups they read, and where these come from.
+
+    In training, a module whose batch has not been planned pulls the rows itself, and the default
+    cluster remembers them until the next `optimizer.step()`. In evaluation nothing is remembered.
+    """
+
+    def __init__(
+        self, table: Table, features: str | Sequence[str], padding_key: int | None
+    ) -> None:
+        super().__init__()
+        self.table = table
+        self.features = (features,) if isinstance(features, str) else tuple(features)
+        if not self.features or len(set(self.features)) != len(self.features):
+            raise self._wrong("distinct features, at least one", self.features)
+        if not all(isinstance(name, str) and name for name in self.features):
+            raise self._wrong("names of features", self.features)
+        if padding_key is not None and not -(2**63) <= padding_key < 2**64:
+            raise self._wrong("a padding_key of 64 bits", padding_key)
+        self.padding_key = None if padding_key is None else padding_key % 2**64
+        self.readings: tuple[Reading, ...] = ()
+
+    def _lookups(self, batch: Columns) -> tuple[int, list[Lookup]]:
+        """B, and a lookup for each reading: from the plan of the batch, else pulled here."""
+        if isinstance(batch, Batch) and batch.lookups:
+            num_examples, lookups = batch.num_examples, batch.lookups
+        else:
+            num_examples, lookups = self._pull(batch)
+        found = []
+        for reading in self.readings:
+            if reading.name not in lookups:
+                raise self._wrong(f"lookup {reading.name!r} in the planned batch", list(lookups))
+            found.append(lookups[reading.name])
+        if self._is_learning() and not all(lookup.rows.requires_grad for lookup in found):
+            raise self._wrong("a batch planned for training, as this module is in training", "not")
+        return num_examples, found
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup]]:
+        home = cluster.default()
+        plan = Planner(self, pool=home.pool).plan(batch)
+        home.ensure_table(self.table)
+        keys = plan.tables[0].keys
+        pulled = home.pull({self.table.name: keys}, training=self._is_learning())
+        rows = {self.table.name: torch.from_numpy(pulled.rows[self.table.name])}
+        leaves = plan.leaves(rows, train=self._is_learning())
+        if self._is_learning():
+            home.pending.add(self.table, keys, leaves[self.table.name], plan.num_examples)
+            home.pending.pulled_at(pulled.versions)
+        return plan.num_examples, plan.lookups(leaves)
+
+    def _is_learning(self) -> bool:
+        return self.training and torch.is_grad_enabled()
+
+    def get_extra_state(self) -> Tensor:
+        """The table's identity as JSON bytes: a tensor, like everything in a state_dict."""
+        text = json.dumps(self._identity(), sort_keys=True)
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Verify that a state_dict was made with the same table. Raises SchemaMismatch."""
+        found = json.loads(bytes(state.tolist()))
+        if found != self._identity():
+            raise SchemaMismatch(
+                f"{type(self).__name__}.load_state_dict: expected table {self._identity()}, "
+                f"found {found}"
+            )
+
+    def _identity(self) -> dict[str, str | int | bool]:
+        return {"table": self.table.name, "dim": self.table.dim, "salt": self.table.salt}
+
+    def _wrong(self, expected: str, found: object) -> BadRequest:
+        return BadRequest(
+            f"{type(self).__name__} of table {self.table.name!r}: "
+            f"expected {expected}, found {found}"
+        )
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_key is None else f", padding_key={self.padding_key}"
+        return f"{self.table}, features={list(self.features)}{padding}"
+
+
+class Embedding(TableModule):
+    """One row per id.
+
+    Args:
+        table: where the rows live.
+        features: one name, or several.
+        padding_key: ids equal to it give zeros, have no row and no gradient. A negative number
+            means its uint64 bits.
+
+    Raises:
+        BadRequest: features are missing, repeated or not names; padding_key has more than 64 bits.
+    """
+
+    def __init__(
+        self, table: Table, *, features: str | Sequence[str], padding_key: int | None = None
+    ) -> None:
+        super().__init__(table, features, padding_key)
+        self.returns_tuple = not isinstance(features, str)
+        self.readings = tuple(
+            Reading(table, (name,), "none", self.padding_key) for name in self.features
+        )
+
+    def forward(self, batch: Columns) -> Tensor | tuple[Tensor, ...]:
+        """Look the ids of the batch up.
+
+        Args:
+            batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor, or Ragged.
+
+        Returns:
+            For one name a tensor, for a list of names a tuple of tensors: (B, D) or (B, L, D)
+            where the feature is a tensor of that many ids, (N, D) where it is Ragged: all ids of
+            its bags, one behind the other. Weights of ids are not applied.
+
+        Raises:
+            BadRequest: a feature is missing or has another form; the message names it.
+        """
+        _, lookups = self._lookups(batch)
+        rows = tuple(
+            self._rows_of(batch[name], lookup)
+            for name, lookup in zip(self.features, lookups, strict=True)
+        )
+        return rows if self.returns_tuple else rows[0]
+
+    def _rows_of(self, column: object, lookup: Lookup) -> Tensor:
+        out = gather_rows(lookup, lookup.index.shape[0], 1)
+        if isinstance(column, Tensor):
+            return out.view(*column.shape, self.table.dim)
+        return out.squeeze(1)
+
+
+class EmbeddingBag(TableModule):
+    """The sum or mean of the rows of each bag, for many features in one fused operation.
+
+    Args:
+        table: where the rows live.
+        features: names, in the order of the output.
+        mode: "sum" (each row times the weight of its id, if ids have weights) or "mean".
+        padding_key: ids equal to it have no row and no gradient, and do not count in a mean. A
+            negative number means its uint64 bits.
+
+    Raises:
+        BadRequest: features are missing, repeated or not names; an unknown mode; padding_key has
+            more than 64 bits.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        features: str | Sequence[str],
+        mode: str = "sum",
+        padding_key: int | None = None,
+    ) -> None:
+        super().__init__(table, features, padding_key)
+        if mode not in MODES:
+            raise self._wrong(f"mode to be one of {MODES}", repr(mode))
+        self.mode = mode
+        self.readings = (Reading(table, self.features, mode, self.padding_key),)
+
+    def forward(self, batch: Columns) -> Tensor:
+        """Look the bags of the batch up.
+
+        Args:
+            batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor (bags of 1 or L
+                ids), or Ragged.
+
+        Returns:
+            (B, F, D) float32, contiguous: `.flatten(1)` is a view. An empty bag gives zeros.
+
+        Raises:
+            BadRequest: a feature is missing or has another form (the message names it), or ids have
+                weights and the mode is "mean".
+        """
+        num_examples, [lookup] = self._lookups(batch)
+        return gather_rows(lookup, num_examples, len(self.features))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, mode={self.mode!r}"

@@ -1,0 +1,207 @@
+"""The operators behind the embedding modules: rows to bags, and gradients back to rows.
+
+`trireme::gather_rows` is differentiable in `rows`; its backward is `trireme::scatter_rows`. Both
+are custom operators, so torch.compile and torch.export keep them as they are.
+
+Shapes: B examples, F features, D columns, K rows, N positions, M occurrences. An empty tensor
+stands for "not given". The device is looked at in one place, `_kernels`: CPU tensors go to the
+C++ core, others through plain torch operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from trireme import _core, cluster
+from trireme.errors import NotReady
+
+
+class Lookup(NamedTuple):
+    """What a module needs to compute from the rows of a batch, made by `trireme.nn.Planner`.
+
+    rows: (K, D) float32, the leaf whose gradient is pushed.
+    index: (N,) int32, the row of each position; -1 for padding.
+    order, starts: (M,), (K + 1,) int32; row k is used at positions order[starts[k]:starts[k + 1]].
+    bags: (N,) int32, the bag of each position; empty: position i is bag i.
+    offsets: (F*B + 1,) int64, where each bag begins, feature-major; empty: one position per bag.
+    weights: (N,) float32, factor of each position; empty: 1.
+    """
+
+    rows: Tensor
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    order: Tensor
+    starts: Tensor
+    bags: Tensor
+    offsets: Tensor
+    weights: Tensor
+
+
+pytree._register_namedtuple(Lookup, serialized_type_name="trireme.nn.Lookup")
+torch.serialization.add_safe_globals([Lookup])  # for torch.export.load, as in data.batch
+
+
+def gather_rows(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
+    """Sum the rows of each bag.
+
+    Args:
+        lookup: the rows and where they go.
+        num_examples: B.
+        num_features: F.
+
+    Returns:
+        (B, F, D) float32, contiguous: out[b, f] = sum of weights[i] * rows[index[i]] over the
+        positions i of bag f*B + b. An empty bag gives zeros.
+
+    Raises:
+        BadRequest: sizes or dtypes do not agree, or an offset or a row is out of range.
+    """
+    out: Tensor = torch.ops.trireme.gather_rows(*lookup, num_examples, num_features)
+    return out
+
+
+@torch.library.custom_op("trireme::gather_rows", mutates_args=())
+def _gather_rows(
+    rows: Tensor,
+    index: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    bags: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    num_examples: int,
+    num_features: int,
+) -> Tensor:
+    gather, _ = _kernels(rows.device)
+    lookup = Lookup(rows, index, order, starts, bags, offsets, weights)
+    return gather(lookup, num_examples, num_features)
+
+
+@torch.library.custom_op("trireme::scatter_rows", mutates_args=())
+def _scatter_rows(
+    grad: Tensor, order: Tensor, starts: Tensor, bags: Tensor, weights: Tensor, num_rows: int
+) -> Tensor:
+    _, scatter = _kernels(grad.device)
+    return scatter(grad, order, starts, bags, weights, num_rows)
+
+
+@_gather_rows.register_fake
+def _(rows: Tensor, *rest: Any) -> Tensor:
+    *_, num_examples, num_features = rest
+    return rows.new_empty(num_examples, num_features, rows.shape[1])
+
+
+@_scatter_rows.register_fake
+def _(grad: Tensor, *rest: Any) -> Tensor:
+    *_, num_rows = rest
+    return grad.new_empty(num_rows, grad.shape[2])
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    lookup = Lookup(*inputs[:7])
+    ctx.save_for_backward(lookup.order, lookup.starts, lookup.bags, lookup.weights)
+    ctx.num_rows = lookup.rows.shape[0]
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    rows_grad = torch.ops.trireme.scatter_rows(grad, *ctx.saved_tensors, ctx.num_rows)
+    return rows_grad, *[None] * 8
+
+
+_gather_rows.register_autograd(_backward, setup_context=_keep_for_backward)
+
+_Gather = Callable[[Lookup, int, int], Tensor]
+_Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
+
+
+def _kernels(device: torch.device) -> tuple[_Gather, _Scatter]:
+    if device.type == "cpu":
+        return _gather_core, _scatter_core
+    return _gather_torch, _scatter_torch
+
+
+def _gather_core(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
+    out_BFD = lookup.rows.new_empty(num_examples, num_features, lookup.rows.shape[1])
+    _core.gather(
+        _numpy(lookup.rows.contiguous()),
+        _numpy(lookup.index),
+        _numpy_or_none(lookup.offsets),
+        _numpy_or_none(lookup.weights),
+        num_features,
+        out_BFD.numpy(),
+        _pool(),
+    )
+    return out_BFD
+
+
+def _scatter_core(
+    grad: Tensor, order: Tensor, starts: Tensor, bags: Tensor, weights: Tensor, num_rows: int
+) -> Tensor:
+    out_KD = grad.new_empty(num_rows, grad.shape[2])
+    _core.scatter(
+        _numpy(_in_pieces(grad)),
+        _numpy(order),
+        _numpy(starts),
+        _numpy_or_none(bags),
+        _numpy_or_none(weights),
+        out_KD.numpy(),
+        _pool(),
+    )
+    return out_KD
+
+
+def _gather_torch(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
+    rows = lookup.rows
+    factor_N = (lookup.index >= 0).to(rows.dtype)
+    if lookup.weights.numel() > 0:
+        factor_N = factor_N * lookup.weights
+    values = rows[lookup.index.clamp(min=0)] * factor_N[:, None]
+    if lookup.offsets.numel() > 0:
+        # The last row takes the positions that lie in no bag.
+        sums = rows.new_zeros(num_examples * num_features + 1, rows.shape[1])
+        values = sums.index_add(0, lookup.bags % sums.shape[0], values)[:-1]
+    values_FBD = values.view(num_features, num_examples, rows.shape[1])
+    return values_FBD.transpose(0, 1).contiguous()
+
+
+def _scatter_torch(
+    grad: Tensor, order: Tensor, starts: Tensor, bags: Tensor, weights: Tensor, num_rows: int
+) -> Tensor:
+    bag_M = bags[order] if bags.numel() > 0 else order
+    values_MD = grad[bag_M % grad.shape[0], bag_M // grad.shape[0]] * (bag_M >= 0)[:, None]
+    if weights.numel() > 0:
+        values_MD = values_MD * weights[order][:, None]
+    row_M = torch.repeat_interleave(
+        torch.arange(num_rows, device=grad.device), starts.diff(), output_size=order.shape[0]
+    )
+    return grad.new_zeros(num_rows, grad.shape[2]).index_add(0, row_M, values_MD)
+
+
+def _pool() -> _core.Pool:
+    """Threads of the default cluster; without one, as exported programs may run, the caller's."""
+    try:
+        return cluster.default().pool
+    except NotReady:
+        return _core.Pool(1)
+
+
+def _in_pieces(grad: Tensor) -> Tensor:
+    """`grad` itself if the core can read it in place: each example's (F, D) lies in one piece."""
+    example, feature, column = grad.stride()
+    _, num_features, dim = grad.shape
+    if column == 1 and feature == dim and example >= num_features * dim:
+        return grad
+    return grad.contiguous()
+
+
+def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    return tensor.detach().numpy()
+
+
+def _numpy_or_none(tensor: Tensor) -> np.ndarray[Any, Any] | None:
+    return None if tensor.numel() == 0 else tensor.detach().numpy()

@@ -1,0 +1,275 @@
+"""Planning: from the ids of a batch to distinct keys per table, and to an index per module.
+
+A plan is made once per batch and serves the whole step: its keys are pulled and later pushed, its
+indices say where each pulled row goes (gather) and where its gradient comes from (scatter).
+
+    plan = planner.plan(batch)
+    pulled = client.pull({part.table.name: part.keys for part in plan.tables})
+    rows = {name: torch.from_numpy(rows) for name, rows in pulled.rows.items()}
+    leaves = plan.attach(batch, rows, train=True)
+    loss(model(batch)).backward()      # leaves[name].grad is the gradient of the table's keys
+
+Shapes: B examples, F features, D columns, K rows, N positions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trireme import _core
+from trireme.data.batch import Batch
+from trireme.errors import BadRequest
+from trireme.nn.ids import Columns, Ids, read_ids
+from trireme.nn.op import Lookup
+from trireme.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one lookup of a module reads: which bags of which features, and how they are summed.
+
+    name: the key of the lookup in `Batch.lookups`; equal readings have equal names.
+    mode: "sum" or "mean" of a bag, or "none": each id for itself, whatever its bag.
+    padding_key: ids equal to it (as uint64) have no row; None: every id has one.
+    """
+
+    table: Table
+    features: tuple[str, ...]
+    mode: str
+    padding_key: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.table.name}:{self.mode}:{','.join(self.features)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TablePlan:
+    """One table's part of a plan.
+
+    keys: (K,) uint64, distinct, in the order of their buckets; row k of a lookup is of keys[k].
+    """
+
+    table: Table
+    keys: np.ndarray[Any, np.dtype[np.uint64]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Positions:
+    """A Lookup without its rows."""
+
+    table: str
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The distinct keys of a batch per table, and where their rows are used.
+
+    num_examples: B.
+    tables: one entry per table.
+    """
+
+    num_examples: int
+    tables: tuple[TablePlan, ...]
+    _positions: Mapping[str, _Positions]
+
+    def attach(self, batch: Batch, rows: Mapping[str, Tensor], *, train: bool) -> dict[str, Tensor]:
+        """Give the batch the rows of its keys; modules then compute from them.
+
+        Args:
+            batch: the batch that was planned; its lookups are replaced.
+            rows: table name -> (K, D) float32, row k for keys[k]. Not copied.
+            train: whether gradients are wanted.
+
+        Returns:
+            Table name -> (K, D) leaf over the same memory; in training its .grad, after backward,
+            is the gradient of keys. It is None if the loss did not depend on the table.
+
+        Raises:
+            BadRequest: rows are missing or have another shape; the message names the table.
+        """
+        leaves = self.leaves(rows, train=train)
+        batch.lookups = self.lookups(leaves)
+        return leaves
+
+    def leaves(self, rows: Mapping[str, Tensor], *, train: bool) -> dict[str, Tensor]:
+        """The tensors that `attach` makes; see there."""
+        return {
+            part.table.name: _leaf(part, rows.get(part.table.name), train) for part in self.tables
+        }
+
+    def lookups(self, leaves: Mapping[str, Tensor]) -> dict[str, Lookup]:
+        """Reading name -> what the module computes from."""
+        return {
+            name: Lookup(leaves[positions.table], *positions.tensors)
+            for name, positions in self._positions.items()
+        }
+
+
+class Planner:
+    """Plans batches for the embedding modules found in `modules`.
+
+    Modules on one table share its keys: each key is pulled and pushed once per step, however many
+    modules and features use it. Tables that read the same features also share the work of planning.
+
+    Threads: plan() may be called from several threads; it releases the GIL for most of its work.
+
+    Raises:
+        BadRequest: modules on one table disagree about the padding key, or two tables share a name.
+    """
+
+    def __init__(self, *modules: nn.Module, pool: _core.Pool) -> None:
+        self._pool = pool
+        self._readings = _readings_by_table(modules)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables that the modules read, in the order of the modules."""
+        return tuple(readings[0].table for readings in self._readings.values())
+
+    def plan(self, batch: Columns) -> Plan:
+        """The distinct keys of `batch` and where each is used.
+
+        Raises:
+            BadRequest: a feature is missing or has another form than expected (named).
+        """
+        tables: list[TablePlan] = []
+        positions: dict[str, _Positions] = {}
+        uniques: dict[tuple[object, ...], _Unique] = {}  # tables that read the same ids share them
+        num_examples = 0
+        for readings in self._readings.values():
+            table, features = readings[0].table, _union(readings)
+            source = (features, readings[0].padding_key, table.salt)
+            if source not in uniques:
+                ids = read_ids(batch, features, f"Planner.plan of table {table.name!r}")
+                uniques[source] = _Unique(ids, readings[0].padding_key, table.salt, self._pool)
+            unique = uniques[source]
+            tables.append(TablePlan(table, unique.keys))
+            num_examples = unique.index.num_examples
+            for reading in readings:
+                tensors = unique.positions(reading.features, reading.mode)
+                positions[reading.name] = _Positions(table.name, tensors)
+        return Plan(num_examples, tuple(tables), positions)
+
+
+def salt_of(feature: str) -> int:
+    """The salt of a feature's keys in a table with `salt`: a uint64 that depends on its name alone.
+
+    Permanent: rows of saved tables are found by it.
+    """
+    return int.from_bytes(hashlib.blake2b(feature.encode(), digest_size=8).digest(), "little")
+
+
+class _Unique:
+    """The distinct keys of some ids, and how modules that read these ids find their rows."""
+
+    def __init__(self, ids: Ids, padding_key: int | None, salted: bool, pool: _core.Pool) -> None:
+        values = ids.values.view(np.uint64)
+        if salted:
+            values = _salted(ids, padding_key)
+        self.keys, index, *self._occurrences = _core.unique(values, pool, padding_key)
+        self.index = ids.with_values(index)
+        self._pool = pool
+        self._positions: dict[tuple[tuple[str, ...], str], tuple[Tensor, ...]] = {}
+
+    def positions(self, features: tuple[str, ...], mode: str) -> tuple[Tensor, ...]:
+        """The fields of a Lookup after `rows`."""
+        if (features, mode) not in self._positions:
+            self._positions[features, mode] = self._find(features, mode)
+        return self._positions[features, mode]
+
+    def _find(self, features: tuple[str, ...], mode: str) -> tuple[Tensor, ...]:
+        index = self.index.select(features)
+        order, starts = self._occurrences
+        if index is not self.index:
+            order, starts = _core.occurrences(index.values, len(self.keys), self._pool)
+        bags = offsets = weights = None
+        if mode != "none":
+            bags, offsets, weights = _bags(index), index.offsets, index.weights
+        if mode == "mean":
+            weights = _mean_weights(index)
+        return tuple(
+            torch.empty(0, dtype=dtype) if array is None else torch.from_numpy(array)
+            for array, dtype in (
+                (index.values, torch.int32),
+                (order, torch.int32),
+                (starts, torch.int32),
+                (bags, torch.int32),
+                (offsets, torch.int64),
+                (weights, torch.float32),
+            )
+        )
+
+
+def _salted(ids: Ids, padding_key: int | None) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    salts = np.array([salt_of(name) for name in ids.features], np.uint64)
+    out = np.empty(len(ids.values), np.uint64)
+    _core.salt(ids.values.view(np.uint64), ids.offsets, salts, out, padding_key)
+    return out
+
+
+def _bags(index: Ids) -> np.ndarray[Any, Any] | None:
+    if index.offsets is None:
+        return None
+    bags = np.empty(len(index.values), np.int32)
+    _core.bag_of(index.offsets, len(bags), bags)
+    return bags
+
+
+def _mean_weights(index: Ids) -> np.ndarray[Any, Any] | None:
+    if index.weights is not None:
+        raise BadRequest(
+            f"EmbeddingBag: mode 'mean' is not defined for weighted ids, found weights for "
+            f"features {', '.join(index.features)}; use mode='sum'"
+        )
+    if index.offsets is None:  # one id, or padding, per bag
+        return None
+    weights = np.empty(len(index.values), np.float32)
+    _core.mean_weights(index.values, index.offsets, weights)
+    return weights
+
+
+def _leaf(part: TablePlan, rows: Tensor | None, train: bool) -> Tensor:
+    expected = (len(part.keys), part.table.dim)
+    if rows is None or tuple(rows.shape) != expected or rows.dtype != torch.float32:
+        found = "none" if rows is None else f"{rows.dtype} of shape {tuple(rows.shape)}"
+        raise BadRequest(
+            f"Plan.attach: expected rows of table {part.table.name!r} as float32 of shape "
+            f"{expected}, found {found}"
+        )
+    return rows.detach().requires_grad_(train)
+
+
+def _union(readings: Iterable[Reading]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for reading in readings for name in reading.features))
+
+
+def _readings_by_table(modules: Iterable[nn.Module]) -> dict[str, list[Reading]]:
+    by_table: dict[str, list[Reading]] = {}
+    for module in modules:
+        for part in module.modules():
+            for reading in getattr(part, "readings", ()):
+                first = by_table.setdefault(reading.table.name, [reading])[0]
+                _expect_same_table(first, reading)
+                if all(reading.name != other.name for other in by_table[reading.table.name]):
+                    by_table[reading.table.name].append(reading)
+    return by_table
+
+
+def _expect_same_table(first: Reading, other: Reading) -> None:
+    name = first.table.name
+    if other.table is not first.table:
+        raise BadRequest(f"Planner: expected one Table named {name!r}, found two; share the object")
+    if other.padding_key != first.padding_key:
+        raise BadRequest(
+            f"Planner: expected one padding_key for all modules on table {name!r}, "
+            f"found {first.padding_key} and {other.padding_key}"
+        )
