@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trireme import cluster
+from trireme import _core, cluster
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.nn.ids import Columns
@@ -70,7 +70,7 @@ class TableModule(nn.Module):
         home.ensure_table(self.table)
         keys = plan.tables[0].keys
         pulled = home.pull({self.table.name: keys}, training=self._is_learning())
-        rows = {self.table.name: torch.from_numpy(pulled.rows[self.table.name])}
+        rows = {self.table.name: torch.from_numpy(_core.borrow(pulled.rows[self.table.name]))}
         leaves = plan.leaves(rows, train=self._is_learning())
         if self._is_learning():
             home.pending.add(self.table, keys, leaves[self.table.name], plan.num_examples)
