@@ -3,18 +3,18 @@
 The same names stand in the C++ core, on the wire and here::
 
     TriremeError
-    ├── BadRequest (ValueError)             the call is wrong: fix it
-    │   └── DataError                       a line or file of the data is wrong: fix it or skip it
-    ├── WrongMap                            the bucket map changed: refresh, re-send (clients do)
-    ├── UnknownTable (LookupError)          no such table or block: create it first
-    ├── SchemaMismatch (ValueError)         another schema of this name: rename one or equal them
-    ├── NotReady                            not yet: retry
-    ├── Fenced                              a newer process has taken over: stop
-    ├── ResourceExhausted                   a limit is reached: slow down or raise the limit
-    ├── Corruption                          stored or received bytes are damaged: use another copy
-    ├── Unavailable (ConnectionError)       a process cannot be reached: retry with the same push id
-    ├── DeadlineExceeded (TimeoutError)     no answer in time: retry with the same push id
-    └── Internal (RuntimeError)             our mistake: report it
+    |-- BadRequest (ValueError)             the call is wrong: fix it
+    |   `-- DataError                       a line or file of the data is wrong: fix it or skip it
+    |-- WrongMap                            the bucket map changed: refresh, re-send (clients do)
+    |-- UnknownTable (LookupError)          no such table or block: create it first
+    |-- SchemaMismatch (ValueError)         another schema of this name: rename one or equal them
+    |-- NotReady                            not yet: retry
+    |-- Fenced                              a newer process has taken over: stop
+    |-- ResourceExhausted                   a limit is reached: slow down or raise the limit
+    |-- Corruption                          stored or received bytes are damaged: use another copy
+    |-- Unavailable (ConnectionError)       a process cannot be reached: retry with the same push id
+    |-- DeadlineExceeded (TimeoutError)     no answer in time: retry with the same push id
+    `-- Internal (RuntimeError)             our mistake: report it
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,7 +29,7 @@ class Service:
 
     def __init__(self) -> None:
         self.seen: list[object] = []
-        self.deferred: list[Deferred] = []
+        self.deferred: queue.SimpleQueue[Deferred] = queue.SimpleQueue()
         self.is_entered = threading.Event()
         self.may_go_on = threading.Event()
         self.handlers = {
@@ -48,8 +48,9 @@ class Service:
         self.seen.append(request.body["value"])
 
     def defer(self, request: Request) -> Deferred:
-        self.deferred.append(Deferred())
-        return self.deferred[-1]
+        deferred = Deferred()
+        self.deferred.put(deferred)
+        return deferred
 
     def hold(self, request: Request) -> None:
         self.is_entered.set()
@@ -135,9 +136,7 @@ def test_deferred_is_answered_from_another_thread(
 ) -> None:
     def answer() -> None:
         for _ in range(2):
-            while not service.deferred:
-                time.sleep(0.001)
-            service.deferred.pop().reply(Reply({"late": True}))
+            service.deferred.get(timeout=60).reply(Reply({"late": True}))
 
     thread = threading.Thread(target=answer)
     thread.start()

@@ -1,7 +1,7 @@
 """The pipeline of a training loop: read and plan ahead, pull one batch ahead (async) or just in
 time (sync).
 
-    source ── plan thread ──> [depth planned] ── pull thread ──> [pulled] ──> the loop
+    source -- plan thread --> [depth planned] -- pull thread --> [pulled] --> the loop
 
 In async the pull for the next batch starts when the loop takes the current one, so weights are one
 step old when they

@@ -1,0 +1,61 @@
+"""What is written down twice is equal, and what is referred to exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.repo import tree
+from trireme import errors
+
+PAGES = tree.files(".md")
+
+
+def test_error_names_are_equal_in_cpp_and_python() -> None:
+    python = {cls.code: cls.name for cls in errors.CLASSES}
+    header = (tree.ROOT / "core/base/error.h").read_text()
+    cpp = {
+        int(code): re.sub(r"(?<!^)(?=[A-Z])", "_", spelled).upper()
+        for spelled, code in re.findall(r"^  k(\w+) = (\d+),", header, re.MULTILINE)
+    }
+    assert cpp == python
+
+
+def test_every_error_is_a_named_class_of_the_tree_at_the_top_of_its_file() -> None:
+    assert errors.__doc__ is not None
+    for cls in errors.CLASSES:
+        assert re.search(rf"- {cls.__name__}\b", errors.__doc__), cls
+        assert cls.__doc__
+
+
+def test_readme_shows_examples_train_py() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (tree.ROOT / "README.md").read_text(), re.DOTALL)
+    script = (tree.ROOT / "examples/train.py").read_text()
+    assert blocks == [script]
+    assert len(script.splitlines()) <= 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=tree.name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+    for target in re.findall(
+        r"`((?:src|core|bind|tests|examples|benchmarks|docs)/[\w./-]+)`", text
+    ):
+        assert (tree.ROOT / target).exists(), target
+
+
+def test_pinned_versions_cover_every_dependency() -> None:
+    project = (tree.ROOT / "pyproject.toml").read_text()
+    lists = re.findall(
+        r"^(?:requires|dependencies|dev) = \[\n(.*?)^\]", project, re.DOTALL | re.MULTILINE
+    )
+    assert len(lists) == 3
+    needed = {name for text in lists for name in re.findall(r'^  "([\w-]+)', text, re.MULTILINE)}
+    pins = re.findall(r"^([\w-]+)==", (tree.ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert needed <= set(pins)
+    assert pins[0] == "torch"

@@ -1,0 +1,237 @@
+"""House rules that a machine can check. An exception is listed with its reason, or it fails."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.repo import tree
+
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+# File or file:function -> why it is longer.
+LONGER: dict[str, str] = {}
+
+CODE = (".py", ".h", ".cc")
+
+
+def test_files_are_short() -> None:
+    wrong = []
+    for path in tree.files(*CODE):
+        lines = len(path.read_text().splitlines())
+        if lines > FILE_LINES_MAX and tree.name(path) not in LONGER:
+            wrong.append(f"{tree.name(path)}: {lines} lines, at most {FILE_LINES_MAX}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_functions_are_short() -> None:
+    wrong = []
+    for path in tree.files(".py"):
+        for node in ast.walk(tree.syntax(path)):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            lines = code_lines(node)
+            where = f"{tree.name(path)}:{node.name}"
+            if lines > FUNCTION_LINES_MAX and where not in LONGER:
+                wrong.append(f"{where}: {lines} lines, at most {FUNCTION_LINES_MAX}")
+    assert not wrong, "\n".join(wrong)
+
+
+def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    assert node.end_lineno is not None
+    total = node.end_lineno - node.lineno + 1
+    if ast.get_docstring(node) is not None:
+        docstring = node.body[0]
+        assert docstring.end_lineno is not None
+        total -= docstring.end_lineno - docstring.lineno + 1
+    return total
+
+
+def in_package(path: Path) -> bool:
+    return tree.PACKAGE in path.parents
+
+
+def in_tests(path: Path) -> bool:
+    return (tree.ROOT / "tests") in path.parents
+
+
+def anywhere(path: Path) -> bool:
+    return True
+
+
+# Called as -> (what to do instead, where it is banned). A dotted name bans that very call.
+BANNED: dict[str, tuple[str, Callable[[Path], bool]]] = {
+    "eval": ("parse what you expect", anywhere),
+    "exec": ("write the code", anywhere),
+    "os.system": ("subprocess.run with a list", anywhere),
+    "torch.load": ("safetensors", in_package),
+    "print": (
+        "logging, or the launcher's, the command's or the progress bar's own output",
+        in_package,
+    ),
+    "time.sleep": ("wait for an event", in_tests),
+    "time.time": ("time.monotonic, or data time", in_package),
+}
+MAY_PRINT = {
+    "src/trireme/cli.py": "the command",
+    "src/trireme/data/planted.py": "a command of its own",
+    "src/trireme/launch/": "the launcher",
+    "src/trireme/train/progress.py": "the progress bar",
+}
+BANNED_IMPORTS = {
+    "pickle": "msgpack for messages, safetensors and Arrow for files",
+    "marshal": "msgpack",
+    "shelve": "safetensors and Arrow",
+}
+
+
+def calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
+    """Each call with its name as written: f, module.f; "" for anything deeper."""
+    for node in ast.walk(tree.syntax(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        if isinstance(called, ast.Name):
+            yield node, called.id
+        elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+            yield node, f"{called.value.id}.{called.attr}"
+        else:
+            yield node, ""
+
+
+def test_banned_calls_are_absent() -> None:
+    wrong = []
+    for path in tree.files(".py"):
+        for node, called in calls(path):
+            where = f"{tree.name(path)}:{node.lineno}"
+            instead, applies = BANNED.get(called, ("", None))
+            if called == "print" and tree.name(path).startswith(tuple(MAY_PRINT)):
+                continue
+            if applies is not None and applies(path):
+                wrong.append(f"{where}: {called}: instead, {instead}")
+            if any(k.arg == "shell" and is_true(k.value) for k in node.keywords):
+                wrong.append(f"{where}: shell=True: instead, a list of arguments")
+    assert not wrong, "\n".join(wrong)
+
+
+def is_true(node: ast.expr) -> bool:
+    return not (isinstance(node, ast.Constant) and not node.value)
+
+
+def test_banned_modules_are_not_imported() -> None:
+    wrong = [
+        f"{tree.name(path)}:{line}: {imported}: instead, {BANNED_IMPORTS[imported.split('.')[0]]}"
+        for path in tree.files(".py")
+        for line, imported in tree.imports(path)
+        if imported.split(".")[0] in BANNED_IMPORTS and not in_tests(path)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", tree.files(".py", under="src"), ids=tree.name)
+def test_public_names_are_listed_sorted_and_complete(path: Path) -> None:
+    """A package's `__all__` is what its `__init__` imports; another module's names exist."""
+    listed = [
+        ast.literal_eval(node.value)
+        for node in tree.syntax(path).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    visible = {
+        alias.asname or alias.name
+        for node in tree.syntax(path).body
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
+    if path.name == "__init__.py":
+        assert listed == ([sorted(n for n in visible if n[0] != "_")] if visible else [])
+    for names in listed:
+        assert names == sorted(names)
+
+
+def test_every_module_is_imported_by_another() -> None:
+    imported = set()
+    for path in tree.files(".py"):
+        if in_tests(path):
+            continue
+        for _, target in tree.imports(path):
+            imported |= {target, target.rpartition(".")[0]}
+    wrong = [
+        tree.name(path)
+        for path in tree.files(".py", under="src")
+        if path.name != "__init__.py"
+        and tree.module(path) not in imported
+        and tree.name(path) not in ENTRY_POINTS
+    ]
+    assert not wrong, f"imported by nobody: {wrong}"
+
+
+ENTRY_POINTS = {
+    "src/trireme/cli.py": "the command trireme",
+    "src/trireme/launch/child.py": "run by path, in an interpreter of its own",
+}
+
+
+def test_every_cpp_file_is_built_or_included() -> None:
+    built = "\n".join(path.read_text() for path in tree.ROOT.glob("*/**/CMakeLists.txt"))
+    included = {
+        target.strip('"<>').rpartition("/")[2]
+        for path in tree.files(".h", ".cc")
+        for _, target in tree.includes(path)
+    }
+    wrong = [tree.name(path) for path in tree.files(".h") if path.name not in included]
+    for path in tree.files(".cc"):
+        if path.name.endswith("_test.cc"):
+            is_built = f"({path.name.removesuffix('_test.cc')})" in built
+        else:
+            is_built = f"{path.parent.name}/{path.name}" in built or f" {path.name}\n" in built
+        if not is_built:
+            wrong.append(tree.name(path))
+    assert not wrong, f"built or included by nobody: {wrong}"
+
+
+# Paths and hosts of somebody's machine. Written in pieces, so that this file passes its own test.
+ELSEWHERE = re.compile("|".join(["/" + "home/", "/" + "root/", "/" + "tmp/", "/" + r"work\b"]))
+REGISTRIES = re.compile("|".join(["pypi[.]" + "org", "python" + "hosted", "index-" + "url"]))
+TEXT = (*CODE, ".md", ".toml", ".txt", ".json", ".yaml", ".yml", "")
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    wrong = []
+    for path in tree.files(*TEXT):
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if ELSEWHERE.search(line) or REGISTRIES.search(line):
+                wrong.append(f"{tree.name(path)}:{number}: {line.strip()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_code_is_ascii_and_leaves_nothing_to_do() -> None:
+    """Open work belongs into an issue, with its number beside the comment."""
+    open_work = re.compile(r"\b(TODO|FIXME|XXX)\b(?!.*#\d)")
+    wrong = []
+    for path in tree.files(*CODE):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if not line.isascii() or (open_work.search(line) and path != Path(__file__)):
+                wrong.append(f"{tree.name(path)}:{number}: {line.strip()}")
+    assert not wrong, "\n".join(wrong)
+
+
+# File -> date and reason. A test that does not always run is listed here or is a failure.
+SWITCHED_OFF = {
+    "tests/unit/test_criteo.py": "2026-11: real lines of Criteo's data may not be copied into here",
+}
+
+
+def test_no_test_is_switched_off_quietly() -> None:
+    wrong = []
+    for path in tree.files(".py", under="tests"):
+        for node in ast.walk(tree.syntax(path)):
+            if isinstance(node, ast.Attribute) and node.attr in ("skip", "skipif", "xfail"):
+                where = f"{tree.name(path)}:{node.lineno}"
+                if tree.name(path) not in SWITCHED_OFF:
+                    wrong.append(f"{where}: {node.attr}")
+    assert not wrong, "\n".join(wrong)
