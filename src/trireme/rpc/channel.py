@@ -192,12 +192,8 @@ class Channel:
             raise BadRequest(
                 f"Client.call: endpoint must be host:port, found {self.endpoint!r}: {error}"
             ) from error
-        hello = {
-            "t": frames.HELLO,
-            "magic": frames.MAGIC,
-            "v0": frames.VERSION,
-            "v1": frames.VERSION,
-        }
+        hello: frames.Header = {"t": frames.HELLO, "magic": frames.MAGIC}
+        hello |= {"version_min": frames.VERSION, "version_max": frames.VERSION}
         hello |= {"name": self._name, "message_bytes_max": self._limits.message_bytes_max}
         self._socket.send_multipart(frames.pack(hello, ()), zmq.NOBLOCK)
 
@@ -295,14 +291,7 @@ class Channel:
             self._queue.appendleft(outgoing)
 
     def _welcomed(self, header: frames.Header) -> None:
-        names = (
-            "requests_max",
-            "inflight_bytes_max",
-            "message_bytes_max",
-            "header_bytes_max",
-            "arrays_max",
-        )
-        credit = {name: frames.int_field(header, name, low=1) for name in names}
+        credit = {name: frames.int_field(header, name, low=1) for name in frames.CREDIT}
         self._credit = dataclasses.replace(self._limits, **credit)
         self.server_name = frames.str_field(header, "name")
         self.state = State.READY

@@ -65,6 +65,7 @@ class Client:
         # Ids are unique among the clients that one server may see in one connection: any start will
         # do. A random one tells the clients apart in logs.
         self._ids = itertools.count(random.getrandbits(48) + 1)
+        self._busy = threading.Lock()  # held during a call, to notice a second thread
         self._is_closed = False
 
     def clone(self, name: str | None = None) -> Client:
@@ -121,22 +122,12 @@ class Client:
             As `call`.
         """
         self._check_usable(timeout_s)
-        deadline = time.monotonic() + timeout_s
-        batch = [(self._channel(c.endpoint), Outgoing(c, next(self._ids), deadline)) for c in calls]
-        for channel, outgoing in batch:
-            channel.put(outgoing)
-        channels = list(dict.fromkeys(channel for channel, _ in batch))
+        if not self._busy.acquire(blocking=False):
+            raise BadRequest(f"Client.call: client {self.name} is for one thread, found two")
         try:
-            self._run(batch, channels, timeout_s, deadline, return_errors)
+            return self._call_all(calls, timeout_s, return_errors)
         finally:
-            for channel in channels:
-                channel.abandon()
-        answers = [_named(channel, outgoing) for channel, outgoing in batch]
-        if not return_errors:
-            for (_, outgoing), answer in zip(batch, answers, strict=True):
-                if isinstance(outgoing.answer, TriremeError) and isinstance(answer, TriremeError):
-                    raise answer
-        return answers
+            self._busy.release()
 
     def close(self) -> None:
         """Close all connections, at once. Closing twice is allowed."""
@@ -153,6 +144,26 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _call_all(
+        self, calls: Iterable[Call], timeout_s: float, return_errors: bool
+    ) -> list[Reply] | list[Reply | TriremeError]:
+        deadline = time.monotonic() + timeout_s
+        batch = [(self._channel(c.endpoint), Outgoing(c, next(self._ids), deadline)) for c in calls]
+        for channel, outgoing in batch:
+            channel.put(outgoing)
+        channels = list(dict.fromkeys(channel for channel, _ in batch))
+        try:
+            self._run(batch, channels, timeout_s, deadline, return_errors)
+        finally:
+            for channel in channels:
+                channel.abandon()
+        answers = [_named(channel, outgoing) for channel, outgoing in batch]
+        if not return_errors:
+            for (_, outgoing), answer in zip(batch, answers, strict=True):
+                if isinstance(outgoing.answer, TriremeError) and isinstance(answer, TriremeError):
+                    raise answer
+        return answers
 
     def _run(
         self,

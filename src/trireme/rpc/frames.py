@@ -24,6 +24,12 @@ VERSION = 1
 HELLO, WELCOME, CALL, REPLY, ERROR = "hello", "welcome", "call", "reply", "error"
 KINDS = (HELLO, WELCOME, CALL, REPLY, ERROR)
 
+# The limits that a server's welcome tells; a client keeps within them.
+CREDIT = (
+    *("requests_max", "inflight_bytes_max"),
+    *("message_bytes_max", "header_bytes_max", "arrays_max"),
+)
+
 NDIM_MAX = 8
 DIM_MAX = 1 << 48
 NAME_CHARS_MAX = 256
@@ -117,10 +123,11 @@ def _bad_field(header: Header, name: str, expected: str) -> BadRequest:
     return BadRequest(f"rpc.unpack: {header.get('t')} needs {name!r}, {expected}; found {found}")
 
 
-def wire_bytes(parts: Sequence[Any], *, is_curve: bool) -> int:
-    """Bytes that ZMTP 3.x makes of these parts."""
-    sizes = [len(part) + (_CURVE_BYTES if is_curve else 0) for part in parts]
-    return sum(size + (2 if size <= 255 else 9) for size in sizes)
+def wire_bytes(num_bytes: int, is_curve: bool) -> int:
+    """What ZMTP 3.x makes of a part of `num_bytes`: the part, with its frame around it."""
+    if is_curve:
+        num_bytes += _CURVE_BYTES
+    return num_bytes + (2 if num_bytes <= 255 else 9)
 
 
 def _spec(i: int, array: Array) -> list[Any]:
@@ -193,4 +200,6 @@ def _checked_spec(i: int, spec: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
             f"rpc.unpack: array {i} needs at most {NDIM_MAX} dims in [0, {DIM_MAX}], "
             f"found {repr(shape)[:80]}"
         )
+    if math.prod(max(dim, 1) for dim in shape) > DIM_MAX:  # an empty array's, which has no bytes
+        raise BadRequest(f"rpc.unpack: array {i} may have {DIM_MAX} elements, found {shape}")
     return dtype, tuple(shape)

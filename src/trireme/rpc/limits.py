@@ -16,7 +16,7 @@ class Limits:
     tiny parts), and replies at most `inflight_bytes_max` plus one reply per connection.
     """
 
-    message_bytes_max: int = 1 << 29
+    message_bytes_max: int = 1 << 28
     """Bytes of one message, all parts together."""
     header_bytes_max: int = 1 << 20
     """Bytes of a message's first part."""

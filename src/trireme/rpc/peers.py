@@ -18,10 +18,13 @@ Threads: everything here is guarded by the server's lock.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import socket as sockets
 import struct
+import sys
+import termios
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -34,11 +37,12 @@ from trireme.rpc.sockets import Socket, has_input
 
 _log = logging.getLogger("trireme.rpc")
 
-# What an unknown peer may send before it is welcomed: ZMTP's greeting and a hello take less than 2
-# KiB.
-_STRANGER_BYTES_MAX = 1 << 16
-# Framing, and what may have arrived of the next message.
-_SLACK_BYTES = 1 << 23
+# What an unknown peer may send before it is welcomed: the handshakes of ZMTP and CURVE and a hello
+# take less than 2 KiB.
+_STRANGER_BYTES_MAX = 1 << 13
+# Framing of a part with CURVE; and ZMTP's handshake, with what ZeroMQ reads ahead.
+_PART_BYTES, _AHEAD_BYTES = 64, 1 << 16
+_ROUTING_ID_BYTES = 5
 # How often counters are read. Between two readings a peer can overrun by what the network carries.
 TICK_S = 0.05
 
@@ -50,15 +54,18 @@ class Peer:
     """One connection. `routing_id` and `name` are known from its hello on."""
 
     __slots__ = (
-        "_base_in",
+        "_num_bytes_in_before",
+        "_read",
         "_taken",
         "address",
         "is_dropped",
         "is_running",
+        "is_welcome",
         "key",
         "message_bytes_max",
         "name",
         "num_bytes",
+        "num_bytes_in",
         "num_bytes_out",
         "num_faults",
         "num_requests",
@@ -66,7 +73,6 @@ class Peer:
         "routing_id",
         "since",
         "socket",
-        "was_active",
     )
 
     def __init__(self, socket: sockets.socket, address: str) -> None:
@@ -76,41 +82,47 @@ class Peer:
         self.routing_id = b""
         self.since = time.monotonic()
         self.is_dropped = False
+        self.is_welcome = False  # its hello was accepted
         self.is_running = False  # a handler works on one of its requests
         self.queue: deque[Any] = deque()
         self.num_requests = 0  # received and not yet answered
         self.num_bytes = 0  # of these requests
+        self.num_bytes_in = 0  # of complete messages, with their framing
         self.num_bytes_out = 0  # of replies handed to ZeroMQ, with their framing
         self.num_faults = 0
         self.message_bytes_max = 0
-        self.was_active = False  # a complete message came since the last reading
         self.key = ""
-        self._base_in = 0
+        self._read = 0
+        self._num_bytes_in_before = -1
         self._taken = 0
 
     def __str__(self) -> str:
         return f"{self.name or 'unknown'} ({self.address})"
 
-    def counters(self) -> tuple[int, int]:
-        """(bytes that the peer has taken from us, bytes that it has sent us) since it connected."""
+    def read(self) -> None:
+        """Read the counters: bytes that the peer has taken, and that ZeroMQ has read from it."""
+        waiting = bytearray(4)
         try:
             info = self.socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _TCP_INFO_BYTES)
+            fcntl.ioctl(self.socket, termios.FIONREAD, waiting)
         except OSError:  # closed meanwhile; the monitor will say so
-            return self.num_bytes_out, self._base_in
-        taken, sent = struct.unpack_from("=QQ", info, _BYTES_ACKED_OFFSET)
-        return taken, sent
+            return
+        self._taken, received = struct.unpack_from("=QQ", info, _BYTES_ACKED_OFFSET)
+        self._read = received - int.from_bytes(waiting, sys.byteorder)
 
     def unfinished_bytes(self) -> int:
-        """Bytes that came since the last complete message."""
-        _, sent = self.counters()
-        if self.was_active:
-            self.was_active, self._base_in = False, sent
-        return sent - self._base_in
+        """Bytes of a message that is not complete, and of ZMTP's handshake, when last read().
+
+        0 if a message was completed since this was last asked: others may wait to be received.
+        """
+        is_quiet = self.num_bytes_in == self._num_bytes_in_before
+        self._num_bytes_in_before = self.num_bytes_in
+        return self._read - self.num_bytes_in if is_quiet else 0
 
     def is_stalled(self, unsent_bytes_max: int) -> bool:
         """More bytes of replies than that wait for the peer to take them."""
         if self.num_bytes_out - self._taken > unsent_bytes_max:
-            self._taken, _ = self.counters()
+            self.read()
         return self.num_bytes_out - self._taken > unsent_bytes_max
 
 
@@ -120,13 +132,14 @@ class Peers:
     def __init__(
         self,
         router: Socket,
-        port: int,
         limits: Limits,
         forget: Callable[[Peer], None],
     ) -> None:
         self._forget = forget  # called once for each peer that is gone or dropped
         self._limits = limits
-        self._port = port
+        self.port = 0  # where the socket is bound, once it is
+        framing_bytes = (limits.arrays_max + 1) * _PART_BYTES + _AHEAD_BYTES
+        self._message_bytes_max = limits.message_bytes_max + framing_bytes
         self._by_descriptor: dict[int, Peer] = {}
         self._by_routing_id: dict[bytes, Peer] = {}
         self.monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
@@ -138,16 +151,29 @@ class Peers:
         return iter(list(self._by_descriptor.values()))
 
     def known(self, routing_id: bytes) -> Peer | None:
+        """The connection that has sent messages under this routing id before."""
         return self._by_routing_id.get(routing_id)
 
-    def find(self, descriptor: int) -> Peer | None:
-        """The connection that a message came from, when its routing id is not known yet."""
-        return self._by_descriptor.get(descriptor)
+    def meet(self, routing_id: bytes, descriptor: int) -> Peer | None:
+        """The connection whose first message came under `routing_id`; None if it has gone.
 
-    def welcome(self, peer: Peer, routing_id: bytes) -> None:
-        self._by_routing_id.pop(peer.routing_id, None)
+        ZeroMQ hands out the last messages of a connection also when it is closed and its descriptor
+        belongs to the next one. Routing ids tell them apart: ZeroMQ numbers connections upwards.
+        """
+        self.follow()
+        peer = self._by_descriptor.get(descriptor)
+        if peer is None:
+            return None
+        if len(routing_id) != _ROUTING_ID_BYTES or routing_id[0] != 0:
+            self.drop(peer, f"it chose its own routing id, {routing_id[:32]!r}")
+            return None
+        if peer.routing_id:
+            if not _is_newer(routing_id, peer.routing_id):
+                return None
+            peer = self._renew(descriptor, peer)
         peer.routing_id = routing_id
         self._by_routing_id[routing_id] = peer
+        return peer
 
     def drop(self, peer: Peer, reason: str) -> None:
         """Close the connection; ZeroMQ notices, and its DISCONNECTED event forgets the peer."""
@@ -156,6 +182,9 @@ class Peers:
             self._forget(peer)
             _log.warning("closed the connection of %s: %s", peer, reason)
             with contextlib.suppress(OSError):  # it is closed already
+                # No lingering: a peer that goes on sending gets a reset, not a full window.
+                no_linger = struct.pack("=ii", 1, 0)
+                peer.socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, no_linger)
                 peer.socket.shutdown(sockets.SHUT_RDWR)
 
     def follow(self) -> None:
@@ -173,9 +202,10 @@ class Peers:
         now = time.monotonic()
         unfinished = []
         for peer in self._by_descriptor.values():
+            peer.read()
             num_bytes = peer.unfinished_bytes()
-            if peer.routing_id:
-                bytes_max = self._limits.message_bytes_max + _SLACK_BYTES
+            if peer.is_welcome:
+                bytes_max = self._message_bytes_max
                 unfinished.append((num_bytes, peer))
             else:
                 bytes_max = _STRANGER_BYTES_MAX
@@ -194,12 +224,21 @@ class Peers:
 
     def _gone(self, peer: Peer | None) -> None:
         if peer is not None:
-            if self._by_routing_id.get(peer.routing_id) is peer:
-                del self._by_routing_id[peer.routing_id]
-            if not peer.is_dropped:
-                peer.is_dropped = True
-                self._forget(peer)
+            self._detach(peer)
             peer.socket.close()
+
+    def _renew(self, descriptor: int, peer: Peer) -> Peer:
+        """What was taken for this connection's was its predecessor's: start it again."""
+        self._detach(peer)
+        new = Peer(peer.socket, peer.address)
+        self._by_descriptor[descriptor] = new
+        return new
+
+    def _detach(self, peer: Peer) -> None:
+        self._by_routing_id.pop(peer.routing_id, None)
+        if not peer.is_dropped:
+            peer.is_dropped = True
+            self._forget(peer)
 
     def _accept(self, descriptor: int) -> None:
         # A copy of the descriptor, so that it means this connection also after ZeroMQ has closed
@@ -210,7 +249,7 @@ class Peers:
         except OSError:
             return
         try:
-            is_ours = socket.getsockname()[1] == self._port
+            is_ours = socket.getsockname()[1] == self.port
             host, port = socket.getpeername()[:2]
         except (OSError, IndexError, TypeError):
             is_ours = False
@@ -229,3 +268,9 @@ class Peers:
             num_bytes, peer = unfinished.pop()
             total -= num_bytes
             self.drop(peer, f"{num_bytes} bytes unfinished, {self._limits.total_bytes_max} for all")
+
+
+def _is_newer(routing_id: bytes, than: bytes) -> bool:
+    """Of two ids that ZeroMQ made, a zero byte and a 32-bit number that wraps around."""
+    ahead = int.from_bytes(routing_id[1:], "big") - int.from_bytes(than[1:], "big")
+    return ahead % (1 << 32) < 1 << 31

@@ -10,6 +10,7 @@ keeper thread follows connections, authenticates them and ends requests whose de
 Invariants:
   - The socket is used with the lock held only, and whoever used it receives until nothing is left
     (or wakes a thread that does): any use may consume the event that would have woken a thread.
+    Likewise whoever leaves something in `_ready` wakes a thread if one may be idle.
   - A peer is in `_ready` if and only if its queue is not empty, no handler runs for it and it is
     not stalled.
   - A request counts against its peer's and the server's limits from arrival until it is answered.
@@ -22,12 +23,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import zmq
 
 from trireme.errors import (
     BadRequest,
@@ -37,19 +35,19 @@ from trireme.errors import (
     TriremeError,
     Unavailable,
 )
-from trireme.rpc import frames
-from trireme.rpc.auth import ServerKeys, answer_zap, numeric_address, secure_server
+from trireme.rpc.auth import ServerKeys, numeric_address
 from trireme.rpc.calls import Answer, Deferred, Handler, Reply, Request
+from trireme.rpc.gate import Arrival, Gate
 from trireme.rpc.limits import Limits
-from trireme.rpc.peers import TICK_S, Peer, Peers
-from trireme.rpc.sockets import Socket, edges, has_input, new_context, router, url
+from trireme.rpc.peers import TICK_S, Peer
+from trireme.rpc.sockets import edges
 
 _log = logging.getLogger("trireme.rpc")
 
 # Messages received in one go, before answers get their turn.
 _BATCH = 64
 # Deferred answers are given up this long before the client gives up, so that it hears why.
-_EARLY_S = 0.3
+_EARLY_S_MAX = 0.3
 _GONE = Unavailable("the client has gone")
 
 
@@ -58,16 +56,16 @@ class _Pending:
     """A request that is not answered yet, with what it counts."""
 
     peer: Peer
-    request: Request
+    id: int
     num_bytes: int
+    give_up_at: float
+    request: Request | None  # until it is handled: what waits for a Deferred holds no arrays
     is_answered: bool = False
 
-
-class _Fault(Exception):  # not an error of its own: carries one, with the id of its request
-    def __init__(self, request_id: int, error: TriremeError) -> None:
-        super().__init__(str(error))
-        self.id = request_id
-        self.error = error
+    def take_request(self) -> Request:
+        request, self.request = self.request, None
+        assert request is not None
+        return request
 
 
 class Server:
@@ -122,6 +120,7 @@ class Server:
         self._deferred: dict[_Pending, Deferred] = {}
         self._is_stopping = False
         self._is_closed = False
+        self._is_keeper_idle = True
         self._endpoint = ""
         self._threads: list[threading.Thread] = []
 
@@ -138,27 +137,15 @@ class Server:
         """
         if self._threads or self._is_stopping:
             raise BadRequest(f"Server.start: may be called once, found {self.name} started before")
-        self._context = new_context()
-        self._router = router(self._context, self._limits)
-        try:
-            secure_server(self._router, self._keys)
-            self._zap = self._bind_zap()
-            if self._listen_fd is not None:
-                os.set_inheritable(self._listen_fd, False)
-                self._router.setsockopt(zmq.USE_FD, self._listen_fd)
-            self._router.bind(url(self._router, self._bind))
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise BadRequest(f"Server.start: cannot bind {self._bind}: {error}") from error
-        bound: bytes = self._router.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
-        self._endpoint = bound.decode().removeprefix("tcp://").rstrip("\0")
-        port = int(self._endpoint.rpartition(":")[2])
-        self._peers = Peers(self._router, port, self._limits, self._forget)
+        self._gate = Gate(
+            self.name, self._bind, self._limits, self._keys, self._listen_fd, self._forget
+        )
+        self._endpoint = self._gate.endpoint
         self._work = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._serving = edges(self._router, self._work)
-        zap = [] if self._zap is None else [self._zap]
-        self._keeping = edges(self._peers.monitor, self._news, *zap)
+        self._serving = edges(self._gate.socket, self._work)
+        zap = [] if self._gate.zap is None else [self._gate.zap]
+        self._keeping = edges(self._gate.peers.monitor, self._news, *zap)
         serve = [(self._serve, f"{self.name}-serve-{i}") for i in range(self._num_threads + 1)]
         for target, thread_name in [*serve, (self._keep, f"{self.name}-keep")]:
             self._threads.append(threading.Thread(target=target, name=thread_name, daemon=True))
@@ -207,7 +194,7 @@ class Server:
                 self._receive()
                 pending = self._take()
             while pending is not None:
-                answer = self._handle(pending.request)
+                answer = self._handle(pending.take_request())
                 with self._lock:
                     self._done_running(pending, answer)
                     self._receive()
@@ -275,92 +262,33 @@ class Server:
             if self._is_closed:
                 return
             self._answer(pending, answer)
-            if has_input(self._router):
+            if self._gate.has_input():
                 os.eventfd_write(self._work, 1)
 
-    # Receiving, with the lock held
+    # With the lock held
 
     def _receive(self) -> None:
         for _ in range(_BATCH):
-            if not has_input(self._router):
-                return
-            self._receive_one()
-        os.eventfd_write(self._work, 1)
+            if not self._gate.has_input():
+                break
+            arrival = self._gate.receive()
+            if arrival is not None:
+                self._accept(arrival)
+        else:
+            os.eventfd_write(self._work, 1)
+        if self._is_keeper_idle and self._has_duties():
+            # Meeting a peer has read the monitor, so its event wakes nobody any more.
+            self._is_keeper_idle = False
+            os.eventfd_write(self._news, 1)
 
-    def _receive_one(self) -> None:
-        part = self._router.recv(zmq.NOBLOCK, copy=False)
-        routing_id = part.bytes
-        parts: list[zmq.Frame] = []
-        num_parts = num_bytes = 0
-        while part.more:
-            part = self._router.recv(zmq.NOBLOCK, copy=False)
-            num_parts += 1
-            num_bytes += len(part)
-            if num_parts <= self._limits.arrays_max + 1:
-                parts.append(part)
-        peer = self._peers.known(routing_id) or self._meet(part)
-        if peer is None or peer.is_dropped:
+    def _accept(self, arrival: Arrival) -> None:
+        peer, request = arrival.peer, arrival.request
+        excess = self._credit_excess(arrival)
+        if excess:
+            self._gate.fault(peer, request.id, ResourceExhausted(excess))
             return
-        peer.was_active = True
-        try:
-            if (
-                num_parts > self._limits.arrays_max + 1
-                or num_bytes > self._limits.message_bytes_max
-            ):
-                raise ResourceExhausted(
-                    f"a message may have {self._limits.arrays_max + 1} parts and "
-                    f"{self._limits.message_bytes_max} bytes, found {num_parts} and {num_bytes}"
-                )
-            header, arrays = frames.unpack(parts, self._limits)
-            self._accept(peer, routing_id, header, arrays, num_bytes)
-        except _Fault as fault:
-            self._fault(peer, routing_id, fault.id, fault.error)
-        except TriremeError as error:
-            self._fault(peer, routing_id, 0, error)
-
-    def _meet(self, part: zmq.Frame) -> Peer | None:
-        """The peer of a routing id that is new."""
-        self._peers.follow()
-        try:
-            peer = self._peers.find(int(part.get(zmq.SRCFD)))
-            if peer is not None and self._keys is not None:
-                peer.key = str(part.get("User-Id"))
-        except zmq.ZMQError:  # it carries no descriptor: the connection is gone
-            return None
-        return peer
-
-    def _accept(
-        self,
-        peer: Peer,
-        routing_id: bytes,
-        header: frames.Header,
-        arrays: list[Any],
-        num_bytes: int,
-    ) -> None:
-        if peer.routing_id != routing_id:
-            self._welcome(peer, routing_id, header)
-            return
-        if header["t"] != frames.CALL:
-            raise BadRequest(
-                f"after the welcome a client may send calls only, found {header['t']!r}"
-            )
-        request_id = frames.int_field(header, "id", low=1)
-        try:
-            request = Request(
-                id=request_id,
-                method=frames.str_field(header, "m"),
-                body=frames.map_field(header, "b"),
-                arrays=arrays,
-                peer=peer.name,
-                address=peer.address,
-                key=peer.key,
-                deadline=time.monotonic()
-                + frames.int_field(header, "ms", high=frames.TIMEOUT_MS_MAX) / 1000,
-            )
-            self._check_credit(peer, num_bytes)
-        except TriremeError as error:
-            raise _Fault(request_id, error) from error
-        pending = _Pending(peer, request, num_bytes)
+        early_s = min(_EARLY_S_MAX, request.remaining_s / 10)
+        pending = _Pending(peer, request.id, arrival.num_bytes, request.deadline - early_s, request)
         self._count(pending, 1)
         full = self._full()
         if full:
@@ -370,17 +298,14 @@ class Server:
         if len(peer.queue) == 1 and not peer.is_running and peer not in self._stalled:
             self._ready.append(peer)
 
-    def _check_credit(self, peer: Peer, num_bytes: int) -> None:
-        limits = self._limits
+    def _credit_excess(self, arrival: Arrival) -> str:
+        peer, limits = arrival.peer, self._limits
+        num_bytes = peer.num_bytes + arrival.num_bytes
         if peer.num_requests >= limits.requests_max:
-            raise ResourceExhausted(
-                f"a connection may have {limits.requests_max} requests, found one more"
-            )
-        if peer.num_requests and peer.num_bytes + num_bytes > limits.inflight_bytes_max:
-            raise ResourceExhausted(
-                f"a connection may have {limits.inflight_bytes_max} bytes of requests, found "
-                f"{peer.num_bytes + num_bytes}"
-            )
+            return f"a connection may have {limits.requests_max} requests, found one more"
+        if peer.num_requests and num_bytes > limits.inflight_bytes_max:
+            return f"a connection may have {limits.inflight_bytes_max} bytes, found {num_bytes}"
+        return ""
 
     def _full(self) -> str:
         limits = self._limits
@@ -390,85 +315,13 @@ class Server:
             return f"{self.name} holds {limits.total_bytes_max} bytes of requests: later"
         return ""
 
-    def _welcome(self, peer: Peer, routing_id: bytes, header: frames.Header) -> None:
-        if header["t"] != frames.HELLO or header.get("magic") != frames.MAGIC:
-            raise BadRequest(f"the first message must be a hello, found {header['t']!r}")
-        first, last = frames.int_field(header, "v0"), frames.int_field(header, "v1")
-        if not first <= frames.VERSION <= last:
-            raise BadRequest(
-                f"{self.name} speaks protocol version {frames.VERSION}, found a client that speaks "
-                f"{first} to {last}"
-            )
-        peer.name = frames.str_field(header, "name")
-        peer.message_bytes_max = frames.int_field(header, "message_bytes_max", low=1)
-        self._peers.welcome(peer, routing_id)
-        self._send(
-            peer,
-            frames.pack(
-                {
-                    "t": frames.WELCOME,
-                    "v": frames.VERSION,
-                    "name": self.name,
-                    "requests_max": self._limits.requests_max,
-                    "inflight_bytes_max": self._limits.inflight_bytes_max,
-                    "message_bytes_max": self._limits.message_bytes_max,
-                    "header_bytes_max": self._limits.header_bytes_max,
-                    "arrays_max": self._limits.arrays_max,
-                },
-                (),
-            ),
-        )
-
-    def _fault(self, peer: Peer, routing_id: bytes, request_id: int, error: TriremeError) -> None:
-        peer.num_faults += 1
-        if peer.num_faults > self._limits.faults_max:
-            self._peers.drop(peer, f"{peer.num_faults} faults, the last: {error}")
-            return
-        self._send(peer, frames.pack(_error_header(request_id, error), ()), routing_id)
-
-    # Answering, with the lock held
-
     def _answer(self, pending: _Pending, answer: Answer, handled: bool = True) -> None:
-        if pending.is_answered:
-            return
-        pending.is_answered = True
-        self._deferred.pop(pending, None)
-        self._count(pending, -1)
-        if pending.peer.is_dropped:
-            return
-        self._send(pending.peer, self._pack(pending, answer, handled))
-
-    def _pack(self, pending: _Pending, answer: Answer, handled: bool) -> list[Any]:
-        request_id = pending.request.id
-        if isinstance(answer, Reply):
-            try:
-                parts = frames.pack(
-                    {"t": frames.REPLY, "id": request_id, "b": answer.body}, answer.arrays
-                )
-                num_bytes = sum(map(len, parts))
-                if num_bytes <= pending.peer.message_bytes_max:
-                    return parts
-                answer = ResourceExhausted(
-                    f"the reply may have {pending.peer.message_bytes_max} bytes, found {num_bytes}"
-                )
-            except BadRequest as error:  # what the handler returned is at fault, not the request
-                answer = Internal(str(error))
-        return frames.pack(_error_header(request_id, answer, handled), ())
-
-    def _send(self, peer: Peer, parts: Sequence[Any], routing_id: bytes = b"") -> None:
-        try:
-            self._router.send_multipart(
-                [routing_id or peer.routing_id, *parts], zmq.NOBLOCK, copy=False
-            )
-        except zmq.Again:
-            self._peers.drop(peer, "it does not take its replies")
-        except zmq.ZMQError as error:
-            if (
-                error.errno != zmq.EHOSTUNREACH
-            ):  # the peer has gone, so has its interest in the answer
-                raise
-        else:
-            peer.num_bytes_out += frames.wire_bytes(parts, is_curve=self._keys is not None)
+        if not pending.is_answered:
+            pending.is_answered = True
+            self._deferred.pop(pending, None)
+            self._count(pending, -1)
+            if not pending.peer.is_dropped:
+                self._gate.send_answer(pending.peer, pending.id, answer, handled)
 
     def _count(self, pending: _Pending, sign: int) -> None:
         pending.peer.num_requests += sign
@@ -480,28 +333,24 @@ class Server:
 
     def _keep(self) -> None:
         while not self._is_stopping:
-            self._keeping.poll(TICK_S if self._has_duties() else None)
             with self._lock:
-                if self._zap is not None and self._keys is not None:
-                    answer_zap(self._zap, self._keys)
-                self._peers.follow()
-                self._peers.check()
+                self._is_keeper_idle = not self._has_duties()
+            self._keeping.poll(None if self._is_keeper_idle else TICK_S)
+            with self._lock:
+                self._gate.answer_zap()
+                self._gate.peers.follow()
+                self._gate.peers.check()
                 self._resume_stalled()
             self._expire()
 
     def _has_duties(self) -> bool:
-        with self._lock:
-            return bool(len(self._peers) or self._deferred)
+        return bool(len(self._gate.peers) or self._deferred)
 
     def _expire(self) -> None:
         """Without the lock: describing what is waited for may take locks of the handlers'."""
         now = time.monotonic()
         with self._lock:
-            late = [
-                (pending, deferred)
-                for pending, deferred in self._deferred.items()
-                if pending.request.deadline - _EARLY_S < now
-            ]
+            late = [(p, deferred) for p, deferred in self._deferred.items() if p.give_up_at < now]
         for pending, deferred in late:
             self._answer_later(pending, DeadlineExceeded(deferred.describe()))
 
@@ -522,40 +371,15 @@ class Server:
 
     # Ending
 
-    def _bind_zap(self) -> Socket | None:
-        if self._keys is None:
-            return None
-        zap = self._context.socket(zmq.REP)
-        zap.setsockopt(zmq.LINGER, 0)
-        zap.bind("inproc://zeromq.zap.01")
-        return zap
-
     def _refuse_rest(self) -> None:
         error = Unavailable(f"{self.name} stops")
-        for pending in [*self._deferred, *(p for peer in self._peers for p in peer.queue)]:
+        for pending in [*self._deferred, *(p for peer in self._gate.peers for p in peer.queue)]:
             self._answer(pending, error, handled=False)
 
     def _close(self) -> None:
         self._is_closed = True
-        self._router.disable_monitor()
-        self._peers.close()
-        if self._zap is not None:
-            self._zap.close()
-        self._router.close()
-        self._context.term()
+        self._gate.close()
         self._serving.close()
         self._keeping.close()
         os.close(self._work)
         os.close(self._news)
-
-
-def _error_header(request_id: int, error: TriremeError, handled: bool = True) -> frames.Header:
-    header = {
-        "t": frames.ERROR,
-        "id": request_id,
-        "code": error.code,
-        "name": error.name,
-        "message": str(error)[: frames.MESSAGE_CHARS_MAX],
-        "handled": handled,
-    }
-    return header | ({"details": error.details} if error.details else {})
