@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from trireme.errors import BadRequest, DeadlineExceeded, NotReady, TriremeError
 from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.client import Client, Pulled
 from trireme.ps.coordinator import Coordinator
+from trireme.ps.process import start_pool
 from trireme.ps.routing import Keys
 from trireme.ps.server import Attendance
 from trireme.ps.shard import Shard
@@ -204,7 +204,7 @@ class _Heartbeat:
 
 def embedded(*, threads: int = 0, timeout_s: float = 60.0) -> Cluster:
     """A cluster of one process: worker, tables and coordinator together."""
-    pool = _core.Pool(threads or os.cpu_count() or 1)
+    pool = start_pool(threads)
     shard = Shard(pool)
     handlers = {
         **shard.handlers(),
@@ -249,7 +249,7 @@ def connect(
     except BaseException:
         base.close()
         raise
-    pool = _core.Pool(threads or os.cpu_count() or 1)
+    pool = start_pool(threads)
     client = Client(
         servers,
         transport,

@@ -8,7 +8,6 @@ error when those that have not are silent for too long.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -16,10 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trireme import _core
 from trireme.errors import BadRequest, Unavailable
 from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.coordinator import Coordinator
+from trireme.ps.process import start_pool
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import need
 from trireme.rpc import Limits, Reply, Request, Server, ServerKeys
@@ -152,7 +151,7 @@ def serve(
     Raises:
         BadRequest: an address that may not be used. Unavailable: the workers vanished.
     """
-    pool = _core.Pool(threads or os.cpu_count() or 1)
+    pool = start_pool(threads)
     shard, attendance = Shard(pool), Attendance()
     handlers = {
         **shard.handlers(),

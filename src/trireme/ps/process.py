@@ -1,0 +1,20 @@
+"""What every process of a job sets up once: its threads, and how it keeps memory."""
+
+from __future__ import annotations
+
+import os
+
+from trireme import _core
+
+# More than the buffers of a step with large batches; a process that needs less keeps less.
+FREED_BYTES_KEPT = 512 << 20
+
+
+def start_pool(threads: int) -> _core.Pool:
+    """Threads for the calls of the core, 0 for one per CPU; and from now on freed memory is kept.
+
+    Steps take and free the same large buffers over and over: arrays of keys and rows here, and
+    activations in torch. Giving them back in between would cost page faults at every step.
+    """
+    _core.keep_freed_memory(FREED_BYTES_KEPT)  # without effect where the C library cannot
+    return _core.Pool(threads or os.cpu_count() or 1)
