@@ -24,6 +24,7 @@ _PADDLE_MADE = _ROOT / "build" / "paddle" / "bin" / "python"  # by `make paddle`
 
 # Name: module with `contests(settings)`, what it measures.
 BENCHES = {
+    "batch": ("benchmarks.micro.bench_batch", "the batch work of a step, on one thread"),
     "rpc": ("benchmarks.micro.bench_rpc", "calls between processes, beside plain TCP"),
 }
 

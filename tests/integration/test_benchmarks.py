@@ -20,6 +20,15 @@ RESULT_FIELDS = ("bench", "metric", "value", "unit", "vs", "ratio", "ratio_min",
 
 # What other scripts rely on.
 REAL_CLAIMS = {
+    ("batch", "unique"): ("torch",),
+    ("batch", "gather_dim9"): ("torch", "copy"),
+    ("batch", "gather_dim16"): ("torch", "copy"),
+    ("batch", "gather_dim64"): ("torch", "copy"),
+    ("batch", "scatter_dim9"): ("torch",),
+    ("batch", "scatter_dim16"): ("torch",),
+    ("batch", "scatter_dim64"): ("torch",),
+    ("batch", "lookup_dim9"): ("torch",),
+    ("batch", "ragged_dim16"): ("torch",),
     ("rpc", "pull_push"): ("tcp",),
     ("rpc", "echo"): ("tcp",),
     ("rpc", "round_trip"): (),
