@@ -8,6 +8,7 @@ closed and every request without an answer is sent again, with the same id, on t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import random
@@ -195,7 +196,8 @@ class Channel:
         hello: frames.Header = {"t": frames.HELLO, "magic": frames.MAGIC}
         hello |= {"version_min": frames.VERSION, "version_max": frames.VERSION}
         hello |= {"name": self._name, "message_bytes_max": self._limits.message_bytes_max}
-        self._socket.send_multipart(frames.pack(hello, ()), zmq.NOBLOCK)
+        with contextlib.suppress(zmq.Again):  # it failed already; the monitor is about to say so
+            self._socket.send_multipart(frames.pack(hello, ()), zmq.NOBLOCK)
 
     def _lose(self, failure: str) -> None:
         """The connection is gone: close, and queue again what has no answer, in its order."""
