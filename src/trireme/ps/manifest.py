@@ -13,6 +13,7 @@ complete.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -29,14 +30,18 @@ MANIFEST = "manifest.json"
 READ_BYTES = 1 << 20
 
 
-class CheckedFile:
-    """A file being written, with its SHA-256; `close` syncs it to disk."""
+class CheckedFile(io.RawIOBase):
+    """A file being written, with its SHA-256."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("xb")
         self._hash = hashlib.sha256()
         self.num_bytes = 0
+
+    def writable(self) -> bool:
+        return True
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -45,29 +50,24 @@ class CheckedFile:
         self.num_bytes += view.nbytes
         return view.nbytes
 
-    def close(self) -> dict[str, Any]:
-        """Sync and close; returns {"bytes", "sha256"} for the manifest."""
+    def sync(self) -> dict[str, Any]:
+        """Make it durable; returns {"bytes", "sha256"} for the manifest."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
         return {"bytes": self.num_bytes, "sha256": self._hash.hexdigest()}
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         self._file.close()
+        super().close()
 
 
 @contextmanager
 def written(path: Path) -> Iterator[tuple[CheckedFile, dict[str, Any]]]:
-    """Write a file; the map holds its bytes and checksum after the block has ended without an
-    error.
-    """
-    file, entry = CheckedFile(path), dict[str, Any]()
-    try:
+    """Write a file; the map holds its bytes and checksum once the block has ended well."""
+    entry = dict[str, Any]()
+    with CheckedFile(path) as file:
         yield file, entry
-    except BaseException:
-        file.abandon()
-        raise
-    entry.update(file.close())
+        entry.update(file.sync())
 
 
 def verify_file(folder: Path, entry: Mapping[str, Any]) -> Path:

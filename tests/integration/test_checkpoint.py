@@ -1,0 +1,227 @@
+"""Checkpoints: complete or absent, loadable on any number of servers, damaged ones refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from tests.jobs import Job
+from trireme import _core
+from trireme.cluster import Cluster, embedded
+from trireme.errors import BadRequest, Corruption, SchemaMismatch
+
+NUM_KEYS = 2000
+
+
+class Model(nn.Module):
+    def __init__(self, dim: int = 3) -> None:
+        super().__init__()
+        table = tr.Table("t", dim=dim, optimizer=tr.optim.Adam(lr=0.05), seed=1)
+        self.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
+        self.head = nn.Linear(2 * dim, 1)
+        self.norm = nn.BatchNorm1d(2 * dim)
+        nn.init.constant_(self.head.weight, 0.1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.head(self.norm(self.rows(batch).flatten(1))).squeeze(1)
+
+
+def batches(count: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    generator = np.random.default_rng(seed)
+    return [
+        {
+            "a": torch.from_numpy(generator.integers(0, NUM_KEYS, 64)),
+            "b": torch.from_numpy(generator.integers(0, NUM_KEYS, 64)),
+            "label": torch.from_numpy(generator.integers(0, 2, 64).astype(np.float32)),
+        }
+        for _ in range(count)
+    ]
+
+
+def make_trainer(cluster: Cluster, dim: int = 3, optimizer: Any = torch.optim.Adam) -> tr.Trainer:
+    model = Model(dim)
+    return tr.Trainer(
+        model,
+        optimizer(model.parameters(), lr=0.01),
+        strategy=tr.Strategy("sync"),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        progress=False,
+        cluster=cluster,
+    )
+
+
+def everything(cluster: Cluster, trainer: tr.Trainer) -> dict[str, np.ndarray]:
+    """All weights, as a client sees them."""
+    keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+    pulled = cluster.client.pull({"t": keys})
+    trainer.optimizer.refresh()
+    weights = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
+    buffers = {name: t.numpy().copy() for name, t in trainer.model.named_buffers()}
+    return {"rows": np.array(pulled.rows["t"]), **weights, **buffers}
+
+
+def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Train on 2 servers, save half-way, train on: what a run from the checkpoint must reproduce."""
+    path = tmp_path_factory.mktemp("checkpoint") / "half"
+
+    def work(cluster: Cluster) -> dict[str, Any]:
+        trainer = make_trainer(cluster)
+        trainer.fit(batches(20, 0))
+        at_save = everything(cluster, trainer)
+        trainer.save(path)
+        trainer.fit(batches(20, 1))
+        return {"path": path, "at_save": at_save, "at_end": everything(cluster, trainer)}
+
+    with Job(2) as job:
+        return job.run(1, work)[0]
+
+
+@pytest.mark.parametrize("num_servers", [0, 1, 2, 3])
+def test_a_run_goes_on_from_a_checkpoint_on_any_number_of_servers(
+    saved: dict[str, Any], num_servers: int
+) -> None:
+    def work(cluster: Cluster) -> None:
+        trainer = make_trainer(cluster)
+        trainer.load(saved["path"])
+        assert trainer.optimizer.num_steps == 20
+        assert trainer.optimizer.sequence == 20
+        assert_equal(everything(cluster, trainer), saved["at_save"])
+        trainer.fit(batches(20, 1))
+        assert_equal(everything(cluster, trainer), saved["at_end"])
+
+    if num_servers == 0:
+        with embedded(threads=2) as cluster:
+            work(cluster)
+    else:
+        with Job(num_servers) as job:
+            job.run(1, work)
+
+
+def test_loading_replaces_what_was_trained_before(saved: dict[str, Any]) -> None:
+    with embedded(threads=2) as cluster:
+        trainer = make_trainer(cluster)
+        trainer.fit(batches(7, 5))
+        trainer.load(saved["path"])
+        assert_equal(everything(cluster, trainer), saved["at_save"])
+
+
+def test_row_files_are_plain_arrow(saved: dict[str, Any]) -> None:
+    files = sorted(saved["path"].glob("rows/0/*.arrow"))
+    tables = [pa.ipc.open_file(file).read_all() for file in files]
+    keys = np.concatenate([table["key"].to_numpy() for table in tables])
+    assert len(files) == 16
+    assert len(np.unique(keys)) == len(keys) > 1000
+    assert tables[0].schema.field("weights").type == pa.list_(pa.float32(), 3)
+    assert tables[0].schema.field("state").type == pa.list_(pa.float32(), 6)
+
+
+def test_an_existing_folder_is_not_touched(saved: dict[str, Any]) -> None:
+    before = {p: p.stat().st_mtime_ns for p in saved["path"].rglob("*")}
+    with embedded() as cluster:
+        trainer = make_trainer(cluster)
+        with pytest.raises(BadRequest, match="expected a new folder"):
+            trainer.save(saved["path"])
+    assert {p: p.stat().st_mtime_ns for p in saved["path"].rglob("*")} == before
+
+
+def test_a_save_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with embedded() as cluster:
+        trainer = make_trainer(cluster)
+        trainer.fit(batches(2))
+        monkeypatch.setattr("trireme.ps.checkpoint.save_tensors", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            trainer.save(tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_servers_write_below_their_root_only(tmp_path: Path) -> None:
+    from tests.jobs import InProcessServer
+    from trireme.cluster import connect
+
+    server = InProcessServer(root=tmp_path / "allowed")
+    with server.rpc, connect([server.endpoint], worker=0, num_workers=1) as cluster:
+        trainer = make_trainer(cluster)
+        with pytest.raises(BadRequest, match=r"expected a path under .*allowed"):
+            trainer.save(tmp_path / "elsewhere")
+        trainer.save(tmp_path / "allowed" / "c")
+
+
+def test_another_model_is_refused_with_both_sides(saved: dict[str, Any]) -> None:
+    with embedded() as cluster:
+        with pytest.raises(SchemaMismatch, match=r"'dims': \[4\].*found.*'dims': \[3\]"):
+            make_trainer(cluster, dim=4).load(saved["path"])
+    with embedded() as cluster:
+        with pytest.raises(SchemaMismatch, match="its optimizer is Adam, the model's is SGD"):
+            make_trainer(cluster, optimizer=torch.optim.SGD).load(saved["path"])
+
+
+def damaged_copy(source: Path, target: Path) -> Path:
+    import shutil
+
+    shutil.copytree(source, target)
+    return target
+
+
+def load(path: Path) -> None:
+    with embedded() as cluster:
+        make_trainer(cluster).load(path)
+
+
+def test_each_kind_of_damage_is_named(saved: dict[str, Any], tmp_path: Path) -> None:
+    source = saved["path"]
+    rows = "rows/0/0256-0511.arrow"
+    blocks = "blocks/server-0.safetensors"
+    for number, name in enumerate((rows, blocks, "module.safetensors")):
+        truncated = damaged_copy(source, tmp_path / f"truncated{number}")
+        (truncated / name).write_bytes((truncated / name).read_bytes()[:-7])
+        with pytest.raises(Corruption, match=rf"{Path(name).name}: expected \d+ bytes, found"):
+            load(truncated)
+        flipped = damaged_copy(source, tmp_path / f"flipped{number}")
+        data = bytearray((flipped / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (flipped / name).write_bytes(data)
+        with pytest.raises(Corruption, match=rf"{Path(name).name}: expected SHA-256"):
+            load(flipped)
+        missing = damaged_copy(source, tmp_path / f"missing{number}")
+        (missing / name).unlink()
+        with pytest.raises(Corruption, match=f"expected file {name}, found none"):
+            load(missing)
+
+
+def test_a_manifest_that_is_absent_damaged_or_of_another_format_is_named(
+    saved: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(BadRequest, match="not a complete checkpoint"):
+        load(tmp_path / "nothing")
+    other = damaged_copy(saved["path"], tmp_path / "other")
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(Corruption, match="expected format 1, found 99"):
+        load(other)
+    (other / "manifest.json").write_text("{")
+    with pytest.raises(Corruption, match="expected JSON"):
+        load(other)
+    del manifest["tables"]
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(Corruption, match="expected field 'tables'"):
+        load(other)
