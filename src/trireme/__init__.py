@@ -1,1 +1,59 @@
-"""Trireme: a parameter server for PyTorch."""
+"""Trireme: a parameter server for PyTorch.
+
+Names are loaded on first use, so that `trireme launch` and other commands start without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trireme import data, errors, initializer, metrics, models, nn, optim
+    from trireme.cluster import Cluster
+    from trireme.launch.init import init
+    from trireme.strategy import Strategy
+    from trireme.table import Table
+    from trireme.train import DistributedOptimizer, Trainer, prefetch
+
+__all__ = [
+    "Cluster",
+    "DistributedOptimizer",
+    "Strategy",
+    "Table",
+    "Trainer",
+    "data",
+    "errors",
+    "init",
+    "initializer",
+    "metrics",
+    "models",
+    "nn",
+    "optim",
+    "prefetch",
+]
+
+_HOMES = {
+    "Cluster": "trireme.cluster",
+    "DistributedOptimizer": "trireme.train",
+    "Strategy": "trireme.strategy",
+    "Table": "trireme.table",
+    "Trainer": "trireme.train",
+    "init": "trireme.launch.init",
+    "prefetch": "trireme.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'trireme' has no attribute {name!r}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        value = importlib.import_module(f"trireme.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import trireme
 from tests.repo import tree
 
 FILE_LINES_MAX = 600
@@ -133,6 +134,15 @@ def test_banned_modules_are_not_imported() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def _top_level(module: ast.Module) -> list[ast.stmt]:
+    """Statements of a module, those under `if TYPE_CHECKING:` included."""
+    return [s for top in module.body for s in (top.body if isinstance(top, ast.If) else [top])]
+
+
+def test_every_public_name_is_there() -> None:
+    assert {name for name in trireme.__all__ if not hasattr(trireme, name)} == set()
+
+
 @pytest.mark.parametrize("path", tree.files(".py", under="src"), ids=tree.name)
 def test_public_names_are_listed_sorted_and_complete(path: Path) -> None:
     """A package's `__all__` is what its `__init__` imports; another module's names exist."""
@@ -143,8 +153,8 @@ def test_public_names_are_listed_sorted_and_complete(path: Path) -> None:
     ]
     visible = {
         alias.asname or alias.name
-        for node in tree.syntax(path).body
-        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for node in _top_level(tree.syntax(path))
+        if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "typing")
         for alias in node.names
     }
     if path.name == "__init__.py":

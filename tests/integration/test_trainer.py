@@ -1,0 +1,273 @@
+"""Training loops of every form, on embedded tables and on servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import trireme as tr
+from tests.jobs import Job, in_threads
+from trireme import cluster as clusters
+from trireme.cluster import Cluster, embedded
+from trireme.errors import BadRequest, SchemaMismatch
+
+NUM_KEYS = 200
+WEIGHTS = np.random.default_rng(11).normal(size=NUM_KEYS)
+
+
+class Examples(Dataset[dict[str, Any]]):
+    """A map-style dataset of a planted model: logit = w[a] + w[b]."""
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        generator = np.random.default_rng(seed)
+        self.ids = generator.integers(0, NUM_KEYS, (count, 2))
+        probability = 1 / (1 + np.exp(-2 * WEIGHTS[self.ids].sum(1)))
+        self.labels = (generator.random(count) < probability).astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        a, b = self.ids[i]
+        return {"a": int(a), "b": int(b), "label": self.labels[i]}
+
+
+class Linear(nn.Module):
+    """One weight per id and a bias."""
+
+    def __init__(self, lr: float = 0.5) -> None:
+        super().__init__()
+        table = tr.Table(
+            "w", dim=1, optimizer=tr.optim.SGD(lr=lr), initializer=tr.initializer.Constant(0.0)
+        )
+        self.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.rows(batch).sum((1, 2)) + self.bias
+
+
+def loader(count: int = 4000, seed: int = 0, **options: Any) -> DataLoader[Any]:
+    return DataLoader(Examples(count, seed), batch_size=50, **options)
+
+
+def trainer_for(cluster: Cluster, mode: str = "async") -> tr.Trainer:
+    model = Linear(lr=20.0)
+    return tr.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        strategy=tr.Strategy(mode),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        metrics=[tr.metrics.AUC(), tr.metrics.LogLoss()],
+        progress=False,
+        cluster=cluster,
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_training_learns_and_every_worker_reports_the_same_figures(mode: str) -> None:
+    def work(cluster: Cluster) -> tuple[dict[str, float], dict[str, float]]:
+        trainer = trainer_for(cluster, mode)
+        fitted = trainer.fit(loader(), epochs=2)
+        return fitted, trainer.evaluate(loader(2000, seed=1))
+
+    with Job(2) as job:
+        results = job.run(2, work)
+    for fitted, evaluated in results:
+        assert fitted["examples"] == 4000
+        assert evaluated["examples"] == 2000
+        assert evaluated["auc"] > 0.85
+        assert evaluated["loss"] == pytest.approx(evaluated["log_loss"], abs=1e-5)
+    assert results[0][1]["auc"] == results[1][1]["auc"]
+
+
+def test_evaluation_is_the_same_on_any_number_of_workers(tmp_path: Any) -> None:
+    with embedded() as cluster:
+        trainer = trainer_for(cluster)
+        trainer.fit(loader())
+        trainer.save(tmp_path / "c")
+        expected = trainer.evaluate(loader(2000, seed=1))["auc"]
+
+    def work(cluster: Cluster) -> float:
+        trainer = trainer_for(cluster)
+        trainer.load(tmp_path / "c")
+        return trainer.evaluate(loader(2000, seed=1))["auc"]
+
+    for num_workers in (1, 2, 3):
+        with Job(1) as job:
+            assert job.run(num_workers, work) == [expected] * num_workers
+
+
+def test_evaluation_changes_nothing() -> None:
+    with embedded() as cluster:
+        trainer = trainer_for(cluster)
+        trainer.fit(loader(500))
+        before = cluster.client.stats()[0]
+        first = trainer.evaluate(loader(2000, seed=1))
+        assert trainer.evaluate(loader(2000, seed=1))["auc"] == first["auc"]
+        after = cluster.client.stats()[0]
+        assert after["tables"] == before["tables"]
+        assert after["pushes"] == before["pushes"]
+        assert cluster.pending.entries == []
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+def test_a_dataloader_with_four_processes_feeds_a_trainer() -> None:
+    with embedded() as cluster:
+        trainer = trainer_for(cluster)
+        fitted = trainer.fit(loader(1000, num_workers=4))
+        assert fitted["examples"] == 1000
+
+
+def test_an_error_in_the_data_reaches_the_training_thread_and_ends_its_threads() -> None:
+    def broken() -> Any:
+        yield from loader(200)
+        raise OSError("the disk is gone")
+
+    with embedded() as cluster:
+        with pytest.raises(OSError, match="the disk is gone"):
+            trainer_for(cluster).fit(broken())
+        assert not cluster.is_prefetching
+
+
+def plain_loop(cluster: Cluster, batches: Any) -> Linear:
+    """No prefetch: rows are pulled inside forward, through the default cluster."""
+    model = Linear()
+    optimizer = tr.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model,
+        strategy=tr.Strategy("sync"),
+        cluster=cluster,
+    )
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"])
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def rows_of(cluster: Cluster, model: Linear) -> np.ndarray:
+    model.eval()
+    ids = torch.arange(NUM_KEYS)
+    with torch.no_grad():
+        return model.rows({"a": ids, "b": ids})[:, 0, 0].numpy()
+
+
+@pytest.fixture
+def default_cluster() -> Any:
+    with embedded() as cluster:
+        clusters.set_default(cluster)
+        yield cluster
+
+
+def test_a_plain_loop_equals_torch(default_cluster: Cluster) -> None:
+    batches = list(loader(1000))
+    model = plain_loop(default_cluster, batches)
+    rows = nn.Embedding(NUM_KEYS, 1)
+    nn.init.zeros_(rows.weight)
+    bias = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD(
+        [{"params": [bias], "lr": 0.1}, {"params": rows.parameters(), "lr": 0.5}]
+    )
+    for batch in batches:
+        optimizer.zero_grad()
+        logits = (rows(batch["a"]) + rows(batch["b"])).squeeze(1) + bias
+        nn.functional.binary_cross_entropy_with_logits(logits, batch["label"]).backward()
+        optimizer.step()
+    found = rows_of(default_cluster, model)
+    np.testing.assert_allclose(found, rows.weight.detach()[:, 0].numpy(), atol=1e-6)
+    np.testing.assert_allclose(model.bias.detach(), bias.detach(), atol=1e-6)
+
+
+def test_gradient_accumulation_sums_the_rows_of_both_forwards(default_cluster: Cluster) -> None:
+    first, second = list(loader(100))
+    model = Linear()
+    optimizer = tr.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, cluster=default_cluster
+    )
+    for batch in (first, second):
+        model(batch).sum().backward()
+    optimizer.step()
+    expected = np.zeros(NUM_KEYS)
+    for batch in (first, second):
+        for name in ("a", "b"):
+            np.add.at(expected, batch[name].numpy(), -0.5)
+    np.testing.assert_allclose(rows_of(default_cluster, model), expected, atol=1e-5)
+
+
+def test_a_scheduler_drives_the_rates_of_tables_and_dense_parameters(
+    default_cluster: Cluster,
+) -> None:
+    model = Linear(lr=1.0)
+    optimizer = tr.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), model, cluster=default_cluster
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    batch = {"a": torch.tensor([3]), "b": torch.tensor([5])}
+    for _ in range(3):
+        model(batch).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    assert rows_of(default_cluster, model)[3] == -1.75
+    assert model.bias.item() == -1.75
+
+
+def test_wrong_use_gets_a_typed_error(default_cluster: Cluster) -> None:
+    model = Linear()
+    dense = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = tr.DistributedOptimizer(dense, model, cluster=default_cluster)
+    with pytest.raises(BadRequest, match="a closure cannot run"):
+        optimizer.step(lambda: 0.0)
+    extra = nn.Sequential(Linear(), nn.Linear(2, 2))
+    with pytest.raises(BadRequest, match=r"found 1\.weight in no group"):
+        tr.DistributedOptimizer(
+            torch.optim.SGD(extra[0].parameters(), lr=1.0), extra, cluster=default_cluster
+        )
+    stranger = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=1.0)
+    with pytest.raises(BadRequest, match="1 parameters that are not the model's"):
+        tr.DistributedOptimizer(stranger, model, cluster=default_cluster)
+    with pytest.raises(BadRequest, match="expected epochs >= 1, found 0"):
+        trainer_for(default_cluster).fit(loader(100), epochs=0)
+
+
+def test_workers_that_disagree_on_the_strategy_are_told_both_sides() -> None:
+    with Job(1) as job:
+        one, two = job.join(0, 2), job.join(1, 2)
+        one.client.agree("strategy", "Strategy('sync')")
+        with pytest.raises(SchemaMismatch, match=r"is \"Strategy\('sync'\)\" for this job"):
+            two.client.agree("strategy", "Strategy('async')")
+        one.abandon()
+        two.abandon()
+
+
+def test_two_clusters_live_in_one_process() -> None:
+    def train(steps: int) -> tuple[int, float]:
+        with embedded(threads=1) as cluster:
+            trainer = trainer_for(cluster)
+            trainer.fit(loader(50 * steps))
+            stats = cluster.client.stats()[0]
+            return stats["pushes"], trainer.evaluate(loader(500, seed=1))["loss"]
+
+    alone = [train(10), train(40)]
+    together = in_threads([lambda: train(10), lambda: train(40)])
+    assert [pushes for pushes, _ in together] == [10, 40]
+    np.testing.assert_allclose([loss for _, loss in together], [loss for _, loss in alone], rtol=0.1)
+
+
+def test_the_first_worker_starts_the_dense_parameters_of_all() -> None:
+    def work(cluster: Cluster) -> float:
+        model = Linear()
+        nn.init.constant_(model.bias, 7.0 + cluster.worker)
+        tr.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), model, cluster=cluster
+        )
+        return model.bias.item()
+
+    with Job(2) as job:
+        assert job.run(2, work) == [7.0, 7.0]
