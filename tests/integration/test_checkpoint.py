@@ -1,4 +1,6 @@
-"""Checkpoints: complete or absent, loadable on any number of servers, damaged ones refused by name."""
+"""Checkpoints: complete or absent, loadable on any number of servers, damaged ones refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Train on 2 servers, save half-way, train on: what a run from the checkpoint must reproduce."""
+    """Train on 2 servers, save half-way, train on: what a run from the checkpoint must
+    reproduce.
+    """
     path = tmp_path_factory.mktemp("checkpoint") / "half"
 
     def work(cluster: Cluster) -> dict[str, Any]:
@@ -167,12 +171,12 @@ def test_servers_write_below_their_root_only(tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused_with_both_sides(saved: dict[str, Any]) -> None:
-    with embedded() as cluster:
-        with pytest.raises(SchemaMismatch, match=r"'dims': \[4\].*found.*'dims': \[3\]"):
-            make_trainer(cluster, dim=4).load(saved["path"])
-    with embedded() as cluster:
-        with pytest.raises(SchemaMismatch, match="its optimizer is Adam, the model's is SGD"):
-            make_trainer(cluster, optimizer=torch.optim.SGD).load(saved["path"])
+    both = r"'dims': \[4\].*found.*'dims': \[3\]"
+    with embedded() as cluster, pytest.raises(SchemaMismatch, match=both):
+        make_trainer(cluster, dim=4).load(saved["path"])
+    both = "its optimizer is Adam, the model's is SGD"
+    with embedded() as cluster, pytest.raises(SchemaMismatch, match=both):
+        make_trainer(cluster, optimizer=torch.optim.SGD).load(saved["path"])
 
 
 def damaged_copy(source: Path, target: Path) -> Path:

@@ -70,8 +70,8 @@ class Batches:
     def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
         self.batches = batches
 
-    def stream(self, index: int, num_streams: int, *, start: object = None) -> Any:
-        del index, num_streams, start
+    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
+        del index, num_streams, epoch
         return iter(self.batches)
 
 

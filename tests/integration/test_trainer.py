@@ -257,16 +257,16 @@ def test_two_clusters_live_in_one_process() -> None:
     alone = [train(10), train(40)]
     together = in_threads([lambda: train(10), lambda: train(40)])
     assert [pushes for pushes, _ in together] == [10, 40]
-    np.testing.assert_allclose([loss for _, loss in together], [loss for _, loss in alone], rtol=0.1)
+    np.testing.assert_allclose(
+        [loss for _, loss in together], [loss for _, loss in alone], rtol=0.1
+    )
 
 
 def test_the_first_worker_starts_the_dense_parameters_of_all() -> None:
     def work(cluster: Cluster) -> float:
         model = Linear()
         nn.init.constant_(model.bias, 7.0 + cluster.worker)
-        tr.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=1.0), model, cluster=cluster
-        )
+        tr.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, cluster=cluster)
         return model.bias.item()
 
     with Job(2) as job:

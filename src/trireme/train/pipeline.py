@@ -131,6 +131,7 @@ def prefetch(
     model: nn.Module,
     *,
     depth: int = 2,
+    epoch: int = 0,
     cluster: Cluster | None = None,
 ) -> Iterator[Batch]:
     """Batches for a plain training loop, with rows and dense weights pulled ahead of it.
@@ -143,29 +144,25 @@ def prefetch(
             loss = criterion(model(batch), batch["label"])
             loss.backward()
             optimizer.step()
+
+    Args:
+        depth: batches to read and plan ahead.
+        epoch: changes the order of a dataset that shuffles.
     """
     of = default() if cluster is None else cluster
-    with Pipeline(share_of(dataset, of), model, training=True, depth=depth, cluster=of) as pipeline:
+    share = share_of(dataset, of, epoch)
+    with Pipeline(share, model, training=True, depth=depth, cluster=of) as pipeline:
         yield from pipeline
         optimizer = of.steps
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.end_pass()
 
 
-def share_of(
-    dataset: Iterable[Any], cluster: Cluster, start: tuple[int, ...] = ()
-) -> Iterable[Any]:
-    """This worker's part of a dataset."""
+def share_of(dataset: Iterable[Any], cluster: Cluster, epoch: int = 0) -> Iterable[Any]:
+    """This worker's part of a dataset, in the order of this epoch."""
     if hasattr(dataset, "stream"):
-        share: Iterable[Any] = dataset.stream(
-            cluster.worker, cluster.num_workers, start=start or None
-        )
+        share: Iterable[Any] = dataset.stream(cluster.worker, cluster.num_workers, epoch=epoch)
         return share
-    if start:
-        raise BadRequest(
-            f"train: {type(dataset).__name__} has no stream(index, num_streams, start=...),"
-            f" so it cannot start at position {start}"
-        )
     return (
         batch
         for number, batch in enumerate(dataset)

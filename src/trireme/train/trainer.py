@@ -97,6 +97,7 @@ class Trainer:
         self.cluster = default() if cluster is None else cluster
         self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
         self.depth = depth
+        self.num_epochs = 0
         self._shows = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
             optimizer, model, strategy=strategy, cluster=self.cluster
@@ -113,9 +114,11 @@ class Trainer:
         if epochs < 1:
             raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
         figures: dict[str, float] = {}
-        for epoch in range(1, epochs + 1):
-            title = "train" if epochs == 1 else f"train {epoch}/{epochs}"
-            figures = self._run(dataset, title, training=True)
+        for epoch in range(epochs):
+            title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
+            share = share_of(dataset, self.cluster, self.num_epochs)
+            figures = self._run(share, title, training=True)
+            self.num_epochs += 1
         return figures
 
     def evaluate(self, dataset: Iterable[Any]) -> dict[str, float]:
@@ -127,13 +130,12 @@ class Trainer:
         self.cluster.client.gather({}, [])
         self.optimizer.refresh()
         with torch.no_grad():
-            return self._run(dataset, "evaluate", training=False)
+            return self._run(share_of(dataset, self.cluster), "evaluate", training=False)
 
-    def _run(self, dataset: Iterable[Any], title: str, *, training: bool) -> dict[str, float]:
+    def _run(self, share: Iterable[Any], title: str, *, training: bool) -> dict[str, float]:
         was_training = self.model.training
         self.model.train(training)
         tally = _Tally(self.metrics)
-        share = share_of(dataset, self.cluster)
         pipeline = Pipeline(
             share, self.model, training=training, depth=self.depth, cluster=self.cluster
         )
@@ -189,7 +191,7 @@ class Trainer:
         client = self.cluster.client
         client.gather({}, [])
         if self.cluster.worker == 0:
-            extra = {"optimizer": self.optimizer.state_dict()}
+            extra = {"optimizer": self.optimizer.state_dict(), "num_epochs": self.num_epochs}
             save_checkpoint(
                 client, Path(path), extra=extra, buffers=dict(self.model.named_buffers())
             )
@@ -211,6 +213,7 @@ class Trainer:
             extra = load_checkpoint(client, Path(path))
         extra = client.gather(extra, [], timeout_s=SAVE_TIMEOUT_S)[0][0]
         self.optimizer.load_state_dict(extra["optimizer"])
+        self.num_epochs = int(extra["num_epochs"])
         load_buffers(Path(path), dict(self.model.named_buffers()))
         self.optimizer.resume()
         self.optimizer.refresh()
