@@ -40,11 +40,15 @@ bool is_one_per_bag(std::span<const std::int64_t> offsets) noexcept {
 
 void bag_of(std::span<const std::int64_t> offsets, std::span<std::int32_t> out) {
   check_offsets("bag_of", offsets, out.size());
-  std::fill(out.begin(), out.begin() + offsets.front(), -1);
-  for (std::size_t bag = 0; bag + 1 < offsets.size(); ++bag) {
-    std::fill(out.begin() + offsets[bag], out.begin() + offsets[bag + 1],
-              static_cast<std::int32_t>(bag));
+  // The bag of a position is the number of later bags that begin at or before it: counted, then
+  // summed, because short loops of unforeseeable lengths are slow.
+  std::fill(out.begin(), out.end(), 0);
+  for (const std::int64_t offset : offsets.subspan(1)) {
+    if (offset < static_cast<std::int64_t>(out.size())) ++out[static_cast<std::size_t>(offset)];
   }
+  std::int32_t bag = 0;
+  for (std::int32_t& count : out) count = bag += count;
+  std::fill(out.begin(), out.begin() + offsets.front(), -1);
   std::fill(out.begin() + offsets.back(), out.end(), -1);
 }
 

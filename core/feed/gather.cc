@@ -24,6 +24,7 @@ constexpr std::size_t kVectorsMax = 16;  // vectors per column block
 constexpr std::size_t kBlock = kLanes * kVectorsMax;
 constexpr std::size_t kLineFloats = 16;      // floats per cache line
 constexpr std::size_t kExamplesAhead = 1;    // prefetched by gather, F rows each
+constexpr std::size_t kIdsAhead = 16;        // prefetched by gather from each feature's bags
 constexpr std::size_t kPositionsAhead = 16;  // prefetched by scatter
 constexpr std::size_t kChunkFloatsMin = std::size_t{1}
                                         << 16;  // less is not worth waking a thread for
@@ -123,6 +124,7 @@ struct Gather {
     const std::int32_t* const index = bags.index.data();
     const std::int64_t* const offsets = bags.offsets.empty() ? nullptr : bags.offsets.data();
     const float* const weights = bags.weights.empty() ? nullptr : bags.weights.data();
+    const std::size_t last = bags.index.size() - 1;
     float* to = out + begin * bags.num_features * dim + columns.begin;
     bool is_right = true;
     for (std::size_t b = begin; b < end; ++b) {
@@ -130,14 +132,11 @@ struct Gather {
         const std::size_t bag = f * num_examples + b;
         const std::size_t first = offsets ? static_cast<std::size_t>(offsets[bag]) : bag;
         const std::size_t stop = offsets ? static_cast<std::size_t>(offsets[bag + 1]) : bag + 1;
-        // The bags of this feature lie one behind the other: what follows is what the next example
-        // needs.
-        for (std::size_t i = stop; i < std::min(2 * stop - first, bags.index.size()); ++i) {
-          const auto ahead = static_cast<std::uint32_t>(index[i]);
-          if (ahead < num_rows) prefetch(rows + ahead * dim + columns.begin, columns.width);
-        }
         Block<V> block(columns.width);
         for (std::size_t i = first; i < stop; ++i) {
+          // What follows in this feature is what the next examples need.
+          const auto ahead = static_cast<std::uint32_t>(index[std::min(i + kIdsAhead, last)]);
+          if (ahead < num_rows) prefetch(rows + ahead * dim + columns.begin, columns.width);
           const auto row = static_cast<std::uint32_t>(index[i]);
           if (row < num_rows) {
             block.add(rows + row * dim + columns.begin, weights ? weights[i] : 1.0F);

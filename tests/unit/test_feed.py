@@ -232,35 +232,100 @@ def read_only(array):
     return array
 
 
-GOOD = {
-    "rows": np.ones((4, 3), np.float32),
-    "index": np.zeros(6, np.int32),
-    "offsets": None,
-    "weights": None,
-    "num_features": 2,
-    "out": np.zeros((3, 2, 3), np.float32),
+def f32(*shape):
+    return np.zeros(shape, np.float32)
+
+
+def i32(*values):
+    return np.array(values, np.int32)
+
+
+def i64(*values):
+    return np.array(values, np.int64)
+
+
+def u64(*values):
+    return np.array(values, np.uint64)
+
+
+# Per function: good arguments by name, and which of them are written. POOL stands for the pool.
+POOL = object()
+CALLS = {
+    "unique": ({"values": u64(3, 4), "pool": POOL}, ()),
+    "occurrences": ({"index": i32(0, 1), "num_rows": 2, "pool": POOL}, ()),
+    "gather": (
+        {
+            "rows": f32(4, 3),
+            "index": i32(0, 1, 2, 3, 0, 1),
+            "offsets": np.arange(7),
+            "weights": f32(6),
+            "num_features": 2,
+            "out": f32(3, 2, 3),
+            "pool": POOL,
+        },
+        ("out",),
+    ),
+    "scatter": (
+        {
+            "grad": f32(3, 2, 3),
+            "order": i32(0, 1, 2, 3, 4, 5),
+            "starts": i32(0, 2, 6),
+            "bags": i32(0, 1, 2, 3, 4, 5),
+            "weights": f32(6),
+            "out": f32(2, 3),
+            "pool": POOL,
+        },
+        ("out",),
+    ),
+    "bag_of": ({"offsets": i64(0, 1, 2), "n": 2, "out": i32(0, 0)}, ("out",)),
+    "is_one_per_bag": ({"offsets": i64(0, 1, 2)}, ()),
+    "mean_weights": ({"index": i32(0, 1), "offsets": i64(0, 1, 2), "out": f32(2)}, ("out",)),
+    "salt": (
+        {"values": u64(3, 4), "offsets": i64(0, 1, 2), "salts": u64(5, 6), "out": u64(0, 0)},
+        ("out",),
+    ),
+    "split": (
+        {
+            "keys": u64(3, 4),
+            "owners": np.zeros(4096, np.uint16),
+            "num_owners": 1,
+            "pool": POOL,
+        },
+        (),
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("rows", np.ones((4, 3))),
-        ("rows", np.ones((4, 6), np.float32)[:, ::2]),
-        ("rows", np.ones(12, np.float32)),
-        ("index", np.zeros(6, np.int64)),
-        ("index", np.zeros(12, np.int32)[::2]),
-        ("offsets", np.arange(7, dtype=np.int32)),
-        ("weights", np.ones(6)),
-        ("out", np.zeros((3, 2, 3))),
-        ("out", np.zeros((3, 2, 6), np.float32)[:, :, ::2]),
-        ("out", read_only(np.zeros((3, 2, 3), np.float32))),
-    ],
-)
-def test_arrays_are_never_converted(pool, name, value):
-    _core.gather(*GOOD.values(), pool)
+WIDTHS = {2: 4, 4: 8, 8: 4}  # another size in bytes for each
+
+
+def bad_arrays(array, is_written):
+    """The same array with another dtype, rank, layout, or not writable."""
+    yield "dtype", array.astype(np.float64 if array.dtype != np.float64 else np.float32)
+    yield "width", array.astype(np.dtype(f"{array.dtype.kind}{WIDTHS[array.dtype.itemsize]}"))
+    yield "rank", array[None]
+    if array.ndim < 3:  # of the gradient, slices may be read in place
+        yield "layout", np.repeat(array, 2, axis=-1)[..., ::2]
+    if is_written:
+        yield "writable", read_only(array.copy())
+    yield "type", array.tolist()
+
+
+BAD_CALLS = [
+    pytest.param(function, name, bad, id=f"{function}-{name}-{what}")
+    for function, (good, written) in CALLS.items()
+    for name, value in good.items()
+    if isinstance(value, np.ndarray)
+    for what, bad in bad_arrays(value, name in written)
+]
+
+
+@pytest.mark.parametrize(("function", "name", "bad"), BAD_CALLS)
+def test_arrays_are_never_converted(function, name, bad, pool):
+    good = {key: pool if value is POOL else value for key, value in CALLS[function][0].items()}
+    getattr(_core, function)(**good)
     with pytest.raises(TypeError):
-        _core.gather(*(GOOD | {name: value}).values(), pool)
+        getattr(_core, function)(**(good | {name: bad}))
 
 
 def test_merge_never_converts_an_array(pool):
@@ -271,6 +336,33 @@ def test_merge_never_converts_an_array(pool):
 
 
 def test_inputs_may_be_read_only(pool):
-    values = read_only(np.arange(10, dtype=np.uint64))
-    assert len(_core.unique(values, pool)[0]) == 10
-    _core.gather(*(GOOD | {"rows": read_only(np.ones((4, 3), np.float32))}).values(), pool)
+    for function, (good, written) in CALLS.items():
+        arguments = {
+            key: read_only(value.copy())
+            if isinstance(value, np.ndarray) and key not in written
+            else (pool if value is POOL else value)
+            for key, value in good.items()
+        }
+        getattr(_core, function)(**arguments)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_number_of_threads_computes_the_same_bits(seed):
+    rng = np.random.default_rng(seed)
+    values = random_values(rng, 5 * 9000)
+    weights = rng.standard_normal(len(values)).astype(np.float32)
+    grad = rng.standard_normal((9000, 5, 9)).astype(np.float32)
+    results = []
+    for threads in (1, 2, 7):
+        pool = _core.Pool(threads)
+        keys, index, order, starts = _core.unique(values, pool, 0)
+        row_grad = np.empty((len(keys), 9), np.float32)
+        _core.scatter(grad, order, starts, None, weights, row_grad, pool)
+        out = np.empty_like(grad)
+        _core.gather(row_grad, index, None, weights, 5, out, pool)
+        split = _core.split(keys, np.arange(4096, dtype=np.uint16) % 3, 3, pool)
+        merged = _core.merge([(keys, row_grad, 0.3), (keys[::-1].copy(), row_grad, 1.0)], pool)
+        results.append([keys, index, order, starts, row_grad, out, *split, *merged])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert a.tobytes() == b.tobytes()
