@@ -190,6 +190,7 @@ class Channel:
         try:
             self._socket.connect(url(self._socket, self.endpoint))
         except zmq.ZMQError as error:
+            self.close()
             raise BadRequest(
                 f"Client.call: endpoint must be host:port, found {self.endpoint!r}: {error}"
             ) from error

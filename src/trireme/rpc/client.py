@@ -209,6 +209,9 @@ class Client:
     def _channel(self, endpoint: str) -> Channel:
         channel = self._channels.get(endpoint)
         if channel is None:
+            host, _, port = endpoint.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+                raise BadRequest(f"Client.call: endpoint must be host:port, found {endpoint!r}")
             channel = Channel(
                 self._context, endpoint, self.name, self._limits, self._keys, self._poll
             )

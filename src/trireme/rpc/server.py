@@ -57,6 +57,7 @@ class _Pending:
 
     peer: Peer
     id: int
+    method: str
     num_bytes: int
     give_up_at: float
     request: Request | None  # until it is handled: what waits for a Deferred holds no arrays
@@ -114,7 +115,7 @@ class Server:
         self._lock = threading.Lock()
         self._ready: deque[Peer] = deque()
         self._stalled: list[Peer] = []
-        self._num_running = 0
+        self._running: set[_Pending] = set()
         self._num_requests = 0
         self._num_bytes = 0
         self._deferred: dict[_Pending, Deferred] = {}
@@ -170,12 +171,12 @@ class Server:
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        alive = [thread.name for thread in self._threads if thread.is_alive()]
-        if alive:
-            raise DeadlineExceeded(
-                f"Server.stop: handlers must end in {timeout_s} s, found running: {alive}"
-            )
         with self._lock:
+            if any(thread.is_alive() for thread in self._threads):
+                methods = sorted(pending.method for pending in self._running)
+                raise DeadlineExceeded(
+                    f"Server.stop: handlers must end in {timeout_s} s, found running: {methods}"
+                )
             self._refuse_rest()
             self._close()
 
@@ -231,7 +232,7 @@ class Server:
         """The next request to handle, if another handler may run. Wakes a thread for the one after
         it.
         """
-        while self._ready and self._num_running < self._num_threads and not self._is_stopping:
+        while self._ready and len(self._running) < self._num_threads and not self._is_stopping:
             peer = self._ready.popleft()
             if not peer.queue:  # dropped meanwhile
                 continue
@@ -240,8 +241,8 @@ class Server:
                 continue
             pending: _Pending = peer.queue.popleft()
             peer.is_running = True
-            self._num_running += 1
-            if self._ready and self._num_running < self._num_threads:
+            self._running.add(pending)
+            if self._ready and len(self._running) < self._num_threads:
                 os.eventfd_write(self._work, 1)
             return pending
         return None
@@ -249,7 +250,7 @@ class Server:
     def _done_running(self, pending: _Pending, answer: Reply | Deferred | TriremeError) -> None:
         peer = pending.peer
         peer.is_running = False
-        self._num_running -= 1
+        self._running.remove(pending)
         if peer.queue:
             self._ready.append(peer)
         if isinstance(answer, Deferred):
@@ -288,7 +289,14 @@ class Server:
             self._gate.fault(peer, request.id, ResourceExhausted(excess))
             return
         early_s = min(_EARLY_S_MAX, request.remaining_s / 10)
-        pending = _Pending(peer, request.id, arrival.num_bytes, request.deadline - early_s, request)
+        pending = _Pending(
+            peer,
+            request.id,
+            request.method,
+            arrival.num_bytes,
+            request.deadline - early_s,
+            request,
+        )
         self._count(pending, 1)
         full = self._full()
         if full:

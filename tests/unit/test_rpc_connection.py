@@ -1,0 +1,591 @@
+"""Connections of rpc: lost and made again, limited, watched, closed, and leaving nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from proxy import Faults, Proxy
+from trireme.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Internal,
+    ResourceExhausted,
+    TriremeError,
+    Unavailable,
+)
+from trireme.rpc import Call, Client, Deferred, Limits, Reply, Request, Server
+
+MIB = 1 << 20
+
+
+def echo(request: Request) -> Reply:
+    return Reply(request.body, request.arrays)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client(name="worker 0") as client:
+        yield client
+
+
+def num_threads() -> int:
+    """Threads of this process, ZeroMQ's own among them."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+# Lost and made again
+
+
+def test_calls_go_on_after_a_restart_of_the_server_on_the_same_port(client: Client) -> None:
+    with Server("127.0.0.1:0", {"echo": echo}, name="first") as first:
+        at = first.endpoint
+        client.call(at, "echo", timeout_s=30)
+    with Server(at, {"echo": echo}, name="second"):
+        assert client.call(at, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
+
+
+def test_call_waits_for_a_server_that_comes_later(client: Client) -> None:
+    at = free_address()
+    replies: list[Reply] = []
+    caller = threading.Thread(
+        target=lambda: replies.append(client.call(at, "echo", {"a": 1}, timeout_s=60))
+    )
+    caller.start()
+    with Server(at, {"echo": echo}, name="late"):
+        caller.join(60)
+    assert [reply.body for reply in replies] == [{"a": 1}]
+
+
+def test_request_without_answer_is_sent_again_with_the_same_id(client: Client) -> None:
+    ids: list[int] = []
+    may_go_on = threading.Event()
+
+    def slow_once(request: Request) -> None:
+        ids.append(request.id)
+        if len(ids) == 1:
+            assert may_go_on.wait(60)
+
+    def cut(proxy: Proxy) -> None:
+        while not ids:
+            pass
+        proxy.cut()
+        while len(ids) == 1:
+            pass
+        may_go_on.set()
+
+    with (
+        Server("127.0.0.1:0", {"slow": slow_once}, name="s") as server,
+        Proxy(server.endpoint, Faults(seed=1)) as proxy,
+    ):
+        cutter = threading.Thread(target=cut, args=[proxy])
+        cutter.start()
+        client.call(proxy.endpoint, "slow", timeout_s=60)
+        cutter.join()
+    assert len(ids) == 2
+    assert ids[0] == ids[1]
+
+
+def test_stopping_server_answers_what_it_holds(client: Client) -> None:
+    entered = threading.Event()
+    held: list[Deferred] = []
+
+    def defer(request: Request) -> Deferred:
+        held.append(Deferred())
+        entered.set()
+        return held[-1]
+
+    with Server("127.0.0.1:0", {"defer": defer}, name="s") as server:
+        errors: list[object] = []
+
+        def call() -> None:
+            with Client(name="waits") as waits:
+                errors.extend(
+                    waits.call_all(
+                        [Call(server.endpoint, "defer")], timeout_s=1, return_errors=True
+                    )
+                )
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        assert entered.wait(60)
+        server.stop()
+        caller.join(60)
+    assert isinstance(errors[0], Unavailable)
+    held[0].reply(Reply())  # too late, and no error
+
+
+def test_server_killed_in_the_middle_is_unavailable_before_long(client: Client) -> None:
+    code = (
+        "import sys; from trireme.rpc import Server, Deferred;"
+        "s = Server('127.0.0.1:0', {'hang': lambda r: Deferred()}, name='victim').start();"
+        "print(s.endpoint, flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    at = process.stdout.readline().strip()
+    with process, pytest.raises(DeadlineExceeded, match=r"hang at .* \(victim\): no answer"):
+        client.call(at, "hang", timeout_s=0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    with pytest.raises(Unavailable, match=r"hang at .* \(victim\): not reached"):
+        client.call(at, "hang", timeout_s=0.3)
+
+
+# Messages while waiting
+
+
+def test_waiting_client_says_whom_it_waits_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trireme.rpc.client.NOTICE_S", 0.1)
+    with (
+        Server("127.0.0.1:0", {"hang": lambda request: Deferred()}, name="s") as server,
+        caplog.at_level(logging.WARNING),
+    ):
+        absent = free_address()
+        calls = [Call(server.endpoint, "hang"), Call(absent, "push"), Call(absent, "push")]
+        client.call_all(calls, timeout_s=0.35, return_errors=True)
+    assert f"waiting for {server.endpoint} (s) (hang): no answer for 0 s" in caplog.text
+    assert f"waiting for {absent} (2 x push): not reached (nobody listens there)" in caplog.text
+
+
+def test_waiting_message_goes_to_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trireme.rpc.client.NOTICE_S", 0.1)
+    lines: list[str] = []
+    with (
+        Client(name="w", on_wait=lines.append) as client,
+        pytest.raises(Unavailable),
+    ):
+        client.call(free_address(), "push", timeout_s=0.35)
+    assert len(lines) in (2, 3)
+
+
+# Limits
+
+
+def test_client_keeps_within_the_credit_of_its_server() -> None:
+    limits = Limits(
+        requests_max=3, inflight_bytes_max=MIB, message_bytes_max=MIB, header_bytes_max=MIB
+    )
+    array = np.zeros(300_000, np.uint8)
+    with (
+        Server("127.0.0.1:0", {"echo": echo}, name="s", limits=limits) as server,
+        Client(name="w") as client,
+    ):
+        calls = [Call(server.endpoint, "echo", {"i": i}, [array]) for i in range(50)]
+        replies = client.call_all(calls, timeout_s=60)
+    assert [reply.body["i"] for reply in replies] == list(range(50))
+
+
+def test_full_server_lets_clients_try_again() -> None:
+    limits = Limits(total_requests_max=2)
+    entered = threading.Semaphore(0)
+    may_go_on = threading.Event()
+
+    def hold(request: Request) -> None:
+        entered.release()
+        assert may_go_on.wait(60)
+
+    with Server("127.0.0.1:0", {"hold": hold}, name="s", limits=limits, threads=2) as server:
+
+        def call(answers: list[object]) -> None:
+            with Client(name="w") as client:
+                answers.append(client.call(server.endpoint, "hold", timeout_s=60))
+
+        answers: list[object] = []
+        callers = [threading.Thread(target=call, args=[answers]) for _ in range(6)]
+        for caller in callers:
+            caller.start()
+        assert entered.acquire(timeout=60)
+        assert entered.acquire(timeout=60)
+        may_go_on.set()
+        for caller in callers:
+            caller.join(60)
+    assert len(answers) == 6
+
+
+def test_request_beyond_the_servers_limit_is_refused_by_the_client(client: Client) -> None:
+    limits = Limits(message_bytes_max=MIB, header_bytes_max=1024, arrays_max=3)
+    small = np.zeros(1, np.uint8)
+    with Server("127.0.0.1:0", {"echo": echo}, name="s", limits=limits) as server:
+        for body, arrays, what in (
+            ({}, [np.zeros(2 * MIB, np.uint8)], "message_bytes_max is 1048576, found 2097"),
+            ({"x": "y" * 2000}, [], "header_bytes_max is 1024, found 2"),
+            ({}, [small] * 4, "arrays_max is 3, found 4"),
+        ):
+            with pytest.raises(ResourceExhausted, match=rf"echo at .*{what}"):
+                client.call(server.endpoint, "echo", body, arrays, timeout_s=30)
+        assert client.call(server.endpoint, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
+
+
+def test_reply_beyond_the_clients_limit_is_an_error() -> None:
+    limits = Limits(message_bytes_max=MIB)
+    big = {"big": lambda request: Reply({}, [np.zeros(2 * MIB, np.uint8)])}
+    with (
+        Server("127.0.0.1:0", big | {"echo": echo}, name="s") as server,
+        Client(name="w", limits=limits) as client,
+    ):
+        with pytest.raises(ResourceExhausted, match="takes messages of 1048576 bytes, found"):
+            client.call(server.endpoint, "big", timeout_s=30)
+        assert client.call(server.endpoint, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
+
+
+def test_message_of_100_mb_arrives(client: Client) -> None:
+    array = np.arange(25_000_000, dtype=np.float32)
+    with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
+        [got] = client.call(server.endpoint, "echo", arrays=[array], timeout_s=60).arrays
+    np.testing.assert_array_equal(got, array)
+
+
+@pytest.mark.parametrize(
+    "field", [name for name in Limits.__dataclass_fields__ if name != "handshake_timeout_s"]
+)
+def test_limits_must_be_positive(field: str) -> None:
+    with pytest.raises(BadRequest, match=f"{field} must be positive, found 0"):
+        Limits(**{field: 0})
+
+
+# What may be sent
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((4, 4), np.float32)[:, ::2],
+        np.zeros((4, 4), np.float32).T[:, :2],
+        np.zeros(3, ">f4"),
+        np.array(["a"], object),
+        np.array(["a"]),
+        np.zeros(3, np.complex64),
+        np.zeros((1,) * 9, np.int8),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_array_that_cannot_travel_is_refused(client: Client, array: np.ndarray) -> None:
+    with (
+        Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
+        pytest.raises(BadRequest, match=r"echo at .*array 0"),
+    ):
+        client.call(server.endpoint, "echo", arrays=[array], timeout_s=30)
+
+
+def test_body_that_cannot_travel_is_refused(client: Client) -> None:
+    with (
+        Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
+        pytest.raises(BadRequest, match="msgpack values only"),
+    ):
+        client.call(server.endpoint, "echo", {"x": object()}, timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Reply({"x": object()}),
+        Reply({}, [np.array(["a"], object)]),
+        {"not": "a reply"},
+    ],
+)
+def test_answer_that_cannot_travel_is_internal(client: Client, answer: Reply) -> None:
+    with (
+        Server("127.0.0.1:0", {"answer": lambda request: answer}, name="s") as server,
+        pytest.raises(Internal),
+    ):
+        client.call(server.endpoint, "answer", timeout_s=30)
+
+
+def test_error_that_cannot_travel_is_told_nevertheless(client: Client) -> None:
+    def fail(request: Request) -> None:
+        error = BadRequest("bad \udcff name")
+        error.details = request.body or {"x": object()}
+        raise error
+
+    with Server("127.0.0.1:0", {"fail": fail}, name="s") as server:
+        with pytest.raises(Internal, match="handler's error"):
+            client.call(server.endpoint, "fail", timeout_s=30)
+        with pytest.raises(BadRequest, match=r"bad \\udcff name"):
+            client.call(server.endpoint, "fail", {"y": 1}, timeout_s=30)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan")])
+def test_call_without_deadline_is_refused(client: Client, timeout_s: float) -> None:
+    with pytest.raises(BadRequest, match="timeout_s"):
+        client.call("127.0.0.1:1", "echo", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "no host:1"]
+)
+def test_wrong_endpoint_is_refused(client: Client, endpoint: str) -> None:
+    with pytest.raises(BadRequest, match="host:port"):
+        client.call(endpoint, "echo", timeout_s=30)
+
+
+# Several at once
+
+
+def test_many_clients_get_their_own_answers() -> None:
+    wrong: list[object] = []
+
+    def work(number: int, at: str, parent: Client) -> None:
+        random = np.random.default_rng(number)
+        with parent.clone(f"worker {number}") as client:
+            for i in range(40):
+                array = random.random(random.integers(0, 20_000), np.float32)
+                reply = client.call(at, "echo", {"n": number, "i": i}, [array], timeout_s=60)
+                if reply.body != {"n": number, "i": i} or (reply.arrays[0] != array).any():
+                    wrong.append((number, i))
+
+    with Client(name="parent") as parent:
+        servers = [Server("127.0.0.1:0", {"echo": echo}, name=f"s{i}").start() for i in range(2)]
+        workers = [
+            threading.Thread(target=work, args=[i, servers[i % 2].endpoint, parent])
+            for i in range(8)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+        for server in servers:
+            server.stop()
+    assert not wrong
+
+
+def test_requests_of_different_connections_are_handled_in_parallel() -> None:
+    barrier = threading.Barrier(3)
+
+    def meet(request: Request) -> None:
+        barrier.wait(60)
+
+    with Server("127.0.0.1:0", {"meet": meet}, name="s", threads=3) as server:
+
+        def call() -> None:
+            with Client(name="w") as client:
+                client.call(server.endpoint, "meet", timeout_s=60)
+
+        callers = [threading.Thread(target=call) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(60)
+    assert not barrier.broken
+
+
+def test_requests_of_one_connection_are_handled_one_at_a_time(client: Client) -> None:
+    inside = threading.Lock()
+
+    def handle(request: Request) -> None:
+        assert inside.acquire(blocking=False)
+        np.random.default_rng(1).random(200_000)
+        inside.release()
+
+    with Server("127.0.0.1:0", {"x": handle}, name="s", threads=4) as server:
+        client.call_all([Call(server.endpoint, "x") for _ in range(50)], timeout_s=60)
+
+
+def test_errors_can_be_returned_call_by_call(client: Client) -> None:
+    with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
+        calls = [
+            Call(server.endpoint, "echo", {"i": 1}),
+            Call(server.endpoint, "none"),
+            Call(free_address(), "echo"),
+            Call(server.endpoint, "echo", {"i": 4}),
+        ]
+        answers = client.call_all(calls, timeout_s=0.5, return_errors=True)
+        assert [type(answer) for answer in answers] == [Reply, BadRequest, Unavailable, Reply]
+        with pytest.raises(BadRequest, match=r"none at .*no such method"):
+            client.call_all(calls, timeout_s=60)  # at once: the first error ends it
+        assert client.call_all([], timeout_s=1) == []
+
+
+def test_client_used_by_two_threads_is_refused(client: Client) -> None:
+    entered, may_go_on = threading.Event(), threading.Event()
+
+    def hold(request: Request) -> None:
+        entered.set()
+        assert may_go_on.wait(60)
+
+    with Server("127.0.0.1:0", {"hold": hold}, name="s") as server:
+        caller = threading.Thread(target=lambda: client.call(server.endpoint, "hold", timeout_s=60))
+        caller.start()
+        assert entered.wait(60)
+        with pytest.raises(BadRequest, match="for one thread"):
+            client.call(server.endpoint, "hold", timeout_s=60)
+        may_go_on.set()
+        caller.join(60)
+
+
+def test_arrays_may_change_when_a_call_has_failed(client: Client) -> None:
+    """The server must see the array as it was, or not at all, also when the call was given up."""
+    wrong: list[float] = []
+
+    def check(request: Request) -> None:
+        values = np.unique(request.arrays[0])
+        if len(values) != 1:
+            wrong.append(values)
+
+    array = np.zeros(8 * MIB, np.uint8)
+    with Server("127.0.0.1:0", {"check": check}, name="s") as server:
+        client.call(server.endpoint, "check", arrays=[array], timeout_s=60)
+        for i in range(60):
+            with contextlib.suppress(TriremeError):
+                timeout_s = 0.0005 * (i % 20 + 1)
+                client.call(server.endpoint, "check", arrays=[array], timeout_s=timeout_s)
+            array[:] = i + 1
+    assert not wrong
+
+
+# Closing
+
+
+def test_nothing_is_left_after_server_and_client() -> None:
+    def use() -> None:
+        with (
+            Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
+            Client(name="w") as client,
+        ):
+            client.call(server.endpoint, "echo", arrays=[np.zeros(MIB)], timeout_s=30)
+            client.call_all([Call(free_address(), "echo")], timeout_s=0.05, return_errors=True)
+
+    use()  # pyzmq starts its collector thread on first use
+    threads, descriptors = num_threads(), len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        use()
+    assert num_threads() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_stop_names_the_handler_that_does_not_end() -> None:
+    entered, may_go_on = threading.Event(), threading.Event()
+
+    def hold(request: Request) -> None:
+        entered.set()
+        assert may_go_on.wait(60)
+
+    server = Server("127.0.0.1:0", {"hold": hold}, name="s").start()
+
+    def call() -> None:
+        with Client(name="w") as client:
+            client.call_all([Call(server.endpoint, "hold")], timeout_s=60, return_errors=True)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert entered.wait(60)
+    with pytest.raises(DeadlineExceeded, match=r"Server.stop: .*\['hold'\]"):
+        server.stop(timeout_s=0.05)
+    may_go_on.set()
+    server.stop(timeout_s=60)
+    caller.join(60)
+
+
+def test_closed_client_and_wrong_starts_are_refused(client: Client) -> None:
+    client.close()
+    client.close()
+    with pytest.raises(BadRequest, match="closed"):
+        client.call("127.0.0.1:1", "echo", timeout_s=1)
+    with pytest.raises(BadRequest, match="all closed"):
+        client.clone()
+    with Server("127.0.0.1:0", {}, name="s") as server, pytest.raises(BadRequest, match="once"):
+        server.start()
+    with pytest.raises(BadRequest, match="threads"):
+        Server("127.0.0.1:0", {}, name="s", threads=0)
+
+
+def test_client_in_a_forked_child_is_refused() -> None:
+    """DataLoader workers are forked: ZeroMQ's thread does not exist there."""
+    code = """
+import os, sys
+from trireme.errors import BadRequest
+from trireme.rpc import Client, Server
+server = Server("127.0.0.1:0", {"echo": lambda request: None}, name="s").start()
+client = Client(name="w")
+client.call(server.endpoint, "echo", timeout_s=30)
+child = os.fork()
+if child == 0:
+    try:
+        client.call(server.endpoint, "echo", timeout_s=30)
+    except BadRequest as error:
+        client.close()
+        with Client(name="child") as own:
+            own.call(server.endpoint, "echo", timeout_s=30)
+        os._exit(7 if "make a client in each process" in str(error) else 8)
+    os._exit(9)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+client.call(server.endpoint, "echo", timeout_s=30)
+client.close()
+server.stop()
+sys.exit(status)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
+
+
+def test_two_servers_in_one_process_know_nothing_of_each_other(client: Client) -> None:
+    with (
+        Server("127.0.0.1:0", {"who": lambda request: Reply({"n": 1})}, name="a") as a,
+        Server("127.0.0.1:0", {"who": lambda request: Reply({"n": 2})}, name="b") as b,
+    ):
+        calls = [Call(a.endpoint, "who"), Call(b.endpoint, "who")] * 10
+        replies = client.call_all(calls, timeout_s=30)
+    assert [reply.body["n"] for reply in replies] == [1, 2] * 10
+
+
+def test_every_byte_of_a_connection_is_accounted_for() -> None:
+    """The server tells unfinished messages by exact counting; a wrong frame size would drift."""
+    random = np.random.default_rng(5)
+    with (
+        Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
+        Client(name="w") as client,
+    ):
+        unfinished = set()
+        for _ in range(200):
+            sizes = random.choice([0, 1, 200, 255, 256, 257, 8192, 70_000], 3)
+            client.call(
+                server.endpoint,
+                "echo",
+                {"x": "y" * int(random.integers(300))},
+                [np.zeros(size, np.uint8) for size in sizes],
+                timeout_s=30,
+            )
+            [peer] = server._gate.peers
+            peer.read()
+            unfinished.add(peer._read - peer.num_bytes_in)
+        assert len(unfinished) == 1
+        assert unfinished.pop() < 512  # ZMTP's handshake
+        deadline = time.monotonic() + 30
+        while abs(peer._taken - peer.num_bytes_out) >= 512 and time.monotonic() < deadline:
+            client.call(server.endpoint, "echo", timeout_s=30)  # the last reply is acknowledged
+            peer.read()
+        assert abs(peer._taken - peer.num_bytes_out) < 512
+
+
+def test_deadline_reaches_the_handler_and_ends_what_waits(client: Client) -> None:
+    remaining: list[float] = []
+
+    def note(request: Request) -> Deferred:
+        remaining.append(request.remaining_s)
+        return Deferred(lambda: "workers [1] have not come")
+
+    with Server("127.0.0.1:0", {"note": note}, name="s") as server:
+        start = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"workers \[1\] have not come"):
+            client.call(server.endpoint, "note", timeout_s=0.5)
+        assert time.monotonic() - start < 30
+    assert 0 < remaining[0] <= 0.5
