@@ -1,12 +1,16 @@
 // The instruction sets that kernels are compiled for. One binary holds them all; a table chooses
 // when it is made.
 //
-// Every kernel does the same operations in the same order whatever the instruction set, without
+// A kernel does the same operations in the same order whatever the instruction set, without
 // contraction, so all of them compute the same bits.
 #pragma once
 
-#include <string>
 #include <string_view>
+
+// For what with_isa's functions call: code that is not inlined is compiled for every machine's
+// instruction set.
+#define TRIREME_INLINE [[gnu::always_inline]] inline
+#define TRIREME_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace trireme {
 
@@ -17,5 +21,29 @@ std::string_view isa_name(Isa isa) noexcept;
 // "auto" (the best of this machine), "scalar", "avx2" or "avx512".
 // Errors: kBadRequest for another name, or for one that this machine cannot run.
 Isa choose_isa(std::string_view name);
+
+#if defined(__x86_64__)
+template <class Function>
+[[gnu::target("avx2,bmi,bmi2"), gnu::noinline]] void run_avx2(const Function& function) {
+  function();
+}
+template <class Function>
+[[gnu::target("avx512f,avx512dq,avx512bw,avx512vl,bmi,bmi2,prefer-vector-width=512"),
+  gnu::noinline]]
+void run_avx512(const Function& function) {
+  function();
+}
+#endif
+
+// Runs a function compiled for an instruction set. Requires: the function is a
+// TRIREME_INLINE_LAMBDA.
+template <class Function>
+void with_isa([[maybe_unused]] Isa isa, const Function& function) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return run_avx512(function);
+  if (isa == Isa::kAvx2) return run_avx2(function);
+#endif
+  function();
+}
 
 }  // namespace trireme

@@ -1,6 +1,7 @@
 #include "base/pages.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -20,28 +21,29 @@ namespace {
                   " bytes from the system, found: " + std::generic_category().message(error));
 }
 
-std::byte* map(std::size_t bytes) {
-  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+std::byte* map(std::size_t bytes, int protection) {
+  void* p = ::mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) fail(bytes);
   return static_cast<std::byte*>(p);
 }
 
 }  // namespace
 
-Pages::Pages(std::size_t bytes, std::size_t alignment) : bytes_(round_up(bytes, kPageBytes)) {
-  if (bytes_ == 0) return;
-  if (alignment <= kPageBytes) {
-    data_ = map(bytes_);
-    return;
-  }
+Pages::Pages(std::size_t bytes) : bytes_(round_up(bytes, kPageBytes)) {
+  if (bytes_ > 0) data_ = map(bytes_, PROT_READ | PROT_WRITE);
+}
+
+Pages Pages::reserve(std::size_t bytes, std::size_t alignment) {
+  Pages pages;
+  pages.bytes_ = round_up(bytes, kPageBytes);
   // The system aligns to small pages only: reserve more and give the ends back.
-  std::byte* raw = map(bytes_ + alignment);
-  const std::size_t head = round_up(reinterpret_cast<std::uintptr_t>(raw), alignment) -
-                           reinterpret_cast<std::uintptr_t>(raw);
-  data_ = raw + head;
+  std::byte* raw = map(pages.bytes_ + alignment, PROT_NONE);
+  const auto address = reinterpret_cast<std::uintptr_t>(raw);
+  const std::size_t head = round_up(address, alignment) - address;
+  pages.data_ = raw + head;
   if (head > 0) ::munmap(raw, head);
-  if (head < alignment) ::munmap(data_ + bytes_, alignment - head);
+  if (head < alignment) ::munmap(pages.data_ + pages.bytes_, alignment - head);
+  return pages;
 }
 
 Pages::~Pages() {
@@ -68,6 +70,15 @@ void Pages::resize(std::size_t bytes) {
   if (p == MAP_FAILED) fail(bytes);
   data_ = static_cast<std::byte*>(p);
   bytes_ = bytes;
+}
+
+void make_writable(std::byte* data, std::size_t bytes) {
+  if (::mprotect(data, bytes, PROT_READ | PROT_WRITE) != 0) fail(bytes);
+}
+
+std::size_t memory_bytes() noexcept {
+  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
 void advise(std::byte* data, std::size_t bytes, PageAdvice advice) noexcept {

@@ -1,8 +1,6 @@
-// Memory taken straight from the operating system, page by page: address space is reserved first,
-// memory is taken when it is touched.
+// Memory taken straight from the operating system, in whole pages. Not for small objects.
 //
-// Not for small objects. Threads: a Pages object belongs to one owner; the memory behind it may be
-// shared.
+// Threads: a Pages object belongs to one owner; the memory behind it may be shared.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +17,17 @@ constexpr std::size_t round_up(std::size_t n, std::size_t multiple) noexcept {
 class Pages {
  public:
   Pages() = default;
-  // Reserves zeroed memory that starts at a multiple of `alignment` (a power of two, at least a
-  // page). Errors: kResourceExhausted, with the size and the system's reason.
-  explicit Pages(std::size_t bytes, std::size_t alignment = kPageBytes);
+  // Zeroed memory. Errors: kResourceExhausted, with the size and the system's reason.
+  explicit Pages(std::size_t bytes);
+  // Address space alone, from a multiple of `alignment` (a power of two, at least a page) on; see
+  // make_writable. Errors: kResourceExhausted.
+  static Pages reserve(std::size_t bytes, std::size_t alignment);
   ~Pages();
   Pages(Pages&& other) noexcept;
   Pages& operator=(Pages&& other) noexcept;
 
   // Changes the size and keeps the content; the memory may move. Nothing changes on an error.
-  // Requires: made with the default alignment. Errors: kResourceExhausted.
+  // Requires: not made by reserve(). Errors: kResourceExhausted.
   void resize(std::size_t bytes);
 
   std::byte* data() const noexcept { return data_; }
@@ -37,6 +37,12 @@ class Pages {
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
+
+// Turns whole pages of reserved address space into zeroed memory. Errors: kResourceExhausted.
+void make_writable(std::byte* data, std::size_t bytes);
+
+// The memory of this machine.
+std::size_t memory_bytes() noexcept;
 
 // How the system should back a range of whole huge pages. Advice: where it is not taken, pages are
 // just small.

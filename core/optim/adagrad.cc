@@ -53,17 +53,17 @@ struct SharedAdagrad : Adagrad {
 
 }  // namespace
 
-Rule make_adagrad(const RuleConfig& config, Isa isa) {
+Rule make_adagrad(const RuleConfig& config) {
   if (config.shared) {
     return {.state_per_weight = 0,
             .state_per_row = 1,
             .initial_state = config.initial_accumulator,
-            .apply = apply_for<SharedAdagrad>(isa)};
+            .apply = apply<SharedAdagrad>};
   }
   return {.state_per_weight = 1,
           .state_per_row = 0,
           .initial_state = config.initial_accumulator,
-          .apply = apply_for<Adagrad>(isa)};
+          .apply = apply<Adagrad>};
 }
 
 }  // namespace trireme

@@ -76,12 +76,12 @@ struct RowAdam : Adam {
 
 }  // namespace
 
-Rule make_adam(const RuleConfig& config, Isa isa) {
+Rule make_adam(const RuleConfig& config) {
   const bool by_row = config.bias_correction == "row";
   return {.state_per_weight = 2,
           .state_per_row = by_row ? 1 : 0,
           .initial_state = 0,
-          .apply = by_row ? apply_for<RowAdam>(isa) : apply_for<Adam>(isa)};
+          .apply = by_row ? apply<RowAdam> : apply<Adam>};
 }
 
 }  // namespace trireme

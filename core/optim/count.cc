@@ -18,11 +18,8 @@ struct Count {
 
 }  // namespace
 
-Rule make_count(const RuleConfig&, Isa isa) {
-  return {.state_per_weight = 0,
-          .state_per_row = 0,
-          .initial_state = 0,
-          .apply = apply_for<Count>(isa)};
+Rule make_count(const RuleConfig&) {
+  return {.state_per_weight = 0, .state_per_row = 0, .initial_state = 0, .apply = apply<Count>};
 }
 
 }  // namespace trireme

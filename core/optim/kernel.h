@@ -10,11 +10,9 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "base/error.h"
+#include "base/isa.h"
 #include "optim/rule.h"
 #include "store/row.h"
-
-#define TRIREME_INLINE [[gnu::always_inline]] inline
 
 namespace trireme {
 
@@ -60,51 +58,37 @@ TRIREME_INLINE float clip(float w, float lower, float upper) noexcept {
   return w > upper ? upper : w;
 }
 
+// Fetches [data, data + bytes) for writing or reading. Requires: both ends are multiples of 4.
+template <int kWrite>
+TRIREME_INLINE void fetch(const void* data, std::size_t bytes) noexcept {
+  const auto* begin = static_cast<const std::byte*>(data);
+  for (std::size_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(begin + byte, kWrite);
+  __builtin_prefetch(begin + bytes - 4, kWrite);
+}
+
 template <class R>
 TRIREME_INLINE void apply_rows(const RowBatch& batch, const RuleValues& values) noexcept {
-  constexpr std::size_t kAhead =
-      4;  // finding the rows brought them into the second-level cache already
-  const std::size_t prefetch_bytes = std::min<std::size_t>(batch.row_bytes, 256);
+  // Finding the rows brought them near already: this is the distance for the second-level cache.
+  constexpr std::size_t kAhead = 16;
   const R rule(values);
   const int dim = batch.dim;
+  const std::size_t grad_bytes = static_cast<std::size_t>(dim) * sizeof(float);
+  const auto grad_of = [&](std::size_t i) TRIREME_INLINE_LAMBDA {
+    const std::size_t position = batch.positions ? batch.positions[i] : batch.first + i;
+    return batch.grads + position * static_cast<std::size_t>(dim);
+  };
   for (std::size_t i = 0; i < batch.size; ++i) {
     const std::size_t next = std::min(i + kAhead, batch.size - 1);
-    const std::size_t next_grad = batch.positions ? batch.positions[next] : batch.first + next;
-    for (std::size_t byte = 0; byte < prefetch_bytes; byte += 64) {
-      __builtin_prefetch(batch.rows[next] + byte, 1);
-    }
-    __builtin_prefetch(batch.rows[next] + prefetch_bytes - 1, 1);
-    __builtin_prefetch(batch.grads + next_grad * static_cast<std::size_t>(dim));
-    const std::size_t grad = batch.positions ? batch.positions[i] : batch.first + i;
+    fetch<1>(batch.rows[next], std::min<std::size_t>(batch.row_bytes, 256));
+    fetch<0>(grad_of(next), std::min<std::size_t>(grad_bytes, 256));
     float* w = weights_of_row(batch.rows[i]);
-    rule.row(w, w + dim, batch.grads + grad * static_cast<std::size_t>(dim), dim);
+    rule.row(w, w + dim, grad_of(i), dim);
   }
 }
 
 template <class R>
-void apply_scalar(const RowBatch& batch, const RuleValues& values) noexcept {
-  apply_rows<R>(batch, values);
-}
-#if defined(__x86_64__)
-template <class R>
-[[gnu::target("avx2")]] void apply_avx2(const RowBatch& batch, const RuleValues& values) noexcept {
-  apply_rows<R>(batch, values);
-}
-template <class R>
-[[gnu::target("avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512")]] void apply_avx512(
-    const RowBatch& batch, const RuleValues& values) noexcept {
-  apply_rows<R>(batch, values);
-}
-#endif
-
-template <class R>
-Rule::Apply apply_for(Isa isa) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return apply_avx512<R>;
-  if (isa == Isa::kAvx2) return apply_avx2<R>;
-#endif
-  TRIREME_CHECK(isa == Isa::kScalar);
-  return apply_scalar<R>;
+void apply(const RowBatch& batch, const RuleValues& values, Isa isa) noexcept {
+  with_isa(isa, [&]() TRIREME_INLINE_LAMBDA { apply_rows<R>(batch, values); });
 }
 
 }  // namespace trireme

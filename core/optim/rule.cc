@@ -12,7 +12,7 @@ namespace {
 // A rule by name, and which options of RuleConfig it has.
 struct Entry {
   const char* name;
-  Rule (*make)(const RuleConfig&, Isa);
+  Rule (*make)(const RuleConfig&);
   bool has_shared;
   bool has_bias_correction;
   bool has_initial_accumulator;
@@ -66,12 +66,12 @@ void RuleValues::check() const {
   check_value(step >= 1, "step", "a number >= 1", static_cast<double>(step));
 }
 
-Rule make_rule(const RuleConfig& config, Isa isa) {
+Rule make_rule(const RuleConfig& config) {
   std::string names;
   for (const Entry& rule : kRules) {
     if (config.name == rule.name) {
       check_options(rule, config);
-      return rule.make(config, isa);
+      return rule.make(config);
     }
     names += std::string(names.empty() ? "" : ", ") + rule.name;
   }

@@ -53,7 +53,7 @@ struct RuleConfig {
 };
 
 struct Rule {
-  using Apply = void (*)(const RowBatch&, const RuleValues&) noexcept;
+  using Apply = void (*)(const RowBatch&, const RuleValues&, Isa) noexcept;
 
   int state_per_weight;  // floats of state: state_per_weight * dim + state_per_row
   int state_per_row;
@@ -64,6 +64,6 @@ struct Rule {
 };
 
 // Errors: kBadRequest for an unknown name, or an option that the rule does not have.
-Rule make_rule(const RuleConfig& config, Isa isa);
+Rule make_rule(const RuleConfig& config);
 
 }  // namespace trireme

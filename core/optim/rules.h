@@ -5,9 +5,9 @@
 
 namespace trireme {
 
-Rule make_sgd(const RuleConfig& config, Isa isa);
-Rule make_adagrad(const RuleConfig& config, Isa isa);
-Rule make_adam(const RuleConfig& config, Isa isa);
-Rule make_count(const RuleConfig& config, Isa isa);
+Rule make_sgd(const RuleConfig& config);
+Rule make_adagrad(const RuleConfig& config);
+Rule make_adam(const RuleConfig& config);
+Rule make_count(const RuleConfig& config);
 
 }  // namespace trireme

@@ -24,9 +24,8 @@ struct Sgd {
 
 }  // namespace
 
-Rule make_sgd(const RuleConfig&, Isa isa) {
-  return {
-      .state_per_weight = 0, .state_per_row = 0, .initial_state = 0, .apply = apply_for<Sgd>(isa)};
+Rule make_sgd(const RuleConfig&) {
+  return {.state_per_weight = 0, .state_per_row = 0, .initial_state = 0, .apply = apply<Sgd>};
 }
 
 }  // namespace trireme

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/isa.h"
+
 namespace trireme {
 
 inline constexpr std::size_t kWeightsOffset = sizeof(std::uint64_t);
@@ -22,7 +24,7 @@ inline const float* weights_of_row(const std::byte* row) noexcept {
   return reinterpret_cast<const float*>(row + kWeightsOffset);
 }
 
-inline void copy_floats(float* out, const float* from, int n) noexcept {
+TRIREME_INLINE void copy_floats(float* out, const float* from, int n) noexcept {
   int j = 0;
   for (; j + 16 <= n; j += 16) std::memcpy(out + j, from + j, 64);
   for (; j + 4 <= n; j += 4) std::memcpy(out + j, from + j, 16);

@@ -30,7 +30,7 @@ void Table::marks(std::int64_t stream, std::span<std::uint64_t> out) const {
     return;
   }
   for (std::uint32_t bucket = 0; bucket < kNumBuckets; bucket += kBucketsPerStripe) {
-    std::shared_lock lock(stripe_of(bucket).mutex);
+    std::shared_lock lock(mutex_of(bucket));
     std::copy_n(marks->begin() + bucket, kBucketsPerStripe, out.begin() + bucket);
   }
 }
@@ -38,7 +38,7 @@ void Table::marks(std::int64_t stream, std::span<std::uint64_t> out) const {
 void Table::set_marks(std::int64_t stream, std::span<const std::uint64_t> marks) {
   Marks::Array& array = marks_.of(stream);
   for (std::uint32_t bucket = 0; bucket < kNumBuckets; bucket += kBucketsPerStripe) {
-    std::unique_lock lock(stripe_of(bucket).mutex);
+    std::unique_lock lock(mutex_of(bucket));
     std::copy_n(marks.begin() + bucket, kBucketsPerStripe, array.begin() + bucket);
   }
 }
@@ -47,9 +47,8 @@ BucketContent Table::snapshot(std::uint32_t bucket) const {
   check_bucket(bucket);
   BucketContent content;
   std::vector<Arena::Ref> refs;
-  const Stripe& stripe = stripe_of(bucket);
-  std::shared_lock lock(stripe.mutex);
-  stripe.index.refs_of(bucket % kBucketsPerStripe, refs);
+  std::shared_lock lock(mutex_of(bucket));
+  index_.refs_of(bucket, refs);
   content.keys = Array<std::uint64_t>(refs.size());
   content.classes = Array<std::uint8_t>(refs.size());
   content.rows = Array<std::uint8_t>(refs.size() * row_bytes());
@@ -110,31 +109,29 @@ void Table::check_content(std::uint32_t bucket, const BucketView& content) const
 // Swaps a bucket's rows and marks for those of `content`, which was checked. Nothing changes on an
 // error.
 void Table::replace(std::uint32_t bucket, const BucketView& content) {
-  const std::uint32_t in_stripe = bucket % kBucketsPerStripe;
   std::vector<std::pair<Marks::Array*, std::uint64_t>> marks;
   for (const auto& [stream, sequence] : content.marks)
     marks.emplace_back(&marks_.of(stream), sequence);
-  Stripe& stripe = stripe_of(bucket);
-  std::unique_lock lock(stripe.mutex);
+  std::unique_lock lock(mutex_of(bucket));
   std::vector<Arena::Ref> old;
-  stripe.index.refs_of(in_stripe, old);
+  index_.refs_of(bucket, old);
   std::vector<Arena::Ref> refs(content.keys.size());
   const std::vector<std::pair<std::int64_t, Marks::Array*>> streams = marks_.streams();
   arena_.allocate(refs);
   try {
-    stripe.index.reserve(in_stripe, refs.size(), arena_);
+    index_.reserve(bucket, refs.size());
   } catch (...) {
     arena_.free(refs);
     throw;
   }
-  stripe.index.clear(in_stripe);
+  index_.clear(bucket);
   arena_.free(old);
-  if (refs.empty()) stripe.index.release(in_stripe);
+  if (refs.empty()) index_.release(bucket);
   for (std::size_t i = 0; i < refs.size(); ++i) {
     std::byte* row = arena_.row(refs[i]);
     std::memcpy(row, &content.keys[i], sizeof content.keys[i]);
     std::memcpy(row + kWeightsOffset, content.rows.data() + i * row_bytes(), row_bytes());
-    stripe.index.insert(mix64(content.keys[i]), refs[i]);
+    index_.insert(mix64(content.keys[i]), refs[i]);
   }
   for (const auto& [stream, array] : streams) (*array)[bucket] = 0;
   for (const auto& [array, sequence] : marks) (*array)[bucket] = sequence;

@@ -40,8 +40,7 @@ struct TableConfig {
   float init_a = 0.0F;
   float init_b = 0.0F;
   std::uint64_t seed = 0;
-  std::string absent =
-      "initial";  // what a lookup answers for an absent key: "initial" weights or "zeros"
+  std::string absent = "initial";  // what a lookup answers for an absent key, or "zeros"
   int num_streams_max = 1024;
   std::string simd = "auto";  // see choose_isa
 };
@@ -111,31 +110,28 @@ class Table {
 
  private:
   struct alignas(64) Stripe {
-    mutable std::shared_mutex mutex;
-    StripeIndex
-        index;  // guarded by mutex; so are the rows it refers to and the marks of its buckets
+    std::shared_mutex mutex;
   };
-  // Rows made for one call, and what is left of them.
   class NewRows;
+  class SharedLocks;
 
   std::size_t row_floats() const noexcept {
     return static_cast<std::size_t>(dim_ + state_floats());
   }
-  Stripe& stripe_of(std::uint32_t bucket) const noexcept {
-    return stripes_[bucket / kBucketsPerStripe];
+  std::shared_mutex& mutex_of(std::uint32_t bucket) const noexcept {
+    return stripes_[bucket / kBucketsPerStripe].mutex;
   }
   template <class Function>
   void for_stripes(std::span<const std::uint64_t> keys, Pool& pool, const Function& function) const;
-  template <class Visit>
+  template <class Guess, class Settle>
   void find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
-                const Visit& visit) const;
+                const Guess& guess, const Settle& settle) const;
 
-  std::size_t lookup_stripe(std::size_t stripe, const Group& group, float* out) const;
-  std::size_t update_stripe(std::size_t stripe, const Group& group, const float* grads,
+  std::size_t update_stripe(std::uint32_t stripe, const Group& group, const float* grads,
                             const Advance& advance, const RuleValues& values);
-  void apply_stripe(Stripe& stripe, const Group& group, const float* grads,
-                    const RuleValues& values);
-  void insert_missing(Stripe& stripe, const Group& group, std::span<std::byte*> rows);
+  void apply_group(const Group& group, const float* grads, const RuleValues& values);
+  bool find_rows(std::span<const std::uint64_t> keys, std::byte** rows) const noexcept;
+  void insert_missing(std::span<const std::uint64_t> keys, std::span<std::byte*> rows);
   void initialize(std::byte* row, std::uint64_t key) const noexcept;
   void check_content(std::uint32_t bucket, const BucketView& content) const;
   void replace(std::uint32_t bucket, const BucketView& content);
@@ -146,7 +142,8 @@ class Table {
   const Initializer initializer_;
   const bool absent_is_zero_;
   Arena arena_;
-  Marks marks_;
+  Index index_;  // with the rows it refers to: guarded by their stripes' locks
+  Marks marks_;  // the marks of a bucket: guarded by its stripe's lock
   mutable std::array<Stripe, kNumStripes> stripes_;
 };
 

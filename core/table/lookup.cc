@@ -1,0 +1,104 @@
+// Table: lookup, contains and addresses: what only reads.
+//
+// Keys are taken as they come, a block at a time, under the shared locks of the stripes that the
+// block needs: one or two if the keys are in bucket order. Putting them in order first would cost
+// more than the locks do.
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <mutex>
+
+#include "store/find.h"
+#include "table/table.h"
+
+namespace trireme {
+namespace {
+
+// Fewer blocks than this are not worth waking threads for.
+constexpr std::size_t kParallelBlocksMin = 4;
+
+}  // namespace
+
+// Holds the shared locks of several stripes. Writers hold one at a time, so no cycle can form.
+class Table::SharedLocks {
+ public:
+  SharedLocks(const Table& table, std::uint64_t stripes) : table_(table), stripes_(stripes) {
+    for (std::uint64_t rest = stripes; rest != 0; rest &= rest - 1) mutex_of(rest).lock_shared();
+  }
+  ~SharedLocks() {
+    for (std::uint64_t rest = stripes_; rest != 0; rest &= rest - 1) mutex_of(rest).unlock_shared();
+  }
+  SharedLocks(const SharedLocks&) = delete;
+  SharedLocks& operator=(const SharedLocks&) = delete;
+
+ private:
+  std::shared_mutex& mutex_of(std::uint64_t stripes) const noexcept {
+    return table_.stripes_[static_cast<std::size_t>(std::countr_zero(stripes))].mutex;
+  }
+  const Table& table_;
+  const std::uint64_t stripes_;
+};
+
+// See Finder: guess and settle are called with the key's position in `keys`.
+template <class Guess, class Settle>
+void Table::find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
+                     const Guess& guess, const Settle& settle) const {
+  auto find_block = [&](std::size_t block) {
+    with_isa(isa_, [&]() TRIREME_INLINE_LAMBDA {
+      const std::size_t begin = block * Finder::kBlock;
+      Finder finder(arena_, index_, row_bytes);
+      const SharedLocks locks(
+          *this, finder.begin(keys.subspan(begin, std::min(Finder::kBlock, keys.size() - begin))));
+      finder.find([&](std::size_t i, const std::byte* row)
+                      TRIREME_INLINE_LAMBDA { guess(begin + i, row); },
+                  [&](std::size_t i, const std::byte* row)
+                      TRIREME_INLINE_LAMBDA { settle(begin + i, row); });
+    });
+  };
+  const std::size_t num_blocks = (keys.size() + Finder::kBlock - 1) / Finder::kBlock;
+  if (num_blocks < kParallelBlocksMin) {
+    for (std::size_t block = 0; block < num_blocks; ++block) find_block(block);
+  } else {
+    pool.run(num_blocks, find_block);
+  }
+}
+
+std::size_t Table::lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool) const {
+  const auto dim = static_cast<std::size_t>(dim_);
+  std::atomic<std::size_t> missing{0};
+  find_all(
+      keys, kWeightsOffset + dim * sizeof(float), pool,
+      [&](std::size_t i, const std::byte* row)
+          TRIREME_INLINE_LAMBDA { copy_floats(out + i * dim, weights_of_row(row), dim_); },
+      [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
+        if (row != nullptr) {
+          copy_floats(out + i * dim, weights_of_row(row), dim_);
+          return;
+        }
+        missing.fetch_add(1, std::memory_order_relaxed);
+        if (absent_is_zero_) {
+          std::memset(out + i * dim, 0, dim * sizeof(float));
+        } else {
+          initializer_.fill(keys[i], out + i * dim, dim_);
+        }
+      });
+  return missing;
+}
+
+void Table::contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const {
+  find_all(
+      keys, sizeof(std::uint64_t), pool,
+      [&](std::size_t i, const std::byte*) TRIREME_INLINE_LAMBDA { out[i] = true; },
+      [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA { out[i] = row != nullptr; });
+}
+
+void Table::addresses(std::span<const std::uint64_t> keys, const float** out, Pool& pool) const {
+  find_all(
+      keys, sizeof(std::uint64_t), pool,
+      [&](std::size_t i, const std::byte* row)
+          TRIREME_INLINE_LAMBDA { out[i] = weights_of_row(row); },
+      [&](std::size_t i, const std::byte* row)
+          TRIREME_INLINE_LAMBDA { out[i] = row != nullptr ? weights_of_row(row) : nullptr; });
+}
+
+}  // namespace trireme
