@@ -63,6 +63,7 @@ SYSTEM_HEADERS = {
     "<emmintrin.h>": "SSE2, part of every x86-64",
     "<immintrin.h>": "AVX, in functions chosen at run time",
     "<sys/mman.h>": "huge pages for the rows",
+    "<unistd.h>": "the size of memory",
 }
 
 
