@@ -183,3 +183,29 @@ def test_calls_survive_a_network_that_loses_and_repeats_messages(
         for i in range(200):
             assert client.call(proxy.endpoint, "echo", {"i": i}, timeout_s=30).body == {"i": i}
     assert min(proxy.counts[name] for name in ("lose_request", "lose_reply", "replay")) > 0
+
+
+def test_reply_arrives_that_a_server_sends_just_before_it_stops() -> None:
+    """Many rounds, since it is a race: ZeroMQ must not drop what came before the connection."""
+    for _ in range(200):
+        is_asked = threading.Event()
+
+        def answer(request: Request, is_asked: threading.Event = is_asked) -> Reply:
+            is_asked.set()
+            return Reply(request.body)
+
+        answers: list[Reply] = []
+        with (
+            Client(name="worker 0") as client,
+            Server("127.0.0.1:0", {"bye": answer}, name="s") as server,
+        ):
+            asking = threading.Thread(
+                target=lambda end=server.endpoint, client=client, answers=answers: answers.append(
+                    client.call(end, "bye", {"n": 1}, timeout_s=20)
+                )
+            )
+            asking.start()
+            assert is_asked.wait(60)
+            server.stop()
+            asking.join(60)
+        assert [found.body for found in answers] == [{"n": 1}]

@@ -67,8 +67,9 @@ def dealer(context: Context, limits: Limits) -> Socket:
     socket: Socket = context.socket(zmq.DEALER)
     _common(socket, limits)
     # One socket is one connection: the client reconnects by itself, since only it knows what to
-    # send again.
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    # send again. ZeroMQ would in an hour: told never to, it ends the connection's queue when the
+    # connection is lost, and a reply that came just before is lost with it.
+    socket.setsockopt(zmq.RECONNECT_IVL, 3_600_000)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS)
     # The client counts requests and bytes (its credit); ZeroMQ need not.
     socket.setsockopt(zmq.SNDHWM, 0)
