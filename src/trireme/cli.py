@@ -68,11 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.error(_explain_unknown(unknown[0], command))
     try:
         code: int = arguments.run(arguments)
-    except BadRequest as error:
-        command.error(str(error))
     except TriremeError as error:
-        print(f"{command.prog}: {error}", file=sys.stderr)
-        return 1
+        print(f"{command.prog}: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, BadRequest) else 1
     return code
 
 

@@ -66,10 +66,15 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End what still runs: asked first, so that it can end what it has started."""
         for process in self._running.values():
-            process.kill()
+            process.terminate()
         for process in self._running.values():
-            process.wait(30)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.txt"

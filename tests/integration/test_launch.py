@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-import trireme
+from tests.integration.processes import clean_environment
 
 STANDIN = str(Path(__file__).with_name("standin.py"))
 WAIT_S = 60.0
@@ -112,13 +112,6 @@ class Launcher:
 
 
 COMMAND = [sys.executable, "-m", "trireme.cli", "launch"]
-
-
-def clean_environment() -> dict[str, str]:
-    """The test's own environment without anything that says a role; finds this trireme anywhere."""
-    ours = ("TRIREME_", "PADDLE_", "TRAINING_ROLE", "OMP_NUM_THREADS")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return {**kept, "PYTHONPATH": str(Path(trireme.__file__).parents[1])}
 
 
 @pytest.fixture

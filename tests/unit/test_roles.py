@@ -110,6 +110,8 @@ def test_server_may_know_its_address_only() -> None:
     ):
         assert (role.servers, role.num_workers, role.listen) == ((), 0, "127.0.0.1:0")
         assert role.describe().startswith("trireme: server, listening on 127.0.0.1:0 (from ")
+    handed = read_role({"TRIREME_LISTEN_FD": "7"}, role="server", listen="127.0.0.1:6000")
+    assert (handed.listen, handed.listen_fd) == ("127.0.0.1:6000", 7)
     listed = read_role({"TRIREME_SERVERS": LIST}, role="server", listen=SERVERS[1])
     assert (listed.index, listed.servers) == (1, SERVERS)
 

@@ -23,13 +23,8 @@ _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have
 _TURN_S = 1.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Libraries that each start a thread per core unless told otherwise, and Trireme's own.
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "TRIREME_THREADS",
-)
+# Torch's threads (OpenMP, MKL and OpenBLAS all read this one) and Trireme's own.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "TRIREME_THREADS")
 
 
 def launch(config: LaunchConfig) -> int:

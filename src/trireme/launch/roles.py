@@ -266,7 +266,8 @@ def _check(facts: _Facts) -> Role:
     if name == "embedded":
         return _embedded(facts, base)
     if name == "server" and "servers" not in facts and _listens_alone(facts):
-        return replace(base, role="server", num_workers=0, listen=_address(facts["listen"], low=0))
+        listen = _address(facts["listen"], low=0)
+        return replace(base, role="server", num_workers=0, listen=listen, listen_fd=_fd(facts))
     servers = _servers(_need(facts, "servers", f"a {name}"))
     return (_server if name == "server" else _worker)(facts, servers, base)
 
@@ -317,8 +318,12 @@ def _server(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:
         num_workers=_integer(facts["num"], low=1) if "num" in facts else 0,
         servers=servers,
         listen=listen or servers[index],
-        listen_fd=_integer(facts["listen_fd"], low=3) if "listen_fd" in facts else None,
+        listen_fd=_fd(facts),
     )
+
+
+def _fd(facts: _Facts) -> int | None:
+    return _integer(facts["listen_fd"], low=3) if "listen_fd" in facts else None
 
 
 def _server_index(facts: _Facts, servers: tuple[str, ...], listen: str | None) -> int:
