@@ -13,7 +13,7 @@ from trireme import errors
 PAGES = tree.files(".md")
 
 
-def test_error_names_are_equal_in_cpp_and_python() -> None:
+def test_error_names_are_equal_in_cpp_python_and_the_protocol() -> None:
     python = {cls.code: cls.name for cls in errors.CLASSES}
     header = (tree.ROOT / "core/base/error.h").read_text()
     cpp = {
@@ -21,6 +21,9 @@ def test_error_names_are_equal_in_cpp_and_python() -> None:
         for spelled, code in re.findall(r"^  k(\w+) = (\d+),", header, re.MULTILINE)
     }
     assert cpp == python
+    protocol = (tree.ROOT / "docs/protocol.md").read_text()
+    rows = re.findall(r"^\|\s*(\d+)\s*\|\s*`?([A-Z_]+)`?\s*\|", protocol, re.MULTILINE)
+    assert {int(code): name for code, name in rows} == python
 
 
 def test_every_error_is_a_named_class_of_the_tree_at_the_top_of_its_file() -> None:
