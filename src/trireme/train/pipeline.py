@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -29,6 +29,13 @@ from trireme.train.conduit import Conduit
 from trireme.train.optimizer import DistributedOptimizer
 
 
+@runtime_checkable
+class Closes(Protocol):
+    """A share of a dataset that reads ahead: it stops when closed."""
+
+    def close(self) -> None: ...
+
+
 class _Planned(NamedTuple):
     batch: Batch
     plan: Plan
@@ -42,7 +49,8 @@ class Pipeline:
     with it.
 
     Args:
-        source: iterable of Batch, or of mappings from names to tensors.
+        source: iterable of Batch, or of mappings from names to tensors; closed with the pipeline if
+            it can be.
         model: its embedding modules say what to look up.
         training: rows get gradients and the next step pushes them; else nothing is registered.
         depth: batches read and planned ahead, >= 1.
@@ -88,6 +96,8 @@ class Pipeline:
         self._may_pull.release()
         self._planned.close()
         self._pulled.close()
+        if isinstance(self._source, Closes):
+            self._source.close()
         if self._training:
             self._cluster.is_prefetching = False
 
