@@ -1,7 +1,7 @@
 // Shared by the binding files: array argument types and the list of registration functions.
 //
-// Every array argument is declared with .noconvert(): a wrong dtype, rank, layout or device is a TypeError, never a
-// silent copy. Every call into the core runs with the GIL released.
+// Every array argument is declared with .noconvert(): a wrong dtype, rank, layout or device is a
+// TypeError, never a silent copy. Every call into the core runs with the GIL released.
 #pragma once
 
 #include <nanobind/nanobind.h>

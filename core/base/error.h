@@ -1,8 +1,9 @@
-// The one error type of the core, with the codes that also travel on the wire and name the classes in errors.py.
+// The one error type of the core, with the codes that also travel on the wire and name the classes
+// in errors.py.
 //
-// A user's, peer's or disk's fault is thrown as Error at the edges of the core; the loops inside are noexcept.
-// Our own mistakes are TRIREME_CHECKs: they stay on in release and end the process. Bytes that come from outside
-// must never reach a check.
+// A user's, peer's or disk's fault is thrown as Error at the edges of the core; the loops inside
+// are noexcept. Our own mistakes are TRIREME_CHECKs: they stay on in release and end the process.
+// Bytes that come from outside must never reach a check.
 #pragma once
 
 #include <cstdio>
@@ -45,7 +46,7 @@ class Error : public std::runtime_error {
 
 }  // namespace trireme
 
-#define TRIREME_CHECK(condition)                                         \
-  do {                                                                   \
+#define TRIREME_CHECK(condition)                                               \
+  do {                                                                         \
     if (!(condition)) ::trireme::check_failed(__FILE__, __LINE__, #condition); \
   } while (false)

@@ -14,7 +14,8 @@ constexpr std::uint64_t mix64(std::uint64_t x) noexcept {
   return x ^ (x >> 31);
 }
 
-// The bucket of a key, 0..4095: placement, atomicity, recovery and files all follow it. Never changes.
+// The bucket of a key, 0..4095: placement, atomicity, recovery and files all follow it. Never
+// changes.
 constexpr std::uint32_t bucket_of_hash(std::uint64_t hash) noexcept {
   return static_cast<std::uint32_t>(hash >> 52);
 }

@@ -1,7 +1,8 @@
 // A pool of threads that runs one function over many task numbers; the caller works too.
 //
-// Threads: any number of callers may run jobs at the same time; they share the pool's threads. Tasks must not
-// call run() themselves. The pool owns its threads and joins them in the destructor, which must not race a run().
+// Threads: any number of callers may run jobs at the same time; they share the pool's threads.
+// Tasks must not call run() themselves. The pool owns its threads and joins them in the destructor,
+// which must not race a run().
 #pragma once
 
 #include <condition_variable>
@@ -45,8 +46,9 @@ class Pool {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::shared_ptr<Job>> jobs_;  // guarded by mutex_; at most one entry per running caller
-  bool stopping_ = false;                  // guarded by mutex_
+  std::deque<std::shared_ptr<Job>>
+      jobs_;               // guarded by mutex_; at most one entry per running caller
+  bool stopping_ = false;  // guarded by mutex_
   std::vector<std::thread> workers_;
 };
 
