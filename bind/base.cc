@@ -34,8 +34,8 @@ namespace {
 // of the step.
 bool keep_freed_memory(int bytes_max) {
 #ifdef __GLIBC__
-  constexpr int kLargestMapped =
-      32 << 20;  // the most that glibc allows; larger blocks are always given back
+  // The most that glibc allows; larger blocks are always given back.
+  constexpr int kLargestMapped = 32 << 20;
   return mallopt(M_MMAP_THRESHOLD, kLargestMapped) == 1 &&
          mallopt(M_TRIM_THRESHOLD, bytes_max) == 1;
 #else

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "feed/bags.h"
@@ -23,7 +24,8 @@ constexpr std::size_t kLanes = 4;        // floats per vector
 constexpr std::size_t kVectorsMax = 16;  // vectors per column block
 constexpr std::size_t kBlock = kLanes * kVectorsMax;
 constexpr std::size_t kLineFloats = 16;      // floats per cache line
-constexpr std::size_t kExamplesAhead = 1;    // prefetched by gather, F rows each
+constexpr std::size_t kTile = 64;            // examples whose rows gather copies in turn
+constexpr std::size_t kRowsAhead = 32;       // prefetched by gather when it copies
 constexpr std::size_t kIdsAhead = 16;        // prefetched by gather from each feature's bags
 constexpr std::size_t kPositionsAhead = 16;  // prefetched by scatter
 constexpr std::size_t kChunkFloatsMin = std::size_t{1}
@@ -92,25 +94,32 @@ struct Gather {
   std::size_t num_examples;
   float* out;
 
-  // Examples [begin, end): one row per bag is copied. Returns whether all rows exist.
+  // Examples [begin, end): one row per bag is copied. Returns whether all rows exist. The index is
+  // turned to the order of the output a tile at a time: read example by example, its features
+  // would lie powers of two apart and evict each other from the cache.
   template <std::size_t V>
-  bool copy(std::size_t begin, std::size_t end, Columns columns) const noexcept {
-    const std::int32_t* const index = bags.index.data();
-    const std::size_t last = bags.index.size() - 1;
-    float* to = out + begin * bags.num_features * dim + columns.begin;
+  bool copy(std::size_t begin, std::size_t end, Columns columns) const {
+    const std::size_t num_features = bags.num_features;
+    std::vector<std::uint32_t> tile(kTile * num_features);
+    float* to = out + begin * num_features * dim + columns.begin;
     Block<V> block(columns.width);
     const Block<V> zero(columns.width);
     bool is_right = true;
-    for (std::size_t b = begin; b < end; ++b) {
-      for (std::size_t f = 0; f < bags.num_features; ++f, to += dim) {
-        const std::size_t i = f * num_examples + b;
-        const auto ahead = static_cast<std::uint32_t>(index[std::min(i + kExamplesAhead, last)]);
+    for (std::size_t b = begin; b < end; b += kTile) {
+      const std::size_t size = std::min(kTile, end - b);
+      for (std::size_t f = 0; f < num_features; ++f) {
+        const std::int32_t* const index = bags.index.data() + f * num_examples + b;
+        for (std::size_t i = 0; i < size; ++i)
+          tile[i * num_features + f] = static_cast<std::uint32_t>(index[i]);
+      }
+      const std::size_t n = size * num_features;
+      for (std::size_t i = 0; i < n; ++i, to += dim) {
+        const std::uint32_t ahead = tile[std::min(i + kRowsAhead, n - 1)];
         if (ahead < num_rows) prefetch(rows + ahead * dim + columns.begin, columns.width);
-        const auto row = static_cast<std::uint32_t>(index[i]);
-        if (row < num_rows) [[likely]] {
-          block.copy(rows + row * dim + columns.begin, to);
+        if (tile[i] < num_rows) [[likely]] {
+          block.copy(rows + tile[i] * dim + columns.begin, to);
         } else {
-          is_right &= index[i] == -1;
+          is_right &= tile[i] == static_cast<std::uint32_t>(-1);
           zero.store(to);
         }
       }
@@ -168,34 +177,42 @@ struct Scatter {
     return grad.data + (bag - f * grad.num_examples) * grad.stride + f * grad.dim;
   }
 
+  // The gradient of a position, null for one without a bag, or a wrong one.
+  const float* grad_at(std::int32_t position, bool& is_right) const noexcept {
+    if (static_cast<std::uint32_t>(position) >= num_positions) {
+      is_right = false;
+      return nullptr;
+    }
+    const std::int32_t bag =
+        from.bags.empty() ? position : from.bags[static_cast<std::size_t>(position)];
+    if (static_cast<std::uint32_t>(bag) < num_bags) return grad_of(static_cast<std::uint32_t>(bag));
+    is_right &= bag == -1;
+    return nullptr;
+  }
+
   // Rows [begin, end). Returns whether all starts, positions and bags are right.
   template <std::size_t V>
   bool sum(std::size_t begin, std::size_t end, Columns columns) const noexcept {
-    const std::int32_t* const order = from.order.data();
-    const std::int32_t* const bags = from.bags.empty() ? nullptr : from.bags.data();
     const float* const weights = from.weights.empty() ? nullptr : from.weights.data();
     const std::size_t num_occurrences = from.order.size();
+    const float* found[kPositionsAhead];  // the gradient of occurrence o is at o % kPositionsAhead
     bool is_right = true;
+    const auto look = [&](std::size_t o) {
+      const float* const at = grad_at(from.order[o], is_right);
+      if (at != nullptr) prefetch(at + columns.begin, columns.width);
+      found[o % kPositionsAhead] = at;
+    };
+    const auto head = static_cast<std::size_t>(from.starts[begin]);
+    for (std::size_t o = head; o < std::min(head + kPositionsAhead, num_occurrences); ++o) look(o);
     for (std::size_t k = begin; k < end; ++k) {
       Block<V> block(columns.width);
       const auto first = static_cast<std::size_t>(from.starts[k]);
       const auto stop = static_cast<std::size_t>(from.starts[k + 1]);
       if (first > stop || stop > num_occurrences) return false;
       for (std::size_t o = first; o < stop; ++o) {
-        const auto next =
-            static_cast<std::uint32_t>(order[std::min(o + kPositionsAhead, num_occurrences - 1)]);
-        if (next < num_positions) {
-          const auto bag = bags ? static_cast<std::uint32_t>(bags[next]) : next;
-          if (bag < num_bags) prefetch(grad_of(bag) + columns.begin, columns.width);
-        }
-        const auto position = static_cast<std::uint32_t>(order[o]);
-        if (position >= num_positions) return false;
-        const auto bag = bags ? static_cast<std::uint32_t>(bags[position]) : position;
-        if (bag < num_bags) {
-          block.add(grad_of(bag) + columns.begin, weights ? weights[position] : 1.0F);
-        } else {
-          is_right &= bag == static_cast<std::uint32_t>(-1);
-        }
+        const float* const at = found[o % kPositionsAhead];
+        if (at != nullptr) block.add(at + columns.begin, weights ? weights[from.order[o]] : 1.0F);
+        if (o + kPositionsAhead < num_occurrences) look(o + kPositionsAhead);
       }
       block.store(out + k * grad.dim + columns.begin);
     }

@@ -108,7 +108,7 @@ struct RandomBags {
 };
 
 RandomBags random_bags(Random& random, std::size_t dim) {
-  RandomBags bags{1 + random.below(5), random.below(60), 1 + random.below(50), dim, {}, {}, {}};
+  RandomBags bags{1 + random.below(5), random.below(200), 1 + random.below(50), dim, {}, {}, {}};
   std::size_t n = bags.features * bags.examples;
   if (random.below(2) == 0) {
     bags.offsets.push_back(static_cast<std::int64_t>(random.below(3)));
