@@ -18,7 +18,7 @@ BUILD_FILES := $(shell find core bind -type f) CMakeLists.txt pyproject.toml con
 # TSan of older compilers cannot live with the address randomization of newer kernels.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: demo test check bench setup core format clean lint cxx-asan cxx-tsan
+.PHONY: demo test check bench paddle setup core format clean lint cxx-asan cxx-tsan
 
 demo: setup
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
@@ -28,8 +28,17 @@ test: setup
 
 check: lint cxx-asan cxx-tsan
 
-bench: setup
+bench: setup $(if $(filter paddle%,$(RIVAL)),paddle)
 	@$(BIN)/python -m benchmarks $(BENCH) $(if $(RIVAL),--rival $(RIVAL))
+
+# The rival that Python environments cannot share with us: the last release with a parameter server.
+paddle: build/paddle/ready
+build/paddle/ready:
+	@echo "setup: Paddle in build/paddle, to measure beside it"
+	@$(PYTHON) -m venv build/paddle
+	@build/paddle/bin/python -m pip --disable-pip-version-check --quiet install \
+	  paddlepaddle==2.6.2 protobuf==4.25.3 pyyaml six setuptools 'numpy<2'
+	@touch $@
 
 setup: $(VENV)/ready
 

@@ -11,6 +11,7 @@ import fnmatch
 import importlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ _PADDLE_MADE = _ROOT / "build" / "paddle" / "bin" / "python"  # by `make paddle`
 
 # Name: module with `contests(settings)`, what it measures.
 BENCHES = {
+    "ctr": ("benchmarks.macro.ctr", "CTR-DNN jobs: examples/s and held-out AUC"),
+    "service": ("benchmarks.macro.service", "the parameter service alone: examples/s"),
     "batch": ("benchmarks.micro.bench_batch", "the batch work of a step, on one thread"),
     "rpc": ("benchmarks.micro.bench_rpc", "calls between processes, beside plain TCP"),
 }
@@ -31,6 +34,7 @@ BENCHES = {
 
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # end the contestants first
     settings = Settings(
         is_smoke=args.smoke,
         num_rounds=args.rounds,

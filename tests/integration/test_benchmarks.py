@@ -20,6 +20,15 @@ RESULT_FIELDS = ("bench", "metric", "value", "unit", "vs", "ratio", "ratio_min",
 
 # What other scripts rely on.
 REAL_CLAIMS = {
+    ("ctr", "async_1x1_b512"): ("paddle", "paddle_tuned", "dense_bound"),
+    ("ctr", "async_1x1_b4096"): ("paddle", "paddle_tuned", "dense_bound"),
+    ("ctr", "embedded_b512"): ("dense_bound", "torch"),
+    ("ctr", "embedded_b4096"): ("dense_bound", "torch"),
+    ("ctr", "auc_b512"): ("torch",),
+    ("ctr", "auc_b4096"): ("torch",),
+    ("service", "sum_dim8"): ("paddle",),
+    ("service", "sum_dim16"): ("paddle",),
+    ("service", "sum_dim64"): ("paddle",),
     ("batch", "unique"): ("torch",),
     ("batch", "gather_dim9"): ("torch", "copy"),
     ("batch", "gather_dim16"): ("torch", "copy"),

@@ -1,0 +1,1 @@
+"""Whole jobs in real processes: examples per second, and the quality reached."""

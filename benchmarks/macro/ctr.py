@@ -1,0 +1,87 @@
+"""CTR-DNN on Criteo-shaped text: async with one server and one worker, and embedded.
+
+Per batch size: examples/s against Paddle, plain torch and the MLP alone; then the held-out AUC
+after one pass over everything, against plain torch. All processes share this machine's cores.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks import rivals
+from benchmarks.criteo import tsv_files
+from benchmarks.harness import Claim, Contest, Run, Settings
+from benchmarks.macro.ours import run_job
+
+DIM = 9
+_NUM_WARM = 2
+_NUM_TIMED = 8  # 200 k examples: in a shorter pass Paddle has queued its pushes, not applied them
+_NUM_SEEDS = 3
+
+
+def contests(settings: Settings) -> list[Contest]:
+    batches = settings.pick(smoke=(512,), real=(512, 4096))
+    return [make(settings, batch) for batch in batches for make in (_speed, _quality)]
+
+
+def _speed(settings: Settings, batch: int) -> Contest:
+    spawned, embedded = f"async_1x1_b{batch}", f"embedded_b{batch}"
+    paddle = partial(rivals.paddle, settings, net="ctr", batch=batch, dim=DIM, num_files=_NUM_TIMED)
+    return Contest(
+        {
+            spawned: lambda _: _rate(settings, batch, is_embedded=False),
+            embedded: lambda _: _rate(settings, batch, is_embedded=True),
+            "dense_bound": lambda _: rivals.dense_bound(settings, batch=batch),
+            "torch": lambda _: rivals.torch_step(settings, batch=batch),
+            "paddle": lambda _: paddle(),
+            "paddle_tuned": lambda _: paddle(flags=rivals.TUNED),
+        },
+        [
+            Claim(spawned, spawned, ("paddle", "paddle_tuned", "dense_bound")),
+            Claim(embedded, embedded, ("dense_bound", "torch")),
+        ],
+        settings.rounds,
+    )
+
+
+def _quality(settings: Settings, batch: int) -> Contest:
+    metric = f"auc_b{batch}"
+    return Contest(
+        {
+            metric: lambda seed: _auc(settings, batch, seed + 1),
+            "torch": lambda seed: rivals.torch_auc(settings, batch=batch, seed=seed + 1),
+        },
+        [Claim(metric, metric, ("torch",), unit="auc")],
+        settings.pick(smoke=1, real=_NUM_SEEDS),
+        statistic="mean",
+    )
+
+
+def _rate(settings: Settings, batch: int, *, is_embedded: bool) -> Run:
+    train = tsv_files(settings).train
+    out = run_job(
+        is_embedded=is_embedded,
+        net="ctr",
+        batch=batch,
+        dim=DIM,
+        seed=1,
+        warm=train[:_NUM_WARM],
+        timed=train[_NUM_WARM : _NUM_WARM + _NUM_TIMED],
+    )
+    return Run(out["examples_per_s"], detail=out)
+
+
+def _auc(settings: Settings, batch: int, seed: int) -> Run:
+    """One pass over all files, the first one as the warm-up, with one server and one worker."""
+    files = tsv_files(settings)
+    out = run_job(
+        is_embedded=False,
+        net="ctr",
+        batch=batch,
+        dim=DIM,
+        seed=seed,
+        warm=files.train[:1],
+        timed=files.train[1:],
+        test=files.test,
+    )
+    return Run(out["test_auc"], detail=out)

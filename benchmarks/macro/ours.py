@@ -1,0 +1,47 @@
+"""Starts macro/job.py, embedded or as one server and one worker, and reads what it measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.process import run_process
+
+_JOB = str(Path(__file__).with_name("job.py"))
+_TIMEOUT_S = 600
+
+
+def run_job(
+    *,
+    is_embedded: bool,
+    net: str,
+    batch: int,
+    dim: int,
+    seed: int,
+    warm: Sequence[str],
+    timed: Sequence[str],
+    test: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Train over the warm-up files, then over the timed ones, in processes of their own."""
+    with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
+        out = Path(folder) / "result.json"
+        command = [_JOB, f"--net={net}", f"--batch={batch}", f"--dim={dim}", f"--seed={seed}"]
+        command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
+        command += ["--test", *test] if test else []
+        if not is_embedded:
+            launch = ["-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "1"]
+            command = [*launch, "--log_dir", folder, *command]
+        run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=_environment())
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
+
+
+def _environment() -> dict[str, str]:
+    """Ours, less what it may say of a place in another job."""
+    prefixes = ("TRIREME_", "PADDLE_", "TRAINING_ROLE")
+    return {name: v for name, v in os.environ.items() if not name.startswith(prefixes)}
