@@ -1,8 +1,9 @@
-"""Connections of rpc: lost and made again, limited, watched, closed, and leaving nothing."""
+"""Connections of rpc: lost and made again, shared, given up, closed, and leaving nothing."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -20,12 +21,10 @@ from proxy import Faults, Proxy
 from trireme.errors import (
     BadRequest,
     DeadlineExceeded,
-    Internal,
-    ResourceExhausted,
     TriremeError,
     Unavailable,
 )
-from trireme.rpc import Call, Client, Deferred, Limits, Reply, Request, Server
+from trireme.rpc import Call, Client, Deferred, Reply, Request, Server
 
 MIB = 1 << 20
 
@@ -177,166 +176,6 @@ def test_waiting_message_goes_to_the_callback(monkeypatch: pytest.MonkeyPatch) -
     ):
         client.call(free_address(), "push", timeout_s=0.35)
     assert len(lines) in (2, 3)
-
-
-# Limits
-
-
-def test_client_keeps_within_the_credit_of_its_server() -> None:
-    limits = Limits(
-        requests_max=3, inflight_bytes_max=MIB, message_bytes_max=MIB, header_bytes_max=MIB
-    )
-    array = np.zeros(300_000, np.uint8)
-    with (
-        Server("127.0.0.1:0", {"echo": echo}, name="s", limits=limits) as server,
-        Client(name="w") as client,
-    ):
-        calls = [Call(server.endpoint, "echo", {"i": i}, [array]) for i in range(50)]
-        replies = client.call_all(calls, timeout_s=60)
-    assert [reply.body["i"] for reply in replies] == list(range(50))
-
-
-def test_full_server_lets_clients_try_again() -> None:
-    limits = Limits(total_requests_max=2)
-    entered = threading.Semaphore(0)
-    may_go_on = threading.Event()
-
-    def hold(request: Request) -> None:
-        entered.release()
-        assert may_go_on.wait(60)
-
-    with Server("127.0.0.1:0", {"hold": hold}, name="s", limits=limits, threads=2) as server:
-
-        def call(answers: list[object]) -> None:
-            with Client(name="w") as client:
-                answers.append(client.call(server.endpoint, "hold", timeout_s=60))
-
-        answers: list[object] = []
-        callers = [threading.Thread(target=call, args=[answers]) for _ in range(6)]
-        for caller in callers:
-            caller.start()
-        assert entered.acquire(timeout=60)
-        assert entered.acquire(timeout=60)
-        may_go_on.set()
-        for caller in callers:
-            caller.join(60)
-    assert len(answers) == 6
-
-
-def test_request_beyond_the_servers_limit_is_refused_by_the_client(client: Client) -> None:
-    limits = Limits(message_bytes_max=MIB, header_bytes_max=1024, arrays_max=3)
-    small = np.zeros(1, np.uint8)
-    with Server("127.0.0.1:0", {"echo": echo}, name="s", limits=limits) as server:
-        for body, arrays, what in (
-            ({}, [np.zeros(2 * MIB, np.uint8)], "message_bytes_max is 1048576, found 2097"),
-            ({"x": "y" * 2000}, [], "header_bytes_max is 1024, found 2"),
-            ({}, [small] * 4, "arrays_max is 3, found 4"),
-        ):
-            with pytest.raises(ResourceExhausted, match=rf"echo at .*{what}"):
-                client.call(server.endpoint, "echo", body, arrays, timeout_s=30)
-        assert client.call(server.endpoint, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
-
-
-def test_reply_beyond_the_clients_limit_is_an_error() -> None:
-    limits = Limits(message_bytes_max=MIB)
-    big = {"big": lambda request: Reply({}, [np.zeros(2 * MIB, np.uint8)])}
-    with (
-        Server("127.0.0.1:0", big | {"echo": echo}, name="s") as server,
-        Client(name="w", limits=limits) as client,
-    ):
-        with pytest.raises(ResourceExhausted, match="takes messages of 1048576 bytes, found"):
-            client.call(server.endpoint, "big", timeout_s=30)
-        assert client.call(server.endpoint, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
-
-
-def test_message_of_100_mb_arrives(client: Client) -> None:
-    array = np.arange(25_000_000, dtype=np.float32)
-    with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
-        [got] = client.call(server.endpoint, "echo", arrays=[array], timeout_s=60).arrays
-    np.testing.assert_array_equal(got, array)
-
-
-@pytest.mark.parametrize(
-    "field", [name for name in Limits.__dataclass_fields__ if name != "handshake_timeout_s"]
-)
-def test_limits_must_be_positive(field: str) -> None:
-    with pytest.raises(BadRequest, match=f"{field} must be positive, found 0"):
-        Limits(**{field: 0})
-
-
-# What may be sent
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((4, 4), np.float32)[:, ::2],
-        np.zeros((4, 4), np.float32).T[:, :2],
-        np.zeros(3, ">f4"),
-        np.array(["a"], object),
-        np.array(["a"]),
-        np.zeros(3, np.complex64),
-        np.zeros((1,) * 9, np.int8),
-    ],
-    ids=lambda array: f"{array.dtype}{array.shape}",
-)
-def test_array_that_cannot_travel_is_refused(client: Client, array: np.ndarray) -> None:
-    with (
-        Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
-        pytest.raises(BadRequest, match=r"echo at .*array 0"),
-    ):
-        client.call(server.endpoint, "echo", arrays=[array], timeout_s=30)
-
-
-def test_body_that_cannot_travel_is_refused(client: Client) -> None:
-    with (
-        Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
-        pytest.raises(BadRequest, match="msgpack values only"),
-    ):
-        client.call(server.endpoint, "echo", {"x": object()}, timeout_s=30)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Reply({"x": object()}),
-        Reply({}, [np.array(["a"], object)]),
-        {"not": "a reply"},
-    ],
-)
-def test_answer_that_cannot_travel_is_internal(client: Client, answer: Reply) -> None:
-    with (
-        Server("127.0.0.1:0", {"answer": lambda request: answer}, name="s") as server,
-        pytest.raises(Internal),
-    ):
-        client.call(server.endpoint, "answer", timeout_s=30)
-
-
-def test_error_that_cannot_travel_is_told_nevertheless(client: Client) -> None:
-    def fail(request: Request) -> None:
-        error = BadRequest("bad \udcff name")
-        error.details = request.body or {"x": object()}
-        raise error
-
-    with Server("127.0.0.1:0", {"fail": fail}, name="s") as server:
-        with pytest.raises(Internal, match="handler's error"):
-            client.call(server.endpoint, "fail", timeout_s=30)
-        with pytest.raises(BadRequest, match=r"bad \\udcff name"):
-            client.call(server.endpoint, "fail", {"y": 1}, timeout_s=30)
-
-
-@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan")])
-def test_call_without_deadline_is_refused(client: Client, timeout_s: float) -> None:
-    with pytest.raises(BadRequest, match="timeout_s"):
-        client.call("127.0.0.1:1", "echo", timeout_s=timeout_s)
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "no host:1"]
-)
-def test_wrong_endpoint_is_refused(client: Client, endpoint: str) -> None:
-    with pytest.raises(BadRequest, match="host:port"):
-        client.call(endpoint, "echo", timeout_s=30)
 
 
 # Several at once
@@ -574,6 +413,33 @@ def test_every_byte_of_a_connection_is_accounted_for() -> None:
             client.call(server.endpoint, "echo", timeout_s=30)  # the last reply is acknowledged
             peer.read()
         assert abs(peer._taken - peer.num_bytes_out) < 512
+
+
+def test_words_that_fail_do_not_end_the_keeper(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> str:
+        raise KeyError("whom")
+
+    with Server("127.0.0.1:0", {"x": lambda request: Deferred(fail)}, name="s") as server:
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded, match="no answer was ready: KeyError"):
+                client.call(server.endpoint, "x", timeout_s=0.5)
+    assert "Traceback" in caplog.text
+
+
+def test_connection_that_cannot_be_followed_is_closed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
+        with monkeypatch.context() as patch:
+            patch.setattr("trireme.rpc.peers.os.dup", no_more)
+            with pytest.raises(Unavailable):
+                client.call(server.endpoint, "echo", timeout_s=0.5)
+        client.call(server.endpoint, "echo", timeout_s=30)
 
 
 def test_deadline_reaches_the_handler_and_ends_what_waits(client: Client) -> None:

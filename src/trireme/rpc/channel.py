@@ -84,9 +84,7 @@ class Outgoing:
         self._lent += [weakref.ref(part) for part in parts if isinstance(part, memoryview)]
 
     def wait_released(self) -> None:
-        """Wait until ZeroMQ reads none of the call's arrays any more, so that the caller may change
-        them.
-        """
+        """Wait until ZeroMQ reads none of the arrays any more: then the caller may change them."""
         for lent in self._lent:
             released = threading.Event()
             view = lent()

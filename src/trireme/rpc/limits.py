@@ -13,7 +13,8 @@ class Limits:
 
     Memory that peers can make a server hold: requests at most `total_bytes_max`, messages that are
     still arriving at most as much again (docs/protocol.md says what that means for messages of many
-    tiny parts), and replies at most `inflight_bytes_max` plus one reply per connection.
+    tiny parts), and per connection `inflight_bytes_max` and the replies of the requests that are
+    already being handled.
     """
 
     message_bytes_max: int = 1 << 28

@@ -18,6 +18,7 @@ Threads: everything here is guarded by the server's lock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -246,7 +247,9 @@ class Peers:
         # mean another file.
         try:
             socket = sockets.socket(fileno=os.dup(descriptor))
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                self._close_unfollowed(descriptor)
             return
         try:
             is_ours = socket.getsockname()[1] == self.port
@@ -260,6 +263,17 @@ class Peers:
         self._by_descriptor[descriptor] = peer
         if len(self._by_descriptor) > self._limits.connections_max:
             self.drop(peer, f"{self._limits.connections_max} connections are open")
+
+    def _close_unfollowed(self, descriptor: int) -> None:
+        """Without a copy of its descriptor a connection cannot be watched, so it may not stay."""
+        _log.error("closed a connection: this process has no file descriptor left to follow it")
+        with contextlib.suppress(OSError):
+            socket = sockets.socket(fileno=descriptor)
+            try:
+                if socket.getsockname()[1] == self.port:
+                    socket.shutdown(sockets.SHUT_RDWR)
+            finally:
+                socket.detach()  # ZeroMQ closes it
 
     def _check_total(self, unfinished: list[tuple[int, Peer]]) -> None:
         total = sum(num_bytes for num_bytes, _ in unfinished)

@@ -2,10 +2,10 @@
 
 Every serving thread waits on ZeroMQ's file descriptor in one edge-triggered epoll, so the kernel
 wakes exactly one per event. It takes the lock, receives everything that is there into its peers'
-queues, and handles
-one request after another, outside the lock, answering from the same thread: a request costs one
-thread wake-up. There is one thread more than may handle at a time, so somebody always receives. A
-keeper thread follows connections, authenticates them and ends requests whose deadline has passed.
+queues, and handles one request after another, outside the lock, answering from the same thread: a
+request costs one thread wake-up. There is one thread more than may handle at a time, so somebody
+always receives. A keeper thread follows connections, authenticates them and ends requests whose
+deadline has passed.
 
 Invariants:
   - The socket is used with the lock held only, and whoever used it receives until nothing is left
@@ -155,12 +155,11 @@ class Server:
         return self
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Stop serving: running handlers get `timeout_s` to end; other requests are answered
-        UNAVAILABLE.
+        """Stop serving: running handlers get `timeout_s` to end; other requests get UNAVAILABLE.
 
         Raises:
-            DeadlineExceeded: a handler still ran after `timeout_s`. The server serves no more; the
-                thread stays until the handler returns.
+            DeadlineExceeded: a handler still ran after `timeout_s`. The server serves no more; its
+                threads stay until the handler returns. Calling again is allowed.
         """
         with self._lock:
             self._is_stopping = True
@@ -229,9 +228,7 @@ class Server:
         return answer
 
     def _take(self) -> _Pending | None:
-        """The next request to handle, if another handler may run. Wakes a thread for the one after
-        it.
-        """
+        """The next request, if another handler may run. Wakes a thread for the one after it."""
         while self._ready and len(self._running) < self._num_threads and not self._is_stopping:
             peer = self._ready.popleft()
             if not peer.queue:  # dropped meanwhile
@@ -360,7 +357,7 @@ class Server:
         with self._lock:
             late = [(p, deferred) for p, deferred in self._deferred.items() if p.give_up_at < now]
         for pending, deferred in late:
-            self._answer_later(pending, DeadlineExceeded(deferred.describe()))
+            self._answer_later(pending, _late(deferred))
 
     def _resume_stalled(self) -> None:
         stalled, self._stalled = self._stalled, []
@@ -391,3 +388,11 @@ class Server:
         self._keeping.close()
         os.close(self._work)
         os.close(self._news)
+
+
+def _late(deferred: Deferred) -> TriremeError:
+    try:
+        return DeadlineExceeded(deferred.describe())
+    except Exception as error:  # noqa: BLE001 a handler's words may not end the keeper
+        _log.exception("could not describe what a deferred answer waits for")
+        return DeadlineExceeded(f"no answer was ready: {type(error).__name__}: {error}")

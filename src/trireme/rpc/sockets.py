@@ -22,6 +22,8 @@ COPY_BYTES_MAX = 1 << 16
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 30, 10, 3
 _UNACKNOWLEDGED_MS_MAX = 60_000
 
+_READABLE = int(zmq.POLLIN)  # as an enum, its "&" would cost more than asking the socket
+
 _CONNECT_TIMEOUT_MS = 5_000
 
 
@@ -93,7 +95,7 @@ def edges(*sources: Socket | int) -> select.epoll:
 
 def has_input(socket: Socket) -> bool:
     events: int = socket.getsockopt(zmq.EVENTS)  # type: ignore[assignment]
-    return bool(events & zmq.POLLIN)
+    return events & _READABLE != 0
 
 
 def _common(socket: Socket, limits: Limits) -> None:
