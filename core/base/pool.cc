@@ -1,8 +1,15 @@
 #include "base/pool.h"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <condition_variable>
+#include <deque>
 #include <exception>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "base/error.h"
 
@@ -37,23 +44,55 @@ struct Pool::Job {
   }
 };
 
-Pool::Pool(int threads) {
+struct Pool::Workers {
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::deque<std::shared_ptr<Job>> jobs;  // guarded by mutex; at most one per running caller
+  bool stopping = false;                  // guarded by mutex
+  std::vector<std::thread> threads;
+
+  void work() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      wake.wait(lock, [&] { return stopping || !jobs.empty(); });
+      if (stopping) return;
+      const std::shared_ptr<Job> job = jobs.front();
+      if (job->next.load(std::memory_order_relaxed) >= job->num_tasks) {
+        jobs.pop_front();  // nothing left to start; its caller waits for the tasks that still run
+        continue;
+      }
+      lock.unlock();
+      job->help();
+      lock.lock();
+    }
+  }
+};
+
+Pool::Pool(int threads)
+    : threads_(threads), process_(getpid()), workers_(std::make_unique<Workers>()) {
   if (threads < 1) {
     throw Error(ErrorCode::kBadRequest,
                 "Pool: expected threads >= 1, found " + std::to_string(threads));
   }
-  workers_.reserve(static_cast<std::size_t>(threads - 1));
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  workers_->threads.reserve(static_cast<std::size_t>(threads - 1));
+  for (int i = 1; i < threads; ++i)
+    workers_->threads.emplace_back([workers = workers_.get()] { workers->work(); });
 }
 
 Pool::~Pool() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
+  if (is_forked()) {
+    (void)workers_.release();
+    return;
   }
-  wake_.notify_all();
-  for (auto& worker : workers_) worker.join();
+  {
+    std::lock_guard lock(workers_->mutex);
+    workers_->stopping = true;
+  }
+  workers_->wake.notify_all();
+  for (auto& thread : workers_->threads) thread.join();
 }
+
+bool Pool::is_forked() const noexcept { return getpid() != process_; }
 
 void Pool::run_job(std::size_t num_tasks, void* function, Call call) {
   auto job = std::make_shared<Job>();
@@ -61,30 +100,14 @@ void Pool::run_job(std::size_t num_tasks, void* function, Call call) {
   job->function = function;
   job->call = call;
   {
-    std::lock_guard lock(mutex_);
-    jobs_.push_back(job);
+    std::lock_guard lock(workers_->mutex);
+    workers_->jobs.push_back(job);
   }
-  wake_.notify_all();
+  workers_->wake.notify_all();
   job->help();
   std::unique_lock lock(job->mutex);
   job->finished.wait(lock, [&] { return job->done.load(std::memory_order_acquire) == num_tasks; });
   if (job->error) std::rethrow_exception(job->error);
-}
-
-void Pool::work() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
-    if (stopping_) return;
-    const std::shared_ptr<Job> job = jobs_.front();
-    if (job->next.load(std::memory_order_relaxed) >= job->num_tasks) {
-      jobs_.pop_front();  // nothing left to start; its caller waits for the tasks that still run
-      continue;
-    }
-    lock.unlock();
-    job->help();
-    lock.lock();
-  }
 }
 
 }  // namespace trireme

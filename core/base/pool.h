@@ -3,15 +3,14 @@
 // Threads: any number of callers may run jobs at the same time; they share the pool's threads.
 // Tasks must not call run() themselves. The pool owns its threads and joins them in the destructor,
 // which must not race a run().
+//
+// Processes: a forked child has none of the threads, and their locks may be held for ever. There
+// run() works in the caller alone and the destructor leaves everything where it is.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <memory>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <type_traits>
 
 namespace trireme {
 
@@ -23,13 +22,13 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  int threads() const noexcept { return static_cast<int>(workers_.size()) + 1; }
+  int threads() const noexcept { return threads_; }
 
   // Calls function(i) once for every i in [0, num_tasks) and returns when all have returned.
   // The first exception that a task throws is thrown here, after the other tasks have ended.
   template <class Function>
   void run(std::size_t num_tasks, Function&& function) {
-    if (num_tasks <= 1 || workers_.empty()) {
+    if (num_tasks <= 1 || threads_ == 1 || is_forked()) {
       for (std::size_t i = 0; i < num_tasks; ++i) function(i);
       return;
     }
@@ -40,16 +39,14 @@ class Pool {
 
  private:
   struct Job;
+  struct Workers;
   using Call = void (*)(void*, std::size_t);
+  bool is_forked() const noexcept;
   void run_job(std::size_t num_tasks, void* function, Call call);
-  void work();
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::shared_ptr<Job>>
-      jobs_;               // guarded by mutex_; at most one entry per running caller
-  bool stopping_ = false;  // guarded by mutex_
-  std::vector<std::thread> workers_;
+  int threads_;
+  int process_;
+  std::unique_ptr<Workers> workers_;
 };
 
 }  // namespace trireme

@@ -1,7 +1,11 @@
 // Pool: every task once, many callers, exceptions.
 #include "base/pool.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -22,6 +26,24 @@ void every_task_runs_once() {
     pool.run(num_tasks, [&](std::size_t i) { runs[i].fetch_add(1); });
     for (auto& count : runs) CHECK_EQUAL(count.load(), 1);
   }
+}
+
+void a_forked_child_works_alone_and_ends() {
+  const pid_t child = [] {
+    auto pool = std::make_unique<Pool>(3);
+    pool->run(100, [](std::size_t) {});
+    const pid_t forked = fork();
+    if (forked == 0) {
+      int total = 0;
+      pool->run(100, [&](std::size_t) { ++total; });
+      pool.reset();
+      _exit(total == 100 ? 0 : 1);
+    }
+    return forked;
+  }();
+  int status = -1;
+  CHECK_EQUAL(waitpid(child, &status, 0), child);
+  CHECK_EQUAL(status, 0);
 }
 
 void callers_share_the_pool() {
@@ -58,6 +80,7 @@ void first_exception_reaches_the_caller() {
 
 int main() {
   every_task_runs_once();
+  a_forked_child_works_alone_and_ends();
   callers_share_the_pool();
   first_exception_reaches_the_caller();
   return 0;

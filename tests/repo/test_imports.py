@@ -63,7 +63,8 @@ SYSTEM_HEADERS = {
     "<emmintrin.h>": "SSE2, part of every x86-64",
     "<immintrin.h>": "AVX, in functions chosen at run time",
     "<sys/mman.h>": "huge pages for the rows",
-    "<unistd.h>": "the size of memory",
+    "<sys/wait.h>": "the end of a forked child, in a test",
+    "<unistd.h>": "the size of memory; the process of a pool's threads",
 }
 
 

@@ -4,12 +4,16 @@ being closed.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger("trireme.train")
+
+CLOSE_S = 20.0
 
 
 class Closed(Exception):
@@ -82,4 +86,10 @@ class Conduit(Generic[T]):
             self._items.clear()
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive():
+                log.warning(
+                    "%s: its source did not come back within %.0f s and is left behind",
+                    self._thread.name,
+                    CLOSE_S,
+                )
