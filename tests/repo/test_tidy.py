@@ -145,7 +145,7 @@ def test_every_public_name_is_there() -> None:
 
 @pytest.mark.parametrize("path", tree.files(".py", under="src"), ids=tree.name)
 def test_public_names_are_listed_sorted_and_complete(path: Path) -> None:
-    """A package's `__all__` is what its `__init__` imports; another module's names exist."""
+    """A package's `__all__` is what its `__init__` imports and assigns; all lists are sorted."""
     listed = [
         ast.literal_eval(node.value)
         for node in tree.syntax(path).body
@@ -156,6 +156,11 @@ def test_public_names_are_listed_sorted_and_complete(path: Path) -> None:
         for node in _top_level(tree.syntax(path))
         if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "typing")
         for alias in node.names
+    } | {
+        ast.unparse(target)
+        for node in tree.syntax(path).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
     }
     if path.name == "__init__.py":
         assert listed == ([sorted(n for n in visible if n[0] != "_")] if visible else [])

@@ -43,8 +43,8 @@ def init(
         timeout_s: deadline of every call, the wait for other processes included.
 
     Raises:
-        BadRequest: half-set or contradicting variables. DeadlineExceeded: servers that do not come
-    up.
+        BadRequest: half-set or contradicting variables.
+        DeadlineExceeded: servers that do not come up.
     """
     log_to_stderr()
     place = read_role(
@@ -54,12 +54,13 @@ def init(
     if place.role == "server":
         serve_role(place)
         sys.exit(0)
-    made = _join(place)
+    made = join(place)
     cluster.set_default(made)
     return made
 
 
-def _join(place: Role) -> Cluster:
+def join(place: Role) -> Cluster:
+    """Join the job as the worker that `place` says, or embed everything."""
     if place.role == "embedded":
         return cluster.embedded(threads=place.threads or 0, timeout_s=place.timeout_s)
     return cluster.connect(

@@ -56,6 +56,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.cluster = default() if cluster is None else cluster
         self.strategy = Strategy() if strategy is None else strategy
+        self.model = model
         self.tables = Planner(model, pool=self.cluster.pool).tables
         dense_groups = [] if optimizer is None else optimizer.param_groups
         table_groups = [_table_group(table) for table in self.tables]

@@ -15,8 +15,8 @@ from trireme.cluster import Cluster, default
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.metrics import Metric
-from trireme.ps.saving import SAVE_TIMEOUT_S, load_buffers, load_checkpoint, save_checkpoint
 from trireme.strategy import Strategy
+from trireme.train import checkpoint
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.pipeline import Pipeline, share_of
 from trireme.train.progress import Display, display
@@ -181,21 +181,12 @@ class Trainer:
     # ---- checkpoints ----
 
     def save(self, path: str | Path) -> None:
-        """Write tables, dense parameters, optimizer state and module buffers (worker 0's) into a
-        new folder.
+        """Write tables, dense parameters, optimizer state and worker 0's module buffers.
 
         Raises:
-            BadRequest: the folder exists, or is outside the servers' root.
+            BadRequest: the folder exists already, or is outside the servers' root.
         """
-        self.optimizer.flush()
-        client = self.cluster.client
-        client.gather({}, [])
-        if self.cluster.worker == 0:
-            extra = {"optimizer": self.optimizer.state_dict(), "num_epochs": self.num_epochs}
-            save_checkpoint(
-                client, Path(path), extra=extra, buffers=dict(self.model.named_buffers())
-            )
-        client.gather({}, [], timeout_s=SAVE_TIMEOUT_S)
+        checkpoint.save(self.optimizer, path, {"num_epochs": self.num_epochs})
 
     def load(self, path: str | Path) -> None:
         """Bring servers, model and optimizer to the state of a checkpoint, whatever number of
@@ -203,17 +194,6 @@ class Trainer:
 
         Raises:
             BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another
-        model.
+                model.
         """
-        self.optimizer.flush()
-        client = self.cluster.client
-        client.gather({}, [])
-        extra: dict[str, Any] = {}
-        if self.cluster.worker == 0:
-            extra = load_checkpoint(client, Path(path))
-        extra = client.gather(extra, [], timeout_s=SAVE_TIMEOUT_S)[0][0]
-        self.optimizer.load_state_dict(extra["optimizer"])
-        self.num_epochs = int(extra["num_epochs"])
-        load_buffers(Path(path), dict(self.model.named_buffers()))
-        self.optimizer.resume()
-        self.optimizer.refresh()
+        self.num_epochs = int(checkpoint.load(self.optimizer, path).get("num_epochs", 0))

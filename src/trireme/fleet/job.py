@@ -1,0 +1,155 @@
+"""The calls of a Fleet script, in the order in which it makes them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme import cluster
+from trireme.errors import BadRequest, NotReady
+from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
+from trireme.fleet.strategy import DistributedStrategy
+from trireme.launch.init import join, log, log_to_stderr, serve_role
+from trireme.launch.roles import Role
+from trireme.train import DistributedOptimizer, checkpoint
+
+
+class Job:
+    """One process' part in a job, under Fleet's names."""
+
+    def __init__(self) -> None:
+        self._place: Role | None = None
+        self._optimizer: DistributedOptimizer | None = None
+
+    def init(
+        self,
+        role_maker: PaddleCloudRoleMaker | UserDefinedRoleMaker | None = None,
+        is_collective: bool = False,
+    ) -> None:
+        """Take the place in the job that the role maker names; default, the environment's."""
+        maker = role_maker or PaddleCloudRoleMaker(is_collective)
+        log_to_stderr()
+        self._place = maker.place
+        self._optimizer = None
+        log.info("%s", self._place.describe())
+
+    def _role(self) -> Role:
+        if self._place is None:
+            raise NotReady("fleet: expected fleet.init() first")
+        return self._place
+
+    def is_server(self) -> bool:
+        return self._role().role == "server"
+
+    def is_worker(self) -> bool:
+        return not self.is_server()
+
+    def is_first_worker(self) -> bool:
+        return self.is_worker() and self._role().index == 0
+
+    def worker_index(self) -> int:
+        return self._role().index
+
+    def worker_num(self) -> int:
+        return self._role().num_workers
+
+    def server_num(self) -> int:
+        return len(self._role().servers)
+
+    def init_server(self, dirname: str | None = None) -> None:
+        """Nothing: a server gets its tables from the workers, a checkpoint through `load_model`."""
+        if dirname is not None:
+            raise BadRequest(
+                f"fleet.init_server: expected no folder, found {dirname!r};"
+                " call fleet.load_model on the workers, after distributed_optimizer"
+            )
+
+    def run_server(self) -> None:
+        """Serve until all workers have said goodbye, then exit with 0."""
+        if not self.is_server():
+            raise BadRequest(f"fleet.run_server: expected a server, this is a {self._role().role}")
+        serve_role(self._role())
+        sys.exit(0)
+
+    def _cluster(self) -> cluster.Cluster:
+        """Joined when first needed: a server process never does."""
+        if self.is_server():
+            raise BadRequest("fleet: expected a worker, this process is a server")
+        try:
+            return cluster.default()
+        except NotReady:
+            made = join(self._role())
+            cluster.set_default(made)
+            return made
+
+    def init_worker(self) -> None:
+        """Wait for the servers and join them."""
+        self._cluster()
+
+    def barrier_worker(self) -> None:
+        """Wait for all workers."""
+        self._cluster().client.gather({}, [])
+
+    def stop_worker(self) -> None:
+        """Finish, and tell the servers that this worker has gone."""
+        self._cluster().close()
+
+    def distributed_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        strategy: DistributedStrategy | None = None,
+        *,
+        model: nn.Module,
+    ) -> DistributedOptimizer | torch.optim.Optimizer | None:
+        """The optimizer whose `step()` is the push; on a server the given one, as it is.
+
+        A table's update rule is part of the table: `trireme.Table(..., optimizer=...)`.
+        """
+        if self.is_server():
+            return optimizer
+        self._optimizer = DistributedOptimizer(
+            optimizer,
+            model,
+            strategy=(strategy or DistributedStrategy()).mode(),
+            cluster=self._cluster(),
+        )
+        return self._optimizer
+
+    def _trained(self) -> DistributedOptimizer:
+        if self._optimizer is None:
+            raise NotReady("fleet: expected fleet.distributed_optimizer() first")
+        return self._optimizer
+
+    def save_persistables(
+        self, executor: Any = None, dirname: str = "", main_program: Any = None, mode: int = 0
+    ) -> None:
+        """Write a full checkpoint into a new folder; every worker calls it.
+
+        `executor` and `main_program` have no counterpart here: pass None.
+        """
+        _check_none(executor=executor, main_program=main_program)
+        _check_mode(mode)
+        if not dirname:
+            raise BadRequest("fleet.save_persistables: expected dirname=FOLDER, found none")
+        checkpoint.save(self._trained(), dirname)
+
+    def load_model(self, path: str, mode: int = 0) -> None:
+        """Load a checkpoint; every worker calls it."""
+        _check_mode(mode)
+        checkpoint.load(self._trained(), path)
+
+
+def _check_none(**values: Any) -> None:
+    for name, value in values.items():
+        if value is not None:
+            raise BadRequest(
+                f"fleet.save_persistables: expected {name}=None, found {type(value).__name__}"
+            )
+
+
+def _check_mode(mode: int) -> None:
+    if mode != 0:
+        raise BadRequest(f"fleet: expected mode 0 (full) in this version, found {mode}")

@@ -1,0 +1,45 @@
+"""fleet.util: files dealt to workers, values combined over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme import cluster
+from trireme.errors import BadRequest
+
+_COMBINE: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def get_file_shard(files: Sequence[str]) -> list[str]:
+    """This worker's files: contiguous blocks, one more for each of the first len % workers."""
+    if isinstance(files, str):
+        raise BadRequest(f"fleet.util.get_file_shard: expected a list of files, found {files!r}")
+    at = cluster.default()
+    size, extra = divmod(len(files), at.num_workers)
+    start = at.worker * size + min(at.worker, extra)
+    return list(files[start : start + size + (at.worker < extra)])
+
+
+def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
+    """Combine an array (or number) of every worker, element by element; all get the result."""
+    if mode not in _COMBINE:
+        raise BadRequest(
+            f"fleet.util.all_reduce: expected one of {sorted(_COMBINE)}, found {mode!r}"
+        )
+    array = np.array(value, order="C")
+    parts = [arrays[0] for _, arrays in cluster.default().client.gather({}, [array])]
+    if any(part.shape != array.shape for part in parts):
+        raise BadRequest(
+            f"fleet.util.all_reduce: expected one shape, found {[part.shape for part in parts]}"
+        )
+    combined: npt.NDArray[Any] = _COMBINE[mode].reduce(np.stack(parts), axis=0)
+    return combined
+
+
+def barrier() -> None:
+    """Wait for all workers."""
+    cluster.default().client.gather({}, [])
