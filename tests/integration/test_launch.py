@@ -274,6 +274,7 @@ def test_launch_shares_the_cores_unless_the_user_has_chosen(launcher: Launcher) 
     expected = str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert launcher.peers["worker 0"].ask("env OMP_NUM_THREADS") == "5"
     assert launcher.peers["worker 0"].ask("env TRIREME_THREADS") == expected
+    assert launcher.peers["worker 0"].ask("env OMP_WAIT_POLICY") == "PASSIVE"
     for peer in launcher.peers.values():
         peer.send("exit 0")
     _, _, err = launcher.finish()

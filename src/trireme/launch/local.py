@@ -25,6 +25,7 @@ _TURN_S = 1.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Torch's threads (OpenMP, MKL and OpenBLAS all read this one) and Trireme's own.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "TRIREME_THREADS")
+_WAITING = "OMP_WAIT_POLICY"
 
 
 def launch(config: LaunchConfig) -> int:
@@ -250,7 +251,9 @@ def _choose_threads(cores: int, servers: int, workers: int) -> dict[str, dict[st
             f"{cores} cores are shared: {', '.join(free)} = {threads['server']} for servers, "
             f"{threads['worker']} for workers; set them yourself to choose"
         )
-    return {role: dict.fromkeys(free, str(num)) for role, num in threads.items()}
+    # Threads of torch that wait for one another by spinning take the cores from the other processes.
+    waiting = {} if _WAITING in os.environ else {_WAITING: "PASSIVE"}
+    return {role: {**dict.fromkeys(free, str(num)), **waiting} for role, num in threads.items()}
 
 
 @contextlib.contextmanager
