@@ -88,7 +88,7 @@ def test_a_pass_begins_when_all_have_come_and_the_next_after_the_longest_stream(
 ) -> None:
     waiting = asker.ask("coord.begin_pass", asker.me(0))
     assert isinstance(waiting, Deferred)
-    assert waiting.describe() == "pass 1 waits for workers [1]"
+    assert waiting.describe() == "pass 1 (begin) waits for workers [1]"
     begun = asker.ask("coord.begin_pass", asker.me(1))
     assert begun.body["group"] == {"version": 1, "members": [[0, 1, None], [1, 1, None]]}
     assert answer_of(waiting).body == begun.body
@@ -117,7 +117,7 @@ def test_a_successor_joins_the_running_pass_at_once(asker: Asker) -> None:
 
 def test_a_meeting_hands_everyone_what_each_brought_also_when_asked_again(asker: Asker) -> None:
     def gather(worker: int, name: str = "1") -> Any:
-        body = {"name": name, "body": {"from": worker}, **asker.me(worker)}
+        body = {"name": name, "purpose": "talk", "body": {"from": worker}, **asker.me(worker)}
         return asker.ask("coord.gather", body, [np.full(worker + 1, worker)])
 
     waiting = gather(1)
@@ -126,6 +126,19 @@ def test_a_meeting_hands_everyone_what_each_brought_also_when_asked_again(asker:
     assert [array.tolist() for array in reply.arrays] == [[0], [1, 1]]
     assert answer_of(waiting) is reply
     assert gather(1) is reply
+
+
+def test_a_meeting_for_two_purposes_fails_for_all(asker: Asker) -> None:
+    def gather(worker: int, purpose: str) -> Any:
+        body = {"name": "1", "purpose": purpose, "body": {}, **asker.me(worker)}
+        return asker.ask("coord.gather", body)
+
+    waiting = gather(1, "save")
+    with pytest.raises(BadRequest, match=r"workers \[1\] came for 'save', worker 0 for 'evaluate'"):
+        gather(0, "evaluate")
+    told: list[Reply | TriremeError] = []
+    waiting.bind(told.append)
+    assert "came for 'save'" in str(told[0])
 
 
 def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:

@@ -184,7 +184,7 @@ class Client:
                 }
                 call = Call(endpoint, "ps.create_blocks", body, [dense.values(block_ids)])
                 self._control.call_all([call], self.timeout_s)
-        self.gather({}, [])
+        self.gather({}, [], purpose="create the dense parameters")
 
     # ---- pull and push ----
 
@@ -345,13 +345,23 @@ class Client:
         self._everywhere("ps.group", reply.body["group"])
 
     def gather(
-        self, body: dict[str, Any], arrays: Sequence[Array], *, timeout_s: float | None = None
+        self,
+        body: dict[str, Any],
+        arrays: Sequence[Array],
+        *,
+        purpose: str = "barrier",
+        timeout_s: float | None = None,
     ) -> list[tuple[dict[str, Any], list[Array]]]:
-        """Meet all workers; returns what each of them brought, in the order of the workers."""
+        """Meet all workers; returns what each of them brought, in the order of the workers.
+
+        Raises:
+            BadRequest: another worker came to this meeting for another purpose.
+            DeadlineExceeded: workers did not come; the message says which.
+        """
         self._num_gathers += 1
         reply = self._coordinator(
             "coord.gather",
-            {"name": str(self._num_gathers), "body": body, **self._me()},
+            {"name": str(self._num_gathers), "purpose": purpose, "body": body, **self._me()},
             arrays,
             timeout_s=timeout_s,
         )

@@ -39,8 +39,9 @@ class Worker:
 
 @dataclass
 class Meeting:
-    """One barrier: who has come with what, and who waits for the others."""
+    """One barrier: what for, who has come with what, and who waits for the others."""
 
+    purpose: str
     arrived: dict[int, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
     bodies: dict[int, Any] = field(default_factory=dict)
     waiting: list[Deferred] = field(default_factory=list)
@@ -197,7 +198,8 @@ class Coordinator:
             member = self._pass.members.get(index)
             if member is not None and member.end is None:
                 return self._pass_reply()
-            return self._meet(f"pass {self._pass.number + 1}", index, None, [], self._open_pass)
+            name = f"pass {self._pass.number + 1}"
+            return self._meet(name, "begin", index, None, [], self._open_pass)
 
     def _open_pass(self, meeting: Meeting) -> Reply:
         del meeting
@@ -245,15 +247,30 @@ class Coordinator:
     def _on_gather(self, request: Request) -> Reply | Deferred:
         """A barrier that hands every worker what each one brought, in the order of the workers.
 
-        `name` says which meeting; each worker counts its own, so the names agree.
+        `name` says which meeting; each worker counts its own, so the names agree. `purpose` must
+        agree too: workers that do different things would otherwise take each other's answers.
         """
         body = need(request.body, "body", dict)
         if sum(array.nbytes for array in request.arrays) > GATHER_BYTES_MAX:
             raise BadRequest(f"coord.gather: expected at most {GATHER_BYTES_MAX} bytes per worker")
         with self._lock:
             index, _ = self._worker(request)
-            name = f"gather {need(request.body, 'name', str)}"
-            return self._meet(name, index, body, list(request.arrays), self._gathered)
+            name = f"meeting {need(request.body, 'name', str)}"
+            purpose = need(request.body, "purpose", str)
+            self._check_purpose(name, purpose, index)
+            return self._meet(name, purpose, index, body, list(request.arrays), self._gathered)
+
+    def _check_purpose(self, name: str, purpose: str, index: int) -> None:
+        meeting = self._meetings.get(name)
+        if meeting is None or meeting.purpose == purpose:
+            return
+        error = BadRequest(
+            f"{name}: workers {sorted(meeting.arrived)} came for {meeting.purpose!r}, worker"
+            f" {index} for {purpose!r}; every worker must do the same in the same order"
+        )
+        for deferred in self._meetings.pop(name).waiting:
+            deferred.fail(error)
+        raise error
 
     def _gathered(self, meeting: Meeting) -> Reply:
         workers = sorted(meeting.arrived)
@@ -263,6 +280,7 @@ class Coordinator:
     def _meet(
         self,
         name: str,
+        purpose: str,
         index: int,
         body: Any,
         arrays: list[np.ndarray[Any, Any]],
@@ -273,7 +291,7 @@ class Coordinator:
         """
         if name in self._done:
             return self._done[name]
-        meeting = self._meetings.setdefault(name, Meeting())
+        meeting = self._meetings.setdefault(name, Meeting(purpose))
         meeting.arrived[index], meeting.bodies[index] = arrays, body
         if len(meeting.arrived) < self._facts["num_workers"]:
             deferred = Deferred(describe=lambda: self._describe(name))
@@ -300,4 +318,5 @@ class Coordinator:
             if meeting is None:
                 return f"{name} has ended"
             expected = set(range(self._facts["num_workers"]))
-            return f"{name} waits for workers {sorted(expected - meeting.arrived.keys())}"
+            missing = sorted(expected - meeting.arrived.keys())
+            return f"{name} ({meeting.purpose}) waits for workers {missing}"

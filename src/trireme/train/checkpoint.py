@@ -25,7 +25,7 @@ def save(
     """
     optimizer.flush()
     cluster = optimizer.cluster
-    cluster.client.gather({}, [])
+    cluster.client.gather({}, [], purpose="save")
     if cluster.worker == 0:
         save_checkpoint(
             cluster.client,
@@ -33,7 +33,7 @@ def save(
             extra={"optimizer": optimizer.state_dict(), "user": dict(extra or {})},
             buffers=dict(optimizer.model.named_buffers()),
         )
-    cluster.client.gather({}, [], timeout_s=SAVE_TIMEOUT_S)
+    cluster.client.gather({}, [], purpose="end of save", timeout_s=SAVE_TIMEOUT_S)
 
 
 def load(optimizer: DistributedOptimizer, path: str | Path) -> dict[str, Any]:
@@ -46,11 +46,12 @@ def load(optimizer: DistributedOptimizer, path: str | Path) -> dict[str, Any]:
     """
     optimizer.flush()
     cluster = optimizer.cluster
-    cluster.client.gather({}, [])
+    cluster.client.gather({}, [], purpose="load")
     loaded: dict[str, Any] = {}
     if cluster.worker == 0:
         loaded = load_checkpoint(cluster.client, Path(path))
-    loaded = cluster.client.gather(loaded, [], timeout_s=SAVE_TIMEOUT_S)[0][0]
+    met = cluster.client.gather(loaded, [], purpose="end of load", timeout_s=SAVE_TIMEOUT_S)
+    loaded = met[0][0]
     optimizer.load_state_dict(loaded["optimizer"])
     load_buffers(Path(path), dict(optimizer.model.named_buffers()))
     optimizer.resume()

@@ -44,7 +44,7 @@ class _Tally:
             values[metric.name] = metric.compute()
         return values
 
-    def merge(self, cluster: Cluster) -> None:
+    def merge(self, cluster: Cluster, title: str) -> None:
         """Make this the tally of all workers together. Every worker calls it."""
         states = [metric.state() for metric in self.metrics]
         arrays = [np.array([self.loss_sum, self.num_examples], dtype=np.float64)]
@@ -52,7 +52,7 @@ class _Tally:
         self.loss_sum, self.num_examples = 0.0, 0
         for metric in self.metrics:
             metric.reset()
-        for _, received in cluster.client.gather({}, arrays):
+        for _, received in cluster.client.gather({}, arrays, purpose=f"end of {title}"):
             rest = iter(received)
             loss_sum, num_examples = next(rest)
             self.loss_sum += float(loss_sum)
@@ -127,7 +127,7 @@ class Trainer:
         Starts when every worker has come and every push has been applied.
         """
         self.optimizer.flush()
-        self.cluster.client.gather({}, [])
+        self.cluster.client.gather({}, [], purpose="evaluate")
         self.optimizer.refresh()
         with torch.no_grad():
             return self._run(share_of(dataset, self.cluster), "evaluate", training=False)
@@ -148,7 +148,7 @@ class Trainer:
                         self._show(shown, share, tally)
             if training:
                 self.optimizer.end_pass()
-            tally.merge(self.cluster)
+            tally.merge(self.cluster, title)
             if shown is not None:
                 shown.num_examples = tally.num_examples
                 shown.show(1.0, tally.figures())
