@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +108,7 @@ class Cluster:
         self.steps: TrainingSteps | None = None
         self.is_prefetching = False
         self._closing: list[Callable[[], None]] = []
+        self._running: list[Callable[[], None]] = []
         self._closed = False
         self._heartbeat = None if heartbeat is None else _Heartbeat(client, heartbeat)
         _open.add(self)
@@ -124,42 +127,62 @@ class Cluster:
         return self.client.pull(keys, blocks=blocks, staged=staged)
 
     def on_close(self, action: Callable[[], None]) -> None:
-        """Run `action` when the cluster closes, the last one first."""
+        """Run `action` when the cluster closes, the last one first; not if it is abandoned."""
         self._closing.append(action)
+
+    def add_running(self, stop: Callable[[], None]) -> None:
+        """`stop` ends threads that use the client: called before the client closes, whatever the
+        reason, the last one first, unless `remove_running` took it back.
+        """
+        self._running.append(stop)
+
+    def remove_running(self, stop: Callable[[], None]) -> None:
+        if stop in self._running:
+            self._running.remove(stop)
 
     def close(self) -> None:
         """Finish what is in flight, say goodbye to the servers, close the connections. Twice is
         once.
+
+        Raises:
+            What finishing raised: the last pushes may be lost.
         """
         if self._closed:
             return
         self._closed = True
-        _open.discard(self)
         try:
             for action in reversed(self._closing):
                 action()
-            self._say_goodbye()
-        finally:
-            if self._heartbeat is not None:
-                self._heartbeat.stop()
-            self.client.close()
-            _forget(self)
+        except BaseException:
+            self._end()
+            raise
+        self._end(goodbye=True)
 
     def abandon(self) -> None:
         """Close without goodbye, as after an error: the servers keep waiting for a successor, up to
         their deadline.
         """
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._end()
+
+    def _end(self, *, goodbye: bool = False) -> None:
         _open.discard(self)
+        _forget(self)
+        for stop in reversed(self._running.copy()):
+            stop()
         if self._heartbeat is not None:
             self._heartbeat.stop()
+            if goodbye:
+                self._say_goodbye(self._heartbeat.body)
         self.client.close()
-        _forget(self)
 
-    def _say_goodbye(self) -> None:
-        if not self.is_embedded:
-            body = {"worker": self.worker, "num_workers": self.num_workers}
+    def _say_goodbye(self, body: dict[str, int]) -> None:
+        """What cannot be said is no loss to this worker: all its pushes have been applied."""
+        try:
             self.client.everywhere("server.goodbye", body)
+        except TriremeError as error:
+            log.warning("worker %d ends without goodbye: %s", self.worker, error)
 
     def __enter__(self) -> Cluster:
         return self
@@ -178,16 +201,20 @@ class _Heartbeat:
 
     def __init__(self, client: Client, transport: Transport) -> None:
         self._client, self._transport = client, transport
+        self.body = {
+            "worker": client.worker,
+            "num_workers": client.num_workers,
+            "incarnation": client.incarnation,
+        }
         self._period_s = max(client.timeout_s / 6, 0.2)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trireme-heartbeat", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        client = self._client
-        body = {"worker": client.worker, "num_workers": client.num_workers}
         while True:
-            calls = [rpc.Call(server, "server.alive", body, []) for server in client.map.servers]
+            servers = self._client.map.servers
+            calls = [rpc.Call(server, "server.alive", self.body, []) for server in servers]
             try:
                 self._transport.call_all(calls, timeout_s=self._period_s)
             except TriremeError as error:
@@ -278,7 +305,8 @@ def wait_for_servers(servers: Sequence[str], client: rpc.Client, timeout_s: floa
         missing = [server for server, answer in answers.items() if isinstance(answer, TriremeError)]
         if not missing:
             return
-        log.warning("server not ready, still waiting; not ready endpoints: %s", missing)
+        if time.monotonic() < deadline:
+            log.warning("server not ready, still waiting; not ready endpoints: %s", missing)
     raise DeadlineExceeded(f"init: after {timeout_s:g} s not ready endpoints: {missing}")
 
 
@@ -309,11 +337,20 @@ def _forget(cluster: Cluster) -> None:
 @atexit.register
 def _close_all() -> None:
     """A script that ends without closing still says goodbye, so that servers end too; one that
-    failed does not.
+    failed does not. When finishing fails, so does the script: pushes may be lost.
     """
     has_failed = getattr(sys, "last_value", None) is not None
+    is_finished = True
     for cluster in list(_open):
         if has_failed:
             cluster.abandon()
-        else:
+            continue
+        try:
             cluster.close()
+        except BaseException:  # noqa: BLE001 the interpreter would print it and exit with 0
+            traceback.print_exc()
+            is_finished = False
+    if not is_finished:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

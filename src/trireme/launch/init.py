@@ -103,4 +103,5 @@ def serve_role(place: Role) -> None:
         keys=None if place.keys is None else _server_keys(Path(place.keys)),
         insecure=place.insecure,
         timeout_s=place.timeout_s,
+        name=f"server {place.index}" if place.servers else "server",
     )

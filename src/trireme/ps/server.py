@@ -35,8 +35,8 @@ class Attendance:
         self._clock = clock
         self._changed = threading.Condition()
         self._num_workers: int | None = None
-        self._last_heard: dict[int, float] = {}
-        self._gone: set[int] = set()
+        self._last_heard = 0.0  # from any worker
+        self._gone: dict[int, int] = {}  # worker -> its incarnation that said goodbye
         self._stopped: str | None = None
 
     def handlers(self) -> dict[str, Handler]:
@@ -47,28 +47,28 @@ class Attendance:
         }
 
     def _on_alive(self, request: Request) -> Reply:
-        worker, num_workers = self._worker(request)
         with self._changed:
-            self._num_workers = num_workers
-            self._last_heard[worker] = self._clock()
-            self._gone.discard(worker)
+            worker, incarnation = self._hear(request)
+            if incarnation > self._gone.get(worker, 0):  # a successor; else late by the network
+                self._gone.pop(worker, None)
         return Reply()
 
     def _on_goodbye(self, request: Request) -> Reply:
-        worker, num_workers = self._worker(request)
         with self._changed:
-            self._num_workers = num_workers
-            self._gone.add(worker)
+            worker, incarnation = self._hear(request)
+            self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
             self._changed.notify_all()
         return Reply()
 
-    @staticmethod
-    def _worker(request: Request) -> tuple[int, int]:
+    def _hear(self, request: Request) -> tuple[int, int]:
         worker = need(request.body, "worker", int)
         num_workers = need(request.body, "num_workers", int)
+        incarnation = need(request.body, "incarnation", int)
         if not 0 <= worker < num_workers:
             raise BadRequest(f"server: expected 0 <= worker < {num_workers}, found {worker}")
-        return worker, num_workers
+        self._num_workers = num_workers
+        self._last_heard = self._clock()
+        return worker, incarnation
 
     def stop(self, reason: str) -> None:
         """End the wait from another thread or a signal handler."""
@@ -80,26 +80,22 @@ class Attendance:
         """Wait for the end of the job; returns why it is over.
 
         Raises:
-            Unavailable: every worker that has not said goodbye has been silent for `silence_s`.
+            Unavailable: workers have not said goodbye, and none has been heard for `silence_s`.
         """
         with self._changed:
             while True:
                 if self._stopped is not None:
                     return self._stopped
                 if not keep and self._num_workers is not None:
-                    if len(self._gone) >= self._num_workers:
+                    missing = sorted(set(range(self._num_workers)) - self._gone.keys())
+                    if not missing:
                         return "all workers have said goodbye"
-                    self._check_silence(silence_s)
+                    if self._clock() - self._last_heard > silence_s:
+                        raise Unavailable(
+                            f"server: workers {missing} have been silent for {silence_s:.0f} s"
+                            " without saying goodbye"
+                        )
                 self._changed.wait(timeout=1.0)
-
-    def _check_silence(self, silence_s: float) -> None:
-        attached = {w: t for w, t in self._last_heard.items() if w not in self._gone}
-        now = self._clock()
-        if attached and all(now - heard > silence_s for heard in attached.values()):
-            raise Unavailable(
-                f"server: workers {sorted(attached)} have been silent for {silence_s:.0f} s"
-                " without saying goodbye"
-            )
 
 
 @contextmanager
@@ -133,6 +129,7 @@ def serve(
     keep: bool = False,
     root: Path | None = None,
     limits: Limits | None = None,
+    name: str = "server",
     on_ready: Callable[[str], None] | None = None,
 ) -> str:
     """Serve tables and blocks until the job is over; returns why it ended.
@@ -146,6 +143,7 @@ def serve(
         timeout_s: silence of all remaining workers after which the job counts as lost.
         keep: stay when the workers have gone, for the next job.
         root: folder that checkpoints are written to and read from; default the working directory.
+        name: what workers' messages call it, beside its address.
         on_ready: called with the real "host:port" once it listens.
 
     Raises:
@@ -162,7 +160,7 @@ def serve(
     server = Server(
         listen,
         handlers,
-        name=f"server {listen}",
+        name=name,
         limits=limits or Limits(),
         keys=keys,
         insecure=insecure,

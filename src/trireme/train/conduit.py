@@ -77,19 +77,23 @@ class Conduit(Generic[T]):
                 self._changed.notify_all()
             yield item
 
-    def close(self) -> None:
-        """Tell both sides to stop; returns when the producer's thread has ended its current
-        item.
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """Tell both sides to stop, and wait until the producer has ended its current item.
+
+        Returns:
+            Whether it has; False: it took longer, and its thread is left behind.
         """
         with self._changed:
             self._is_closed = True
             self._items.clear()
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_S)
+            self._thread.join(timeout_s)
             if self._thread.is_alive():
                 log.warning(
                     "%s: its source did not come back within %.0f s and is left behind",
                     self._thread.name,
-                    CLOSE_S,
+                    timeout_s,
                 )
+                return False
+        return True

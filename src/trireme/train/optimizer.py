@@ -187,6 +187,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         if self._pusher is None:
             self._pusher = Pusher(self.cluster.client)
+            self.cluster.add_running(self._pusher.stop)
         self._pusher.submit(step, tables, dense)
 
     def _table_gradients(self, lookups: Lookups) -> dict[str, TableGradient]:
@@ -232,6 +233,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.end_pass()
         if self._pusher is not None:
             self._pusher.close()
+            self.cluster.remove_running(self._pusher.stop)
             self._pusher = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -89,17 +89,23 @@ class Pipeline:
         self._planned.start("trireme-plan", self._plan)
         if not self._pulls_in_loop:
             self._pulled.start("trireme-pull", self._pull)
+        self._cluster.add_running(self.stop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The pull thread may wait for a permit: give it one, it then finds its conduit closed.
-        self._may_pull.release()
-        self._planned.close()
-        self._pulled.close()
-        if isinstance(self._source, Closes):
-            self._source.close()
+        self.stop()
+        self._cluster.remove_running(self.stop)
         if self._training:
             self._cluster.is_prefetching = False
+
+    def stop(self) -> None:
+        """End both threads; what they are doing is finished first, within a deadline."""
+        # The pull thread may wait for a permit: give it one, it then finds its conduit closed.
+        self._may_pull.release()
+        has_stopped = self._planned.close()
+        self._pulled.close(self._cluster.client.timeout_s + 1)
+        if has_stopped and isinstance(self._source, Closes):
+            self._source.close()
 
     def _plan(self) -> Iterator[_Planned]:
         for source in self._source:

@@ -25,6 +25,7 @@ class Pusher:
         self._idle = threading.Condition()
         self._unfinished = 0
         self._error: BaseException | None = None
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="trireme-push", daemon=True)
         self._thread.start()
 
@@ -63,8 +64,13 @@ class Pusher:
         try:
             self.flush()
         finally:
-            self._queue.put(None, timeout=self._patience_s())
-            self._thread.join(self._patience_s())
+            self.stop()
+
+    def stop(self) -> None:
+        """End the thread after the push that is on its way; those that wait are dropped."""
+        self._is_stopping = True
+        self._queue.put(None, timeout=self._patience_s())
+        self._thread.join(self._patience_s())
 
     def _patience_s(self) -> float:
         # Every push ends within the client's deadline, so a full queue moves within a multiple of
@@ -78,7 +84,7 @@ class Pusher:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             try:
-                if self._error is None:
+                if self._error is None and not self._is_stopping:
                     step, tables, dense = item
                     self._client.push(step, tables, dense)
             except BaseException as error:  # noqa: BLE001 handed to the training thread

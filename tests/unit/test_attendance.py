@@ -1,0 +1,97 @@
+"""When a server's job is over: goodbyes, silence, stop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from trireme.errors import BadRequest, Unavailable
+from trireme.ps.server import Attendance
+from trireme.rpc import Request
+
+SILENCE_S = 60.0
+
+
+class Clock:
+    """Stands still until told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tell(attendance: Attendance, method: str, worker: int, incarnation: int = 1) -> None:
+    body = {"worker": worker, "num_workers": 2, "incarnation": incarnation}
+    deadline = time.monotonic() + 10
+    request = Request(1, method, body, [], "test", "test", "", deadline)
+    attendance.handlers()[f"server.{method}"](request)
+
+
+def outcome(attendance: Attendance) -> queue.SimpleQueue[Any]:
+    """What `wait` returns or raises, once it does."""
+    result: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            result.put(attendance.wait(SILENCE_S, keep=False))
+        except Unavailable as error:
+            result.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
+
+
+def test_the_job_is_over_when_every_worker_has_said_goodbye() -> None:
+    attendance = Attendance()
+    result = outcome(attendance)
+    for worker in (0, 1):
+        tell(attendance, "alive", worker)
+        tell(attendance, "goodbye", worker)
+    assert result.get(timeout=30) == "all workers have said goodbye"
+
+
+def test_a_late_sign_of_life_does_not_take_a_goodbye_back_but_a_successor_does() -> None:
+    attendance = Attendance()
+    tell(attendance, "goodbye", 0)
+    tell(attendance, "goodbye", 1)
+    tell(attendance, "alive", 1)
+    assert outcome(attendance).get(timeout=30) == "all workers have said goodbye"
+    tell(attendance, "alive", 1, incarnation=2)
+    result = outcome(attendance)
+    tell(attendance, "goodbye", 1)  # its predecessor's, again
+    tell(attendance, "goodbye", 1, incarnation=2)
+    assert result.get(timeout=30) == "all workers have said goodbye"
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_silence_is_an_error_that_names_who_has_not_said_goodbye(comes: bool) -> None:
+    clock = Clock()
+    attendance = Attendance(clock)
+    if comes:
+        tell(attendance, "alive", 1)
+    tell(attendance, "goodbye", 0)
+    clock.now += SILENCE_S + 1
+    error = outcome(attendance).get(timeout=30)
+    assert "workers [1] have been silent for 60 s without saying goodbye" in str(error)
+
+
+def test_as_long_as_one_worker_is_heard_the_others_are_waited_for() -> None:
+    clock = Clock()
+    attendance = Attendance(clock)
+    tell(attendance, "alive", 1)
+    clock.now += SILENCE_S - 1
+    tell(attendance, "alive", 0)
+    clock.now += SILENCE_S - 1
+    attendance.stop("stopped by the test")
+    assert outcome(attendance).get(timeout=30) == "stopped by the test"
+
+
+def test_a_worker_beyond_the_number_of_workers_is_refused() -> None:
+    with pytest.raises(BadRequest, match="expected 0 <= worker < 2, found 2"):
+        tell(Attendance(), "alive", 2)
