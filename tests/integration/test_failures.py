@@ -1,0 +1,254 @@
+"""Nothing hangs: what real processes say, and how they end, when others fail.
+
+Everything that fails here fails within a deadline of a few seconds (TRIREME_TIMEOUT_S); a process
+that ends too late fails the test in `Program.finish`.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.programs import Program, Template
+
+TRAINEE = str(Path(__file__).with_name("trainee.py"))
+SERVER = ["-m", "trireme.cli", "server"]
+SHORT_S = "4"  # for what must fail
+LONG_S = "60"  # for what must not
+
+MODES = pytest.mark.parametrize("mode", ["async", "sync"])
+
+
+class Cast:
+    """The processes of one test; they end with it."""
+
+    def __init__(self, programs: Template, exit_stack: ExitStack) -> None:
+        self._programs, self._exit = programs, exit_stack
+        self.addresses: list[str] = []
+        self.timeout_s = SHORT_S
+
+    def _start(self, name: str, arguments: list[str], listener=None, **env: str) -> Program:
+        env = {"TRIREME_TIMEOUT_S": self.timeout_s, "TRIREME_THREADS": "1", **env}
+        program = self._programs.start(name, arguments, env, listener=listener)
+        return self._exit.enter_context(program)
+
+    def servers(self, num: int = 1) -> list[Program]:
+        """Servers that listen."""
+        started = [self.server("127.0.0.1:0") for _ in range(num)]
+        for server in started:
+            self.addresses.append(server.wait_line(r"^listening on (\S+)")[1])
+        return started
+
+    def server(self, address: str, listener: socket.socket | None = None) -> Program:
+        return self._start(f"server {address}", [*SERVER, "--listen", address], listener)
+
+    def worker(self, index: int, num: int, *arguments: str) -> Program:
+        place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": ",".join(self.addresses)}
+        place |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(num)}
+        return self._start(f"worker {index}", [TRAINEE, *arguments], **place)
+
+    def training(self, num: int, *arguments: str) -> list[Program]:
+        """Workers in the midst of training."""
+        workers = [self.worker(index, num, *arguments) for index in range(num)]
+        for worker in workers:
+            worker.wait_line(r"^batch 9$")
+        return workers
+
+
+@pytest.fixture
+def cast(programs: Template) -> Iterator[Cast]:
+    with ExitStack() as exit_stack:
+        yield Cast(programs, exit_stack)
+
+
+@pytest.fixture
+def silent_port() -> Iterator[socket.socket]:
+    """A port of this machine that nobody listens on, and nobody else can take."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound
+
+
+def address_of(bound: socket.socket) -> str:
+    return "{}:{}".format(*bound.getsockname())
+
+
+def last_line(program: Program) -> str:
+    return program.output.splitlines()[-1]
+
+
+def assert_failed(worker: Program, *words: str) -> None:
+    """It ends by itself, with an exit code, and its last line is an error that says all of it."""
+    assert worker.finish() == 1
+    line = last_line(worker)
+    assert line.startswith("trireme.errors.")
+    for word in words:
+        assert word in line
+
+
+def test_an_absent_server_is_named_every_3_s_and_in_the_error(
+    cast: Cast, silent_port: socket.socket
+) -> None:
+    cast.servers(1)
+    absent = address_of(silent_port)
+    cast.addresses.append(absent)
+    worker = cast.worker(0, 1)
+    worker.wait_line(rf"not ready endpoints: \['{absent}'\]")
+    assert_failed(worker, "DeadlineExceeded", f"init: after 4 s not ready endpoints: ['{absent}']")
+
+
+def test_a_server_that_comes_late_is_joined(cast: Cast, silent_port: socket.socket) -> None:
+    cast.timeout_s = LONG_S
+    cast.addresses.append(address_of(silent_port))
+    worker = cast.worker(0, 1, "--batches", "5")
+    worker.wait_line("not ready endpoints")
+    silent_port.listen()
+    server = cast.server(cast.addresses[0], silent_port)
+    assert worker.finish() == 0
+    assert server.finish() == 0
+    assert worker.output.count("not ready endpoints") == 1
+    assert last_line(worker) == "trained 5 steps"
+
+
+# Server 0 hosts the coordinator.
+@pytest.mark.parametrize(("mode", "killed"), [("async", 0), ("async", 1), ("sync", 0)])
+def test_workers_end_with_an_error_when_a_server_is_killed(
+    cast: Cast, mode: str, killed: int
+) -> None:
+    servers = cast.servers(2)
+    workers = cast.training(2, "--mode", mode)
+    servers[killed].kill()
+    for worker in workers:
+        worker.wait_line(rf"waiting for {cast.addresses[killed]} .*not reached .* for 3 s")
+        assert_failed(worker, "Unavailable: ps.pu", f"at {cast.addresses[killed]} (server)")
+        assert cast.addresses[1 - killed] not in last_line(worker)
+
+
+def test_async_a_worker_goes_on_when_the_other_is_killed(cast: Cast) -> None:
+    [server] = cast.servers()
+    survivor, killed = cast.training(2)
+    killed.kill()
+    survivor.wait_line(r"^batch 30$")
+    survivor.send("stop")
+    assert survivor.finish() == 0
+    assert "trained" in last_line(survivor)
+    assert server.finish() == 1
+    assert "workers [1] have been silent for 10 s without saying goodbye" in last_line(server)
+
+
+def test_async_the_trainer_says_whose_figures_it_waits_for(cast: Cast) -> None:
+    cast.servers()
+    survivor, killed = cast.training(2, "--trainer")
+    killed.kill()
+    survivor.send("stop")
+    assert_failed(survivor, "DeadlineExceeded", "(end of train) waits for workers [1]")
+
+
+def test_sync_a_worker_is_told_whose_step_it_waits_for(cast: Cast) -> None:
+    cast.servers(2)
+    survivor, killed = cast.training(2, "--mode", "sync")
+    killed.kill()
+    assert_failed(survivor, "DeadlineExceeded", "ps.pull at", "waits for streams [1]")
+
+
+@MODES
+def test_a_mistake_in_the_training_loop_ends_the_worker_at_once(cast: Cast, mode: str) -> None:
+    cast.timeout_s = LONG_S
+    cast.servers()
+    worker = cast.worker(0, 1, "--mode", mode, "--raise_at", "5")
+    assert worker.finish() == 1
+    assert last_line(worker) == "ValueError: a mistake in the training loop"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_is_told_to_stop_ends(cast: Cast, number: signal.Signals) -> None:
+    cast.timeout_s = LONG_S
+    cast.servers()
+    [worker] = cast.training(1)
+    worker.signal(number)
+    assert worker.finish() == -number
+
+
+def test_a_script_whose_last_pushes_are_lost_does_not_end_well(cast: Cast) -> None:
+    [server] = cast.servers()
+    worker = cast.worker(0, 1, "--mode", "sync", "--leave_at", "5")
+    worker.wait_line("left the loop")
+    server.kill()
+    worker.send("go on")
+    assert_failed(worker, "Unavailable", cast.addresses[0])
+
+
+def test_a_table_of_another_dim_is_refused_and_both_are_shown(cast: Cast) -> None:
+    cast.servers()
+    first = cast.worker(0, 2)
+    second = cast.worker(1, 2, "--dim", "5")
+    failed = {worker.name: worker for worker in (first, second)}
+    assert all(worker.finish() == 1 for worker in failed.values())
+    refused = [worker for worker in failed.values() if "SchemaMismatch" in last_line(worker)]
+    assert len(refused) == 1
+    assert "table 'rows'" in last_line(refused[0])
+    assert "'dims': [4]" in last_line(refused[0])
+    assert "'dims': [5]" in last_line(refused[0])
+
+
+def test_another_strategy_is_refused(cast: Cast) -> None:
+    cast.servers()
+    workers = [cast.worker(i, 2, "--mode", mode) for i, mode in enumerate(("sync", "async"))]
+    assert [worker.finish() for worker in workers] == [1, 1]
+    [line] = [last_line(w) for w in workers if "SchemaMismatch" in last_line(w)]
+    assert "Strategy('sync')" in line
+    assert "Strategy('async')" in line
+
+
+def test_another_number_of_workers_is_refused(cast: Cast) -> None:
+    cast.servers()
+    workers = [cast.worker(0, 2), cast.worker(1, 3)]
+    assert [worker.finish() for worker in workers] == [1, 1]
+    [line] = [last_line(w) for w in workers if "SchemaMismatch" in last_line(w)]
+    assert "num_workers is" in line
+    assert all(str(num) in line for num in (2, 3))
+
+
+def test_a_server_does_not_start_on_an_address_in_use(cast: Cast) -> None:
+    cast.servers()
+    second = cast.server(cast.addresses[0])
+    assert second.finish() == 2
+    assert f"cannot bind {cast.addresses[0]}: Address already in use" in last_line(second)
+
+
+def test_a_server_that_is_told_to_stop_exits_with_0(cast: Cast) -> None:
+    servers = cast.servers(2)
+    [worker] = cast.training(1, "--mode", "sync")
+    for server, number in ((servers[1], signal.SIGTERM), (servers[0], signal.SIGINT)):
+        server.signal(number)
+        assert server.finish() == 0
+        assert f"stopped by {number.name}" in last_line(server)
+    assert_failed(worker, "Unavailable: ps.pu", cast.addresses[1])
+
+
+@MODES
+def test_a_server_that_stands_still_is_named_and_waited_for(cast: Cast, mode: str) -> None:
+    cast.timeout_s = LONG_S
+    servers = cast.servers(2)
+    [worker] = cast.training(1, "--mode", mode)
+    servers[1].signal(signal.SIGSTOP)
+    for waited_s in (3, 6) if mode == "sync" else (3,):
+        worker.wait_line(rf"waiting for {cast.addresses[1]} .*: no answer for {waited_s} s")
+    servers[1].signal(signal.SIGCONT)
+    worker.send("stop")
+    assert worker.finish() == 0
+    assert [server.finish() for server in servers] == [0, 0]
+
+
+def test_a_data_loader_with_4_processes_is_a_source_of_batches(cast: Cast) -> None:
+    cast.timeout_s = LONG_S
+    [server] = cast.servers()
+    worker = cast.worker(0, 1, "--loader", "--batches", "50")
+    assert worker.finish() == 0
+    assert last_line(worker) == "trained 50 steps"
+    assert server.finish() == 0
