@@ -251,7 +251,7 @@ def _choose_threads(cores: int, servers: int, workers: int) -> dict[str, dict[st
             f"{cores} cores are shared: {', '.join(free)} = {threads['server']} for servers, "
             f"{threads['worker']} for workers; set them yourself to choose"
         )
-    # Threads of torch that wait for one another by spinning take the cores from the other processes.
+    # Threads of torch that spin while they wait take the cores from the other processes.
     waiting = {} if _WAITING in os.environ else {_WAITING: "PASSIVE"}
     return {role: {**dict.fromkeys(free, str(num)), **waiting} for role, num in threads.items()}
 
