@@ -58,12 +58,12 @@ Rule make_adagrad(const RuleConfig& config) {
     return {.state_per_weight = 0,
             .state_per_row = 1,
             .initial_state = config.initial_accumulator,
-            .apply = apply<SharedAdagrad>};
+            .update = update<SharedAdagrad>};
   }
   return {.state_per_weight = 1,
           .state_per_row = 0,
           .initial_state = config.initial_accumulator,
-          .apply = apply<Adagrad>};
+          .update = update<Adagrad>};
 }
 
 }  // namespace trireme

@@ -81,7 +81,7 @@ Rule make_adam(const RuleConfig& config) {
   return {.state_per_weight = 2,
           .state_per_row = by_row ? 1 : 0,
           .initial_state = 0,
-          .apply = by_row ? apply<RowAdam> : apply<Adam>};
+          .update = by_row ? update<RowAdam> : update<Adam>};
 }
 
 }  // namespace trireme

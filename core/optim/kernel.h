@@ -10,8 +10,10 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/dims.h"
 #include "base/isa.h"
 #include "optim/rule.h"
+#include "store/find.h"
 #include "store/row.h"
 
 namespace trireme {
@@ -58,37 +60,51 @@ TRIREME_INLINE float clip(float w, float lower, float upper) noexcept {
   return w > upper ? upper : w;
 }
 
-// Fetches [data, data + bytes) for writing or reading. Requires: both ends are multiples of 4.
-template <int kWrite>
-TRIREME_INLINE void fetch(const void* data, std::size_t bytes) noexcept {
-  const auto* begin = static_cast<const std::byte*>(data);
-  for (std::size_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(begin + byte, kWrite);
-  __builtin_prefetch(begin + bytes - 4, kWrite);
-}
-
-template <class R>
-TRIREME_INLINE void apply_rows(const RowBatch& batch, const RuleValues& values) noexcept {
-  // Finding the rows brought them near already: this is the distance for the second-level cache.
-  constexpr std::size_t kAhead = 16;
+template <class R, class Dim>
+TRIREME_INLINE std::size_t update_rows(const Updates& updates, Dim dim, const RuleValues& values,
+                                       std::uint32_t* absent) noexcept {
+  constexpr std::size_t kAhead = 16;  // gradients to fetch: they are near, but in no order
   const R rule(values);
-  const int dim = batch.dim;
-  const std::size_t grad_bytes = static_cast<std::size_t>(dim) * sizeof(float);
-  const auto grad_of = [&](std::size_t i) TRIREME_INLINE_LAMBDA {
-    const std::size_t position = batch.positions ? batch.positions[i] : batch.first + i;
-    return batch.grads + position * static_cast<std::size_t>(dim);
+  const Group group = updates.group;
+  const float* const grads = updates.grads;
+  const std::size_t last = group.keys.size() - 1;
+  const auto grad_of = [=](std::size_t i) TRIREME_INLINE_LAMBDA {
+    return grads + group.position(i) * static_cast<std::size_t>(dim);
   };
-  for (std::size_t i = 0; i < batch.size; ++i) {
-    const std::size_t next = std::min(i + kAhead, batch.size - 1);
-    fetch<1>(batch.rows[next], std::min<std::size_t>(batch.row_bytes, 256));
-    fetch<0>(grad_of(next), std::min<std::size_t>(grad_bytes, 256));
-    float* w = weights_of_row(batch.rows[i]);
-    rule.row(w, w + dim, grad_of(i), dim);
+  std::size_t num_absent = 0;
+  Finder finder(updates.arena, updates.index, updates.arena.row_bytes());
+  for (std::size_t begin = 0; begin < group.keys.size(); begin += Finder::kBlock) {
+    finder.begin(group.keys.subspan(begin, std::min(Finder::kBlock, last + 1 - begin)));
+    finder.find(
+        [=](std::size_t i, std::byte* row, bool is_found) TRIREME_INLINE_LAMBDA {
+          const float* next = grad_of(std::min(begin + i + kAhead, last));
+          __builtin_prefetch(next);
+          __builtin_prefetch(next + dim - 1);
+          float* weights = weights_of_row(row);
+          if (is_found) rule.row(weights, weights + dim, grad_of(begin + i), dim);
+        },
+        [&](std::size_t i, std::byte* row) TRIREME_INLINE_LAMBDA {
+          if (row == nullptr) {
+            absent[num_absent++] = static_cast<std::uint32_t>(begin + i);
+          } else {
+            float* weights = weights_of_row(row);
+            rule.row(weights, weights + dim, grad_of(begin + i), dim);
+          }
+        });
   }
+  return num_absent;
 }
 
 template <class R>
-void apply(const RowBatch& batch, const RuleValues& values, Isa isa) noexcept {
-  with_isa(isa, [&]() TRIREME_INLINE_LAMBDA { apply_rows<R>(batch, values); });
+std::size_t update(const Updates& updates, const RuleValues& values, Isa isa,
+                   std::uint32_t* absent) noexcept {
+  std::size_t num_absent = 0;
+  with_isa(isa, [&]() TRIREME_INLINE_LAMBDA {
+    with_dim(updates.dim, [&](auto dim) TRIREME_INLINE_LAMBDA {
+      num_absent = update_rows<R>(updates, dim, values, absent);
+    });
+  });
+  return num_absent;
 }
 
 }  // namespace trireme

@@ -13,6 +13,9 @@
 #include <string>
 
 #include "base/isa.h"
+#include "store/arena.h"
+#include "store/group.h"
+#include "store/index.h"
 
 namespace trireme {
 
@@ -31,16 +34,13 @@ struct RuleValues {
   void check() const;
 };
 
-// The rows of one call and their gradients.
-struct RowBatch {
-  std::byte* const* rows;  // (size): each as in row.h
-  const float* grads;      // (K, dim)
-  const std::uint32_t*
-      positions;  // (size): the gradient of rows[i] is grads[positions[i]]; null: first + i
-  std::size_t first;
-  std::size_t size;
+// Keys of one stripe and their gradients. The stripe's lock is held.
+struct Updates {
+  const Arena& arena;
+  const Index& index;
+  Group group;
+  const float* grads;  // (K, dim), by position of the key in the call
   int dim;
-  std::size_t row_bytes;  // of key, weights and state
 };
 
 // What is fixed when a table is made.
@@ -53,12 +53,15 @@ struct RuleConfig {
 };
 
 struct Rule {
-  using Apply = void (*)(const RowBatch&, const RuleValues&, Isa) noexcept;
+  // Applies one step to each key that has a row, in order. Writes the numbers of the other keys to
+  // `absent`, which has room for all, and returns how many they are.
+  using Update = std::size_t (*)(const Updates&, const RuleValues&, Isa,
+                                 std::uint32_t* absent) noexcept;
 
   int state_per_weight;  // floats of state: state_per_weight * dim + state_per_row
   int state_per_row;
   float initial_state;  // of every float of state
-  Apply apply;
+  Update update;
 
   int state_floats(int dim) const noexcept { return state_per_weight * dim + state_per_row; }
 };

@@ -25,7 +25,7 @@ struct Sgd {
 }  // namespace
 
 Rule make_sgd(const RuleConfig&) {
-  return {.state_per_weight = 0, .state_per_row = 0, .initial_state = 0, .apply = apply<Sgd>};
+  return {.state_per_weight = 0, .state_per_row = 0, .initial_state = 0, .update = update<Sgd>};
 }
 
 }  // namespace trireme

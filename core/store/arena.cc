@@ -32,23 +32,49 @@ Pages reserve(std::size_t row_bytes) {
 
 Arena::Arena(std::size_t row_bytes)
     : row_bytes_(row_bytes),
-      null_row_(std::make_unique<std::byte[]>(row_bytes)),
       pages_(reserve(row_bytes)),
       num_rows_max_(
           std::min<std::size_t>(pages_.size() / row_bytes, std::numeric_limits<Ref>::max())) {
   TRIREME_CHECK(row_bytes % 8 == 0 && row_bytes <= kRowBytesMax);
+  commit(num_rows_);
 }
 
-void Arena::allocate(std::span<Ref> refs) {
-  std::lock_guard lock(mutex_);
-  const std::size_t reused = std::min(refs.size(), num_free_);
-  commit(num_rows_ + refs.size() - reused);
-  for (Ref& ref : refs.first(reused)) {
-    ref = free_;
-    std::memcpy(&free_, row(free_), sizeof free_);
+Arena::Reservation::Reservation(Arena& arena, std::size_t num_rows)
+    : arena_(arena), num_rows_(num_rows) {
+  std::lock_guard lock(arena.mutex_);
+  const std::size_t wanted = arena.num_reserved_ + num_rows;
+  arena.commit(arena.num_rows_ + wanted - std::min(wanted, arena.num_free_));
+  arena.num_reserved_ = wanted;
+}
+
+Arena::Reservation::~Reservation() {
+  std::lock_guard lock(arena_.mutex_);
+  arena_.num_reserved_ -= num_rows_;
+}
+
+void Arena::Reservation::take(std::span<Ref> refs) noexcept {
+  std::lock_guard lock(arena_.mutex_);
+  TRIREME_CHECK(refs.size() <= num_rows_);
+  num_rows_ -= refs.size();
+  arena_.num_reserved_ -= refs.size();
+  for (Ref& ref : refs) ref = arena_.take();
+  arena_.collapse();
+}
+
+Arena::Ref Arena::take() noexcept {
+  if (num_free_ == 0) return static_cast<Ref>(num_rows_++);
+  const Ref ref = free_;
+  std::memcpy(&free_, row(ref), sizeof free_);
+  --num_free_;
+  return ref;
+}
+
+// Makes the small pages that are full huge ones.
+void Arena::collapse() noexcept {
+  const std::size_t full = std::min(num_rows_ * row_bytes_, kSmallPagesBytes);
+  for (; collapsed_bytes_ + kHugePageBytes <= full; collapsed_bytes_ += kHugePageBytes) {
+    advise(pages_.data() + collapsed_bytes_, kHugePageBytes, PageAdvice::kMakeHuge);
   }
-  num_free_ -= reused;
-  for (Ref& ref : refs.subspan(reused)) ref = static_cast<Ref>(num_rows_++);
 }
 
 void Arena::free(std::span<const Ref> refs) noexcept {
@@ -63,7 +89,7 @@ void Arena::free(std::span<const Ref> refs) noexcept {
 std::size_t Arena::bytes() const {
   std::lock_guard lock(mutex_);
   const std::size_t used = num_rows_ * row_bytes_;
-  return row_bytes_ + round_up(used, used <= kSmallPagesBytes ? kPageBytes : kHugePageBytes);
+  return round_up(used, used <= kSmallPagesBytes ? kPageBytes : kHugePageBytes);
 }
 
 // Makes the first `num_rows` rows writable, 2 MiB at a time.
@@ -76,11 +102,8 @@ void Arena::commit(std::size_t num_rows) {
   while (committed_bytes_ < num_rows * row_bytes_) {
     std::byte* next = pages_.data() + committed_bytes_;
     make_writable(next, kHugePageBytes);
-    const bool is_small = committed_bytes_ < kSmallPagesBytes;
-    advise(next, kHugePageBytes, is_small ? PageAdvice::kSmall : PageAdvice::kHuge);
-    if (is_small && committed_bytes_ > 0) {
-      advise(next - kHugePageBytes, kHugePageBytes, PageAdvice::kMakeHuge);
-    }
+    advise(next, kHugePageBytes,
+           committed_bytes_ < kSmallPagesBytes ? PageAdvice::kSmall : PageAdvice::kHuge);
     committed_bytes_ += kHugePageBytes;
   }
 }

@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <span>
 
@@ -31,30 +30,49 @@ class Arena {
   // Requires: row_bytes a multiple of 8, at most kRowBytesMax. Errors: kResourceExhausted.
   explicit Arena(std::size_t row_bytes);
 
-  // Fills `refs` with rows whose content is undefined, or none. Errors: kResourceExhausted.
-  void allocate(std::span<Ref> refs);
+  // The right to take so many rows without an error; what is not taken is given up in the end.
+  class Reservation {
+   public:
+    // Errors: kResourceExhausted.
+    Reservation(Arena& arena, std::size_t num_rows);
+    ~Reservation();
+    Reservation(const Reservation&) = delete;
+    Reservation& operator=(const Reservation&) = delete;
+
+    // Fills `refs` with rows whose content is undefined. Requires: at most what is left.
+    void take(std::span<Ref> refs) noexcept;
+
+   private:
+    Arena& arena_;
+    std::size_t num_rows_;
+  };
+
   void free(std::span<const Ref> refs) noexcept;
 
   std::byte* row(Ref ref) const noexcept { return pages_.data() + std::size_t{ref} * row_bytes_; }
-  // A row of zeros, which is nobody's and never written.
-  std::byte* null_row() const noexcept { return null_row_.get(); }
+  // Row 0 is nobody's: zeros, never written.
+  static constexpr Ref kNullRef = 0;
+  std::byte* null_row() const noexcept { return pages_.data(); }
 
   std::size_t row_bytes() const noexcept { return row_bytes_; }
   std::size_t bytes() const;  // memory taken from the system
 
  private:
   void commit(std::size_t num_rows);
+  Ref take() noexcept;
+  void collapse() noexcept;
 
   const std::size_t row_bytes_;
-  const std::unique_ptr<std::byte[]> null_row_;
   const Pages pages_;
   const std::size_t num_rows_max_;
 
-  mutable std::mutex mutex_;
-  std::size_t committed_bytes_ = 0;  // guarded by mutex_: may be touched
-  std::size_t num_rows_ = 0;         // guarded by mutex_: carved so far, free ones included
-  std::size_t num_free_ = 0;         // guarded by mutex_
-  Ref free_ = 0;  // guarded by mutex_: first free row; each holds the next in its first bytes
+  mutable std::mutex mutex_;         // guards what follows
+  std::size_t committed_bytes_ = 0;  // may be touched
+  std::size_t collapsed_bytes_ = 0;  // taken in small pages, and made huge since
+  std::size_t num_rows_ = 1;         // carved so far, with free ones and the null row
+  std::size_t num_reserved_ = 0;
+  std::size_t num_free_ = 0;
+  Ref free_ = 0;  // first free row; each holds the next in its first bytes
 };
 
 }  // namespace trireme

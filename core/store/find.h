@@ -2,8 +2,9 @@
 //
 // A block of keys goes through tight loops without unpredictable branches: hash the keys; compare
 // the tags of the home lines, fetched kAhead keys earlier; compare the keys of the candidate rows,
-// fetched kAhead keys earlier. Most keys are found so. The rest (a key on a further line, a tag
-// that fits by chance, an absent key) are collected and searched line by line, again many together.
+// fetched kAhead keys earlier. Nine keys of ten are found so. The others (a key on a further line,
+// a tag that fits by chance, an absent key) are collected; a second such pass tries the next
+// candidate of each, and what is left is searched line by line, again many together.
 #pragma once
 
 #include <algorithm>
@@ -23,73 +24,102 @@ namespace trireme {
 // Scratch of one search, some tens of KiB: on the stack of whoever searches.
 class Finder {
  public:
-  static constexpr std::size_t kBlock = 1024;
+  static constexpr std::size_t kBlock = 4096;
 
   // Of a row that is found, the first `row_bytes` bytes are brought into cache.
   Finder(const Arena& arena, const Index& index, std::size_t row_bytes) noexcept
-      : arena_(arena), index_(index), row_bytes_(row_bytes) {}
+      : arena_(arena), index_(index), row_bytes_(round_up(row_bytes, 8)) {}
 
   // Begins a search of 1 to kBlock keys, which must stay where they are. Returns the stripes they
   // belong to, one bit each: their locks are needed from here on.
   TRIREME_INLINE std::uint64_t begin(std::span<const std::uint64_t> keys) noexcept {
     keys_ = keys;
     std::uint64_t stripes = 0;
+#pragma GCC ivdep
     for (std::size_t i = 0; i < keys.size(); ++i) {
       hashes_[i] = mix64(keys[i]);
       stripes |= std::uint64_t{1} << stripe_of_hash(hashes_[i]);
     }
-    std::fill_n(hashes_.begin() + keys.size(), kAhead, mix64(keys.back()));
+    std::fill_n(hashes_.begin() + keys.size(), 2 * kAhead, mix64(keys.back()));
     return stripes;
   }
 
-  // For each key, calls guess(i, row) with a row that is probably the key's, and then, where it was
-  // not, settle(i, row) with its row, null if absent.
-  template <class Guess, class Settle>
-  TRIREME_INLINE void find(const Guess& guess, const Settle& settle) noexcept {
-    match_tags();
-    const std::size_t num_rest = compare_keys(guess);
+  // For each key, calls visit(i, row, is_found) with a row that is probably the key's, until one
+  // is: is_found says so, and where the row is not the key's own it is still one to read from. At
+  // last calls settle(i, row) for those that are not found so, with their row, null if absent.
+  template <class Visit, class Settle>
+  TRIREME_INLINE void find(const Visit& visit, const Settle& settle) noexcept {
+    std::size_t num_rest = find_most(visit);
+    if (num_rest > 0) num_rest = find_more(num_rest, visit);
     if (num_rest > 0) find_rest(num_rest, settle);
   }
 
  private:
   static constexpr std::size_t kAhead = 64;
+  static constexpr std::size_t kRing = 2 * kAhead;
 
   TRIREME_INLINE void fetch_home(std::size_t i) noexcept {
-    lines_[i] = index_.home(hashes_[i]);
-    __builtin_prefetch(lines_[i]);
+    const IndexLine* line = index_.home(hashes_[i]);
+    lines_[i % kRing] = line;
+    __builtin_prefetch(line);
   }
 
-  TRIREME_INLINE void match_tags() noexcept {
-    const std::size_t n = keys_.size();
-    for (std::size_t i = 0; i < kAhead; ++i) fetch_home(i);
-    for (std::size_t i = 0; i < n; ++i) {
-      fetch_home(i + kAhead);
-      const IndexLine* line = lines_[i];
-      const std::uint32_t slots = line->match(IndexLine::tag_of(hashes_[i]));
-      std::byte* row = arena_.row(line->refs[IndexLine::first_slot(slots)]);
-      rows_[i] = slots != 0 ? row : arena_.null_row();
-      is_candidate_[i] = slots != 0;
-    }
-    std::fill_n(rows_.begin() + n, kAhead, arena_.null_row());
+  TRIREME_INLINE void match_tags(std::size_t i) noexcept {
+    const IndexLine* line = lines_[i % kRing];
+    const std::uint32_t slots = line->match(IndexLine::tag_of(hashes_[i]));
+    // By arithmetic, because a branch would be mispredicted for every key on a further line.
+    const Arena::Ref is_match = slots != 0;
+    std::byte* row = arena_.row(line->refs[IndexLine::first_slot(slots)] & (0 - is_match));
+    rows_[i % kRing] = row;
+    fetch_row(row);
+    __builtin_prefetch(line + (1 - is_match));  // where the search goes on
   }
 
   TRIREME_INLINE void fetch_row(const std::byte* row) const noexcept {
-    const std::size_t last = row_bytes_ - 8;  // rows begin and end at multiples of 8
-    for (std::size_t byte = 0; byte < last; byte += 64) __builtin_prefetch(row + byte);
+    const std::size_t last = row_bytes_ - 8;  // rows start at multiples of 8
+    __builtin_prefetch(row);
+    for (std::size_t byte = 64; byte < last; byte += 64) __builtin_prefetch(row + byte);
     __builtin_prefetch(row + last);
   }
 
   // Returns how many keys were not found, and leaves them in rest_.
-  template <class Guess>
-  TRIREME_INLINE std::size_t compare_keys(const Guess& guess) noexcept {
+  template <class Visit>
+  TRIREME_INLINE std::size_t find_most(const Visit& visit) noexcept {
+    for (std::size_t i = 0; i < kAhead; ++i) fetch_home(i);
+    for (std::size_t i = 0; i < kAhead; ++i) {
+      fetch_home(i + kAhead);
+      match_tags(i);
+    }
     std::size_t num_rest = 0;
-    for (std::size_t i = 0; i < kAhead; ++i) fetch_row(rows_[i]);
     for (std::size_t i = 0; i < keys_.size(); ++i) {
-      fetch_row(rows_[i + kAhead]);
-      guess(i, rows_[i]);
-      const bool is_found = (key_of_row(rows_[i]) == keys_[i]) & is_candidate_[i];
+      std::byte* row = rows_[i % kRing];
+      const bool is_found = (key_of_row(row) == keys_[i]) & (row != arena_.null_row());
+      visit(i, row, is_found);
       rest_[num_rest] = static_cast<std::uint16_t>(i);
       num_rest += !is_found;
+      fetch_home(i + 2 * kAhead);
+      match_tags(i + kAhead);
+    }
+    return num_rest;
+  }
+
+  // The second most probable row of each key that was not found: on the home line, or on the next.
+  template <class Visit>
+  TRIREME_INLINE std::size_t find_more(std::size_t num_keys, const Visit& visit) noexcept {
+    std::size_t num_rest = 0;
+    for (std::size_t begin = 0; begin < num_keys; begin += kRing) {
+      const std::size_t size = std::min(kRing, num_keys - begin);
+      for (std::size_t r = 0; r < size; ++r) {
+        rows_[r] = arena_.row(index_.second_match(hashes_[rest_[begin + r]]));
+        fetch_row(rows_[r]);
+      }
+      for (std::size_t r = 0; r < size; ++r) {
+        const std::uint16_t i = rest_[begin + r];
+        const bool is_found = (key_of_row(rows_[r]) == keys_[i]) & (rows_[r] != arena_.null_row());
+        visit(i, rows_[r], is_found);
+        rest_[num_rest] = i;
+        num_rest += !is_found;
+      }
     }
     return num_rest;
   }
@@ -128,10 +158,9 @@ class Finder {
   const Index& index_;
   const std::size_t row_bytes_;
   std::span<const std::uint64_t> keys_;
-  std::array<std::uint64_t, kBlock + kAhead> hashes_;
-  std::array<const IndexLine*, kBlock + kAhead> lines_;
-  std::array<std::byte*, kBlock + kAhead> rows_;
-  std::array<bool, kBlock> is_candidate_;
+  std::array<std::uint64_t, kBlock + 2 * kAhead> hashes_;
+  std::array<const IndexLine*, kRing> lines_;
+  std::array<std::byte*, kRing> rows_;
   std::array<std::uint16_t, kBlock + 1> rest_;
 };
 

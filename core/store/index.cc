@@ -12,6 +12,11 @@ namespace {
 
 constexpr std::uint8_t kPassedMax = 255;
 
+// What a bucket grows to when it is full.
+constexpr std::uint64_t grown(std::uint64_t num_lines) noexcept {
+  return num_lines + num_lines / 8;
+}
+
 }  // namespace
 
 std::byte* Index::find(std::uint64_t key) const noexcept {
@@ -81,16 +86,40 @@ void Index::release(std::uint32_t bucket) noexcept {
   lay_out(bucket, 0);
 }
 
-void Index::reserve(std::uint32_t bucket, std::size_t num_rows) {
-  const std::uint64_t needed = lines_for(num_rows);
-  const std::uint64_t num_lines = buckets_[bucket].num_lines;
-  if (needed <= num_lines) return;
-  const std::uint64_t grown = std::max(needed, num_lines + num_lines / 10);
-  if (grown > std::numeric_limits<std::uint32_t>::max()) {
+void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Arena::Ref>& scratch) {
+  const std::uint64_t lines_max =
+      grown(num_lines_of_stripe(stripe)) + lines_for(num_rows) + kBucketsPerStripe;
+  if (lines_max > std::numeric_limits<std::uint32_t>::max()) {
     throw Error(ErrorCode::kResourceExhausted,
-                "Index.reserve: expected fewer than 2^32 lines, found " + std::to_string(grown));
+                "Index.prepare: expected fewer than 2^32 lines in a stripe, found " +
+                    std::to_string(lines_max));
   }
-  resize(bucket, static_cast<std::uint32_t>(grown));
+  const std::size_t bytes = lines_max * sizeof(IndexLine);
+  if (bytes > memory_[stripe].size()) {
+    memory_[stripe].resize(bytes + bytes / 8);
+    lay_out(stripe * kBucketsPerStripe, buckets_[stripe * kBucketsPerStripe].num_lines);
+  }
+  std::size_t rows_max = 0;
+  for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+    rows_max = std::max<std::size_t>(rows_max, buckets_[stripe * kBucketsPerStripe + i].num_rows);
+  }
+  scratch.reserve(rows_max);
+}
+
+// Gives a bucket more lines, if need be, and enters its rows anew.
+void Index::reserve(std::uint32_t bucket, std::size_t num_rows,
+                    std::vector<Arena::Ref>& scratch) noexcept {
+  const std::uint64_t num_lines = buckets_[bucket].num_lines;
+  if (lines_for(num_rows) <= num_lines) return;
+  scratch.clear();
+  refs_of(bucket, scratch);
+  lay_out(bucket, static_cast<std::uint32_t>(std::max(lines_for(num_rows), grown(num_lines))));
+  clear(bucket);
+  constexpr std::size_t kRowsAhead = 64;
+  for (std::size_t i = 0; i < scratch.size(); ++i) {
+    __builtin_prefetch(arena_.row(scratch[std::min(i + kRowsAhead, scratch.size() - 1)]));
+    insert(mix64(key_of_row(arena_.row(scratch[i]))), scratch[i]);
+  }
 }
 
 std::size_t Index::num_lines_of_stripe(std::uint32_t stripe) const noexcept {
@@ -99,24 +128,6 @@ std::size_t Index::num_lines_of_stripe(std::uint32_t stripe) const noexcept {
     n += buckets_[stripe * kBucketsPerStripe + i].num_lines;
   }
   return n;
-}
-
-// Gives a bucket more lines and enters its rows anew.
-void Index::resize(std::uint32_t bucket, std::uint32_t num_lines) {
-  const std::uint32_t stripe = bucket / kBucketsPerStripe;
-  std::vector<Arena::Ref> refs;
-  refs_of(bucket, refs);
-  const std::size_t all_lines =
-      num_lines_of_stripe(stripe) - buckets_[bucket].num_lines + num_lines;
-  const std::size_t bytes = all_lines * sizeof(IndexLine);
-  if (bytes > memory_[stripe].size()) memory_[stripe].resize(bytes + bytes / 64);
-  lay_out(bucket, num_lines);
-  clear(bucket);
-  constexpr std::size_t kRowsAhead = 64;
-  for (std::size_t i = 0; i < refs.size(); ++i) {
-    __builtin_prefetch(arena_.row(refs[std::min(i + kRowsAhead, refs.size() - 1)]));
-    insert(mix64(key_of_row(arena_.row(refs[i]))), refs[i]);
-  }
 }
 
 // Sets the number of lines of one bucket, whose content is then undefined, moves the buckets behind
@@ -139,6 +150,7 @@ void Index::lay_out(std::uint32_t bucket, std::uint32_t num_lines) noexcept {
     b.lines = b.num_lines > 0 ? lines + at : const_cast<IndexLine*>(&kEmptyLine);
     at += b.num_lines;
   }
+  num_lines_max_[stripe] = std::max(num_lines_max_[stripe], at);
 }
 
 }  // namespace trireme

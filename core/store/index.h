@@ -6,9 +6,9 @@
 // line that it passed counts it, so that a search knows where to stop and erasing leaves no
 // tombstones (as in Facebook's F14; here the next line is the neighbour).
 //
-// The 64 buckets of a stripe stand one after the other in one mapping. They grow by a tenth,
-// moving those behind them: at most a few per cent of the memory is ever unused, which doubling, or
-// a heap full of holes, would not give.
+// The 64 buckets of a stripe stand one after the other in one range of address space. They grow by
+// a few per cent, moving those behind them: no memory is unused in between, which doubling, or a
+// heap full of holes, would not give.
 //
 // Invariants: a bucket's lines are at most kLoadPercent full, so every search ends; no key occurs
 // twice. Keys are read from the rows.
@@ -73,6 +73,9 @@ class Index {
     const Bucket& bucket = buckets_[bucket_of_hash(hash)];
     return bucket.lines + home_of(hash, bucket.num_lines);
   }
+  // The second reference to try for a key: of the home line's second slot with its tag, else of the
+  // next line's first; Arena::kNullRef if there is none.
+  TRIREME_INLINE Arena::Ref second_match(std::uint64_t hash) const noexcept;
   // The line that is `distance` after the home line. Requires: distance 0, or the search goes on.
   const IndexLine* line_at(std::uint64_t hash, std::uint32_t distance) const noexcept;
   // Whether a key that is not on the line at `distance` may be on the next.
@@ -84,9 +87,12 @@ class Index {
   // The row of a key, null if absent. For many keys, see Finder.
   std::byte* find(std::uint64_t key) const noexcept;
 
-  // Makes room for `num_rows` rows in a bucket. Nothing changes on an error: kResourceExhausted,
-  // std::bad_alloc.
-  void reserve(std::uint32_t bucket, std::size_t num_rows);
+  // Sees to it that inserting `num_rows` rows into a stripe cannot fail: takes address space, and
+  // scratch for reserve(). Errors: kResourceExhausted, std::bad_alloc.
+  void prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Arena::Ref>& scratch);
+  // Makes room for `num_rows` rows in a bucket. Requires: prepare(), and no more than that.
+  void reserve(std::uint32_t bucket, std::size_t num_rows,
+               std::vector<Arena::Ref>& scratch) noexcept;
 
   // Requires: the key is absent, and there is room.
   void insert(std::uint64_t hash, Arena::Ref ref) noexcept;
@@ -101,10 +107,12 @@ class Index {
   void release(std::uint32_t bucket) noexcept;
 
   std::size_t num_rows(std::uint32_t bucket) const noexcept { return buckets_[bucket].num_rows; }
-  std::size_t bytes(std::uint32_t stripe) const noexcept { return memory_[stripe].size(); }
+  std::size_t bytes(std::uint32_t stripe) const noexcept {  // taken from the system
+    return round_up(num_lines_max_[stripe] * sizeof(IndexLine), kPageBytes);
+  }
 
  private:
-  static constexpr std::uint64_t kLoadPercent = 88;
+  static constexpr std::uint64_t kLoadPercent = 82;
 
   struct Bucket {
     IndexLine* lines = const_cast<IndexLine*>(&kEmptyLine);  // not written while num_lines is 0
@@ -123,11 +131,11 @@ class Index {
     return std::uint64_t{static_cast<std::uint32_t>(hash >> 20)} * num_lines >> 32;
   }
   std::size_t num_lines_of_stripe(std::uint32_t stripe) const noexcept;
-  void resize(std::uint32_t bucket, std::uint32_t num_lines);
   void lay_out(std::uint32_t bucket, std::uint32_t num_lines) noexcept;
 
   const Arena& arena_;
   std::array<Pages, kNumStripes> memory_;  // the lines of a stripe's buckets, in order
+  std::array<std::size_t, kNumStripes> num_lines_max_{};  // ever used of it
   alignas(64) std::array<Bucket, kNumBuckets> buckets_{};
 };
 
@@ -154,6 +162,18 @@ inline std::byte* IndexLine::find(std::uint64_t key, std::uint8_t tag,
     if (key_of_row(row) == key) return row;
   }
   return nullptr;
+}
+
+TRIREME_INLINE Arena::Ref Index::second_match(std::uint64_t hash) const noexcept {
+  const Bucket& bucket = buckets_[bucket_of_hash(hash)];
+  const std::uint64_t home = home_of(hash, bucket.num_lines);
+  const IndexLine* line = bucket.lines + home;
+  const IndexLine* next = bucket.lines + (home + 1 < bucket.num_lines ? home + 1 : 0);
+  const std::uint32_t first = line->match(IndexLine::tag_of(hash));
+  const std::uint32_t here = first & (first - 1);
+  const std::uint32_t slots = here != 0 ? here : next->match(IndexLine::tag_of(hash));
+  const Arena::Ref ref = (here != 0 ? line : next)->refs[IndexLine::first_slot(slots)];
+  return ref & (0 - Arena::Ref{slots != 0});
 }
 
 inline const IndexLine* Index::line_at(std::uint64_t hash, std::uint32_t distance) const noexcept {

@@ -117,13 +117,12 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   index_.refs_of(bucket, old);
   std::vector<Arena::Ref> refs(content.keys.size());
   const std::vector<std::pair<std::int64_t, Marks::Array*>> streams = marks_.streams();
-  arena_.allocate(refs);
-  try {
-    index_.reserve(bucket, refs.size());
-  } catch (...) {
-    arena_.free(refs);
-    throw;
-  }
+  Arena::Reservation reservation(arena_, refs.size());
+  std::vector<Arena::Ref> scratch;
+  index_.prepare(bucket / kBucketsPerStripe, refs.size(), scratch);
+  // From here on nothing fails.
+  reservation.take(refs);
+  index_.reserve(bucket, refs.size(), scratch);
   index_.clear(bucket);
   arena_.free(old);
   if (refs.empty()) index_.release(bucket);

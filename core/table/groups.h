@@ -11,20 +11,10 @@
 #include <span>
 
 #include "base/pool.h"
+#include "store/group.h"
 #include "store/index.h"
 
 namespace trireme {
-
-// The keys of one stripe, in the order of the call.
-struct Group {
-  std::span<const std::uint64_t> keys;
-  const std::uint32_t* positions;  // keys[i] came as key positions[i] of the call; null: first + i
-  std::size_t first;
-
-  std::size_t position(std::size_t i) const noexcept {
-    return positions ? positions[i] : first + i;
-  }
-};
 
 class Groups {
  public:

@@ -3,11 +3,12 @@
 // Keys are taken as they come, a block at a time, under the shared locks of the stripes that the
 // block needs: one or two if the keys are in bucket order. Putting them in order first would cost
 // more than the locks do.
+#include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cstring>
 #include <mutex>
 
+#include "base/dims.h"
 #include "store/find.h"
 #include "table/table.h"
 
@@ -39,18 +40,19 @@ class Table::SharedLocks {
   const std::uint64_t stripes_;
 };
 
-// See Finder: guess and settle are called with the key's position in `keys`.
-template <class Guess, class Settle>
+// See Finder: visit and settle are called with the key's position in `keys`.
+template <class Visit, class Settle>
 void Table::find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
-                     const Guess& guess, const Settle& settle) const {
+                     const Visit& visit, const Settle& settle) const {
   auto find_block = [&](std::size_t block) {
     with_isa(isa_, [&]() TRIREME_INLINE_LAMBDA {
       const std::size_t begin = block * Finder::kBlock;
       Finder finder(arena_, index_, row_bytes);
       const SharedLocks locks(
           *this, finder.begin(keys.subspan(begin, std::min(Finder::kBlock, keys.size() - begin))));
-      finder.find([&](std::size_t i, const std::byte* row)
-                      TRIREME_INLINE_LAMBDA { guess(begin + i, row); },
+      const Visit visit_here = visit;  // a copy that the compiler can keep in registers
+      finder.find([=](std::size_t i, const std::byte* row, bool)
+                      TRIREME_INLINE_LAMBDA { visit_here(begin + i, row); },
                   [&](std::size_t i, const std::byte* row)
                       TRIREME_INLINE_LAMBDA { settle(begin + i, row); });
     });
@@ -64,25 +66,28 @@ void Table::find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes,
 }
 
 std::size_t Table::lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool) const {
-  const auto dim = static_cast<std::size_t>(dim_);
   std::atomic<std::size_t> missing{0};
-  find_all(
-      keys, kWeightsOffset + dim * sizeof(float), pool,
-      [&](std::size_t i, const std::byte* row)
-          TRIREME_INLINE_LAMBDA { copy_floats(out + i * dim, weights_of_row(row), dim_); },
-      [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
-        if (row != nullptr) {
-          copy_floats(out + i * dim, weights_of_row(row), dim_);
-          return;
-        }
-        missing.fetch_add(1, std::memory_order_relaxed);
-        if (absent_is_zero_) {
-          std::memset(out + i * dim, 0, dim * sizeof(float));
-        } else {
-          initializer_.fill(keys[i], out + i * dim, dim_);
-        }
-      });
+  with_dim(dim_, [&](auto dim) {
+    const auto copy = [=](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
+      copy_floats(out + static_cast<std::ptrdiff_t>(i) * dim, weights_of_row(row), dim);
+    };
+    const auto settle = [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
+      if (row != nullptr) return copy(i, row);
+      missing.fetch_add(1, std::memory_order_relaxed);
+      write_absent(keys[i], out + static_cast<std::ptrdiff_t>(i) * dim);
+    };
+    find_all(keys, kWeightsOffset + static_cast<std::size_t>(dim) * sizeof(float), pool, copy,
+             settle);
+  });
   return missing;
+}
+
+void Table::write_absent(std::uint64_t key, float* weights) const noexcept {
+  if (absent_is_zero_) {
+    std::fill_n(weights, dim_, 0.0F);
+  } else {
+    initializer_.fill(key, weights, dim_);
+  }
 }
 
 void Table::contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const {

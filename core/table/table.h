@@ -1,15 +1,16 @@
 // A table: rows of weights and state by 64-bit key, in memory.
 //
-// Rows belong to 4096 buckets (bucket_of), which are read, replaced and dropped one by one.
-// Sixty-four ranges of buckets, the stripes, have a lock each. A call on many keys takes each
-// stripe's lock once, finds all its rows, then works on them; stripes run in parallel on the
-// caller's pool.
+// Rows belong to 4096 buckets (bucket_of), which are read, replaced and dropped one by one. The
+// buckets form 64 ranges, the stripes, with a lock each. An update takes each stripe's lock once,
+// for the call's keys of that stripe; a lookup takes keys as they come, some thousands at a time.
+// Both run in parallel on the caller's pool, and cost least if the keys come in bucket order.
 //
 // Invariants: applying an update to a stripe's rows and raising the marks of its buckets is one
 // critical section, and happens whole or not at all. A lookup changes nothing. Initial weights
 // depend on seed and key alone. Threads: any number may call anything at any time. A call sees and
-// leaves each stripe at one moment, not all stripes at the same one. Memory: a row takes 8 bytes
-// for its key beside weights and state, and about 6 in the index.
+// leaves each bucket at one moment, not all buckets at the same one; a lookup may see a bucket at
+// several. Memory: a row takes 8 bytes for its key beside weights and state, and about 7 in the
+// index.
 #pragma once
 
 #include <array>
@@ -112,7 +113,6 @@ class Table {
   struct alignas(64) Stripe {
     std::shared_mutex mutex;
   };
-  class NewRows;
   class SharedLocks;
 
   std::size_t row_floats() const noexcept {
@@ -123,15 +123,16 @@ class Table {
   }
   template <class Function>
   void for_stripes(std::span<const std::uint64_t> keys, Pool& pool, const Function& function) const;
-  template <class Guess, class Settle>
+  template <class Visit, class Settle>
   void find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
-                const Guess& guess, const Settle& settle) const;
+                const Visit& visit, const Settle& settle) const;
 
   std::size_t update_stripe(std::uint32_t stripe, const Group& group, const float* grads,
                             const Advance& advance, const RuleValues& values);
   void apply_group(const Group& group, const float* grads, const RuleValues& values);
-  bool find_rows(std::span<const std::uint64_t> keys, std::byte** rows) const noexcept;
-  void insert_missing(std::span<const std::uint64_t> keys, std::span<std::byte*> rows);
+  void insert_rows(std::span<const std::uint64_t> keys, std::span<const Arena::Ref> rows,
+                   std::vector<Arena::Ref>& scratch) noexcept;
+  void write_absent(std::uint64_t key, float* weights) const noexcept;
   void initialize(std::byte* row, std::uint64_t key) const noexcept;
   void check_content(std::uint32_t bucket, const BucketView& content) const;
   void replace(std::uint32_t bucket, const BucketView& content);

@@ -4,7 +4,8 @@
 #include <memory>
 #include <mutex>
 
-#include "store/find.h"
+#include "base/array.h"
+#include "base/error.h"
 #include "table/table.h"
 
 namespace trireme {
@@ -12,22 +13,26 @@ namespace {
 
 // Fewer keys than this are not worth waking threads for.
 constexpr std::size_t kParallelKeysMin = 4096;
-// The rows of so many keys stay in the second-level cache between finding and applying.
-constexpr std::size_t kCachedRowBytes = 512 * 1024;
 
-// The keys of a group whose buckets are not in `applied`, copied.
-struct Remaining {
-  Remaining(const Group& all, std::uint64_t applied) {
-    for (std::size_t i = 0; i < all.keys.size(); ++i) {
-      if (applied >> (bucket_of(all.keys[i]) % kBucketsPerStripe) & 1) continue;
-      keys.push_back(all.keys[i]);
-      positions.push_back(static_cast<std::uint32_t>(all.position(i)));
-    }
+// Some keys of a group, copied: room for all of them is taken at the start.
+class Selection {
+ public:
+  explicit Selection(const Group& from)
+      : from_(from), keys_(from.keys.size()), positions_(from.keys.size()) {}
+
+  void add(std::size_t i) noexcept {
+    keys_[size_] = from_.keys[i];
+    positions_[size_++] = static_cast<std::uint32_t>(from_.position(i));
   }
-  Group group() const noexcept { return {.keys = keys, .positions = positions.data(), .first = 0}; }
+  Group group() const noexcept {
+    return {.keys = keys_.span().first(size_), .positions = positions_.data(), .first = 0};
+  }
 
-  std::vector<std::uint64_t> keys;
-  std::vector<std::uint32_t> positions;
+ private:
+  const Group& from_;
+  Array<std::uint64_t> keys_;
+  Array<std::uint32_t> positions_;
+  std::size_t size_ = 0;
 };
 
 }  // namespace
@@ -67,48 +72,37 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
   if (applied == 0) {
     apply_group(group, grads, values);
   } else {
-    const Remaining remaining(group, applied);
-    num_keys = remaining.keys.size();
+    Selection remaining(group);
+    for (std::size_t i = 0; i < num_keys; ++i) {
+      const std::uint32_t bucket = bucket_of(group.keys[i]) % kBucketsPerStripe;
+      if ((applied >> bucket & 1) == 0) remaining.add(i);
+    }
+    num_keys = remaining.group().keys.size();
     apply_group(remaining.group(), grads, values);
   }
   advance.raise(first_bucket);
   return num_keys;
 }
 
-// All or nothing: finds every row, then makes the missing ones, and only then applies, which cannot
-// fail. Requires: the lock of the group's stripe.
+// All or nothing: whatever could fail comes before the first row changes. Requires: the lock of the
+// group's stripe.
 void Table::apply_group(const Group& group, const float* grads, const RuleValues& values) {
   const std::size_t n = group.keys.size();
   if (n == 0) return;
-  const auto rows = std::make_unique_for_overwrite<std::byte*[]>(n);
-  if (!find_rows(group.keys, rows.get())) insert_missing(group.keys, {rows.get(), n});
-  rule_.apply({.rows = rows.get(),
-               .grads = grads,
-               .positions = group.positions,
-               .first = group.first,
-               .size = n,
-               .dim = dim_,
-               .row_bytes = arena_.row_bytes()},
-              values, isa_);
-}
-
-// Finds the row of every key, null for an absent one; returns whether none was.
-bool Table::find_rows(std::span<const std::uint64_t> keys, std::byte** rows) const noexcept {
-  const bool stays_cached = keys.size() * arena_.row_bytes() <= kCachedRowBytes;
-  Finder finder(arena_, index_, stays_cached ? arena_.row_bytes() : sizeof(std::uint64_t));
-  bool is_complete = true;
-  for (std::size_t begin = 0; begin < keys.size(); begin += Finder::kBlock) {
-    with_isa(isa_, [&]() TRIREME_INLINE_LAMBDA {
-      finder.begin(keys.subspan(begin, std::min(Finder::kBlock, keys.size() - begin)));
-      finder.find([&](std::size_t i, std::byte* row)
-                      TRIREME_INLINE_LAMBDA { rows[begin + i] = row; },
-                  [&](std::size_t i, std::byte* row) TRIREME_INLINE_LAMBDA {
-                    rows[begin + i] = row;
-                    is_complete &= row != nullptr;
-                  });
-    });
-  }
-  return is_complete;
+  Arena::Reservation reservation(arena_, n);
+  std::vector<Arena::Ref> scratch;
+  index_.prepare(bucket_of(group.keys[0]) / kBucketsPerStripe, n, scratch);
+  Selection fresh(group);
+  Array<std::uint32_t> absent(n);
+  Updates updates{.arena = arena_, .index = index_, .group = group, .grads = grads, .dim = dim_};
+  const std::size_t num_absent = rule_.update(updates, values, isa_, absent.data());
+  if (num_absent == 0) return;
+  for (std::size_t i = 0; i < num_absent; ++i) fresh.add(absent[i]);
+  const std::span<Arena::Ref> rows = absent.span().first(num_absent);
+  reservation.take(rows);
+  updates.group = fresh.group();
+  insert_rows(updates.group.keys, rows, scratch);
+  TRIREME_CHECK(rule_.update(updates, values, isa_, absent.data()) == 0);
 }
 
 void Table::advance(std::span<const PushId> ids) {
@@ -126,46 +120,24 @@ void Table::initialize(std::byte* row, std::uint64_t key) const noexcept {
   for (int j = 0; j < state_floats(); ++j) weights[dim_ + j] = rule_.initial_state;
 }
 
-// Rows taken from the arena for keys to be inserted; those that are not used go back.
-class Table::NewRows {
- public:
-  NewRows(Arena& arena, std::size_t n) : arena_(arena), refs_(n) { arena_.allocate(refs_); }
-  ~NewRows() { arena_.free(std::span(refs_).subspan(used_)); }
-  NewRows(const NewRows&) = delete;
-  NewRows& operator=(const NewRows&) = delete;
-  Arena::Ref take() noexcept { return refs_[used_++]; }
-
- private:
-  Arena& arena_;
-  std::vector<Arena::Ref> refs_;
-  std::size_t used_ = 0;
-};
-
-// Makes a row for every key whose entry in `rows` is null. Nothing changes on an error.
-void Table::insert_missing(std::span<const std::uint64_t> keys, std::span<std::byte*> rows) {
+// Gives rows to keys of one stripe that have none. A key may occur twice; the rows left over go
+// back.
+void Table::insert_rows(std::span<const std::uint64_t> keys, std::span<const Arena::Ref> rows,
+                        std::vector<Arena::Ref>& scratch) noexcept {
   const std::uint32_t first_bucket = bucket_of(keys[0]) / kBucketsPerStripe * kBucketsPerStripe;
-  std::array<std::uint32_t, kBucketsPerStripe> missing{};
-  std::size_t num_missing = 0;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i] != nullptr) continue;
-    ++missing[bucket_of(keys[i]) - first_bucket];
-    ++num_missing;
-  }
-  NewRows fresh(arena_, num_missing);
+  std::array<std::size_t, kBucketsPerStripe> num_new{};
+  for (const std::uint64_t key : keys) ++num_new[bucket_of(key) - first_bucket];
   for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
-    if (missing[i] == 0) continue;
-    index_.reserve(first_bucket + i, index_.num_rows(first_bucket + i) + missing[i]);
+    if (num_new[i] == 0) continue;
+    index_.reserve(first_bucket + i, index_.num_rows(first_bucket + i) + num_new[i], scratch);
   }
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i] != nullptr) continue;
-    const std::uint64_t key = keys[i];
-    rows[i] = index_.find(key);  // there if the call has the key twice
-    if (rows[i] != nullptr) continue;
-    const Arena::Ref ref = fresh.take();
-    rows[i] = arena_.row(ref);
-    initialize(rows[i], key);
-    index_.insert(mix64(key), ref);
+  std::size_t used = 0;
+  for (const std::uint64_t key : keys) {
+    if (index_.find(key) != nullptr) continue;
+    initialize(arena_.row(rows[used]), key);
+    index_.insert(mix64(key), rows[used++]);
   }
+  arena_.free(rows.subspan(used));
 }
 
 std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
