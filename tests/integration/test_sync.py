@@ -93,15 +93,16 @@ class Model(nn.Module):
         return {name: p.detach().numpy().copy() for name, p in self.mlp.named_parameters()}
 
 
-def train(cluster: Cluster, rule: Rule, streams: list[int]) -> Weights:
+def train(cluster: Cluster, rule: Rule, streams: list[int], num_passes: int = 1) -> Weights:
     """Train on these streams' batches, one stream after the other, and return all weights."""
     model = Model(rule)
     dense = rule.dense(model.parameters(), **rule.options)
     optimizer = tr.DistributedOptimizer(dense, model, strategy=tr.Strategy("sync"), cluster=cluster)
     source = Batches([batch for stream in streams for batch in stream_batches(stream)])
-    for batch in tr.prefetch(source, model, cluster=cluster):
-        nn.functional.mse_loss(model(batch), batch["label"]).backward()
-        optimizer.step(examples=batch.num_examples)
+    for _ in range(num_passes):
+        for batch in tr.prefetch(source, model, cluster=cluster):
+            nn.functional.mse_loss(model(batch), batch["label"]).backward()
+            optimizer.step(examples=batch.num_examples)
     cluster.client.gather({}, [])
     optimizer.refresh()
     keys = keys_in_bucket_order()
@@ -116,7 +117,7 @@ def keys_in_bucket_order() -> np.ndarray:
     return keys[np.argsort(buckets, kind="stable")]
 
 
-def plain_torch(rule: Rule) -> tuple[Weights, Weights]:
+def plain_torch(rule: Rule, num_passes: int = 1) -> tuple[Weights, Weights]:
     """The same training without Trireme, on the union of the streams' batches: weights before and
     after.
     """
@@ -129,7 +130,7 @@ def plain_torch(rule: Rule) -> tuple[Weights, Weights]:
     sparse = rule.sparse(rows.parameters(), **rule.options)
     before = {"rows": initial, **model.dense_weights()}
     streams = [stream_batches(stream) for stream in range(len(LENGTHS))]
-    for step in range(max(LENGTHS)):
+    for step in list(range(max(LENGTHS))) * num_passes:
         parts = [batches[step] for batches in streams if step < len(batches)]
         batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         ids = torch.stack([batch[f] for f in FEATURES], 1)
@@ -172,3 +173,13 @@ def test_one_worker_gives_the_same_bits_embedded_and_on_1_and_3_servers(name: st
         with Job(num_servers) as job:
             results += job.run(1, lambda cluster: train(cluster, rule, [0, 1]))
     assert_same_bits(results)
+
+
+def test_a_second_pass_counts_its_steps_on_from_the_longest_stream_of_the_first() -> None:
+    rule = RULES["adam"]  # whose rate depends on the step
+    with Job(2) as job:
+        results = job.run(2, lambda cluster: train(cluster, rule, [cluster.worker], 2))
+    assert_same_bits(results)
+    _, after = plain_torch(rule, 2)
+    for part, values in after.items():
+        np.testing.assert_allclose(results[0][part], values, atol=2 * ATOL, rtol=0, err_msg=part)

@@ -25,12 +25,18 @@ def save(
     """
     optimizer.flush()
     cluster = optimizer.cluster
-    cluster.client.gather({}, [], purpose="save")
+    mine = {"num_steps": optimizer.num_steps}
+    met = cluster.client.gather(mine, [], purpose="save")
     if cluster.worker == 0:
+        # Streams have unequal lengths: the job has made as many steps as the longest.
+        num_steps = max(body["num_steps"] for body, _ in met)
         save_checkpoint(
             cluster.client,
             Path(path),
-            extra={"optimizer": optimizer.state_dict(), "user": dict(extra or {})},
+            extra={
+                "optimizer": {**optimizer.state_dict(), "num_steps": num_steps},
+                "user": dict(extra or {}),
+            },
             buffers=dict(optimizer.model.named_buffers()),
         )
     cluster.client.gather({}, [], purpose="end of save", timeout_s=SAVE_TIMEOUT_S)

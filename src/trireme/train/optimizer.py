@@ -71,6 +71,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._first_step: int | None = None
         self._staged = 0
         self.num_steps = 0
+        # Sync: num_steps at step 0 of the passes, the same on all workers; their own counts differ
+        # after streams of unequal lengths.
+        self._steps_before: int | None = None
         self._create(optimizer)
         self.cluster.steps = self
         self.cluster.on_close(self.finish)
@@ -161,10 +164,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise BadRequest("DistributedOptimizer.step: a closure cannot run on the servers")
         self.begin_pass()
         lookups = self.cluster.pending.take()
-        self.num_steps += 1
         step = Step(
             sequence=self.sequence + 1,
-            step=self._next_step() if self.is_sync else 0,
+            step=self._count_step(),
             versions=lookups.versions,
             examples=lookups.examples if examples is None else examples,
             position=position,
@@ -177,6 +179,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self.cluster.is_prefetching:
             self.flush()
             self.refresh()
+
+    def _count_step(self) -> int:
+        """Advance `num_steps`; returns the number of this step in the pass, 0 in async."""
+        if not self.is_sync:
+            self.num_steps += 1
+            return 0
+        step = self._next_step()
+        if self._steps_before is None:
+            self._steps_before = self.num_steps - (step - 1)
+        self.num_steps = self._steps_before + step
+        return step
 
     def _send(
         self, step: Step, tables: dict[str, TableGradient], dense: DenseGradient | None
@@ -254,7 +267,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"DistributedOptimizer.load_state_dict: expected {len(self.param_groups)} groups,"
                 f" found {len(groups)}"
             )
-        self.num_steps = int(state_dict["num_steps"])
+        self.num_steps, self._steps_before = int(state_dict["num_steps"]), None
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
 
