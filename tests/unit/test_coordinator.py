@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+import uuid
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ class Asker:
         self.coordinator = Coordinator()
         self.handlers = self.coordinator.handlers()
         self.num_workers = num_workers
+        self.calls = itertools.count(1)
 
     def ask(self, method: str, body: dict[str, Any], arrays: list[Any] | None = None) -> Any:
         deadline = time.monotonic() + 10
@@ -29,10 +32,11 @@ class Asker:
 
     def join(self, worker: int, **other: Any) -> Reply:
         body = {"servers": ["a:1"], "worker": worker, "num_workers": self.num_workers, **other}
-        return self.ask("coord.join", body)
+        return self.ask("coord.join", {"token": uuid.uuid4().hex, **body})
 
     def me(self, worker: int, incarnation: int = 1) -> dict[str, int]:
-        return {"worker": worker, "incarnation": incarnation}
+        call = next(self.calls)
+        return {"worker": worker, "incarnation": incarnation, "call": call}
 
 
 @pytest.fixture
@@ -126,6 +130,30 @@ def test_a_meeting_hands_everyone_what_each_brought_also_when_asked_again(asker:
     assert [array.tolist() for array in reply.arrays] == [[0], [1, 1]]
     assert answer_of(waiting) is reply
     assert gather(1) is reply
+
+
+def test_the_same_process_joins_as_the_same_incarnation(asker: Asker) -> None:
+    assert [asker.join(0, token="x").body["incarnation"] for _ in range(2)] == [2, 2]
+    assert asker.join(0, token="y").body["incarnation"] == 3
+    assert asker.join(0, token="x").body["incarnation"] == 2  # late: it gets no new life
+    asker.ask("coord.alive", asker.me(0, 3))
+
+
+def test_a_call_that_comes_after_a_later_one_changes_nothing(asker: Asker) -> None:
+    begin = asker.me(0)
+    asker.ask("coord.begin_pass", begin)
+    asker.ask("coord.begin_pass", asker.me(1))
+    leave = {"step": 5, **asker.me(0)}
+    left = asker.ask("coord.leave", leave)
+    assert asker.ask("coord.leave", leave).body == left.body
+    with pytest.raises(BadRequest, match=r"coord.begin_pass: .* the network delivered it twice"):
+        asker.ask("coord.begin_pass", begin)
+    asker.ask("coord.leave", {"step": 9, **asker.me(1)})
+    asker.ask("coord.begin_pass", asker.me(1))
+    again = asker.ask("coord.begin_pass", asker.me(0))
+    assert again.body["group"]["members"] == [[0, 9, None], [1, 9, None]]
+    with pytest.raises(BadRequest, match=r"coord.leave: .* the network delivered it twice"):
+        asker.ask("coord.leave", leave)
 
 
 def test_a_meeting_for_two_purposes_fails_for_all(asker: Asker) -> None:

@@ -9,9 +9,11 @@ another pushes.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,6 +136,7 @@ class Client:
         self._control = _Channel(connect("control"))
         self._dense: DenseParameters | None = None
         self._num_gathers = 0
+        self._calls = itertools.count(1)
         self._tables: dict[str, TableSchema] = {}
         self._stream = worker
         self._join()
@@ -145,6 +148,7 @@ class Client:
                 "servers": list(self._servers),
                 "worker": self.worker,
                 "num_workers": self.num_workers,
+                "token": uuid.uuid4().hex,
             },
         )
         self.incarnation = int(reply.body["incarnation"])
@@ -379,7 +383,9 @@ class Client:
     # ---- calls ----
 
     def _me(self) -> dict[str, int]:
-        return {"worker": self.worker, "incarnation": self.incarnation}
+        """Who calls the coordinator, and its how manieth call this is: one thread makes them."""
+        call = next(self._calls)
+        return {"worker": self.worker, "incarnation": self.incarnation, "call": call}
 
     def _coordinator(
         self,

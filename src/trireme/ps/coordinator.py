@@ -25,6 +25,7 @@ from trireme.rpc import Deferred, Reply, Request
 
 WORKERS_MAX = 4096
 FACTS_MAX = 64
+TOKENS_MAX = 16
 GATHER_BYTES_MAX = 64 << 20
 
 Handler = Callable[[Request], "Reply | Deferred | None"]
@@ -32,7 +33,14 @@ Handler = Callable[[Request], "Reply | Deferred | None"]
 
 @dataclass
 class Worker:
+    """`tokens`: of its last incarnations, by which a repeated join is known. `call`: the number of
+    its last call: it makes one after the other, so one with a lower number comes late by the
+    network.
+    """
+
     incarnation: int = 0
+    tokens: dict[str, int] = field(default_factory=dict)
+    call: int = 0
     last_heard: float = 0.0
     said_goodbye: bool = False
 
@@ -87,12 +95,12 @@ class Coordinator:
 
     def _on_join(self, request: Request) -> Reply:
         """A worker starts, or its successor does: it gets the next incarnation, which fences the
-        one before.
+        one before. The same process has the same token, and gets the same incarnation again.
         """
         body = request.body
         servers = tuple(str(server) for server in need(body, "servers", list))
         num_workers = need(body, "num_workers", int)
-        index = need(body, "worker", int)
+        index, token = need(body, "worker", int), need(body, "token", str)
         if not servers:
             raise BadRequest("coord.join: expected at least one server, found none")
         if not 0 <= index < num_workers <= WORKERS_MAX:
@@ -106,10 +114,14 @@ class Coordinator:
             if self._map is None:
                 self._map = BucketMap.even(servers)
             worker = self._workers.setdefault(index, Worker())
-            worker.incarnation += 1
-            worker.said_goodbye = False
+            if token not in worker.tokens:
+                worker.incarnation += 1
+                worker.tokens[token] = worker.incarnation
+                while len(worker.tokens) > TOKENS_MAX:
+                    del worker.tokens[next(iter(worker.tokens))]
+                worker.said_goodbye, worker.call = False, 0
             worker.last_heard = self._clock()
-            return Reply({"incarnation": worker.incarnation, "map": self._map.to_wire()})
+            return Reply({"incarnation": worker.tokens[token], "map": self._map.to_wire()})
 
     def _agree(self, fact: str, value: Any, worker: int) -> None:
         known = self._facts.setdefault(fact, value)
@@ -139,6 +151,13 @@ class Coordinator:
                 f"worker {index}: incarnation {worker.incarnation} has taken over,"
                 f" found {incarnation}"
             )
+        call = need(request.body, "call", int)
+        if call < worker.call:
+            raise BadRequest(
+                f"{request.method}: expected call {worker.call} or later of worker {index},"
+                f" found {call}: the network delivered it twice"
+            )
+        worker.call = call
         worker.last_heard = self._clock()
         return index, worker
 
