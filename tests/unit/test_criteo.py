@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from tests.criteo_text import Broken, Example, damage, examples_of, random_line, read_text
+from tests.real_data import real_data
 from trireme import _core
 from trireme.data import QueueDataset, criteo
 from trireme.errors import BadRequest, DataError
-
-TINY = Path(__file__).parents[3] / "shared" / "data" / "criteo_tiny.tsv"
 
 
 def read(path: Path, **options) -> list[Example]:
@@ -22,14 +21,14 @@ def read(path: Path, **options) -> list[Example]:
     return [example for batch in QueueDataset(path, **options) for example in examples_of(batch)]
 
 
-@pytest.mark.skipif(not TINY.exists(), reason=f"no real data at {TINY}")
 @pytest.mark.parametrize("batch_size", [1, 128, 4096])
 def test_real_lines_are_parsed_exactly_as_a_plain_reader_parses_them(batch_size):
-    expected = read_text(TINY.read_bytes())
+    path = real_data("criteo_tiny.tsv")
+    expected = read_text(path.read_bytes())
     assert len(expected) == 1999
     assert sum(e.label for e in expected) == 418
     assert any(None in e.keys for e in expected), "the sample has missing categories"
-    assert read(TINY, batch_size=batch_size, threads=2) == expected
+    assert read(path, batch_size=batch_size, threads=2) == expected
 
 
 @pytest.mark.parametrize("seed", range(5))
