@@ -1,0 +1,184 @@
+"""The table core on one thread: 10 M rows of 16 floats, 64 Ki distinct random keys per call.
+
+overhead_bytes_per_row   memory beyond weights and state at the worst moment of growing from 1 M
+                         rows: what the table says, and what the process really holds
+lookup                   the weights of each key                 gather: see below
+update_adagrad           one step of Adagrad on each key's row   gather: see below
+
+gather copies the same weights from addresses found before: the least that reading so many random
+rows can take. It is compiled like the table's own loops, and fetches as far ahead as is best here.
+Every call's keys are new: a measurement goes through the whole table once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
+from trireme import _core
+
+DIM = 16
+AHEAD = (16, 32, 48, 64, 96, 128, 192)  # rows that the gather may fetch in advance
+RATES = _core.RuleValues(lr=0.05)
+
+
+def contests(settings: Settings) -> list[Contest]:
+    work = Workload(
+        num_rows=settings.pick(smoke=20_000, real=10_000_000),
+        num_rows_min=settings.pick(smoke=10_000, real=1_000_000),
+        num_keys=settings.pick(smoke=1024, real=65536),
+    )
+
+    def against_gather(metric: str, measure: Callable[[int], Run]) -> Contest:
+        runs = {metric: measure, "gather": work.gather}
+        return Contest(runs, [Claim(metric, metric, ("gather",), "rows/s")], settings.rounds, 1)
+
+    overhead = "overhead_bytes_per_row"
+    return [
+        Contest({overhead: work.overhead}, [Claim(overhead, overhead, unit="bytes")], 1),
+        against_gather("lookup", work.lookup),
+        against_gather("update_adagrad", work.update),
+    ]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A table that was grown, and the most memory per row beyond weights and state meanwhile."""
+
+    table: _core.Table
+    bytes_allocated: float
+    bytes_resident: float
+
+
+@dataclass
+class Workload:
+    """Calls over a table that is made when it is first needed.
+
+    num_rows_min: how many rows there are when the overhead begins to count.
+    """
+
+    num_rows: int
+    num_rows_min: int
+    num_keys: int
+    sequence: int = 0
+
+    @cached_property
+    def pool(self) -> _core.Pool:
+        return _core.Pool(1)
+
+    @cached_property
+    def grads(self) -> np.ndarray:
+        return np.random.default_rng(1).standard_normal((self.num_keys, DIM), np.float32)
+
+    @cached_property
+    def out(self) -> np.ndarray:
+        return np.zeros((self.num_keys, DIM), np.float32)
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        return np.random.default_rng(0).integers(0, 2**64, self.num_rows, np.uint64)
+
+    @cached_property
+    def calls(self) -> list[np.ndarray]:
+        """The keys of each call: all keys in random order, in pieces."""
+        mixed = np.random.default_rng(2).permutation(self.keys)
+        return np.split(mixed, range(self.num_keys, self.num_rows, self.num_keys))[:-1]
+
+    @cached_property
+    def addresses(self) -> list[_core.Addresses]:
+        return [self.growth.table.addresses(keys, self.pool) for keys in self.calls]
+
+    @cached_property
+    def growth(self) -> Growth:
+        grads, keys = self.grads, self.keys  # in memory before the table is
+        self._step(_new_table(), keys[: self.num_keys], grads)  # so is what any table's calls need
+        before = _resident_bytes()
+        table = _new_table()
+        worst = np.zeros(2)
+        for start in range(0, self.num_rows, self.num_keys):
+            part = keys[start : start + self.num_keys]
+            self._step(table, part, grads[: len(part)])
+            if table.rows >= self.num_rows_min:
+                taken = np.array([table.bytes, _resident_bytes() - before])
+                worst = np.maximum(worst, taken / table.rows - table.row_bytes)
+        if table.rows != self.num_rows:
+            raise BenchError(f"table: expected {self.num_rows} rows, found {table.rows}")
+        return Growth(table, float(worst[0]), float(worst[1]))
+
+    @cached_property
+    def ahead(self) -> int:
+        """Where the gather is fastest here."""
+        return min(AHEAD, key=lambda ahead: min(self._gather_s(ahead) for _ in range(2)))
+
+    def overhead(self, _: int) -> Run:
+        grown = self.growth
+        detail = {"allocated": grown.bytes_allocated, "resident": grown.bytes_resident}
+        return Run(max(detail.values()), detail=detail)
+
+    def gather(self, _: int) -> Run:
+        ahead = self.ahead
+        return self._run(self._gather_s(ahead), hash=_digest(self.out), detail={"ahead": ahead})
+
+    def lookup(self, _: int) -> Run:
+        table, calls = self.growth.table, self.calls
+        start = time.perf_counter()
+        missing = sum(table.lookup(keys, self.out, self.pool) for keys in calls)
+        elapsed_s = time.perf_counter() - start
+        if missing:
+            raise BenchError(f"lookup: expected rows for all keys, found {missing} missing")
+        return self._run(elapsed_s, hash=_digest(self.out), detail={"simd": table.simd})
+
+    def update(self, _: int) -> Run:
+        table, calls = self.growth.table, self.calls
+        start = time.perf_counter()
+        applied = sum(self._step(table, keys, self.grads) for keys in calls)
+        elapsed_s = time.perf_counter() - start
+        if applied != len(calls) * self.num_keys:
+            raise BenchError(f"update_adagrad: expected all keys applied, found {applied}")
+        return self._run(elapsed_s, hash=None, detail={"simd": table.simd})  # rows go on changing
+
+    def _step(self, table: _core.Table, keys: np.ndarray, grads: np.ndarray) -> int:
+        self.sequence += 1
+        return table.update(keys, grads, [(0, self.sequence)], RATES, self.pool)
+
+    def _gather_s(self, ahead: int) -> float:
+        addresses = self.addresses
+        start = time.perf_counter()
+        for rows in addresses:
+            rows.gather(self.out, ahead)
+        return time.perf_counter() - start
+
+    def _run(self, elapsed_s: float, hash: str | None, detail: dict[str, object]) -> Run:
+        return Run(len(self.calls) * self.num_keys / elapsed_s, hash=hash, detail=detail)
+
+
+def _new_table() -> _core.Table:
+    return _core.Table(
+        dims=[DIM], rule="adagrad", initializer="uniform", init_a=-0.1, init_b=0.1, seed=1
+    )
+
+
+def _digest(rows: np.ndarray) -> str:
+    return hashlib.sha256(rows).hexdigest()[:16]
+
+
+def _resident_bytes() -> int:
+    """Memory that this process holds."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) * 1024
+    raise BenchError("smaps_rollup: expected a line Rss, found none")
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import main
+
+    sys.exit(main(["table", *sys.argv[1:]]))
