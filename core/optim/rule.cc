@@ -47,18 +47,22 @@ void check_options(const Entry& rule, const RuleConfig& config) {
 }
 
 void check_value(bool ok, const char* name, const char* range, double value) {
-  if (!ok)
+  if (!ok) {
     refuse(std::string("RuleValues.") + name + ": expected " + range + ", found " +
            std::to_string(value));
+  }
 }
+
+// Rules compute in float: a number that no float holds would turn weights into NaN.
+bool is_finite_float(double value) noexcept { return std::isfinite(static_cast<float>(value)); }
 
 }  // namespace
 
 void RuleValues::check() const {
-  check_value(std::isfinite(lr), "lr", "a finite number", lr);
-  check_value(std::isfinite(weight_decay) && weight_decay >= 0, "weight_decay",
+  check_value(is_finite_float(lr), "lr", "a finite number", lr);
+  check_value(is_finite_float(weight_decay) && weight_decay >= 0, "weight_decay",
               "a finite number >= 0", weight_decay);
-  check_value(std::isfinite(eps) && eps >= 0, "eps", "a finite number >= 0", eps);
+  check_value(is_finite_float(eps) && eps >= 0, "eps", "a finite number >= 0", eps);
   check_value(beta1 >= 0 && beta1 < 1, "beta1", "a number in [0, 1)", beta1);
   check_value(beta2 >= 0 && beta2 < 1, "beta2", "a number in [0, 1)", beta2);
   check_value(!std::isnan(upper), "upper", "a number", upper);

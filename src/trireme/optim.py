@@ -42,7 +42,11 @@ class Rule:
         _check(
             kind,
             lr=(math.isfinite(self.lr) and self.lr >= 0, ">= 0", self.lr),
-            weight_decay=(self.weight_decay >= 0, ">= 0", self.weight_decay),
+            weight_decay=(
+                math.isfinite(self.weight_decay) and self.weight_decay >= 0,
+                ">= 0 and finite",
+                self.weight_decay,
+            ),
         )
         if self.bounds is not None:
             low, high = self.bounds
@@ -85,8 +89,12 @@ class Adagrad(Rule):
         initial = self.initial_accumulator_value
         _check(
             "Adagrad",
-            initial_accumulator_value=(initial >= 0, ">= 0", initial),
-            eps=(self.eps >= 0, ">= 0", self.eps),
+            initial_accumulator_value=(
+                math.isfinite(initial) and initial >= 0,
+                ">= 0 and finite",
+                initial,
+            ),
+            eps=(math.isfinite(self.eps) and self.eps >= 0, ">= 0 and finite", self.eps),
         )
 
     def fixed(self) -> dict[str, Any]:
@@ -102,11 +110,12 @@ class Adagrad(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Rule):
-    """m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g*g; w -= lr/c1 * m / (sqrt(v)/sqrt(c2) + eps).
+    """m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g*g; w -= lr * sqrt(c2)/c1 * m / (sqrt(v) + eps).
 
-    c1 = 1 - b1^t, c2 = 1 - b2^t. With bias_correction="global", t is the step of the optimizer,
-    which travels with the push (as torch.optim.SparseAdam); with "row", t counts the updates of the
-    row (as Fleet). Kingma, Ba, ICLR 2015.
+    c1 = 1 - b1^t, c2 = 1 - b2^t; eps stands inside of the bias correction, as in
+    torch.optim.SparseAdam (torch.optim.Adam has it outside). With bias_correction="global", t is
+    the step of the optimizer, which travels with the push (as torch.optim.SparseAdam); with "row",
+    t counts the updates of the row (as Fleet). Kingma, Ba, ICLR 2015.
     State: 2 D floats, one more for "row".
     """
 
@@ -122,7 +131,7 @@ class Adam(Rule):
         _check(
             "Adam",
             betas=(0 <= beta1 < 1 and 0 <= beta2 < 1, "two values in [0, 1)", self.betas),
-            eps=(self.eps > 0, "> 0", self.eps),
+            eps=(math.isfinite(self.eps) and self.eps > 0, "> 0 and finite", self.eps),
             bias_correction=(
                 self.bias_correction in ("global", "row"),
                 "'global' or 'row'",

@@ -63,23 +63,27 @@ class StreamState:
 
 
 def make_core_table(schema: TableSchema) -> _core.Table:
-    """The table of the core for a schema. Raises BadRequest for an unknown rule or initializer."""
+    """The table of the core for a schema. Raises BadRequest for an unknown rule or initializer, or
+    an option that no rule has.
+    """
     rule = dict(schema.rule)
     kind, a, b = schema.initializer
     try:
-        return _core.Table(
-            dims=list(schema.dims),
-            rule=str(rule.pop("name")),
-            shared=bool(rule.pop("shared", False)),
-            bias_correction=str(rule.pop("bias_correction", "global")),
-            initial_accumulator=float(rule.pop("initial_accumulator", 0.0)),
-            initializer=kind,
-            init_a=a,
-            init_b=b,
-            seed=schema.seed,
-        )
-    except KeyError as error:
-        raise BadRequest(f"table {schema.name!r}: the rule has no {error}, found {rule}") from error
+        named: dict[str, Any] = {
+            "rule": str(rule.pop("name")),
+            "shared": bool(rule.pop("shared", False)),
+            "bias_correction": str(rule.pop("bias_correction", "global")),
+            "initial_accumulator": float(rule.pop("initial_accumulator", 0.0)),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequest(
+            f"table {schema.name!r}: expected a rule's name and options, found {schema.rule}"
+        ) from error
+    if rule:
+        raise BadRequest(f"table {schema.name!r}: no rule has the options {rule}")
+    return _core.Table(
+        dims=list(schema.dims), initializer=kind, init_a=a, init_b=b, seed=schema.seed, **named
+    )
 
 
 class Shard:

@@ -1,0 +1,97 @@
+"""Tables of the core as the tests make and compare them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trireme import _core
+from trireme.errors import BadRequest
+
+MASK = 2**64 - 1
+POOL = _core.Pool(2)
+RULES: dict[str, dict[str, Any]] = {
+    "sgd": {"rule": "sgd"},
+    "adagrad": {"rule": "adagrad", "initial_accumulator": 0.1},
+    "shared adagrad": {"rule": "adagrad", "shared": True},
+    "adam": {"rule": "adam"},
+    "row adam": {"rule": "adam", "bias_correction": "row"},
+    "count": {"rule": "count"},
+}
+INITIALIZERS = {
+    "uniform": {"initializer": "uniform", "init_a": -0.5, "init_b": 0.25},
+    "normal": {"initializer": "normal", "init_a": 0.5, "init_b": 0.2},
+    "constant": {"initializer": "constant", "init_a": 0.75, "init_b": 0.0},
+}
+
+Snapshot = dict[int, tuple[bytes, bytes, bytes, dict[int, int]]]
+
+
+def make_table(dim: int = 4, rule: str = "sgd", **options: Any) -> _core.Table:
+    """A table of a rule of RULES, with weights that start uniform in [-0.5, 0.25)."""
+    plain = {"dims": [dim], **INITIALIZERS["uniform"], "seed": 1, **RULES[rule]}
+    return _core.Table(**{**plain, **options})
+
+
+def keys_of(*values: int) -> np.ndarray:
+    return np.array(values, np.uint64)
+
+
+def random_keys(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Distinct keys, the extreme ones among them, in random order."""
+    extreme = keys_of(0, 1, 2**63 - 1, 2**63, MASK - 1, MASK)[:n]
+    others = rng.integers(2, MASK - 1, n - len(extreme), np.uint64)
+    keys = np.concatenate([extreme, others])
+    assert len(np.unique(keys)) == n
+    return rng.permutation(keys)
+
+
+def buckets_of(keys: np.ndarray) -> np.ndarray:
+    out = np.empty(len(keys), np.uint16)
+    _core.buckets(keys, out)
+    return out
+
+
+def keys_in(buckets: list[int], num_keys: int, seed: int = 0) -> np.ndarray:
+    """So many random keys of these buckets together."""
+    rng = np.random.default_rng(seed)
+    found = np.empty(0, np.uint64)
+    while len(found) < num_keys:
+        keys = rng.integers(0, 2**64, 1 << 20, np.uint64)
+        found = np.concatenate([found, keys[np.isin(buckets_of(keys), buckets)]])
+    return found[:num_keys]
+
+
+def lookup(table: _core.Table, keys: np.ndarray, pool: _core.Pool = POOL) -> np.ndarray:
+    """The weights of each key; `out` starts as NaN, so that what is not written shows."""
+    out = np.full((len(keys), table.dim), np.nan, np.float32)
+    table.lookup(keys, out, pool)
+    return out
+
+
+def contains(table: _core.Table, keys: np.ndarray) -> np.ndarray:
+    out = np.empty(len(keys), bool)
+    table.contains(keys, out, POOL)
+    return out
+
+
+def snapshot(table: _core.Table) -> Snapshot:
+    """Everything in a table: keys, classes, rows and marks of each bucket, as bytes."""
+    content = {}
+    for bucket in range(_core.NUM_BUCKETS):
+        keys, classes, rows, marks = table.snapshot(bucket)
+        content[bucket] = (keys.tobytes(), classes.tobytes(), rows.tobytes(), marks)
+    return content
+
+
+def instruction_sets() -> dict[str, str]:
+    """Those of the core, each with "" or why it cannot run here."""
+    reasons = {}
+    for simd in ("scalar", "avx2", "avx512"):
+        try:
+            make_table(simd=simd)
+            reasons[simd] = ""
+        except BadRequest as error:
+            reasons[simd] = str(error)
+    return reasons
