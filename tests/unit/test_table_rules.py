@@ -225,7 +225,7 @@ CHANGED = {
     "beta1": 0.8,
     "beta2": 0.9,
     "step": 4,
-    "lower": 0.0,
+    "lower": 5.0,
     "upper": 0.0,
 }
 
