@@ -33,6 +33,12 @@ _FLEETRUN_ONLY = {
     "--nproc_per_node": "give --server_num and --worker_num",
 }
 
+_KEYS = """
+Keys: a server's folder holds server.key and clients.pub (the public keys it admits, one per line),
+a worker's client.key and server.pub. trireme.rpc.make_keys(path) writes a pair to path, its public
+half to path.pub.
+"""
+
 _EXAMPLES_LAUNCH = """
 examples:
   trireme launch --server_num 2 --worker_num 2 train.py --epochs 3
@@ -84,8 +90,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_launch(_command(commands, "launch", "start servers and workers", _EXAMPLES_LAUNCH))
-    _add_server(_command(commands, "server", "be a server, without a script", _EXAMPLES_SERVER))
+    _add_launch(_command(commands, "launch", "start servers and workers", _EXAMPLES_LAUNCH + _KEYS))
+    _add_server(
+        _command(commands, "server", "be a server, without a script", _EXAMPLES_SERVER + _KEYS)
+    )
     version = _command(commands, "version", "print the versions in use", "")
     version.set_defaults(run=_version)
     return parser
@@ -153,6 +161,11 @@ def _add_common(command: argparse.ArgumentParser) -> None:
         help=f"seconds to wait for other processes; default: {roles.TIMEOUT_S_DEFAULT:g}",
     )
     add("--keys", metavar="DIR", help="encrypt and authenticate with the keys in this folder")
+    add(
+        "--root",
+        metavar="DIR",
+        help="servers write and read checkpoints only below it; default: the working directory",
+    )
     add("--insecure", action="store_true", help="listen beyond loopback without keys")
 
 
@@ -169,6 +182,7 @@ def _launch(arguments: argparse.Namespace) -> int:
             timeout_s=arguments.timeout_s,
             insecure=arguments.insecure,
             keys=arguments.keys,
+            root=arguments.root,
         )
     )
 
@@ -182,6 +196,7 @@ def _server(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout_s,
         insecure=arguments.insecure or None,
         keys=arguments.keys,
+        root=arguments.root,
         threads=arguments.threads,
     )
     init.log_to_stderr()

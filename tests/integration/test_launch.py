@@ -283,13 +283,15 @@ def test_launch_shares_the_cores_unless_the_user_has_chosen(launcher: Launcher) 
 
 
 def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
-    options = ("--insecure", "--keys", "some/keys", "--timeout_s", "12.5", "--log_dir", "out/l")
+    options = ("--insecure", "--keys", "some/keys", "--timeout_s", "12.5", "--root", "some/root")
+    options += ("--log_dir", "out/l")
     stale = {"TRIREME_LISTEN": "1.2.3.4:5", "TRIREME_INDEX": "9"}
     launcher.start("--server_num=1", "--worker_num=1", *options, num=2, **stale)
     for name in ("server 0", "worker 0"):
         peer = launcher.peers[name]
         assert peer.ask("env TRIREME_INSECURE") == "1"
         assert peer.ask("env TRIREME_KEYS") == "some/keys"
+        assert peer.ask("env TRIREME_ROOT") == "some/root"
         assert peer.ask("env TRIREME_TIMEOUT_S") == "12.5"
     assert launcher.peers["worker 0"].ask("env TRIREME_LISTEN") == ""
     for peer in launcher.peers.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ FLAGS = {
         "--insecure",
         "--keys",
         "--log_dir",
+        "--root",
         "--server_num",
         "--servers",
         "--timeout_s",
@@ -27,7 +29,16 @@ FLAGS = {
         "SCRIPT",
         "...",
     ],
-    "server": ["--help", "--insecure", "--keys", "--listen", "--threads", "--timeout_s", "-h"],
+    "server": [
+        "--help",
+        "--insecure",
+        "--keys",
+        "--listen",
+        "--root",
+        "--threads",
+        "--timeout_s",
+        "-h",
+    ],
     "version": ["--help", "-h"],
 }
 
@@ -76,6 +87,14 @@ def test_cli_explains_wrong_use(
         cli.main(argv)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_server_refuses_a_root_that_is_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--listen", "127.0.0.1:0", "--root", str(tmp_path / "none")]
+    assert cli.main(["server", *options]) == 2
+    assert f"expected root to be a folder, found '{tmp_path}/none'" in capsys.readouterr().err
 
 
 def test_cli_version_names_what_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,12 +121,13 @@ def test_tuning_variables_reach_every_role() -> None:
         "TRIREME_TIMEOUT_S": "7.5",
         "TRIREME_INSECURE": "1",
         "TRIREME_KEYS": "keys/w0",
+        "TRIREME_ROOT": "some/root",
         "TRIREME_THREADS": "4",
     }
     for env in ({}, FLEET_SERVER, FLEET_WORKER, OWN_WORKER):
         role = read_role({**env, **tuning})
         assert (role.timeout_s, role.insecure) == (7.5, True)
-        assert (role.keys, role.threads) == ("keys/w0", 4)
+        assert (role.keys, role.root, role.threads) == ("keys/w0", "some/root", 4)
 
 
 @pytest.mark.parametrize(

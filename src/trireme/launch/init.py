@@ -102,6 +102,7 @@ def serve_role(place: Role) -> None:
         threads=place.threads or 0,
         keys=None if place.keys is None else _server_keys(Path(place.keys)),
         insecure=place.insecure,
+        root=None if place.root is None else Path(place.root),
         timeout_s=place.timeout_s,
         name=f"server {place.index}" if place.servers else "server",
     )

@@ -114,6 +114,8 @@ class _Job:
             own["TRIREME_INSECURE"] = "1"
         if config.keys is not None:
             own["TRIREME_KEYS"] = config.keys
+        if config.root is not None:
+            own["TRIREME_ROOT"] = config.root
         if config.timeout_s is not None:
             own["TRIREME_TIMEOUT_S"] = str(config.timeout_s)
         return threads | inherited | own

@@ -36,6 +36,7 @@ class LaunchConfig:
     timeout_s: float | None = None
     insecure: bool = False
     keys: str | None = None
+    root: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

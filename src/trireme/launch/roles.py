@@ -37,6 +37,7 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_TIMEOUT_S": "timeout_s",
     "TRIREME_INSECURE": "insecure",
     "TRIREME_KEYS": "keys",
+    "TRIREME_ROOT": "root",
     "TRIREME_THREADS": "threads",
 }
 
@@ -75,6 +76,7 @@ class Role:
     timeout_s: float = TIMEOUT_S_DEFAULT
     insecure: bool = False
     keys: str | None = None
+    root: str | None = None
     threads: int | None = None
     source: str = "nothing set"
 
@@ -110,6 +112,7 @@ def read_role(
     timeout_s: float | None = None,
     insecure: bool | None = None,
     keys: str | None = None,
+    root: str | None = None,
     threads: int | None = None,
 ) -> Role:
     """Find out what this process is. Arguments win over the environment (`None`: not given).
@@ -124,6 +127,7 @@ def read_role(
         timeout_s: how long to wait for the other processes of the job; > 0.
         insecure: a server may listen beyond loopback without keys.
         keys: folder with the keys of this process.
+        root: folder below which a server writes and reads checkpoints.
         threads: threads of Trireme's own work in this process; default: chosen from the machine.
 
     Raises:
@@ -140,6 +144,7 @@ def read_role(
         "timeout_s": timeout_s,
         "insecure": insecure,
         "keys": keys,
+        "root": root,
         "threads": threads,
     }
     facts = _own_facts(env)
@@ -253,6 +258,7 @@ def _check(facts: _Facts) -> Role:
         timeout_s=_seconds(facts.get("timeout_s")),
         insecure=_flag(facts.get("insecure")),
         keys=str(facts["keys"].value) if "keys" in facts else None,
+        root=str(facts["root"].value) if "root" in facts else None,
         threads=_integer(facts["threads"], low=1) if "threads" in facts else None,
         source="from " + ", ".join(names) if names else "nothing names servers",
     )

@@ -42,12 +42,15 @@ class CheckpointHandlers:
         return {"checkpoint.save": self._on_save, "checkpoint.load": self._on_load}
 
     def _on_save(self, request: Request) -> Reply:
-        folder = inside(self._root, need(request.body, "path", str))
-        return Reply(save_shard(self._shard, folder))
+        return Reply(save_shard(self._shard, self._folder(request)))
 
     def _on_load(self, request: Request) -> Reply:
-        load_shard(self._shard, inside(self._root, need(request.body, "path", str)))
+        load_shard(self._shard, self._folder(request))
         return Reply()
+
+    def _folder(self, request: Request) -> Path:
+        hint = "--root or TRIREME_ROOT of the servers says where checkpoints may be"
+        return inside(self._root, need(request.body, "path", str), hint)
 
 
 # ---- saving ----

@@ -91,13 +91,13 @@ def verify_file(folder: Path, entry: Mapping[str, Any]) -> Path:
     return path
 
 
-def inside(folder: Path, path: str | Path) -> Path:
-    """`path` within `folder`. Raises BadRequest for a path that leads out of it."""
+def inside(folder: Path, path: str | Path, hint: str = "") -> Path:
+    """`path` within `folder`. Raises BadRequest, with the hint, for a path that leads out of it."""
     joined = (folder / path).resolve()
     if not joined.is_relative_to(folder.resolve()):
         raise BadRequest(
-            f"checkpoint: expected a path under {folder}, found {path};"
-            " start the server with another --root to allow it"
+            f"checkpoint: expected a path under {folder}, found {path}"
+            + (f"; {hint}" if hint else "")
         )
     return joined
 

@@ -142,20 +142,24 @@ def serve(
         insecure: allow an address beyond loopback without keys.
         timeout_s: silence of all remaining workers after which the job counts as lost.
         keep: stay when the workers have gone, for the next job.
-        root: folder that checkpoints are written to and read from; default the working directory.
+        root: folder below which checkpoints are written and read; default the working directory.
         name: what workers' messages call it, beside its address.
         on_ready: called with the real "host:port" once it listens.
 
     Raises:
-        BadRequest: an address that may not be used. Unavailable: the workers vanished.
+        BadRequest: an address that may not be used, or a root that is no folder. Unavailable: the
+            workers vanished.
     """
+    root = Path.cwd() if root is None else root
+    if not root.is_dir():
+        raise BadRequest(f"serve: expected root to be a folder, found {str(root)!r}")
     pool = start_pool(threads)
     shard, attendance = Shard(pool), Attendance()
     handlers = {
         **shard.handlers(),
         **Coordinator().handlers(),
         **attendance.handlers(),
-        **CheckpointHandlers(shard, (root or Path.cwd()).resolve()).handlers(),
+        **CheckpointHandlers(shard, root.resolve()).handlers(),
     }
     server = Server(
         listen,
