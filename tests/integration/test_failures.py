@@ -252,3 +252,15 @@ def test_a_data_loader_with_4_processes_is_a_source_of_batches(cast: Cast) -> No
     assert worker.finish() == 0
     assert last_line(worker) == "trained 50 steps"
     assert server.finish() == 0
+
+
+@MODES
+def test_two_workers_share_the_batches_of_their_data_loaders(cast: Cast, mode: str) -> None:
+    """Each runs a DataLoader of 4 processes, and a Trainer trains on every second batch of it."""
+    cast.timeout_s = LONG_S
+    servers = cast.servers(2)
+    options = ("--loader", "--batches", "51", "--trainer", "--mode", mode)
+    workers = [cast.worker(index, 2, *options) for index in range(2)]
+    assert [worker.finish() for worker in workers] == [0, 0]
+    assert [last_line(worker) for worker in workers] == [f"trained on {51 * 64} examples"] * 2
+    assert [server.finish() for server in servers] == [0, 0]
