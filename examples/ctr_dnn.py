@@ -1,7 +1,7 @@
 """CTR-DNN on Criteo's TSV: train, evaluate, save; or load a checkpoint and evaluate.
 
-trireme launch --server_num 2 --worker_num 2 examples/ctr_dnn.py --train 'train/*.tsv' --test
-'test/*.tsv'
+trireme launch --server_num 2 --worker_num 2 examples/ctr_dnn.py
+    --train 'train/*.tsv' --test 'test/*.tsv'
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save", help="where to write the checkpoint")
     parser.add_argument("--result", type=Path, help="where worker 0 writes its figures as JSON")
     parser.add_argument("--mode", default="async", choices=("sync", "async"))
-    parser.add_argument("--batch_size", type=int, default=1024)
+    parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=1e-3, help="of the dense layers, Adam")
+    parser.add_argument("--rows_lr", type=float, default=0.1, help="of the rows, Adagrad")
     return parser.parse_args()
 
 
@@ -39,7 +40,8 @@ def main() -> None:
     arguments = parse_arguments()
     cluster = tr.init()
     torch.manual_seed(1)
-    model = CtrDnn(optimizer=tr.optim.Adam(lr=arguments.lr))
+    rows = tr.optim.Adagrad(lr=arguments.rows_lr, initial_accumulator_value=0.01)
+    model = CtrDnn(optimizer=rows)
     trainer = tr.Trainer(
         model,
         torch.optim.Adam(model.parameters(), lr=arguments.lr),

@@ -1,9 +1,8 @@
 """The main job: CTR-DNN on 2 servers and 2 workers, then the same evaluation from its checkpoint on
-one server.
+1 server.
 
-    python examples/demo.py                        # writes 500,000 examples of a planted model
-    first python examples/demo.py --data path/train.txt  # Criteo's own file; the last part of it is
-    held out
+python examples/demo.py                          # 500,000 examples of a planted model
+python examples/demo.py --data path/train.txt    # Criteo's own file; its last tenth is held out
 
 The last line is RESULT and a JSON object.
 """
@@ -17,24 +16,26 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from trireme.data.planted import write_planted_criteo
 
 SCRIPT = Path(__file__).with_name("ctr_dnn.py")
 HELD_OUT = 0.1
+WRITTEN = ("data", "checkpoint", "train", "reload")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="Criteo's TSV; left out: a planted model's data")
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo"), help="folder for everything written"
-    )
-    parser.add_argument(
-        "--examples", type=int, default=500_000, help="planted examples to train on"
-    )
-    parser.add_argument("--mode", default="async", choices=("sync", "async"))
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--data", type=Path, help="Criteo's TSV; left out: a planted model's data")
+    add("--out", type=Path, default=Path("demo"), help="folder for all that is written, anew")
+    add("--examples", type=int, default=500_000, help="planted examples to train on")
+    add("--mode", default="async", choices=("sync", "async"))
+    arguments = parser.parse_args()
+    if arguments.data is not None and not arguments.data.is_file():
+        parser.error(f"expected --data to be a file, found none at {arguments.data}")
+    return arguments
 
 
 def split_file(source: Path, folder: Path) -> None:
@@ -49,51 +50,38 @@ def split_file(source: Path, folder: Path) -> None:
                 out.writelines(islice(lines, stop))
 
 
-def launch(
-    num_servers: int, out: Path, name: str, arguments: list[str]
-) -> dict[str, dict[str, float]]:
+def launch(num_servers: int, out: Path, name: str, *arguments: str) -> dict[str, Any]:
     """Run the training script as a job of real processes; returns what worker 0 reports."""
-    result = out / f"{name}.json"
+    folder = out / name
+    folder.mkdir()
     command = [sys.executable, "-m", "trireme.cli", "launch"]
-    command += [
-        "--server_num",
-        str(num_servers),
-        "--worker_num",
-        "2",
-        "--log_dir",
-        str(out / f"log-{name}"),
-    ]
-    command += [
-        str(SCRIPT),
-        "--test",
-        str(out / "data/test/*.tsv"),
-        "--result",
-        str(result),
-        *arguments,
-    ]
-    if code := subprocess.run(command, check=False).returncode:
+    command += ["--server_num", str(num_servers), "--worker_num", "2"]
+    command += ["--log_dir", str(folder / "log"), "--root", str(out), str(SCRIPT)]
+    command += ["--test", str(out / "data/test/*.tsv"), "--result", str(folder / "result.json")]
+    if code := subprocess.run([*command, *arguments], check=False).returncode:
         sys.exit(code)
-    report: dict[str, dict[str, float]] = json.loads(result.read_text())
+    report: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return report
 
 
 def main() -> None:
     arguments = parse_arguments()
     out = arguments.out
-    if out.exists():
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
+    for name in WRITTEN:  # by an earlier run
+        shutil.rmtree(out / name, ignore_errors=True)
     auc_possible = None
     if arguments.data is None:
+        print(f"writing {arguments.examples:,} examples of a planted model to {out / 'data'}")
         planted = write_planted_criteo(out / "data", examples=arguments.examples)
         auc_possible = planted["auc_possible"]
     else:
+        print(f"splitting {arguments.data} into {out / 'data'}")
         split_file(arguments.data, out / "data")
-    checkpoint = str(out / "checkpoint")
-    mode = ["--mode", arguments.mode]
-    train = ["--train", str(out / "data/train/*.tsv"), "--save", checkpoint]
-    first = launch(2, out, "train", [*train, *mode])
-    again = launch(1, out, "reload", ["--load", checkpoint, *mode])
+    sys.stdout.flush()  # before the processes write
+    mode, checkpoint = ["--mode", arguments.mode], str(out / "checkpoint")
+    files = str(out / "data/train/*.tsv")
+    first = launch(2, out, "train", "--train", files, "--save", checkpoint, *mode)
+    again = launch(1, out, "reload", "--load", checkpoint, *mode)
     report = {
         "examples": first["train"]["examples"],
         "examples_per_s": round(first["train"]["examples_per_s"]),

@@ -62,6 +62,13 @@ def test_labels_are_drawn_from_the_logits_and_the_best_auc_is_about_085(seed):
     assert exact_auc(logits, labels) == pytest.approx(0.85, abs=0.015)
 
 
+def test_rare_categories_say_less():
+    effects = np.abs(_Planted(1).effects[-1])
+    head, tail = effects[:100].mean(), effects[-100_000:].mean()
+    ranks = np.arange(1, len(effects) + 1) ** -0.25
+    assert tail / head == pytest.approx(ranks[-100_000:].mean() / ranks[:100].mean(), rel=0.3)
+
+
 def test_the_claimed_auc_is_that_of_the_true_logits(written):
     _, result = written
     auc, model = AUC(), _Planted(5)

@@ -1,0 +1,62 @@
+"""The demo, small: its result, with planted data and with a file of Criteo's format."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.criteo_text import random_line
+from tests.integration.processes import Processes
+
+DEMO = str(Path(__file__).parents[2] / "examples" / "demo.py")
+FIELDS = [
+    "examples", "examples_per_s", "auc", "auc_possible", "auc_after_reload", "servers", "workers",
+    "mode",
+]  # fmt: skip
+
+
+def run_demo(folder: Path, *arguments: str) -> dict[str, object]:
+    """What the last line says."""
+    with Processes(folder) as processes:
+        processes.start(
+            "demo", [sys.executable, DEMO, "--out", str(folder / "out"), *arguments], {}
+        )
+        output = processes.finish(110.0)["demo"]
+    assert "Warning" not in output
+    last = output.splitlines()[-1]
+    assert last.startswith("RESULT "), output
+    result: dict[str, object] = json.loads(last.removeprefix("RESULT "))
+    assert list(result) == FIELDS
+    assert result["auc"] == result["auc_after_reload"]
+    assert (result["servers"], result["workers"]) == (2, 2)
+    return result
+
+
+def test_the_demo_learns_the_planted_model_and_reloads_on_another_number_of_servers(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "out" / "checkpoint").mkdir(parents=True)  # of an earlier run
+    (tmp_path / "out" / "notes").touch()  # somebody's own
+    result = run_demo(tmp_path, "--examples", "40000")
+    assert (result["examples"], result["mode"]) == (40000, "async")
+    assert 0.7 < result["auc"] < result["auc_possible"] < 0.87
+    assert (tmp_path / "out" / "notes").exists()
+
+
+def test_the_demo_takes_a_file_in_criteos_format(tmp_path: Path) -> None:
+    random, path = Random(1), tmp_path / "train.txt"
+    path.write_bytes(b"".join(random_line(random) + b"\n" for _ in range(3000)))
+    result = run_demo(tmp_path, "--data", str(path), "--mode", "sync")
+    assert (result["examples"], result["auc_possible"], result["mode"]) == (2700, None, "sync")
+    assert 0.3 < result["auc"] < 0.7, "the labels are random"
+
+
+def test_the_demo_says_that_there_is_no_such_file(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start("demo", [sys.executable, DEMO, "--data", "none.txt"], {})
+        with pytest.raises(AssertionError, match=r"found none at none\.txt"):
+            processes.finish(60.0)
