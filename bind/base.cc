@@ -3,6 +3,7 @@
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
+#include <new>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -13,6 +14,16 @@ namespace trireme::bind {
 
 using namespace nb::literals;
 
+namespace {
+
+void raise(ErrorCode code, const char* what) {
+  nb::object type =
+      nb::module_::import_("trireme.errors").attr("class_of_code")(static_cast<int>(code));
+  PyErr_SetString(type.ptr(), what);
+}
+
+}  // namespace
+
 // The classes live in trireme.errors, with their documentation; this is the one place that maps a
 // code to a class.
 void register_errors(nb::module_&) {
@@ -20,9 +31,10 @@ void register_errors(nb::module_&) {
     try {
       std::rethrow_exception(p);
     } catch (const Error& e) {
-      nb::object type =
-          nb::module_::import_("trireme.errors").attr("class_of_code")(static_cast<int>(e.code()));
-      PyErr_SetString(type.ptr(), e.what());
+      raise(e.code(), e.what());
+    } catch (const std::bad_alloc&) {
+      raise(ErrorCode::kResourceExhausted,
+            "the core: expected memory for a call's scratch or result, found none");
     }
   });
 }

@@ -1,11 +1,13 @@
 // Tables: lookup, update, marks and buckets; the values of update rules.
 #include "table/table.h"
 
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -124,13 +126,12 @@ nb::tuple snapshot(const Table& table, std::uint32_t bucket) {
 }
 
 void restore(Table& table, std::uint32_t bucket, Keys keys, Array1<const std::uint8_t> classes,
-             Array2<const std::uint8_t> rows, nb::dict marks_of_streams) {
+             Array2<const std::uint8_t> rows,
+             const std::map<std::int64_t, std::uint64_t>& marks_of_streams) {
   expect("restore", "rows of width", rows.shape(1), table.row_bytes());
   expect("restore", "as many rows as keys:", rows.shape(0), keys.size());
-  std::vector<std::pair<std::int64_t, std::uint64_t>> marks_given;
-  for (const auto& [stream, sequence] : marks_of_streams) {
-    marks_given.emplace_back(nb::cast<std::int64_t>(stream), nb::cast<std::uint64_t>(sequence));
-  }
+  const std::vector<std::pair<std::int64_t, std::uint64_t>> marks_given(marks_of_streams.begin(),
+                                                                        marks_of_streams.end());
   nb::gil_scoped_release release;
   table.restore(bucket, {.keys = as_span(keys),
                          .classes = as_span(classes),
@@ -252,8 +253,10 @@ void register_table(nb::module_& m) {
       .def_prop_ro("dim", &Table::dim)
       .def_prop_ro("state_floats", &Table::state_floats)
       .def_prop_ro("row_bytes", &Table::row_bytes, "Bytes of weights and state of a row.")
-      .def_prop_ro("rows", &Table::num_rows, "Number of rows.")
-      .def_prop_ro("bytes", &Table::bytes, "Bytes of memory taken from the system.")
+      .def_prop_ro("rows", &Table::num_rows, nb::call_guard<nb::gil_scoped_release>(),
+                   "Number of rows.")
+      .def_prop_ro("bytes", &Table::bytes, nb::call_guard<nb::gil_scoped_release>(),
+                   "Bytes of memory taken from the system.")
       .def_prop_ro("simd", [](const Table& t) { return std::string(isa_name(t.isa())); })
       .def("lookup", &lookup, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
            "Write the weights of each key and return how many were absent. Changes nothing.\n"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <mutex>
 
 #include "base/dims.h"
 #include "store/find.h"
@@ -20,7 +19,8 @@ constexpr std::size_t kParallelBlocksMin = 4;
 
 }  // namespace
 
-// Holds the shared locks of several stripes. Writers hold one at a time, so no cycle can form.
+// Holds the shared locks of several stripes, taken in their order; writers hold one at a time. So
+// no cycle can form.
 class Table::SharedLocks {
  public:
   SharedLocks(const Table& table, std::uint64_t stripes) : table_(table), stripes_(stripes) {
@@ -33,8 +33,8 @@ class Table::SharedLocks {
   SharedLocks& operator=(const SharedLocks&) = delete;
 
  private:
-  std::shared_mutex& mutex_of(std::uint64_t stripes) const noexcept {
-    return table_.stripes_[static_cast<std::size_t>(std::countr_zero(stripes))].mutex;
+  StripeMutex& mutex_of(std::uint64_t stripes) const noexcept {
+    return table_.stripes_[static_cast<std::size_t>(std::countr_zero(stripes))];
   }
   const Table& table_;
   const std::uint64_t stripes_;

@@ -1,6 +1,7 @@
 #include "table/table.h"
 
 #include <mutex>
+#include <shared_mutex>
 
 #include "base/error.h"
 
@@ -53,9 +54,11 @@ Table::Table(const TableConfig& config)
 
 std::size_t Table::num_rows() const {
   std::size_t n = 0;
-  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
-    std::shared_lock lock(mutex_of(bucket));
-    n += index_.num_rows(bucket);
+  for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
+    std::shared_lock lock(stripes_[stripe]);
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      n += index_.num_rows(stripe * kBucketsPerStripe + i);
+    }
   }
   return n;
 }
@@ -63,7 +66,7 @@ std::size_t Table::num_rows() const {
 std::size_t Table::bytes() const {
   std::size_t n = sizeof *this + arena_.bytes() + marks_.bytes();
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
-    std::shared_lock lock(stripes_[stripe].mutex);
+    std::shared_lock lock(stripes_[stripe]);
     n += index_.bytes(stripe);
   }
   return n;

@@ -16,7 +16,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <shared_mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -31,6 +30,7 @@
 #include "store/index.h"
 #include "table/groups.h"
 #include "table/marks.h"
+#include "table/stripe.h"
 
 namespace trireme {
 
@@ -110,16 +110,13 @@ class Table {
   void addresses(std::span<const std::uint64_t> keys, const float** out, Pool& pool) const;
 
  private:
-  struct alignas(64) Stripe {
-    std::shared_mutex mutex;
-  };
   class SharedLocks;
 
   std::size_t row_floats() const noexcept {
     return static_cast<std::size_t>(dim_ + state_floats());
   }
-  std::shared_mutex& mutex_of(std::uint32_t bucket) const noexcept {
-    return stripes_[bucket / kBucketsPerStripe].mutex;
+  StripeMutex& mutex_of(std::uint32_t bucket) const noexcept {
+    return stripes_[bucket / kBucketsPerStripe];
   }
   template <class Function>
   void for_stripes(std::span<const std::uint64_t> keys, Pool& pool, const Function& function) const;
@@ -145,7 +142,7 @@ class Table {
   Arena arena_;
   Index index_;  // with the rows it refers to: guarded by their stripes' locks
   Marks marks_;  // the marks of a bucket: guarded by its stripe's lock
-  mutable std::array<Stripe, kNumStripes> stripes_;
+  mutable std::array<StripeMutex, kNumStripes> stripes_;
 };
 
 }  // namespace trireme

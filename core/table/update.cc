@@ -65,7 +65,7 @@ std::size_t Table::update(std::span<const std::uint64_t> keys, const float* grad
 std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const float* grads,
                                  const Advance& advance, const RuleValues& values) {
   const std::uint32_t first_bucket = stripe * kBucketsPerStripe;
-  std::unique_lock lock(stripes_[stripe].mutex);
+  std::unique_lock lock(stripes_[stripe]);
   const std::uint64_t applied = advance.applied(first_bucket);
   if (applied == ~std::uint64_t{0}) return 0;
   std::size_t num_keys = group.keys.size();
@@ -146,7 +146,7 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
     if (group.keys.empty()) return;
     std::vector<Arena::Ref> refs;
     refs.reserve(group.keys.size());
-    std::unique_lock lock(stripes_[stripe].mutex);
+    std::unique_lock lock(stripes_[stripe]);
     for (const std::uint64_t key : group.keys) {
       Arena::Ref ref;
       if (index_.erase(key, ref)) refs.push_back(ref);
