@@ -61,7 +61,10 @@ def gather_rows(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
     Raises:
         BadRequest: sizes or dtypes do not agree, or an offset or a row is out of range.
     """
-    out: Tensor = torch.ops.trireme.gather_rows(*lookup, num_examples, num_features)
+    if torch.compiler.is_compiling():
+        out: Tensor = torch.ops.trireme.gather_rows(*lookup, num_examples, num_features)
+    else:
+        out = _EagerGather.apply(*lookup, num_examples, num_features)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -114,6 +117,27 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _gather_rows.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+class _EagerGather(torch.autograd.Function):
+    """The same operation without the dispatcher, whose way through Python costs as much as a
+    gather of a few hundred examples.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *tensors, num_examples, num_features = inputs
+        lookup = Lookup(*tensors)
+        _keep_for_backward(ctx, inputs, lookup.rows)
+        gather, _ = _kernels(lookup.rows.device)
+        return gather(lookup, num_examples, num_features)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        _, scatter = _kernels(grads[0].device)
+        order, starts, bags, weights = ctx.saved_tensors
+        return scatter(grads[0], order, starts, bags, weights, ctx.num_rows), *[None] * 8
+
 
 _Gather = Callable[[Lookup, int, int], Tensor]
 _Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]

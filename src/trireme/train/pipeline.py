@@ -24,6 +24,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.nn import Plan, Planner
 from trireme.ps.client import Pulled
+from trireme.ps.process import settled
 from trireme.ps.routing import Keys
 from trireme.train.conduit import Conduit
 from trireme.train.optimizer import DistributedOptimizer
@@ -167,7 +168,8 @@ def prefetch(
     """
     of = default() if cluster is None else cluster
     share = share_of(dataset, of, epoch)
-    with Pipeline(share, model, training=True, depth=depth, cluster=of) as pipeline:
+    pipeline = Pipeline(share, model, training=True, depth=depth, cluster=of)
+    with settled(), pipeline:
         yield from pipeline
         optimizer = of.steps
     if isinstance(optimizer, DistributedOptimizer):

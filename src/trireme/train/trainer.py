@@ -15,6 +15,7 @@ from trireme.cluster import Cluster, default
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.metrics import Metric
+from trireme.ps.process import settled
 from trireme.strategy import Strategy
 from trireme.train import checkpoint
 from trireme.train.optimizer import DistributedOptimizer
@@ -141,7 +142,7 @@ class Trainer:
         )
         started = time.monotonic()
         with display(title, enabled=self._shows) as shown:
-            with pipeline:
+            with settled(), pipeline:
                 for batch in pipeline:
                     self._step(batch, tally, training)
                     if shown is not None:
