@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,23 @@ def test_a_dataloader_with_four_processes_feeds_a_trainer() -> None:
         trainer = trainer_for(cluster)
         fitted = trainer.fit(loader(1000, num_workers=4))
         assert fitted["examples"] == 1000
+
+
+def test_async_weights_are_at_most_one_step_old_however_slow_the_pushes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with embedded() as cluster:
+        push = cluster.client.push
+
+        def slow_push(*args: Any, **options: Any) -> None:
+            time.sleep(0.02)  # much longer than a step
+            push(*args, **options)
+
+        monkeypatch.setattr(cluster.client, "push", slow_push)
+        trainer_for(cluster).fit(loader(1000))
+        [stats] = cluster.client.stats()
+    assert sum(stats["staleness"].values()) == 20
+    assert set(stats["staleness"]) <= {"0", "1"}
 
 
 def test_an_error_in_the_data_reaches_the_training_thread_and_ends_its_threads() -> None:

@@ -3,10 +3,10 @@ time (sync).
 
     source -- plan thread --> [depth planned] -- pull thread --> [pulled] --> the loop
 
-In async the pull for the next batch starts when the loop takes the current one, so weights are one
-step old when they
-are used, whatever the depth: depth hides the time of reading and planning, never adds staleness. In
-sync the loop itself pulls, after its last step has been applied everywhere.
+In async the pull for the next batch starts when the loop has taken the current one and the push of
+the batch before has been applied. So weights are one step old when they are used, whatever the
+depth: depth hides the time of reading and planning, never adds staleness. In sync the loop itself
+pulls, after its last step has been applied everywhere.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ class Pipeline:
     def _pull(self) -> Iterator[tuple[_Planned, Pulled]]:
         for planned in self._planned:
             self._may_pull.acquire()
+            if self._optimizer is not None:
+                self._optimizer.flush()
             yield planned, self._cluster.pull(planned.keys(), blocks=self._training)
 
     def _pull_in_loop(self) -> Iterator[tuple[_Planned, Pulled]]:

@@ -15,8 +15,8 @@ _Item = tuple[Step, Mapping[str, TableGradient], DenseGradient | None]
 
 
 class Pusher:
-    """Used by one thread. An error of a push is raised by the next `submit` or `flush`; no later
-    push is sent.
+    """One thread submits; any may flush. An error of a push is raised by the next `submit` or
+    `flush`; no later push is sent.
     """
 
     def __init__(self, client: Client) -> None:
