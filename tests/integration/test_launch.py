@@ -116,9 +116,12 @@ COMMAND = [sys.executable, "-m", "trireme.cli", "launch"]
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    # Tests that run under nohup would hand its ignored SIGHUP on to the job, which then ignores it.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     launcher = Launcher(tmp_path)
     yield launcher
     launcher.close()
+    signal.signal(signal.SIGHUP, before)
 
 
 def refused(folder: Path, *arguments: str) -> str:
