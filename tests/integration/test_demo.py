@@ -60,3 +60,20 @@ def test_the_demo_says_that_there_is_no_such_file(tmp_path: Path) -> None:
         processes.start("demo", [sys.executable, DEMO, "--data", "none.txt"], {})
         with pytest.raises(AssertionError, match=r"found none at none\.txt"):
             processes.finish(60.0)
+
+
+def test_a_broken_line_ends_the_job_and_is_named_on_the_console(tmp_path: Path) -> None:
+    random, path = Random(1), tmp_path / "train.txt"
+    lines = [random_line(random) for _ in range(1000)]
+    lines[4] = b"1\tten\x00" + b"\t" * 38
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with Processes(tmp_path) as processes:
+        options = ["--out", str(tmp_path / "out"), "--data", str(path)]
+        processes.start("demo", [sys.executable, DEMO, *options], {})
+        with pytest.raises(AssertionError):
+            processes.finish(110.0)
+        output = processes.output("demo")
+    where = f"{tmp_path}/out/data/train/part-0.tsv line 5: field 2 (I1)"
+    what = r"expected an integer of 64 bits or nothing, found 'ten\x00'"
+    assert f"DataError: QueueDataset: {where}: {what}" in output
+    assert "trireme launch: failed: worker 0 failed with exit code 1" in output
