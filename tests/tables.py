@@ -34,6 +34,20 @@ def make_table(dim: int = 4, rule: str = "sgd", **options: Any) -> _core.Table:
     return _core.Table(**{**plain, **options})
 
 
+def mix64(x: int) -> int:
+    """The hash of a key, splitmix64's finalizer, from its definition."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & MASK
+    return x ^ (x >> 31)
+
+
+def unmix64(x: int) -> int:
+    """The key of a hash."""
+    x = (x ^ (x >> 31) ^ (x >> 62)) * pow(0x94D049BB133111EB, -1, 2**64) & MASK
+    x = (x ^ (x >> 27) ^ (x >> 54)) * pow(0xBF58476D1CE4E5B9, -1, 2**64) & MASK
+    return x ^ (x >> 30) ^ (x >> 60)
+
+
 def keys_of(*values: int) -> np.ndarray:
     return np.array(values, np.uint64)
 

@@ -7,7 +7,17 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from tests.tables import INITIALIZERS, MASK, POOL, RULES, keys_of, lookup, make_table, random_keys
+from tests.tables import (
+    INITIALIZERS,
+    MASK,
+    POOL,
+    RULES,
+    keys_of,
+    lookup,
+    make_table,
+    mix64,
+    random_keys,
+)
 from trireme import _core
 
 RNG = np.random.default_rng(0)
@@ -29,12 +39,6 @@ GOLDEN = {
         0xFFFFFFFFFFFFFFFF: "3f011566 3ea7da81 3f1c8dac 3f1493cd 3e16ae30",
     },
 }
-
-
-def mix64(x: int) -> int:
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & MASK
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & MASK
-    return x ^ (x >> 31)
 
 
 def bits_of(seed: int, key: int, position: int) -> int:

@@ -1,0 +1,225 @@
+"""A table as a plain dict: what the core's tables must equal, bit for bit.
+
+Written from the definitions, without the core, for one caller: rows are NumPy arrays in a dict,
+marks an array per stream. Every operation in float32 stands for one of the core's, in its order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.tables import MASK, mix64, unmix64
+
+NUM_BUCKETS = 4096
+GOLDEN = 0x9E3779B97F4A7C15
+F32 = np.float32
+Ids = list[tuple[int, int]]
+
+
+@functools.cache
+def bucket_of(key: int) -> int:
+    return mix64(key) >> 52
+
+
+def key_at(bucket: int, rest: int) -> int:
+    """The key of this bucket whose hash ends in these 52 bits."""
+    return unmix64(bucket << 52 | rest)
+
+
+@dataclass(frozen=True)
+class Values:
+    """The numbers of a step, as in RuleValues."""
+
+    lr: float
+    weight_decay: float = 0.0
+    eps: float = 1e-10
+    beta1: float = 0.9
+    beta2: float = 0.999
+    lower: float = -np.inf
+    upper: float = np.inf
+    step: int = 1
+
+
+# A rule changes weights (D,) and state (W,) in place, for a gradient (D,).
+Apply = Callable[[np.ndarray, np.ndarray, np.ndarray, Values], None]
+
+
+def decayed(weights: np.ndarray, grad: np.ndarray, v: Values) -> np.ndarray:
+    return grad + F32(v.weight_decay) * weights
+
+
+def move(weights: np.ndarray, step: np.ndarray, v: Values) -> None:
+    weights -= step
+    if v.lower > -np.inf or v.upper < np.inf:
+        weights.clip(F32(v.lower), F32(v.upper), out=weights)
+
+
+def sgd(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    move(weights, F32(v.lr) * decayed(weights, grad, v), v)
+
+
+def adagrad(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    grad = decayed(weights, grad, v)
+    state += grad * grad
+    move(weights, F32(v.lr) * grad / (np.sqrt(state) + F32(v.eps)), v)
+
+
+def shared_adagrad(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    grad = decayed(weights, grad, v)
+    state += sum_of(grad * grad) / F32(len(grad))
+    move(weights, F32(v.lr) * grad / (np.sqrt(state) + F32(v.eps)), v)
+
+
+def sum_of(squares: np.ndarray) -> np.float32:
+    """Sixteen partial sums, of every sixteenth element each; then halves are added four times."""
+    padded = np.zeros(-len(squares) % 16 + len(squares), F32)
+    padded[: len(squares)] = squares
+    partial = np.zeros(16, F32)
+    for part in padded.reshape(-1, 16):
+        partial += part
+    for half in (8, 4, 2, 1):
+        partial = partial[:half] + partial[half:]
+    return partial[0]
+
+
+def adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    adam_at(v.step, weights, state, grad, v)
+
+
+def row_adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    count = state[-1:].view(np.uint32)
+    count += np.uint32(1)
+    adam_at(int(count[0]), weights, state[:-1], grad, v)
+
+
+def adam_at(t: int, weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    means, squares = np.split(state, 2)
+    grad = decayed(weights, grad, v)
+    means += F32(1 - v.beta1) * (grad - means)
+    squares += F32(1 - v.beta2) * (grad * grad - squares)
+    size = F32(v.lr * np.sqrt(1 - power(v.beta2, t)) / (1 - power(v.beta1, t)))
+    move(weights, size * (means / (np.sqrt(squares) + F32(v.eps))), v)
+
+
+@functools.cache
+def power(base: float, n: int) -> float:
+    """By squaring: `**` may round otherwise."""
+    result = 1.0
+    while n > 0:
+        if n & 1:
+            result *= base
+        base *= base
+        n >>= 1
+    return result
+
+
+def count(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    move(weights, F32(-1), v)
+
+
+# Rule of tests.tables.RULES -> how it applies, floats of state per weight and per row.
+RULES: dict[str, tuple[Apply, int, int]] = {
+    "sgd": (sgd, 0, 0),
+    "adagrad": (adagrad, 1, 0),
+    "shared adagrad": (shared_adagrad, 0, 1),
+    "adam": (adam, 2, 0),
+    "row adam": (row_adam, 2, 1),
+    "count": (count, 0, 0),
+}
+
+
+class Model:
+    """The operations of a table that has uniform initial weights, on a dict."""
+
+    def __init__(
+        self,
+        dim: int,
+        rule: str,
+        *,
+        seed: int = 1,
+        low: float = -0.5,
+        high: float = 0.25,
+        accumulator: float = 0.0,
+        absent: str = "initial",
+        num_streams: int = 4,
+    ) -> None:
+        self.apply, per_weight, per_row = RULES[rule]
+        self.dim = dim
+        self.num_state = per_weight * dim + per_row
+        self.seed = mix64((seed + GOLDEN) & MASK)
+        self.low, self.width = F32(low), F32(high) - F32(low)
+        self.accumulator = accumulator
+        self.absent_is_zero = absent == "zeros"
+        self.rows: dict[int, np.ndarray] = {}  # key -> (D + W,): weights, then state
+        self.marks = np.zeros((num_streams, NUM_BUCKETS), np.uint64)
+        self.initial = functools.cache(self._initial)
+
+    def _initial(self, key: int) -> np.ndarray:
+        row = mix64(key ^ self.seed)
+        bits = [mix64((row + (j + 1) * GOLDEN) & MASK) >> 40 for j in range(self.dim)]
+        return self.low + self.width * (np.array(bits, F32) * F32(2.0**-24))
+
+    def lookup(self, keys: np.ndarray) -> tuple[np.ndarray, int]:
+        """The weights of each key, and how many keys have no row."""
+        out, missing = np.zeros((len(keys), self.dim), F32), 0
+        for i, key in enumerate(keys.tolist()):
+            row = self.rows.get(key)
+            if row is not None:
+                out[i] = row[: self.dim]
+                continue
+            missing += 1
+            if not self.absent_is_zero:
+                out[i] = self.initial(key)
+        return out, missing
+
+    def update(self, keys: np.ndarray, grads: np.ndarray, ids: Ids, values: Values) -> int:
+        """Returns how many keys it was applied to: those of buckets that lack one of the ids."""
+        done = np.logical_and.reduce([self.marks[stream] >= number for stream, number in ids])
+        applied = 0
+        for key, grad in zip(keys.tolist(), grads, strict=True):
+            if done[bucket_of(key)]:
+                continue
+            row = self.rows.get(key)
+            if row is None:
+                row = self.rows[key] = np.full(self.dim + self.num_state, self.accumulator, F32)
+                row[: self.dim] = self.initial(key)
+            self.apply(row[: self.dim], row[self.dim :], grad, values)
+            applied += 1
+        self.advance(ids)
+        return applied
+
+    def advance(self, ids: Ids) -> None:
+        for stream, number in ids:
+            np.maximum(self.marks[stream], number, out=self.marks[stream])
+
+    def erase(self, keys: np.ndarray) -> int:
+        return sum(self.rows.pop(key, None) is not None for key in keys.tolist())
+
+    def contains(self, keys: np.ndarray) -> list[bool]:
+        return [key in self.rows for key in keys.tolist()]
+
+    def snapshot(self, bucket: int) -> tuple[dict[int, bytes], dict[int, int]]:
+        """The bytes of each row, by key; the marks that are not 0, by stream."""
+        rows = {key: row.tobytes() for key, row in self.rows.items() if bucket_of(key) == bucket}
+        marks = enumerate(self.marks[:, bucket].tolist())
+        return rows, {stream: mark for stream, mark in marks if mark > 0}
+
+    def restore(self, bucket: int, rows: dict[int, bytes], marks: dict[int, int]) -> None:
+        for key in [key for key in self.rows if bucket_of(key) == bucket]:
+            del self.rows[key]
+        self.rows.update({key: np.frombuffer(row, F32).copy() for key, row in rows.items()})
+        self.marks[:, bucket] = [marks.get(stream, 0) for stream in range(len(self.marks))]
+
+
+def rows_of(content: tuple[Any, ...]) -> tuple[dict[int, bytes], dict[int, int]]:
+    """What a table's snapshot() returned, as a model's does; checks that no key occurs twice."""
+    keys, classes, rows, marks = content
+    assert not classes.any(), classes
+    found = {key: row.tobytes() for key, row in zip(keys.tolist(), rows, strict=True)}
+    assert len(found) == len(keys), f"a key twice: {sorted(keys.tolist())}"
+    return found, marks

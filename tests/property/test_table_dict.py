@@ -1,0 +1,41 @@
+"""A table equals a plain dict under 100,000 random operations, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.property.seeds import SEED, named_in_failure
+from tests.property.table_model import Model
+from tests.property.table_operations import Operations
+from tests.tables import RULES, make_table
+
+NUM_OPERATIONS = 100_000
+# (rule, dim, options)
+TABLES: list[tuple[str, int, dict[str, Any]]] = [
+    ("sgd", 4, {}),
+    ("sgd", 1, {"absent": "zeros"}),
+    ("adagrad", 16, {}),
+    ("adagrad", 9, {"initial_accumulator": 0.0, "simd": "scalar"}),
+    ("shared adagrad", 21, {"initial_accumulator": 0.5}),
+    ("adam", 8, {"absent": "zeros"}),
+    ("row adam", 5, {}),
+    ("count", 3, {"simd": "scalar"}),
+]
+
+
+@pytest.mark.parametrize(("rule", "dim", "options"), TABLES, ids=str)
+def test_a_table_equals_a_dict(rule: str, dim: int, options: dict[str, Any]) -> None:
+    table = make_table(dim, rule, **options)
+    model = Model(
+        dim,
+        rule,
+        accumulator={**RULES[rule], **options}.get("initial_accumulator", 0.0),
+        absent=options.get("absent", "initial"),
+    )
+    operations = Operations(table, model, f"{SEED} {rule} {dim}")
+    with named_in_failure(lambda: operations.doing):
+        for _ in range(NUM_OPERATIONS // len(TABLES)):
+            operations.step()
+        operations.compare_all()
