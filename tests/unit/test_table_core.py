@@ -1,4 +1,4 @@
-"""Tables of the core: keys, lookups, updates, what is refused, and the same bits everywhere."""
+"""Tables of the core: keys, lookups, updates, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from tests.tables import (
-    INITIALIZERS,
     MASK,
     POOL,
     RULES,
     buckets_of,
     contains,
-    instruction_sets,
     keys_in,
     keys_of,
     lookup,
@@ -187,47 +185,6 @@ def test_one_bucket_holds_as_many_rows_as_all_others() -> None:
         table.update(part, ones(len(part), 1), [(0, sequence)], RATES, POOL)
     assert (lookup(table, keys) == 1).all()
     assert table.rows == len(table.snapshot(7)[0]) == len(keys)
-
-
-# ---- the same bits everywhere ----
-
-
-def run_with(simd: str, dim: int, rule: str, initializer: str) -> bytes:
-    """Everything in a table after some steps, with values that round."""
-    rng = np.random.default_rng(9)
-    keys = random_keys(rng, 700)
-    table = make_table(dim, rule, simd=simd, **INITIALIZERS[initializer])
-    assert simd in ("auto", table.simd)
-    for sequence in range(1, 5):
-        part = rng.permutation(keys)[:400]
-        grads = rng.standard_normal((len(part), dim), np.float32)
-        rates = _core.RuleValues(
-            lr=0.1,
-            weight_decay=0.01,
-            eps=1e-5,
-            step=sequence,
-            lower=-0.6,
-            upper=0.7,
-        )
-        table.update(part, grads, [(0, sequence)], rates, POOL)
-    content = b"".join(b"".join(part[:3]) for part in snapshot(table).values())
-    return content + lookup(table, keys).tobytes()
-
-
-def test_every_instruction_set_computes_the_same_bits() -> None:
-    reasons = instruction_sets()
-    here = [simd for simd, reason in reasons.items() if not reason]
-    for simd, reason in reasons.items():
-        print(f"{simd}: {reason or 'compared'}")
-    assert here[0] == "scalar"
-    assert make_table().simd == here[-1]
-    combinations = [(dim, rule, "normal") for dim in (1, 3, 8, 9, 16, 17) for rule in RULES]
-    combinations += [(dim, rule, "uniform") for dim in (64, 100) for rule in RULES]
-    combinations += [(7, "adagrad", initializer) for initializer in INITIALIZERS]
-    for combination in combinations:
-        expected = run_with("scalar", *combination)
-        for simd in here[1:]:
-            assert run_with(simd, *combination) == expected, (simd, combination)
 
 
 # ---- what is refused ----

@@ -1,0 +1,69 @@
+"""Every instruction set computes the same bits: what is looked up, initial rows, all rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.property.seeds import SEED, named_in_failure
+from tests.tables import (
+    INITIALIZERS,
+    POOL,
+    RULES,
+    buckets_of,
+    instruction_sets,
+    lookup,
+    make_table,
+    random_keys,
+)
+from trireme import _core
+
+DIMS = (*range(1, 71), 100, 128)  # whole vectors of all widths, and what is left of them
+WITHOUT = instruction_sets()  # instruction set -> why it cannot run here, or ""
+
+
+def random_values(rng: np.random.Generator, step: int) -> _core.RuleValues:
+    bounds = (-0.6, 0.7) if rng.random() < 0.5 else (-np.inf, np.inf)
+    return _core.RuleValues(
+        lr=rng.choice([0.1, 0.037]),
+        weight_decay=rng.choice([0.0, 0.013]),
+        eps=rng.choice([1e-10, 1e-5]),
+        step=step,
+        lower=bounds[0],
+        upper=bounds[1],
+    )
+
+
+def run_with(simd: str, dim: int, rule: str, initializer: str) -> list[bytes]:
+    """Lookups after each of some random batches, of rows that are there or not; at last, state."""
+    rng = np.random.default_rng([SEED, dim])
+    keys = random_keys(rng, 200)
+    table = make_table(dim, rule, simd=simd, **INITIALIZERS[initializer])
+    assert table.simd == simd
+    found = [lookup(table, keys).tobytes()]
+    for sequence in range(1, 5):
+        part = rng.choice(keys, rng.choice([1, 7, 100]))  # some keys twice
+        scale = rng.choice([1e-6, 1.0, 1e3], (len(part), 1)).astype(np.float32)
+        grads = rng.standard_normal((len(part), dim), np.float32) * scale
+        table.update(part, grads, [(0, sequence)], random_values(rng, sequence), POOL)
+        found.append(lookup(table, rng.choice(keys, 300)).tobytes())
+    for bucket in np.unique(buckets_of(keys)).tolist():
+        found += [content.tobytes() for content in table.snapshot(bucket)[:3]]
+    return found
+
+
+@pytest.mark.parametrize("simd", [simd for simd in WITHOUT if simd != "scalar"])
+def test_an_instruction_set_computes_the_bits_of_scalar_code(simd: str) -> None:
+    if WITHOUT[simd]:
+        pytest.skip(f"this machine lacks {simd}: {WITHOUT[simd]}")
+    combinations = [(dim, rule, "uniform") for dim in DIMS for rule in RULES]
+    combinations += [(dim, "sgd", name) for dim in DIMS for name in INITIALIZERS]
+    with named_in_failure():
+        for combination in combinations:
+            assert run_with(simd, *combination) == run_with("scalar", *combination), combination
+
+
+def test_a_table_takes_the_widest_instruction_set_of_the_machine() -> None:
+    here = [simd for simd, reason in WITHOUT.items() if not reason]
+    assert here[0] == "scalar"
+    assert make_table().simd == make_table(simd="auto").simd == here[-1]
