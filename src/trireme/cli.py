@@ -33,6 +33,24 @@ _FLEETRUN_ONLY = {
     "--nproc_per_node": "give --server_num and --worker_num",
 }
 
+_EXAMPLES = """
+examples:
+  python train.py
+      alone, with the tables in its own process
+  trireme launch --server_num 2 --worker_num 2 train.py
+      a whole job on this machine
+  trireme server --listen 127.0.0.1:6000
+  TRIREME_SERVERS=127.0.0.1:6000 torchrun --nproc_per_node 2 train.py
+      a server without a script, and workers of it
+
+A script without arguments to trireme.init() finds its place in the environment:
+  TRIREME_ROLE=worker TRIREME_SERVERS=HOST:PORT,... TRIREME_INDEX=I TRIREME_NUM_WORKERS=N
+  or Fleet's TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID,
+  POD_IP and PADDLE_PORT; or torchrun's RANK and WORLD_SIZE with TRIREME_SERVERS; without any: alone
+
+`trireme COMMAND --help` explains a command, with examples.
+"""
+
 _KEYS = """
 Keys: a server's folder holds server.key and clients.pub (the public keys it admits, one per line),
 a worker's client.key and server.pub. trireme.rpc.make_keys(path) writes a pair to path, its public
@@ -47,9 +65,13 @@ examples:
       --insecure train.py
       the same command on both machines starts on each what belongs there
 
-Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes to the console. If one process
-fails, all are stopped; the exit code is that of the process that failed, 128 + n if signal n ended
-it or stopped the job, 2 for a wrong command.
+Options stand before the script. Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes
+to the console. If one process fails, all are stopped; the exit code is that of the process that
+failed, 128 + n if signal n ended it or stopped the job, 2 for a wrong command.
+
+Environment, for every process that is started:
+  TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_INSECURE=1   as the options, which win
+  TRIREME_THREADS, OMP_NUM_THREADS   threads of Trireme and of torch; default: a share of the cores
 """
 
 
@@ -60,8 +82,11 @@ examples:
       workers of that server and another one
 
 A server needs its address only; workers bring the rest, and server 0 of their list hosts the
-coordinator. It ends with code 0 when all workers have said goodbye, or at SIGTERM. Every option can
-also be given by the environment (TRIREME_LISTEN, TRIREME_INSECURE, ...); options win.
+coordinator. It ends with code 0 when all workers have said goodbye, or at SIGTERM; with an error
+when those that have not are silent for twice the timeout.
+
+Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT and
+TRIREME_INSECURE=1 say the same as the options, which win.
 """
 
 
@@ -85,7 +110,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trireme",
         description="A parameter server for PyTorch.",
-        epilog="trireme COMMAND --help explains a command with examples",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.set_defaults(parser=parser)
@@ -119,9 +145,15 @@ def _command(
 
 def _add_launch(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--server_num", type=int, metavar="N", help="servers on this machine")
-    add("--worker_num", "--trainer_num", type=int, metavar="N", help="workers on this machine")
-    add("--servers", type=_addresses, default=(), metavar="HOST:PORT,...", help="all servers")
+    add("--server_num", type=int, metavar="N", help="number of servers, all on this machine")
+    add("--worker_num", "--trainer_num", type=int, metavar="N", help="number of workers")
+    add(
+        "--servers",
+        type=_addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="all servers, to name their ports or spread them over machines",
+    )
     add(
         "--workers",
         "--trainers",
@@ -130,7 +162,13 @@ def _add_launch(command: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT,...",
         help="all workers, to spread them over machines; the ports are not used",
     )
-    add("--log_dir", type=Path, default=Path("log"), metavar="DIR", help="default: log")
+    add(
+        "--log_dir",
+        type=Path,
+        default=Path("log"),
+        metavar="DIR",
+        help="folder for one log file per process; default: log",
+    )
     add(
         "--grace_s",
         type=_seconds,
@@ -225,6 +263,8 @@ def _explain_unknown(option: str, command: argparse.ArgumentParser) -> str:
     name = option.split("=")[0]
     if name in _FLEETRUN_ONLY and command.prog.endswith(" launch"):
         return f"fleetrun's {name} has no meaning here: {_FLEETRUN_ONLY[name]}"
+    if not name.startswith("-"):
+        return f"expected options only, found {name!r}"
     known = [flag for action in command._actions for flag in action.option_strings]
     near = difflib.get_close_matches(name, known, n=1)
     return f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "")
@@ -235,9 +275,12 @@ def _addresses(text: str) -> tuple[str, ...]:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ValueError(f"expected seconds > 0, found {text}")
+        raise argparse.ArgumentTypeError(f"expected seconds > 0, found {text!r}")
     return seconds
 
 

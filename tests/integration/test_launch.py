@@ -286,13 +286,15 @@ def test_launch_shares_the_cores_unless_the_user_has_chosen(launcher: Launcher) 
 
 
 def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
-    options = ("--insecure", "--keys", "some/keys", "--timeout_s", "12.5", "--root", "some/root")
+    (launcher.folder / "some/keys").mkdir(parents=True)
+    (launcher.folder / "some/root").mkdir()
+    options = ("--keys", "some/keys", "--timeout_s", "12.5", "--root", "some/root")
     options += ("--log_dir", "out/l")
     stale = {"TRIREME_LISTEN": "1.2.3.4:5", "TRIREME_INDEX": "9"}
     launcher.start("--server_num=1", "--worker_num=1", *options, num=2, **stale)
     for name in ("server 0", "worker 0"):
         peer = launcher.peers[name]
-        assert peer.ask("env TRIREME_INSECURE") == "1"
+        assert peer.ask("env TRIREME_INSECURE") == ""
         assert peer.ask("env TRIREME_KEYS") == "some/keys"
         assert peer.ask("env TRIREME_ROOT") == "some/root"
         assert peer.ask("env TRIREME_TIMEOUT_S") == "12.5"
@@ -302,6 +304,14 @@ def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
     assert launcher.finish()[0] == 0
     found = sorted(path.name for path in (launcher.folder / "out" / "l").iterdir())
     assert found == ["serverlog.0", "workerlog.0"]
+
+
+def test_launch_hands_on_that_the_network_is_trusted(launcher: Launcher) -> None:
+    launcher.start("--server_num=1", "--worker_num=1", "--insecure", num=2)
+    for peer in launcher.peers.values():
+        assert peer.ask("env TRIREME_INSECURE") == "1"
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
 
 
 # An address of the documentation range: no machine has it (RFC 5737).
@@ -326,10 +336,12 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     two = ("--server_num", "1", "--worker_num", "1")
     assert "did you mean --server_num?" in refused(tmp_path, "--server_nun", "1", STANDIN)
     assert "found no file 'train.py'" in refused(tmp_path, *two, "train.py")
-    assert "--worker_num or --workers, found neither" in refused(
+    assert "--worker_num or --workers before the script, found neither" in refused(
         tmp_path, "--server_num", "1", STANDIN
     )
-    assert "found 0" in refused(tmp_path, "--server_num", "0", "--worker_num", "1", STANDIN)
+    assert "found 0; to train without servers run the script with python" in refused(
+        tmp_path, "--server_num", "0", "--worker_num", "1", STANDIN
+    )
     assert "barriers and reductions go through the servers" in refused(
         tmp_path, *two, "--gloo_port", "1", STANDIN
     )
@@ -342,6 +354,18 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     assert "expected host:port" in refused(
         tmp_path, "--worker_num", "1", "--servers", "6000", STANDIN
     )
+    assert "ports of 1 to 65535, found '127.0.0.1:0'" in refused(
+        tmp_path, "--worker_num", "1", "--servers", "127.0.0.1:0", STANDIN
+    )
+    assert "expected --keys or --insecure, found both" in refused(
+        tmp_path, *two, "--keys", ".", "--insecure", STANDIN
+    )
+    assert "expected --root to be a folder, found none at none" in refused(
+        tmp_path, *two, "--root", "none", STANDIN
+    )
+    assert f"--log_dir to be a folder to write to, found {STANDIN}: File exists" in refused(
+        tmp_path, *two, "--log_dir", STANDIN, STANDIN
+    )
     assert "list all workers" in refused(
         tmp_path, "--worker_num", "1", "--servers", ELSEWHERE, STANDIN
     )
@@ -350,7 +374,7 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"to listen on {address}, found: Address already in use" in refused(
+        assert f"to listen on {address}, found: Address already in use; choose" in refused(
             tmp_path, "--worker_num", "1", "--servers", address, STANDIN
         )
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trireme import cli
+from trireme.launch import roles
 
 # Changing this list changes what users type: add to it, and say so in CHANGELOG.md.
 FLAGS = {
@@ -75,7 +76,9 @@ def test_cli_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> N
         (["launch", "--worker_nums", "2", "x.py"], "did you mean --worker_num?"),
         (["launch", "--trainer", "2", "x.py"], "did you mean --trainers?"),
         (["launch", "--start_port=6070", "x.py"], "fleetrun's --start_port has no meaning here"),
-        (["launch", "--grace_s", "0", "x.py"], "--grace_s"),
+        (["launch", "--grace_s", "0", "x.py"], "--grace_s: expected seconds > 0, found '0'"),
+        (["launch", "--timeout_s", "soon", "x.py"], "expected seconds > 0, found 'soon'"),
+        (["server", "train.py"], "expected options only, found 'train.py'"),
         (["version", "--start_port", "1"], "unknown option --start_port"),
         ([], "COMMAND"),
     ],
@@ -95,6 +98,24 @@ def test_a_server_refuses_a_root_that_is_no_folder(
     options = ["--listen", "127.0.0.1:0", "--root", str(tmp_path / "none")]
     assert cli.main(["server", *options]) == 2
     assert f"expected root to be a folder, found '{tmp_path}/none'" in capsys.readouterr().err
+
+
+def test_a_server_needs_an_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in roles.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["server"]) == 2
+    assert "a server needs an address to listen on (--listen," in capsys.readouterr().err
+
+
+def test_cli_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help"], ["launch", "--help"], ["server", "--help"]):
+        with pytest.raises(SystemExit):
+            cli.main(argv)
+    text = capsys.readouterr().out
+    internal = {"TRIREME_LISTEN_FD"}  # handed over by the launcher
+    assert [name for name in roles.VARIABLES if name not in text] == sorted(internal)
 
 
 def test_cli_version_names_what_runs(capsys: pytest.CaptureFixture[str]) -> None:

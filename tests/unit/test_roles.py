@@ -119,15 +119,20 @@ def test_server_may_know_its_address_only() -> None:
 def test_tuning_variables_reach_every_role() -> None:
     tuning = {
         "TRIREME_TIMEOUT_S": "7.5",
-        "TRIREME_INSECURE": "1",
         "TRIREME_KEYS": "keys/w0",
         "TRIREME_ROOT": "some/root",
         "TRIREME_THREADS": "4",
     }
     for env in ({}, FLEET_SERVER, FLEET_WORKER, OWN_WORKER):
         role = read_role({**env, **tuning})
-        assert (role.timeout_s, role.insecure) == (7.5, True)
+        assert (role.timeout_s, role.insecure) == (7.5, False)
         assert (role.keys, role.root, role.threads) == ("keys/w0", "some/root", 4)
+        assert read_role({**env, "TRIREME_INSECURE": "1"}).insecure
+
+
+def test_keys_and_insecure_exclude_each_other() -> None:
+    with pytest.raises(BadRequest, match="TRIREME_KEYS or argument insecure, found both"):
+        read_role({"TRIREME_KEYS": "keys"}, insecure=True)
 
 
 @pytest.mark.parametrize(

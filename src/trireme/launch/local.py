@@ -14,7 +14,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+from trireme.errors import BadRequest
 from trireme.launch.plan import LaunchConfig, Plan, make_plan
 from trireme.launch.process import Child
 from trireme.launch.roles import PLACE_VARIABLES
@@ -38,10 +40,20 @@ def launch(config: LaunchConfig) -> int:
     """
     plan = make_plan(config)
     try:
-        config.log_dir.mkdir(parents=True, exist_ok=True)
+        _make_folder(config.log_dir)
         return _Job(config, plan).run()
     finally:
         plan.close()
+
+
+def _make_folder(log_dir: Path) -> None:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadRequest(
+            f"launch: expected --log_dir to be a folder to write to, found {log_dir}: "
+            f"{error.strerror}"
+        ) from error
 
 
 def say(text: str) -> None:

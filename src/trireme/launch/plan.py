@@ -64,6 +64,7 @@ def make_plan(config: LaunchConfig) -> Plan:
         raise BadRequest(
             f"launch: expected a Python script to run, found no file {config.command[0]!r}"
         )
+    _check_folders(config)
     server_num = _number("server", config.server_num, config.servers)
     worker_num = _number("worker", config.worker_num, config.workers)
     listed = config.workers
@@ -90,20 +91,31 @@ def make_plan(config: LaunchConfig) -> Plan:
 
 def _number(role: str, num: int | None, addresses: tuple[str, ...]) -> int:
     if num is None and not addresses:
-        raise BadRequest(f"launch: expected --{role}_num or --{role}s, found neither")
+        raise BadRequest(
+            f"launch: expected --{role}_num or --{role}s before the script, found neither"
+        )
     if addresses and num not in (None, len(addresses)):
         raise BadRequest(
             f"launch: expected --{role}_num to be the length of --{role}s = {len(addresses)} "
             f"({','.join(addresses)}), found {num}"
         )
-    if len(set(addresses)) != len(addresses):
-        raise BadRequest(
-            f"launch: expected different addresses in --{role}s, found {','.join(addresses)}"
-        )
     found = len(addresses) if num is None else num
     if found < 1:
-        raise BadRequest(f"launch: expected --{role}_num of at least 1, found {found}")
+        raise BadRequest(
+            f"launch: expected --{role}_num of at least 1, found {found}; "
+            "to train without servers run the script with python"
+        )
     return found
+
+
+def _check_folders(config: LaunchConfig) -> None:
+    if config.keys is not None and config.insecure:
+        raise BadRequest(
+            f"launch: expected --keys or --insecure, found both (--keys {config.keys})"
+        )
+    for option, folder in (("keys", config.keys), ("root", config.root)):
+        if folder is not None and not Path(folder).is_dir():
+            raise BadRequest(f"launch: expected --{option} to be a folder, found none at {folder}")
 
 
 def _listen_anywhere() -> socket.socket:
@@ -117,6 +129,10 @@ def _listen_here(
     addresses: tuple[str, ...], stack: contextlib.ExitStack
 ) -> dict[int, socket.socket]:
     """Listening sockets for those addresses that are of this machine, by their position."""
+    if len(set(addresses)) != len(addresses):
+        raise BadRequest(
+            f"launch: expected different addresses in --servers, found {','.join(addresses)}"
+        )
     sockets = {}
     for index, address in enumerate(addresses):
         held = _bind(address)
@@ -128,18 +144,22 @@ def _listen_here(
 
 def _is_here(address: str) -> bool:
     """Whether the host of `host:port` is this machine; a worker listens nowhere, so any port."""
-    held = _bind(address.rpartition(":")[0] + ":0")
+    held = _bind(address.rpartition(":")[0] + ":0", low=0)
     if held is None:
         return False
     held.close()
     return True
 
 
-def _bind(address: str) -> socket.socket | None:
-    """Binding is the test: the kernel refuses an address that is not of this machine."""
+def _bind(address: str, *, low: int = 1) -> socket.socket | None:
+    """Binding is the test: the kernel refuses an address that is not of this machine. A port below
+    `low` is refused: 0 would choose one, of which other machines could not know.
+    """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise BadRequest(f"launch: expected host:port,host:port,..., found {address!r}")
+    if not host or not port.isdecimal() or not low <= int(port) < 65536:
+        raise BadRequest(
+            f"launch: expected host:port,host:port,... with ports of 1 to 65535, found {address!r}"
+        )
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:
@@ -154,6 +174,6 @@ def _bind(address: str) -> socket.socket | None:
         if error.errno == errno.EADDRNOTAVAIL:
             return None
         raise BadRequest(
-            f"launch: expected to listen on {address}, found: {error.strerror}"
+            f"launch: expected to listen on {address}, found: {error.strerror}; choose another port"
         ) from error
     return held

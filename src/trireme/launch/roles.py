@@ -49,6 +49,8 @@ PLACE_VARIABLES = tuple(name for name, fact in VARIABLES.items() if fact in _PLA
 _SOURCES = {
     "role": "TRIREME_ROLE (server, worker, embedded) or TRAINING_ROLE (PSERVER, TRAINER)",
     "servers": "TRIREME_SERVERS or PADDLE_PSERVERS_IP_PORT_LIST (host:port,host:port,...)",
+    "server address": "an address to listen on (--listen, TRIREME_LISTEN), or its place in a job "
+    "(TRIREME_SERVERS and TRIREME_INDEX, or PADDLE_PSERVERS_IP_PORT_LIST, POD_IP and PADDLE_PORT)",
     "worker index": "TRIREME_INDEX, PADDLE_TRAINER_ID or torchrun's RANK",
     "server index": "TRIREME_INDEX or TRIREME_LISTEN, or POD_IP and PADDLE_PORT",
     "num": "TRIREME_NUM_WORKERS, PADDLE_TRAINERS_NUM or torchrun's WORLD_SIZE",
@@ -85,7 +87,8 @@ class Role:
         if self.role == "embedded":
             what = "embedded, one process with the tables in its own memory"
         elif self.role == "server":
-            workers = f", {self.num_workers} workers" if self.num_workers else ""
+            plural = "" if self.num_workers == 1 else "s"
+            workers = f", {self.num_workers} worker{plural}" if self.num_workers else ""
             which = f"server {self.index} of {len(self.servers)}" if self.servers else "server"
             what = f"{which}, listening on {self.listen}{workers}"
         else:
@@ -262,6 +265,10 @@ def _check(facts: _Facts) -> Role:
         threads=_integer(facts["threads"], low=1) if "threads" in facts else None,
         source="from " + ", ".join(names) if names else "nothing names servers",
     )
+    if base.keys is not None and base.insecure:
+        raise BadRequest(
+            f"init: expected {facts['keys'].name} or {facts['insecure'].name}, found both"
+        )
     if not place:
         return base
     name = _need(facts, "role", "a process of a job").value
@@ -274,7 +281,9 @@ def _check(facts: _Facts) -> Role:
     if name == "server" and "servers" not in facts and _listens_alone(facts):
         listen = _address(facts["listen"], low=0)
         return replace(base, role="server", num_workers=0, listen=listen, listen_fd=_fd(facts))
-    servers = _servers(_need(facts, "servers", f"a {name}"))
+    knows_itself = name == "worker" or "index" in facts or "listen" in facts
+    described = "servers" if knows_itself else "server address"
+    servers = _servers(_need(facts, "servers", f"a {name}", described))
     return (_server if name == "server" else _worker)(facts, servers, base)
 
 
@@ -355,9 +364,10 @@ def _need(facts: _Facts, key: str, who: str, described: str | None = None) -> _F
     if key in facts:
         return facts[key]
     found = ", ".join(f"{f.name}={_show(f.value)}" for f in facts.values())
+    chosen = "role" in facts and facts["role"].name.startswith("argument")
     raise BadRequest(
-        f"init: {who} needs {_SOURCES[described or key]}, found none of these, but {found}; "
-        "unset everything to run embedded"
+        f"init: {who} needs {_SOURCES[described or key]}, found none of these, but {found}"
+        + ("" if chosen else "; unset everything to run embedded")
     )
 
 

@@ -168,7 +168,8 @@ def numeric_address(bind: str, keys: ServerKeys | None, insecure: bool) -> str:
         if not insecure:
             raise BadRequest(
                 f"Server: without keys only a loopback address may be bound, found {bind!r}; "
-                f"give keys, or insecure=True on a network where every machine is trusted"
+                "give keys (--keys), or, on a network where every machine is trusted, "
+                "insecure=True (--insecure)"
             )
         _log.warning("%s is open to everyone who can reach it: no keys, insecure=True", bind)
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
