@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,7 @@ def test_async_weights_are_at_most_one_step_old_however_slow_the_pushes(
         push = cluster.client.push
 
         def slow_push(*args: Any, **options: Any) -> None:
-            time.sleep(0.02)  # much longer than a step
+            threading.Event().wait(0.02)  # a slow server, no synchronisation: longer than a step
             push(*args, **options)
 
         monkeypatch.setattr(cluster.client, "push", slow_push)
