@@ -18,7 +18,10 @@ BUILD_FILES := $(shell find core bind -type f) CMakeLists.txt pyproject.toml con
 # TSan of older compilers cannot live with the address randomization of newer kernels.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: demo test check bench paddle setup core format clean lint cxx-asan cxx-tsan
+.PHONY: help demo test check bench paddle setup core format clean lint cxx-asan cxx-tsan
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 demo: setup
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')

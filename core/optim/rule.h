@@ -2,7 +2,7 @@
 //
 // A rule is lazy: only rows with a gradient change. It says how many floats of state a row carries
 // and how state starts, and applies one step to many rows; it knows nothing of keys, tables or
-// locks. To add a rule: one file (see adagrad.cc) and one line in rule.cc.
+// locks. CONTRIBUTING.md says how to add a rule.
 //
 // Threads: a Rule is a constant; the caller owns the rows it passes.
 #pragma once
