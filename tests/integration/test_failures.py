@@ -91,12 +91,14 @@ def assert_failed(worker: Program, *words: str) -> None:
         assert word in line
 
 
+# Server 0 hosts the coordinator.
+@pytest.mark.parametrize("place", [0, 1])
 def test_an_absent_server_is_named_every_3_s_and_in_the_error(
-    cast: Cast, silent_port: socket.socket
+    cast: Cast, silent_port: socket.socket, place: int
 ) -> None:
     cast.servers(1)
     absent = address_of(silent_port)
-    cast.addresses.append(absent)
+    cast.addresses.insert(place, absent)
     worker = cast.worker(0, 1)
     worker.wait_line(rf"not ready endpoints: \['{absent}'\]")
     assert_failed(worker, "DeadlineExceeded", f"init: after 4 s not ready endpoints: ['{absent}']")
@@ -115,7 +117,6 @@ def test_a_server_that_comes_late_is_joined(cast: Cast, silent_port: socket.sock
     assert last_line(worker) == "trained 5 steps"
 
 
-# Server 0 hosts the coordinator.
 @pytest.mark.parametrize(("mode", "killed"), [("async", 0), ("async", 1), ("sync", 0)])
 def test_workers_end_with_an_error_when_a_server_is_killed(
     cast: Cast, mode: str, killed: int
@@ -127,6 +128,20 @@ def test_workers_end_with_an_error_when_a_server_is_killed(
         worker.wait_line(rf"waiting for {cast.addresses[killed]} .*not reached .* for 3 s")
         assert_failed(worker, "Unavailable: ps.pu", f"at {cast.addresses[killed]} (server)")
         assert cast.addresses[1 - killed] not in last_line(worker)
+
+
+def test_a_worker_that_waits_for_another_is_told_whom(cast: Cast) -> None:
+    cast.servers(2)
+    assert_failed(cast.worker(0, 2), "DeadlineExceeded: coord.gather", "waits for workers [1]")
+
+
+def test_a_worker_that_waits_for_another_ends_when_the_coordinator_is_killed(cast: Cast) -> None:
+    cast.timeout_s = "8"  # more than the 3 s until it says that it waits
+    coordinator, _ = cast.servers(2)
+    worker = cast.worker(0, 2)
+    worker.wait_line(rf"waiting for {cast.addresses[0]} .*coord.gather.*: no answer")
+    coordinator.kill()
+    assert_failed(worker, "Unavailable: coord.gather", cast.addresses[0])
 
 
 def test_async_a_worker_goes_on_when_the_other_is_killed(cast: Cast) -> None:
@@ -243,6 +258,14 @@ def test_a_server_that_stands_still_is_named_and_waited_for(cast: Cast, mode: st
     worker.send("stop")
     assert worker.finish() == 0
     assert [server.finish() for server in servers] == [0, 0]
+
+
+@MODES
+def test_a_server_that_stands_still_for_good_ends_the_worker(cast: Cast, mode: str) -> None:
+    servers = cast.servers(2)
+    [worker] = cast.training(1, "--mode", mode)
+    servers[1].signal(signal.SIGSTOP)
+    assert_failed(worker, "DeadlineExceeded: ps.pu", cast.addresses[1])
 
 
 def test_a_data_loader_with_4_processes_is_a_source_of_batches(cast: Cast) -> None:
