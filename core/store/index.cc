@@ -12,9 +12,11 @@ namespace {
 
 constexpr std::uint8_t kPassedMax = 255;
 
-// What a bucket grows to when it is full.
+// What a bucket grows to when it is full: by an eighth, small ones by more, lest they grow for
+// every dozen of rows.
+constexpr std::uint64_t kGrowthMin = 3;
 constexpr std::uint64_t grown(std::uint64_t num_lines) noexcept {
-  return num_lines + num_lines / 8;
+  return num_lines + std::max(num_lines / 8, kGrowthMin);
 }
 
 }  // namespace
@@ -87,8 +89,9 @@ void Index::release(std::uint32_t bucket) noexcept {
 }
 
 void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Arena::Ref>& scratch) {
-  const std::uint64_t lines_max =
-      grown(num_lines_of_stripe(stripe)) + lines_for(num_rows) + kBucketsPerStripe;
+  // Every bucket may grow, and round up.
+  const std::uint64_t lines_max = grown(num_lines_of_stripe(stripe)) + lines_for(num_rows) +
+                                  (kGrowthMin + 1) * kBucketsPerStripe;
   if (lines_max > std::numeric_limits<std::uint32_t>::max()) {
     throw Error(ErrorCode::kResourceExhausted,
                 "Index.prepare: expected fewer than 2^32 lines in a stripe, found " +
