@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trireme.errors import BadRequest
 from trireme.ps.blocks import BLOCK_ELEMENTS, BlockSpec, cut
@@ -32,6 +32,7 @@ class DenseParameters:
         block_elements: int = BLOCK_ELEMENTS,
     ) -> None:
         self._parameters = {name: parameter for name, (parameter, _) in parameters.items()}
+        self._block_elements = block_elements
         self.specs: list[BlockSpec] = []
         for name, (parameter, group) in parameters.items():
             if parameter.dtype != torch.float32 or not parameter.is_contiguous():
@@ -41,6 +42,14 @@ class DenseParameters:
                 )
             self.specs += cut(name, parameter.numel(), group, block_elements)
         self._spec_of = {spec.id: spec for spec in self.specs}
+
+    def of_copy(self, model: nn.Module) -> DenseParameters:
+        """The parameters of the same names, in the same groups, of a copy of the model."""
+        found = dict(model.named_parameters())
+        group_of = {spec.param: spec.group for spec in self.specs}
+        return DenseParameters(
+            {name: (found[name], group_of[name]) for name in self._parameters}, self._block_elements
+        )
 
     def __len__(self) -> int:
         return len(self.specs)
@@ -80,26 +89,29 @@ class DenseParameters:
         return self._flat(filled, block_ids), absent
 
     def _flat(self, tensors: Mapping[str, Tensor], block_ids: Sequence[str]) -> Floats:
-        flat = {name: tensor.reshape(-1) for name, tensor in tensors.items()}
+        flat = {name: tensor.reshape(-1).cpu().numpy() for name, tensor in tensors.items()}
         pieces = [
-            flat[spec.param][spec.start : spec.start + spec.size].cpu().numpy()
+            flat[spec.param][spec.start : spec.start + spec.size]
             for spec in self.specs_of(block_ids)
         ]
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.float32)
 
-    @torch.no_grad()
     def install(self, block_ids: Sequence[str], values: Floats) -> None:
         """Write flat weights back into the parameters."""
-        expected = sum(spec.size for spec in self.specs_of(block_ids))
+        specs = self.specs_of(block_ids)
+        expected = sum(spec.size for spec in specs)
         if len(values) != expected:
             raise BadRequest(f"blocks: expected {expected} elements, found {len(values)}")
+        targets = {name: p.data.view(-1) for name, p in self._parameters.items()}
+        # Through NumPy: the values are read-only memory of a received message, which torch would
+        # warn about.
+        on_cpu = {name: t.numpy() for name, t in targets.items() if t.device.type == "cpu"}
         start = 0
-        for spec in self.specs_of(block_ids):
-            target = self._parameters[spec.param].data.view(-1)[spec.start : spec.start + spec.size]
-            if target.device.type == "cpu":
-                # Through NumPy: the array is read-only memory of a received message, which torch
-                # would warn about.
-                target.numpy()[:] = values[start : start + spec.size]
+        for spec in specs:
+            piece = values[start : start + spec.size]
+            if spec.param in on_cpu:
+                on_cpu[spec.param][spec.start : spec.start + spec.size] = piece
             else:
-                target.copy_(torch.from_numpy(values[start : start + spec.size].copy()))
+                part = targets[spec.param][spec.start : spec.start + spec.size]
+                part.copy_(torch.from_numpy(piece.copy()))
             start += spec.size
