@@ -89,6 +89,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--net", choices=["ctr", "sum"], required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--dim", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--warm", nargs="+", required=True)
     parser.add_argument("--timed", nargs="+", required=True)
@@ -116,6 +117,7 @@ def main() -> None:
         loss=cross_entropy if is_ctr else mean_output,
         strategy=tr.Strategy("async"),
         metrics=[tr.metrics.AUC()] if is_ctr else [],
+        threads=args.threads,
     )
 
     def dataset(files: list[str]) -> tr.data.QueueDataset:
@@ -135,7 +137,7 @@ def main() -> None:
             for name, after in cpu_after.items()
         },
         "rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-        "torch_threads": torch.get_num_threads(),
+        "trainer_threads": args.threads,
     }
     if args.test:
         result["test_auc"] = trainer.evaluate(dataset(args.test))["auc"]

@@ -22,6 +22,7 @@ def run_job(
     net: str,
     batch: int,
     dim: int,
+    threads: int,
     seed: int,
     warm: Sequence[str],
     timed: Sequence[str],
@@ -31,6 +32,7 @@ def run_job(
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
         command = [_JOB, f"--net={net}", f"--batch={batch}", f"--dim={dim}", f"--seed={seed}"]
+        command += [f"--threads={threads}"]
         command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
         command += ["--test", *test] if test else []
         if not is_embedded:

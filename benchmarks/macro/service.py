@@ -8,6 +8,7 @@ from benchmarks.harness import Claim, Contest, Run, Settings
 from benchmarks.macro.ours import run_job
 
 _BATCH = 4096
+_THREADS = 2
 _NUM_WARM = 2
 _NUM_TIMED = 8
 
@@ -38,6 +39,7 @@ def _rate(settings: Settings, dim: int) -> Run:
         net="sum",
         batch=settings.pick(smoke=512, real=_BATCH),
         dim=dim,
+        threads=_THREADS,
         seed=1,
         warm=train[:_NUM_WARM],
         timed=train[_NUM_WARM : _NUM_WARM + _NUM_TIMED],

@@ -16,6 +16,7 @@ from tests.jobs import Job, in_threads
 from trireme import cluster as clusters
 from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.ps.client import Step
 
 NUM_KEYS = 200
 WEIGHTS = np.random.default_rng(11).normal(size=NUM_KEYS)
@@ -57,7 +58,7 @@ def loader(count: int = 4000, seed: int = 0, **options: Any) -> DataLoader[Any]:
     return DataLoader(Examples(count, seed), batch_size=50, **options)
 
 
-def trainer_for(cluster: Cluster, mode: str = "async") -> tr.Trainer:
+def trainer_for(cluster: Cluster, mode: str = "async", threads: int = 1) -> tr.Trainer:
     model = Linear(lr=20.0)
     return tr.Trainer(
         model,
@@ -65,15 +66,16 @@ def trainer_for(cluster: Cluster, mode: str = "async") -> tr.Trainer:
         strategy=tr.Strategy(mode),
         loss=nn.functional.binary_cross_entropy_with_logits,
         metrics=[tr.metrics.AUC(), tr.metrics.LogLoss()],
+        threads=threads,
         progress=False,
         cluster=cluster,
     )
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_training_learns_and_every_worker_reports_the_same_figures(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "threads"), [("sync", 1), ("async", 1), ("async", 3)])
+def test_training_learns_and_every_worker_reports_the_same_figures(mode: str, threads: int) -> None:
     def work(cluster: Cluster) -> tuple[dict[str, float], dict[str, float]]:
-        trainer = trainer_for(cluster, mode)
+        trainer = trainer_for(cluster, mode, threads)
         fitted = trainer.fit(loader(), epochs=2)
         return fitted, trainer.evaluate(loader(2000, seed=1))
 
@@ -125,8 +127,9 @@ def test_a_dataloader_with_four_processes_feeds_a_trainer() -> None:
         assert fitted["examples"] == 1000
 
 
-def test_async_weights_are_at_most_one_step_old_however_slow_the_pushes(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("threads", "oldest"), [(1, 1), (2, 1), (3, 2)])
+def test_async_weights_have_a_known_age_however_slow_the_pushes(
+    monkeypatch: pytest.MonkeyPatch, threads: int, oldest: int
 ) -> None:
     with embedded() as cluster:
         push = cluster.client.push
@@ -136,10 +139,61 @@ def test_async_weights_are_at_most_one_step_old_however_slow_the_pushes(
             push(*args, **options)
 
         monkeypatch.setattr(cluster.client, "push", slow_push)
-        trainer_for(cluster).fit(loader(1000))
+        trainer_for(cluster, threads=threads).fit(loader(1000))
         [stats] = cluster.client.stats()
     assert sum(stats["staleness"].values()) == 20
-    assert set(stats["staleness"]) <= {"0", "1"}
+    assert max(map(int, stats["staleness"])) <= oldest
+
+
+def test_threads_train_each_batch_once_and_push_in_the_order_of_the_stream() -> None:
+    sequences = []
+    with Job(2) as job, job.join(0, 1) as cluster:
+        trainer = trainer_for(cluster, threads=4)
+        push = cluster.client.push
+
+        def note(step: Step, *args: Any, **options: Any) -> None:
+            sequences.append(step.sequence)
+            push(step, *args, **options)
+
+        cluster.client.push = note  # type: ignore[method-assign]
+        torch_threads = torch.get_num_threads()
+        figures = trainer.fit(loader(4000), epochs=2)
+        assert torch.get_num_threads() == torch_threads
+        assert cluster.client.stream_position().sequence == 160
+        assert trainer.evaluate(loader(1000, seed=1))["auc"] > 0.75
+        at_servers = trainer.model.bias.clone()
+        trainer.optimizer.refresh()
+        assert torch.equal(at_servers, trainer.model.bias)
+    assert figures["examples"] == 4000
+    assert sequences == list(range(1, 161))
+
+
+def test_an_error_in_one_of_the_threads_ends_all_and_is_the_one_raised() -> None:
+    class Fails(Linear):
+        def forward(self, batch: Any) -> torch.Tensor:
+            if int(batch["number"][0]) == 5:
+                raise ArithmeticError("batch 5 has no logarithm")
+            return super().forward(batch)
+
+    def numbered() -> Any:
+        for number, batch in enumerate(loader(2000)):
+            yield {**batch, "number": torch.full((50,), number)}
+
+    with embedded() as cluster:
+        model = Fails()
+        trainer = tr.Trainer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            loss=nn.functional.binary_cross_entropy_with_logits,
+            threads=3,
+            progress=False,
+            cluster=cluster,
+        )
+        before = set(threading.enumerate())
+        with pytest.raises(ArithmeticError, match="batch 5 has no logarithm"):
+            trainer.fit(numbered())
+        assert set(threading.enumerate()) <= before
+        assert cluster.client.stream_position().sequence == 5
 
 
 def test_an_error_in_the_data_reaches_the_training_thread_and_ends_its_threads() -> None:
@@ -250,6 +304,10 @@ def test_wrong_use_gets_a_typed_error(default_cluster: Cluster) -> None:
     stranger = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=1.0)
     with pytest.raises(BadRequest, match="1 parameters that are not the model's"):
         tr.DistributedOptimizer(stranger, model, cluster=default_cluster)
+    with pytest.raises(BadRequest, match="expected threads >= 1, found 0"):
+        trainer_for(default_cluster, threads=0)
+    with pytest.raises(BadRequest, match="expected threads=1 in sync, found 2"):
+        trainer_for(default_cluster, "sync", threads=2)
     with pytest.raises(BadRequest, match="expected epochs >= 1, found 0"):
         trainer_for(default_cluster).fit(loader(100), epochs=0)
 

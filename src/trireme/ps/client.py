@@ -248,12 +248,6 @@ class Client:
             if len(reply.arrays) > num_tables
         ]
 
-    def install_blocks(self, pulled: Pulled) -> None:
-        """Write pulled dense weights into the model's parameters."""
-        for block_ids, values in pulled.blocks or []:
-            if self._dense is not None:
-                self._dense.install(block_ids, values)
-
     def push(
         self,
         step: Step,

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from trireme import _core
 
 # More than the buffers of a step with large batches; a process that needs less keeps less.
@@ -39,3 +41,14 @@ def settled() -> Iterator[None]:
     finally:
         if is_ours:
             gc.unfreeze()
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """While the block runs, each operation of torch uses at most so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -18,7 +18,7 @@ from pathlib import Path
 from trireme.errors import BadRequest, Unavailable
 from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.coordinator import Coordinator
-from trireme.ps.process import settled, start_pool
+from trireme.ps.process import settled, start_pool, torch_threads
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import need
 from trireme.rpc import Limits, Reply, Request, Server, ServerKeys
@@ -170,7 +170,8 @@ def serve(
         insecure=insecure,
         listen_fd=listen_fd,
     )
-    with settled(), server, _stop_on_signals(attendance):
+    # One thread steps the blocks: they are too small to be worth waking others for.
+    with settled(), torch_threads(1), server, _stop_on_signals(attendance):
         log.info("listening on %s", server.endpoint)
         if on_ready is not None:
             on_ready(server.endpoint)

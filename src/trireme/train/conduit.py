@@ -21,10 +21,10 @@ class Closed(Exception):
 
 
 class Conduit(Generic[T]):
-    """One producer thread, one consumer. The producer's exception is raised in the consumer, after
-    the items before it.
+    """One producer thread; consumers share the items. The producer's exception is raised in each
+    consumer, after the items before it.
 
-    The consumer waits as long as the producer's thread lives: how long data may take is the
+    A consumer waits as long as the producer's thread lives: how long data may take is the
     source's business.
     """
 

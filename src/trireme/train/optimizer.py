@@ -25,6 +25,7 @@ from trireme.ps.dense import DenseParameters
 from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.pusher import Pusher
+from trireme.train.replica import Replica
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -66,7 +67,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             [*dense_groups, *table_groups], {} if optimizer is None else dict(optimizer.defaults)
         )
         self._num_dense_groups = len(dense_groups)
-        self._dense = DenseParameters(_named_parameters(model, dense_groups))
+        dense = DenseParameters(_named_parameters(model, dense_groups))
+        self.replica = Replica(model, dense, self.cluster.pending)
         self._pusher: Pusher | None = None
         self._first_step: int | None = None
         self._staged = 0
@@ -84,7 +86,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for table in self.tables:
             self.cluster.ensure_table(table)
         if optimizer is not None:
-            client.create_blocks(optimizer_spec(optimizer), self._dense_group_values(), self._dense)
+            spec, values = optimizer_spec(optimizer), self._dense_group_values()
+            client.create_blocks(spec, values, self.replica.dense)
         self.resume()
         self.refresh()
 
@@ -99,9 +102,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def refresh(self) -> None:
         """Bring the dense parameters to the servers' current weights."""
-        self.cluster.client.install_blocks(
-            self.cluster.client.pull({}, blocks=True, staged=self._staged)
-        )
+        self.replica.install(self.cluster.client.pull({}, blocks=True, staged=self._staged))
 
     @property
     def is_sync(self) -> bool:
@@ -163,7 +164,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise BadRequest("DistributedOptimizer.step: a closure cannot run on the servers")
         self.begin_pass()
-        lookups = self.cluster.pending.take()
+        behind = self.cluster.is_prefetching and not self.is_sync
+        self.step_of(self.replica, examples=examples, position=position, behind=behind)
+        if not self.cluster.is_prefetching:
+            self.flush()
+            self.refresh()
+
+    def step_of(
+        self,
+        replica: Replica,
+        *,
+        examples: int | None = None,
+        position: tuple[int, ...] = (),
+        behind: bool = False,
+    ) -> None:
+        """Push the gradients of one of several replicas of the model; one thread at a time.
+
+        Args:
+            behind: return when the push is on its way, not when it has been applied or staged.
+        """
+        lookups = replica.pending.take()
         step = Step(
             sequence=self.sequence + 1,
             step=self._count_step(),
@@ -171,14 +191,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             examples=lookups.examples if examples is None else examples,
             position=position,
         )
-        self._send(step, self._table_gradients(lookups), self._dense_gradient())
+        tables, dense = self._table_gradients(lookups), self._dense_gradient(replica.dense)
+        if behind:
+            self._submit(step, tables, dense)
+        else:
+            self.flush()
+            self.cluster.client.push(step, tables, dense, staged=self.is_sync)
         self.sequence += 1
         self.position = position
         if self.is_sync:
             self._staged = step.step
-        if not self.cluster.is_prefetching:
-            self.flush()
-            self.refresh()
 
     def _count_step(self) -> int:
         """Advance `num_steps`; returns the number of this step in the pass, 0 in async."""
@@ -191,13 +213,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.num_steps = self._steps_before + step
         return step
 
-    def _send(
+    def _submit(
         self, step: Step, tables: dict[str, TableGradient], dense: DenseGradient | None
     ) -> None:
-        if self.is_sync or not self.cluster.is_prefetching:
-            self.flush()
-            self.cluster.client.push(step, tables, dense, staged=self.is_sync)
-            return
         if self._pusher is None:
             self._pusher = Pusher(self.cluster.client)
             self.cluster.add_running(self._pusher.stop)
@@ -225,10 +243,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         return gradients
 
-    def _dense_gradient(self) -> DenseGradient | None:
-        if len(self._dense) == 0:
+    def _dense_gradient(self, dense: DenseParameters) -> DenseGradient | None:
+        if len(dense) == 0:
             return None
-        return DenseGradient(self._dense.take_gradients(), self._dense_group_values())
+        return DenseGradient(dense.take_gradients(), self._dense_group_values())
 
     def _dense_group_values(self) -> list[GroupValues]:
         return [group_values(group) for group in self.param_groups[: self._num_dense_groups]]

@@ -3,10 +3,11 @@ time (sync).
 
     source -- plan thread --> [depth planned] -- pull thread --> [pulled] --> the loop
 
-In async the pull for the next batch starts when the loop has taken the current one and the push of
-the batch before has been applied. So weights are one step old when they are used, whatever the
+In async the pull for the next batch starts when the loop has taken the current one and the pushes
+made until then have been applied. So weights are one step old when they are used, whatever the
 depth: depth hides the time of reading and planning, never adds staleness. In sync the loop itself
-pulls, after its last step has been applied everywhere.
+pulls, after its last step has been applied everywhere; and where several threads share the loop,
+each pulls for itself while the others compute.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from trireme import _core
-from trireme.cluster import Cluster, default
+from trireme.cluster import Cluster, Lookups, default
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.nn import Plan, Planner
@@ -28,6 +29,7 @@ from trireme.ps.process import settled
 from trireme.ps.routing import Keys
 from trireme.train.conduit import Conduit
 from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.replica import Replica
 
 
 @runtime_checkable
@@ -38,6 +40,7 @@ class Closes(Protocol):
 
 
 class _Planned(NamedTuple):
+    number: int
     batch: Batch
     plan: Plan
 
@@ -55,6 +58,7 @@ class Pipeline:
         model: its embedding modules say what to look up.
         training: rows get gradients and the next step pushes them; else nothing is registered.
         depth: batches read and planned ahead, >= 1.
+        ahead: whether async training pulls one batch ahead.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Pipeline:
         *,
         training: bool,
         depth: int = 2,
+        ahead: bool = True,
         cluster: Cluster | None = None,
     ) -> None:
         if depth < 1:
@@ -79,7 +84,8 @@ class Pipeline:
         self._may_pull = threading.Semaphore(1)
         steps = self._cluster.steps
         self._optimizer = steps if isinstance(steps, DistributedOptimizer) else None
-        self._pulls_in_loop = training and self._optimizer is not None and self._optimizer.is_sync
+        is_sync = self._optimizer is not None and self._optimizer.is_sync
+        self._pulls_in_loop = training and (is_sync or not ahead)
 
     def __enter__(self) -> Pipeline:
         if self._training and self._cluster.is_prefetching:
@@ -109,9 +115,9 @@ class Pipeline:
             self._source.close()
 
     def _plan(self) -> Iterator[_Planned]:
-        for source in self._source:
+        for number, source in enumerate(self._source):
             batch = source if isinstance(source, Batch) else Batch(dict(source))
-            yield _Planned(batch, self._planner.plan(batch))
+            yield _Planned(number, batch, self._planner.plan(batch))
 
     def _pull(self) -> Iterator[tuple[_Planned, Pulled]]:
         for planned in self._planned:
@@ -125,17 +131,29 @@ class Pipeline:
             yield planned, self._cluster.pull(planned.keys(), blocks=True, training=True)
 
     def __iter__(self) -> Iterator[Batch]:
+        return self.batches(None if self._optimizer is None else self._optimizer.replica)
+
+    def batches(self, replica: Replica | None) -> Iterator[Batch]:
+        """Batches for one of several threads that share the pipeline, whatever the others leave.
+
+        Args:
+            replica: gets the dense weights of each batch and its number; its next step pushes the
+                gradients of the rows. None: there is no optimizer.
+        """
         pulled_batches = self._pull_in_loop() if self._pulls_in_loop else iter(self._pulled)
+        if replica is not None:
+            replica.number = -1
         for planned, pulled in pulled_batches:
             self._may_pull.release()
-            if self._training:
-                self._cluster.client.install_blocks(pulled)
-            self._attach(planned, pulled)
+            if self._training and replica is not None:
+                replica.number = planned.number
+                replica.install(pulled)
+            self._attach(planned, pulled, replica.pending if replica else self._cluster.pending)
             yield planned.batch
 
-    def _attach(self, planned: _Planned, pulled: Pulled) -> None:
+    def _attach(self, planned: _Planned, pulled: Pulled, pending: Lookups) -> None:
         """Give the batch its rows; in training the next step pushes their gradients."""
-        plan, pending = planned.plan, self._cluster.pending
+        plan = planned.plan
         rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
         leaves = plan.attach(planned.batch, rows, train=self._training)
         if self._training:

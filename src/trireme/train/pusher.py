@@ -22,8 +22,8 @@ class Pusher:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=WAITING_MAX)
-        self._idle = threading.Condition()
-        self._unfinished = 0
+        self._ended = threading.Condition()
+        self._num_submitted = self._num_ended = 0
         self._error: BaseException | None = None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="trireme-push", daemon=True)
@@ -37,25 +37,29 @@ class Pusher:
         Raises:
             The error of an earlier push. DeadlineExceeded: the servers took none for too long.
         """
-        with self._idle:
+        with self._ended:
             self._raise_error()
-            self._unfinished += 1
+            self._num_submitted += 1
         try:
             self._queue.put((step, tables, dense), timeout=self._patience_s())
         except queue.Full:
-            with self._idle:
-                self._unfinished -= 1
+            with self._ended:
+                self._num_submitted -= 1
             raise DeadlineExceeded(
                 f"push: the servers took none for {self._patience_s():.0f} s"
             ) from None
 
     def flush(self) -> None:
-        """Wait until all submitted pushes are done. Raises the error of one that failed."""
-        with self._idle:
-            if not self._idle.wait_for(lambda: self._unfinished == 0, self._patience_s()):
+        """Wait until all pushes submitted so far have ended. Raises the error of one that
+        failed.
+        """
+        with self._ended:
+            last = self._num_submitted
+            if not self._ended.wait_for(lambda: self._num_ended >= last, self._patience_s()):
                 self._raise_error()
                 raise DeadlineExceeded(
-                    f"push: {self._unfinished} pushes unfinished after {self._patience_s():.0f} s"
+                    f"push: {last - self._num_ended} pushes unfinished after"
+                    f" {self._patience_s():.0f} s"
                 )
             self._raise_error()
 
@@ -90,6 +94,6 @@ class Pusher:
             except BaseException as error:  # noqa: BLE001 handed to the training thread
                 self._error = error
             finally:
-                with self._idle:
-                    self._unfinished -= 1
-                    self._idle.notify_all()
+                with self._ended:
+                    self._num_ended += 1
+                    self._ended.notify_all()

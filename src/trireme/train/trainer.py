@@ -21,6 +21,7 @@ from trireme.train import checkpoint
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.pipeline import Pipeline, share_of
 from trireme.train.progress import Display, display
+from trireme.train.replica import Replica, Turns, train_replicas
 
 
 class _Tally:
@@ -32,7 +33,7 @@ class _Tally:
         for metric in metrics:
             metric.reset()
 
-    def add(self, loss: Tensor, outputs: Tensor, labels: Tensor, examples: int) -> None:
+    def add(self, outputs: Tensor, labels: Tensor, loss: Tensor, examples: int) -> None:
         self.loss_sum += float(loss.detach()) * examples
         self.num_examples += examples
         for metric in self.metrics:
@@ -76,6 +77,9 @@ class Trainer:
         metrics: updated with (outputs, labels) while training and evaluating.
         label: name of the label column.
         depth: batches to read and plan ahead.
+        threads: that train in this process, async only, each on a batch and a replica of its own,
+            with its share of torch's threads. Weights are then at most threads - 1 steps old. Pays
+            where batches are small. Buffers (BatchNorm) are those of the first replica.
         progress: worker 0 shows a progress bar (on a terminal) or lines (elsewhere).
     """
 
@@ -89,15 +93,23 @@ class Trainer:
         metrics: Sequence[Metric] = (),
         label: str = "label",
         depth: int = 2,
+        threads: int = 1,
         progress: bool = True,
         cluster: Cluster | None = None,
     ) -> None:
         names = [metric.name for metric in metrics]
         if len({"loss", *names}) != len(names) + 1:
             raise BadRequest(f"Trainer: expected metrics with distinct names, found {names}")
+        if threads < 1:
+            raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
+        if threads > 1 and strategy is not None and strategy.mode == "sync":
+            raise BadRequest(
+                f"Trainer: expected threads=1 in sync, found {threads}: steps come one after the"
+                " other; use more workers"
+            )
         self.cluster = default() if cluster is None else cluster
         self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
-        self.depth = depth
+        self.depth, self.threads = depth, threads
         self.num_epochs = 0
         self._shows = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
@@ -138,15 +150,18 @@ class Trainer:
         self.model.train(training)
         tally = _Tally(self.metrics)
         pipeline = Pipeline(
-            share, self.model, training=training, depth=self.depth, cluster=self.cluster
+            share,
+            self.model,
+            training=training,
+            depth=self.depth,
+            ahead=self.threads == 1,
+            cluster=self.cluster,
         )
         started = time.monotonic()
         with display(title, enabled=self._shows) as shown:
             with settled(), pipeline:
-                for batch in pipeline:
-                    self._step(batch, tally, training)
-                    if shown is not None:
-                        self._show(shown, share, tally)
+                work = self._train if training else self._evaluate
+                work(pipeline, tally, lambda: self._show(shown, share, tally))
             if training:
                 self.optimizer.end_pass()
             tally.merge(self.cluster, title)
@@ -161,19 +176,50 @@ class Trainer:
             "examples_per_s": tally.num_examples / elapsed_s,
         }
 
-    def _step(self, batch: Batch, tally: _Tally, training: bool) -> None:
+    def _train(self, pipeline: Pipeline, tally: _Tally, show: Callable[[], None]) -> None:
+        first = self.optimizer.replica
+        copies = [first.copy(self.optimizer.tables) for _ in range(self.threads - 1)]
+        turns = Turns()
+        behind = self.threads == 1 and not self.optimizer.is_sync
+
+        def work(replica: Replica) -> None:
+            for batch in pipeline.batches(replica):
+                replica.model.zero_grad()
+                outputs, labels, loss = self._forward(replica.model, batch)
+                loss.backward()  # type: ignore[no-untyped-call]
+                with turns.turn(replica.number):
+                    self.optimizer.step_of(
+                        replica,
+                        examples=batch.num_examples,
+                        position=batch.position,
+                        behind=behind,
+                    )
+                    tally.add(outputs, labels, loss, batch.num_examples)
+                    if replica is first:
+                        show()
+
+        def fail(replica: Replica) -> None:
+            turns.fail(replica.number)
+            pipeline.stop()
+
+        train_replicas([first, *copies], work, fail)
+
+    def _evaluate(self, pipeline: Pipeline, tally: _Tally, show: Callable[[], None]) -> None:
+        for batch in pipeline:
+            tally.add(*self._forward(self.model, batch), batch.num_examples)
+            show()
+
+    def _forward(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs, labels and loss."""
         labels = batch[self.label]
         if not isinstance(labels, Tensor):
             raise BadRequest(f"Trainer: expected column {self.label!r} as a tensor, found {labels}")
-        outputs = self.model(batch)
-        loss = self.loss(outputs, labels)
-        if training:
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step(examples=batch.num_examples, position=batch.position)
-        tally.add(loss, outputs, labels, batch.num_examples)
+        outputs = model(batch)
+        return outputs, labels, self.loss(outputs, labels)
 
-    def _show(self, shown: Display, share: Any, tally: _Tally) -> None:
+    def _show(self, shown: Display | None, share: Any, tally: _Tally) -> None:
+        if shown is None:
+            return
         shown.num_examples = tally.num_examples * self.cluster.num_workers
         if shown.is_due():
             fraction = share.fraction_read() if hasattr(share, "fraction_read") else None
