@@ -60,14 +60,14 @@ def test_nothing_is_known_before_the_first_worker_joins() -> None:
     with pytest.raises(NotReady, match="no worker has joined"):
         asker.ask("coord.map", {})
     with pytest.raises(NotReady, match="worker 0 has not joined"):
-        asker.ask("coord.alive", asker.me(0))
+        asker.ask("coord.begin_pass", asker.me(0))
 
 
 def test_a_successor_gets_the_next_incarnation_and_fences_its_predecessor(asker: Asker) -> None:
     assert asker.join(0).body["incarnation"] == 2
     with pytest.raises(Fenced, match="incarnation 2 has taken over, found 1"):
-        asker.ask("coord.alive", asker.me(0))
-    asker.ask("coord.alive", asker.me(0, 2))
+        asker.ask("coord.begin_pass", asker.me(0))
+    asker.ask("coord.begin_pass", asker.me(0, 2))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_same_process_joins_as_the_same_incarnation(asker: Asker) -> None:
     assert [asker.join(0, token="x").body["incarnation"] for _ in range(2)] == [2, 2]
     assert asker.join(0, token="y").body["incarnation"] == 3
     assert asker.join(0, token="x").body["incarnation"] == 2  # late: it gets no new life
-    asker.ask("coord.alive", asker.me(0, 3))
+    asker.ask("coord.begin_pass", asker.me(0, 3))
 
 
 def test_a_call_that_comes_after_a_later_one_changes_nothing(asker: Asker) -> None:

@@ -10,7 +10,6 @@ Threads: any; one lock guards everything.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,8 +40,6 @@ class Worker:
     incarnation: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
     call: int = 0
-    last_heard: float = 0.0
-    said_goodbye: bool = False
 
 
 @dataclass
@@ -66,8 +63,7 @@ class Pass:
 
 
 class Coordinator:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.RLock()
         self._facts: dict[str, Any] = {}
         self._map: BucketMap | None = None
@@ -87,8 +83,6 @@ class Coordinator:
             "coord.begin_pass": self._on_begin_pass,
             "coord.leave": self._on_leave,
             "coord.gather": self._on_gather,
-            "coord.alive": self._on_alive,
-            "coord.goodbye": self._on_goodbye,
         }
 
     # ---- members ----
@@ -119,8 +113,7 @@ class Coordinator:
                 worker.tokens[token] = worker.incarnation
                 while len(worker.tokens) > TOKENS_MAX:
                     del worker.tokens[next(iter(worker.tokens))]
-                worker.said_goodbye, worker.call = False, 0
-            worker.last_heard = self._clock()
+                worker.call = 0
             return Reply({"incarnation": worker.tokens[token], "map": self._map.to_wire()})
 
     def _agree(self, fact: str, value: Any, worker: int) -> None:
@@ -135,7 +128,7 @@ class Coordinator:
         with self._lock:
             index, _ = self._worker(request)
             fact, value = need(request.body, "fact", str), need(request.body, "value", str)
-            if len(self._facts) >= FACTS_MAX:
+            if f"job {fact}" not in self._facts and len(self._facts) >= FACTS_MAX:
                 raise BadRequest(f"coord.agree: expected at most {FACTS_MAX} facts")
             self._agree(f"job {fact}", value, index)
             return Reply({})
@@ -158,19 +151,7 @@ class Coordinator:
                 f" found {call}: the network delivered it twice"
             )
         worker.call = call
-        worker.last_heard = self._clock()
         return index, worker
-
-    def _on_alive(self, request: Request) -> Reply:
-        with self._lock:
-            self._worker(request)
-            return Reply({})
-
-    def _on_goodbye(self, request: Request) -> Reply:
-        with self._lock:
-            _, worker = self._worker(request)
-            worker.said_goodbye = True
-            return Reply({})
 
     @property
     def num_workers(self) -> int | None:
