@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ class _Tally:
             self.num_examples += int(num_examples)
             for metric, state in zip(self.metrics, states, strict=True):
                 metric.merge({key: next(rest) for key in sorted(state)})
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
 
 
 class Trainer:
@@ -146,8 +157,6 @@ class Trainer:
             return self._run(share_of(dataset, self.cluster), "evaluate", training=False)
 
     def _run(self, share: Iterable[Any], title: str, *, training: bool) -> dict[str, float]:
-        was_training = self.model.training
-        self.model.train(training)
         tally = _Tally(self.metrics)
         pipeline = Pipeline(
             share,
@@ -159,7 +168,7 @@ class Trainer:
         )
         started = time.monotonic()
         with display(title, enabled=self._shows) as shown:
-            with settled(), pipeline:
+            with _mode(self.model, training=training), settled(), pipeline:
                 work = self._train if training else self._evaluate
                 work(pipeline, tally, lambda: self._show(shown, share, tally))
             if training:
@@ -168,7 +177,6 @@ class Trainer:
             if shown is not None:
                 shown.num_examples = tally.num_examples
                 shown.show(1.0, tally.figures())
-        self.model.train(was_training)
         elapsed_s = time.monotonic() - started
         return {
             **tally.figures(),
