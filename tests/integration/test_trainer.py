@@ -290,6 +290,18 @@ def test_a_scheduler_drives_the_rates_of_tables_and_dense_parameters(
     assert model.bias.item() == -1.75
 
 
+def test_a_scheduler_may_note_values_of_its_own_in_the_groups(default_cluster: Cluster) -> None:
+    model = Linear()
+    dense = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    optimizer = tr.DistributedOptimizer(dense, model, cluster=default_cluster)
+    notes = ("max_lr", "min_lr", "initial_lr")
+    for group in optimizer.param_groups:
+        group.update(dict.fromkeys(notes, 1.0))
+    model({"a": torch.tensor([3]), "b": torch.tensor([5])}).sum().backward()
+    optimizer.step()
+    assert model.bias.item() == -1.0
+
+
 def test_wrong_use_gets_a_typed_error(default_cluster: Cluster) -> None:
     model = Linear()
     dense = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -40,7 +40,7 @@ def initial() -> np.ndarray:
 
 def run_blocks(name: str, options: dict, block: int) -> np.ndarray:
     optimizer = getattr(torch.optim, name)([torch.zeros(1, requires_grad=True)], **options)
-    groups = [group_values(group) for group in optimizer.param_groups]
+    groups = [group_values(group, optimizer.defaults) for group in optimizer.param_groups]
     store = BlockStore()
     specs = cut("p", NUM_ELEMENTS, 0, block)
     store.create(optimizer_spec(optimizer), groups, specs, initial(), {})

@@ -64,11 +64,14 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> str:
     return name
 
 
-def group_values(group: Mapping[str, Any]) -> GroupValues:
-    """The numeric values of a param group, as they travel with each push."""
+def group_values(group: Mapping[str, Any], names: Collection[str]) -> GroupValues:
+    """The numeric values of a param group, as they travel with each push.
+
+    names: those that the optimizer knows; schedulers leave notes of their own in a group.
+    """
     values: GroupValues = {}
     for key, value in group.items():
-        if key in ("params", "param_names", "initial_lr") or key in IMPLEMENTATION:
+        if key not in names or key in IMPLEMENTATION:
             continue
         if isinstance(value, Tensor):
             value = value.item()
@@ -285,12 +288,24 @@ class BlockStore:
         self.advance(ids)
         return fresh
 
+    def check_groups(self, groups: Sequence[GroupValues]) -> None:
+        """Raises BadRequest where `apply` could not use these values: another number of groups, a
+        name that the optimizer does not know, or a value of another form than it has now.
+        """
+        known = [] if self._optimizer is None else self._optimizer.param_groups
+        if len(groups) != len(known):
+            raise BadRequest(f"blocks: expected values of {len(known)} groups, found {len(groups)}")
+        for group, values in zip(known, groups, strict=True):
+            for key, value in _as_group(values).items():
+                if key not in group or not _have_one_form(group[key], value):
+                    raise BadRequest(
+                        f"blocks: expected {key} like {group.get(key)!r}, found {value!r}"
+                    )
+
     def _step(self, groups: Sequence[GroupValues]) -> None:
+        """Requires: `check_groups`."""
         optimizer = self._optimizer
-        if optimizer is None or len(groups) != len(optimizer.param_groups):
-            raise BadRequest(
-                f"blocks: expected values of the optimizer's groups, found {len(groups)}"
-            )
+        assert optimizer is not None
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.update(_as_group(values))
         optimizer.step()
@@ -338,6 +353,12 @@ def _check_group(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> Non
         _make(cls, [torch.zeros(1)], **_arguments(cls, group))
     except (TypeError, ValueError) as error:
         raise BadRequest(f"blocks: {cls.__name__} does not take {group!r}: {error}") from error
+
+
+def _have_one_form(known: Any, value: Any) -> bool:
+    if isinstance(known, tuple):
+        return isinstance(value, tuple) and len(value) == len(known)
+    return not isinstance(value, tuple) and (known is None) == (value is None)
 
 
 def _make(

@@ -34,7 +34,7 @@ from trireme.errors import (
 from trireme.ps.blocks import BlockSpec, BlockStore
 from trireme.ps.routing import BucketMap
 from trireme.ps.staging import Member, Staging
-from trireme.ps.wire import Array, Arrays, Push, TablePush, need
+from trireme.ps.wire import Array, Arrays, Push, TablePush, need, need_list
 from trireme.rpc import Deferred, Reply, Request
 from trireme.table import TableSchema
 
@@ -147,12 +147,16 @@ class Shard:
         return bucket_map
 
     def _on_group(self, request: Request) -> None:
-        members = {
-            need({"stream": stream}, "stream", int): Member(
-                int(first), None if end is None else int(end)
-            )
-            for stream, first, end in need(request.body, "members", list)
-        }
+        members = {}
+        for member in need_list(request.body, "members", list):
+            match member:
+                case [int(stream), int(first), int() | None as end]:
+                    members[stream] = Member(first, end)
+                case _:
+                    raise BadRequest(
+                        f"ps.group: expected members [stream, first step, end or nil],"
+                        f" found {member!r}"
+                    )
         with self._lock:
             self._staging.set_group(need(request.body, "version", int), members)
 
@@ -193,7 +197,7 @@ class Shard:
         with self._lock, self._blocks_lock:
             self.blocks.create(
                 need(request.body, "optimizer", str),
-                need(request.body, "groups", list),
+                need_list(request.body, "groups", dict),
                 specs,
                 values,
                 dict(self._applied_ids()),
@@ -286,6 +290,7 @@ class Shard:
                     f"push: the blocks of server {self.index} have {expected} elements,"
                     f" found {len(push.blocks.gradients)}"
                 )
+            self.blocks.check_groups(push.blocks.groups)
 
     def _stream(self, stream: int) -> StreamState:
         with self._lock:

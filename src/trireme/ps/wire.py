@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from trireme import _core
 from trireme.errors import BadRequest
 from trireme.ps.blocks import GroupValues
 from trireme.ps.routing import Floats, Keys
@@ -19,17 +20,39 @@ Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 STREAMS_MAX = 4096
+POSITION_MAX = 16
 PUSH_KINDS = ("gradient", "delta", "rows")
 
 
-def need(body: Mapping[str, Any], field: str, kind: type[T]) -> T:
-    """body[field], which must be of this type. Raises BadRequest."""
+def need(body: Any, field: str, kind: type[T]) -> T:
+    """body[field], which must be of this type; an int, of 64 bits. Raises BadRequest."""
+    if not isinstance(body, Mapping):
+        raise BadRequest(f"message: expected a map with field {field!r}, found {body!r}")
     value = body.get(field)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    if not isinstance(value, kind) or (kind is int and not _is_int64(value)):
         raise BadRequest(
             f"message: expected field {field!r} of type {kind.__name__}, found {value!r}"
         )
     return value
+
+
+def need_list(body: Any, field: str, kind: type[T], max_length: int | None = None) -> list[T]:
+    """body[field], which must be a list of this type, not longer than that. Raises BadRequest."""
+    values: list[Any] = need(body, field, list)
+    is_long = max_length is not None and len(values) > max_length
+    if is_long or not all(
+        _is_int64(value) if kind is int else isinstance(value, kind) for value in values
+    ):
+        most = "" if max_length is None else f" with at most {max_length} entries"
+        raise BadRequest(
+            f"message: expected field {field!r} as a list of {kind.__name__}{most},"
+            f" found {values!r}"
+        )
+    return values
+
+
+def _is_int64(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 class Arrays:
@@ -162,10 +185,8 @@ class Push:
         blocks = None
         if groups is not None:
             gradients = rest.take("gradients of blocks", np.float32, (None,))
-            if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-                raise BadRequest(f"push: expected groups as a list of maps, found {groups!r}")
-            absent = [str(block_id) for block_id in need(body, "absent", list)]
-            blocks = BlocksPush(groups, gradients, absent)
+            groups = need_list(body, "groups", dict)
+            blocks = BlocksPush(groups, gradients, need_list(body, "absent", str))
         rest.end()
         push = Push(
             stream=need(body, "stream", int),
@@ -175,7 +196,7 @@ class Push:
             staged=need(body, "staged", bool),
             computed_at=need(body, "computed_at", int),
             examples=need(body, "examples", int),
-            position=tuple(int(number) for number in need(body, "position", list)[:16]),
+            position=tuple(need_list(body, "position", int, POSITION_MAX)),
             time=need(body, "time", int),
             map_version=need(body, "map", int),
             export_version=need(body, "export", int),
@@ -200,4 +221,5 @@ def _rule_values(values: Mapping[str, Any]) -> dict[str, float | int]:
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise BadRequest(f"push: expected {name} as a number, found {value!r}")
     need(values, "step", int)
+    _core.RuleValues(**values)  # raises here what it would raise when they are used
     return dict(values)

@@ -249,7 +249,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return DenseGradient(dense.take_gradients(), self._dense_group_values())
 
     def _dense_group_values(self) -> list[GroupValues]:
-        return [group_values(group) for group in self.param_groups[: self._num_dense_groups]]
+        groups = self.param_groups[: self._num_dense_groups]
+        return [group_values(group, self.defaults) for group in groups]
 
     # ---- end ----
 
