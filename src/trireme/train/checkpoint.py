@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trireme.cluster import Cluster
+from trireme.errors import Internal, TriremeError, class_of_code
 from trireme.ps.saving import SAVE_TIMEOUT_S, load_buffers, load_checkpoint, save_checkpoint
 from trireme.train.optimizer import DistributedOptimizer
 
@@ -27,9 +29,10 @@ def save(
     cluster = optimizer.cluster
     mine = {"num_steps": optimizer.num_steps}
     met = cluster.client.gather(mine, [], purpose="save")
-    if cluster.worker == 0:
-        # Streams have unequal lengths: the job has made as many steps as the longest.
-        num_steps = max(body["num_steps"] for body, _ in met)
+    # Streams have unequal lengths: the job has made as many steps as the longest.
+    num_steps = max(body["num_steps"] for body, _ in met)
+
+    def act() -> dict[str, Any]:
         save_checkpoint(
             cluster.client,
             Path(path),
@@ -39,7 +42,9 @@ def save(
             },
             buffers=dict(optimizer.model.named_buffers()),
         )
-    cluster.client.gather({}, [], purpose="end of save", timeout_s=SAVE_TIMEOUT_S)
+        return {}
+
+    _let_first_worker(cluster, "save", act)
 
 
 def load(optimizer: DistributedOptimizer, path: str | Path) -> dict[str, Any]:
@@ -53,14 +58,33 @@ def load(optimizer: DistributedOptimizer, path: str | Path) -> dict[str, Any]:
     optimizer.flush()
     cluster = optimizer.cluster
     cluster.client.gather({}, [], purpose="load")
-    loaded: dict[str, Any] = {}
-    if cluster.worker == 0:
-        loaded = load_checkpoint(cluster.client, Path(path))
-    met = cluster.client.gather(loaded, [], purpose="end of load", timeout_s=SAVE_TIMEOUT_S)
-    loaded = met[0][0]
+    loaded = _let_first_worker(cluster, "load", lambda: load_checkpoint(cluster.client, Path(path)))
     optimizer.load_state_dict(loaded["optimizer"])
     load_buffers(Path(path), dict(optimizer.model.named_buffers()))
     optimizer.resume()
     optimizer.refresh()
     extra: dict[str, Any] = loaded["user"]
     return extra
+
+
+def _let_first_worker(
+    cluster: Cluster, purpose: str, act: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Worker 0 acts; then all meet. All get what it returned, or raise its error."""
+    outcome: dict[str, Any] = {}
+    error: BaseException | None = None
+    if cluster.worker == 0:
+        try:
+            outcome = {"returned": act()}
+        except Exception as raised:  # noqa: BLE001 raised below, when the others know
+            error = raised
+            code = raised.code if isinstance(raised, TriremeError) else Internal.code
+            outcome = {"code": code, "message": f"{type(raised).__name__}: {raised}"}
+    met = cluster.client.gather(outcome, [], purpose=f"end of {purpose}", timeout_s=SAVE_TIMEOUT_S)
+    if error is not None:
+        raise error
+    first: dict[str, Any] = met[0][0]
+    if "code" in first:
+        raise class_of_code(first["code"])(f"{purpose}: worker 0 failed: {first['message']}")
+    returned: dict[str, Any] = first["returned"]
+    return returned
