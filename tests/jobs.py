@@ -80,11 +80,13 @@ class Job:
             self.endpoints, worker=worker, num_workers=num_workers, threads=1, timeout_s=timeout_s
         )
 
-    def run(self, num_workers: int, work: Callable[[Cluster], T]) -> list[T]:
+    def run(
+        self, num_workers: int, work: Callable[[Cluster], T], timeout_s: float = TIMEOUT_S
+    ) -> list[T]:
         """work(cluster) in one thread per worker; results in the order of the workers."""
 
         def one(worker: int) -> T:
-            with self.join(worker, num_workers) as cluster:
+            with self.join(worker, num_workers, timeout_s) as cluster:
                 return work(cluster)
 
         return in_threads([lambda worker=worker: one(worker) for worker in range(num_workers)])

@@ -85,8 +85,7 @@ class Cluster:
     """One process' part in a job.
 
     Attributes:
-        client: calls to the servers. pool: threads for the core. pending: rows looked up since the
-            last step.
+        client: calls to the servers. pool: threads for the core.
         worker, num_workers: place among the workers.
         is_embedded: the tables are in this process.
         is_prefetching: a pipeline pulls for the coming steps, dense parameters included; step()
@@ -104,7 +103,8 @@ class Cluster:
         self.client, self.pool = client, pool
         self.is_embedded = is_embedded
         self.worker, self.num_workers = client.worker, client.num_workers
-        self.pending = Lookups()
+        self._pending = Lookups()
+        self._of_thread = threading.local()
         self.steps: TrainingSteps | None = None
         self.is_prefetching = False
         self._closing: list[Callable[[], None]] = []
@@ -112,6 +112,16 @@ class Cluster:
         self._closed = False
         self._heartbeat = None if heartbeat is None else _Heartbeat(client, heartbeat)
         _open.add(self)
+
+    @property
+    def pending(self) -> Lookups:
+        """What the next push of the calling thread must carry."""
+        pending: Lookups = getattr(self._of_thread, "pending", self._pending)
+        return pending
+
+    def use_pending(self, pending: Lookups) -> None:
+        """From now on the calling thread, which trains a replica, gathers there."""
+        self._of_thread.pending = pending
 
     def ensure_table(self, table: Table) -> None:
         """Make sure that the servers have the table. Raises SchemaMismatch if they have another of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from typing import Any
 
@@ -15,7 +17,8 @@ import trireme as tr
 from tests.jobs import Job, in_threads
 from trireme import cluster as clusters
 from trireme.cluster import Cluster, embedded
-from trireme.errors import BadRequest, SchemaMismatch
+from trireme.data.batch import Ragged
+from trireme.errors import BadRequest, DeadlineExceeded, SchemaMismatch
 from trireme.ps.client import Step
 
 NUM_KEYS = 200
@@ -37,6 +40,19 @@ class Examples(Dataset[dict[str, Any]]):
     def __getitem__(self, i: int) -> dict[str, Any]:
         a, b = self.ids[i]
         return {"a": int(a), "b": int(b), "label": self.labels[i]}
+
+
+OFFSETS = torch.arange(51)  # one id per example
+
+
+class Share:
+    """A dataset of which each worker brings its own part."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def stream(self, worker: int, num_workers: int, *, epoch: int = 0) -> Any:
+        return iter(self.batches)
 
 
 class Linear(nn.Module):
@@ -205,6 +221,156 @@ def test_an_error_in_the_data_reaches_the_training_thread_and_ends_its_threads()
         with pytest.raises(OSError, match="the disk is gone"):
             trainer_for(cluster).fit(broken())
         assert not cluster.is_prefetching
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded, KeyboardInterrupt])
+def test_a_pull_that_fails_in_one_of_the_threads_ends_all(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    with embedded() as cluster:
+        trainer = trainer_for(cluster, threads=3)
+        pull, numbers, later = cluster.client.pull, itertools.count(), threading.Event()
+
+        def fail_once(*args: Any, **options: Any) -> Any:
+            number = next(numbers)
+            if number == 4:
+                later.wait(10.0)
+                raise error("pull 4")
+            if number == 5:
+                later.set()
+            return pull(*args, **options)
+
+        monkeypatch.setattr(cluster.client, "pull", fail_once)
+        with pytest.raises(error, match="pull 4"):
+            trainer.fit(loader(2000))
+        monkeypatch.undo()
+        assert cluster.client.stream_position().sequence >= 3
+        assert trainer.fit(loader(500))["examples"] == 500
+
+
+def test_threads_push_what_their_own_forward_looks_up(
+    default_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unplanned(Linear):
+        """Looks up ids that it makes itself, which no plan knows."""
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            made = {"a": batch["a"].values.clone(), "b": batch["b"].values.clone()}
+            return self.rows(made).sum((1, 2)) + self.bias
+
+    def counts(threads: int) -> np.ndarray:
+        model = Unplanned()
+        table = tr.Table(f"t{threads}", dim=1, optimizer=tr.optim.SGD(lr=1.0),
+                         initializer=tr.initializer.Constant(0.0))  # fmt: skip
+        model.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
+        trainer = tr.Trainer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.0),
+            loss=lambda outputs, labels: outputs.sum(),
+            threads=threads,
+            progress=False,
+            cluster=default_cluster,
+        )
+        trainer.fit(
+            {"a": Ragged(b["a"], OFFSETS), "b": Ragged(b["b"], OFFSETS), "label": b["label"]}
+            for b in loader(2000)
+        )
+        return rows_of(default_cluster, model)
+
+    np.testing.assert_array_equal(counts(3), counts(1))
+
+
+def test_an_older_optimizer_is_told_that_there_is_a_newer_one() -> None:
+    with embedded() as cluster:
+        older, newer = trainer_for(cluster), trainer_for(cluster)
+        newer.fit(loader(500))
+        with pytest.raises(BadRequest, match="found an older one"):
+            older.fit(loader(500))
+        later = trainer_for(cluster)
+        later.fit(loader(500))
+        assert cluster.client.stream_position().sequence == 20
+
+
+def test_after_a_push_that_failed_no_other_batch_takes_its_name(
+    default_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Linear()
+    dense = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = tr.DistributedOptimizer(dense, model, cluster=default_cluster)
+
+    def step() -> None:
+        model({"a": torch.tensor([3]), "b": torch.tensor([5])}).sum().backward()
+        optimizer.step()
+
+    def late(*args: Any, **options: Any) -> None:
+        raise DeadlineExceeded("the second server is slow")
+
+    step()
+    monkeypatch.setattr(default_cluster.client, "push", late)
+    with pytest.raises(DeadlineExceeded):
+        step()
+    monkeypatch.undo()
+    with pytest.raises(BadRequest, match="expected push 2 to be repeated"):
+        step()
+    optimizer.resume()
+    step()
+
+
+def test_no_data_has_no_loss_and_an_iterator_no_second_epoch() -> None:
+    with embedded() as cluster:
+        trainer = trainer_for(cluster)
+        trainer.fit(loader(500))
+        assert math.isnan(trainer.evaluate([])["loss"])
+        with pytest.raises(BadRequest, match="found generator, an iterator"):
+            trainer.fit((batch for batch in loader(500)), epochs=2)
+
+
+def test_evaluation_leaves_every_part_of_the_model_in_its_mode() -> None:
+    with embedded() as cluster:
+        trainer = trainer_for(cluster)
+        trainer.model.rows.eval()
+        trainer.evaluate(loader(100))
+        assert trainer.model.training
+        assert not trainer.model.rows.training
+
+
+def test_workers_may_not_shuffle_each_in_its_own_order() -> None:
+    def work(cluster: Cluster) -> dict[str, float]:
+        trainer = trainer_for(cluster)
+        with pytest.raises(BadRequest, match="expected the same order on all workers"):
+            trainer.fit(loader(1000, shuffle=True))
+        return trainer.fit(loader(1000, shuffle=True, generator=torch.Generator().manual_seed(1)))
+
+    with Job(1) as job:
+        assert [figures["examples"] for figures in job.run(2, work)] == [1000, 1000]
+
+
+def test_a_save_that_is_refused_is_refused_to_every_worker(tmp_path: Any) -> None:
+    def work(cluster: Cluster) -> str:
+        trainer = trainer_for(cluster)
+        with pytest.raises(BadRequest) as refused:
+            trainer.save(tmp_path)
+        return str(refused.value)
+
+    with Job(1) as job:
+        messages = job.run(2, work)
+    assert all("exist" in message for message in messages)
+    assert "worker 0 failed" in messages[1]
+
+
+def test_a_worker_that_has_finished_waits_for_one_that_is_alive_and_has_more() -> None:
+    def slow(batches: Any) -> Any:
+        for batch in batches:
+            threading.Event().wait(0.4)  # more data, no synchronisation
+            yield batch
+
+    def work(cluster: Cluster) -> float:
+        batches = list(loader(400))
+        mine = batches[:2] if cluster.worker == 0 else slow(batches)
+        return trainer_for(cluster).fit(Share(mine))["examples"]
+
+    with Job(1) as job:
+        assert job.run(2, work, timeout_s=1.5) == [500, 500]
 
 
 def plain_loop(cluster: Cluster, batches: Any) -> Linear:

@@ -39,7 +39,7 @@ def outcome(attendance: Attendance) -> queue.SimpleQueue[Any]:
 
     def run() -> None:
         try:
-            result.put(attendance.wait(SILENCE_S, keep=False))
+            result.put(attendance.wait(SILENCE_S))
         except Unavailable as error:
             result.put(error)
 

@@ -132,6 +132,16 @@ def test_a_meeting_hands_everyone_what_each_brought_also_when_asked_again(asker:
     assert gather(1) is reply
 
 
+def test_a_successor_does_not_get_the_answer_of_a_meeting_for_something_else(asker: Asker) -> None:
+    for worker in (1, 0):
+        body = {"name": "1", "purpose": "save", "body": {}, **asker.me(worker)}
+        asker.ask("coord.gather", body, [])
+    asker.join(1)
+    body = {"name": "1", "purpose": "evaluate", "body": {}, **asker.me(1, 2)}
+    with pytest.raises(BadRequest, match="it was for 'save' and is over, worker 1 comes for"):
+        asker.ask("coord.gather", body, [])
+
+
 def test_the_same_process_joins_as_the_same_incarnation(asker: Asker) -> None:
     assert [asker.join(0, token="x").body["incarnation"] for _ in range(2)] == [2, 2]
     assert asker.join(0, token="y").body["incarnation"] == 3

@@ -116,6 +116,26 @@ def test_a_group_with_another_member_than_expected_is_refused(served: Served, me
         served.ask("ps.group", {"version": 1, "members": [member]}, [])
 
 
+def test_blocks_of_a_group_that_is_not_there_do_not_spoil_later_ones(served: Served) -> None:
+    good = served.blocks_body()
+    for spec in (BlockSpec("v", 0, 4, 7), BlockSpec("v", 0, 4, 0)):
+        body = {**good, "blocks": [spec.to_wire()]}
+        if spec.group:
+            with pytest.raises(BadRequest, match="expected a group below 1"):
+                served.ask("ps.create_blocks", body, [np.zeros(4, np.float32)])
+        else:
+            served.ask("ps.create_blocks", body, [np.zeros(4, np.float32)])
+    assert served.shard.blocks.size_of(["v@0"]) == 4
+
+
+def test_a_push_that_is_repeated_counts_once(served: Served) -> None:
+    served.ask("ps.push", *served.push())
+    state, staleness = served.state(), dict(served.shard.staleness)
+    served.ask("ps.push", *served.push())
+    assert served.state() == state
+    assert dict(served.shard.staleness) == staleness == {0: 1}
+
+
 def test_blocks_with_groups_that_are_no_maps_are_refused(served: Served) -> None:
     body = {**served.blocks_body(), "groups": [1]}
     with pytest.raises(BadRequest, match="'groups' as a list of dict"):

@@ -185,6 +185,8 @@ class BlockStore:
                 f"BlockStore.create: expected {num_expected} values, found {len(values)}"
             )
         for spec in specs:
+            if spec.group >= len(groups):
+                raise BadRequest(f"blocks: expected a group below {len(groups)}, found {spec}")
             existing = self._specs.get(spec.id)
             if existing not in (None, spec):
                 raise SchemaMismatch(f"block {spec.id}: it exists as {existing}, found {spec}")
@@ -222,8 +224,6 @@ class BlockStore:
         kernel = {"fused": True} if class_name in FUSED else {}
         of_group: list[list[Tensor]] = [[] for _ in groups]
         for block_id, spec in self._specs.items():
-            if spec.group >= len(groups):
-                raise BadRequest(f"blocks: expected a group below {len(groups)}, found {spec}")
             of_group[spec.group].append(self._weights[block_id])
         cls = getattr(torch.optim, class_name)
         optimizer = _make(

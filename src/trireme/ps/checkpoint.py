@@ -201,6 +201,11 @@ def load_shard(shard: Shard, folder: Path) -> None:
         SchemaMismatch: a table, a block or the optimizer differs from the one declared.
     """
     manifest = read_manifest(folder)
+    if absent := shard.tables.keys() - manifest["tables"].keys():
+        raise SchemaMismatch(
+            f"checkpoint {folder}: expected tables {sorted(shard.tables)},"
+            f" found no {sorted(absent)}"
+        )
     owned = set(shard.map().owned_by(shard.index).tolist())
     lasts: dict[int, list[int]] = {}
     for name, part in manifest["tables"].items():

@@ -35,6 +35,7 @@ log = logging.getLogger("trireme.ps")
 
 T = TypeVar("T")
 RETRY_S = 0.02
+PATIENCE = 30
 
 
 @dataclass(frozen=True)
@@ -349,22 +350,37 @@ class Client:
         *,
         purpose: str = "barrier",
         timeout_s: float | None = None,
+        patient: bool = False,
     ) -> list[tuple[dict[str, Any], list[Array]]]:
         """Meet all workers; returns what each of them brought, in the order of the workers.
+
+        Args:
+            timeout_s: how long to wait for the others; default the client's.
+            patient: wait up to PATIENCE times as long while all workers are heard by their
+                heartbeats: they may have more to do than this one.
 
         Raises:
             BadRequest: another worker came to this meeting for another purpose.
             DeadlineExceeded: workers did not come; the message says which.
         """
         self._num_gathers += 1
-        reply = self._coordinator(
-            "coord.gather",
-            {"name": str(self._num_gathers), "purpose": purpose, "body": body, **self._me()},
-            arrays,
-            timeout_s=timeout_s,
-        )
+        message = {"name": str(self._num_gathers), "purpose": purpose, "body": body, **self._me()}
+        for patience in reversed(range(PATIENCE if patient else 1)):
+            try:
+                reply = self._coordinator("coord.gather", message, arrays, timeout_s=timeout_s)
+                break
+            except DeadlineExceeded as error:
+                if patience == 0 or self._silent_workers():
+                    raise
+                log.warning("still waiting, all workers are alive: %s", error)
         rest = iter(reply.arrays)
         return [(of, [next(rest) for _ in range(count)]) for of, count in reply.body["bodies"]]
+
+    def _silent_workers(self) -> list[int]:
+        """Those that server 0 has not heard for the client's timeout, or that have ended."""
+        call = Call(self._servers[0], "server.attendance", {"within_s": float(self.timeout_s)}, [])
+        silent: list[int] = self._control.call_all([call], self.timeout_s)[0].body["silent"]
+        return silent
 
     def stats(self) -> list[dict[str, Any]]:
         """Each server's counts (`Shard.stats`)."""

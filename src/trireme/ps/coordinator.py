@@ -70,6 +70,7 @@ class Coordinator:
         self._workers: dict[int, Worker] = {}
         self._meetings: dict[str, Meeting] = {}
         self._done: dict[str, Reply] = {}
+        self._purposes: dict[str, str] = {}  # of what is done
         self._pass = Pass()
         self._group_version = 0
 
@@ -261,6 +262,11 @@ class Coordinator:
             return self._meet(name, purpose, index, body, list(request.arrays), self._gathered)
 
     def _check_purpose(self, name: str, purpose: str, index: int) -> None:
+        if (over := self._purposes.get(name, purpose)) != purpose:
+            raise BadRequest(
+                f"{name}: it was for {over!r} and is over, worker {index} comes for {purpose!r};"
+                " a worker that starts again does not know how many meetings there have been"
+            )
         meeting = self._meetings.get(name)
         if meeting is None or meeting.purpose == purpose:
             return
@@ -299,18 +305,19 @@ class Coordinator:
             return deferred
         del self._meetings[name]
         reply = conclude(meeting)
-        self._remember(name, reply)
+        self._remember(name, purpose, reply)
         for deferred in meeting.waiting:
             deferred.reply(reply)
         return reply
 
-    def _remember(self, name: str, reply: Reply) -> None:
+    def _remember(self, name: str, purpose: str, reply: Reply) -> None:
         """Keep the last answers for requests whose reply was lost; a worker has one meeting open at
         a time.
         """
-        self._done[name] = reply
+        self._done[name], self._purposes[name] = reply, purpose
         while len(self._done) > 4:
-            del self._done[next(iter(self._done))]
+            oldest = next(iter(self._done))
+            del self._done[oldest], self._purposes[oldest]
 
     def _describe(self, name: str) -> str:
         with self._lock:

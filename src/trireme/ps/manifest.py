@@ -1,10 +1,11 @@
 """A checkpoint is a folder that a manifest describes completely.
 
-    manifest.json                 format, tables with their schemas and files, blocks, streams,
-    checksums rows/T/LO-HI.arrow            rows of table number T in buckets LO..HI, Arrow IPC
-    file: key, row_class, weights, state blocks/server-N.safetensors   blocks with optimizer state:
-    "<block id>/weights", "<block id>/<state name>" module.safetensors            buffers of worker
-    0's module (BatchNorm and the like), if there are any
+    manifest.json                 format, tables with schemas and files, blocks, streams, checksums
+    rows/T/LO-HI.arrow            rows of table number T in buckets LO..HI, an Arrow IPC file:
+                                  key, row_class, weights, state
+    blocks/server-N.safetensors   blocks with optimizer state: "<block id>/weights",
+                                  "<block id>/<state name>"
+    module.safetensors            buffers of worker 0's module (BatchNorm and the like), if any
 
 It is written under another name beside its place, synced, and renamed: a folder with a manifest is
 complete.

@@ -8,6 +8,7 @@ error when those that have not are silent for too long.
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 import time
@@ -35,7 +36,7 @@ class Attendance:
         self._clock = clock
         self._changed = threading.Condition()
         self._num_workers: int | None = None
-        self._last_heard = 0.0  # from any worker
+        self._last_heard: dict[int, float] = {}
         self._gone: dict[int, int] = {}  # worker -> its incarnation that said goodbye
         self._stopped: str | None = None
 
@@ -44,6 +45,7 @@ class Attendance:
             "server.ready": lambda _: Reply(),
             "server.alive": self._on_alive,
             "server.goodbye": self._on_goodbye,
+            "server.attendance": self._on_attendance,
         }
 
     def _on_alive(self, request: Request) -> Reply:
@@ -67,8 +69,19 @@ class Attendance:
         if not 0 <= worker < num_workers:
             raise BadRequest(f"server: expected 0 <= worker < {num_workers}, found {worker}")
         self._num_workers = num_workers
-        self._last_heard = self._clock()
+        self._last_heard[worker] = self._clock()
         return worker, incarnation
+
+    def _on_attendance(self, request: Request) -> Reply:
+        within_s = need(request.body, "within_s", float)
+        with self._changed:
+            since = self._clock() - within_s
+            silent = [
+                worker
+                for worker in range(self._num_workers or 0)
+                if worker in self._gone or self._last_heard.get(worker, -math.inf) < since
+            ]
+        return Reply({"silent": silent})
 
     def stop(self, reason: str) -> None:
         """End the wait from another thread or a signal handler."""
@@ -76,7 +89,7 @@ class Attendance:
             self._stopped = reason
             self._changed.notify_all()
 
-    def wait(self, silence_s: float, *, keep: bool) -> str:
+    def wait(self, silence_s: float) -> str:
         """Wait for the end of the job; returns why it is over.
 
         Raises:
@@ -86,11 +99,11 @@ class Attendance:
             while True:
                 if self._stopped is not None:
                     return self._stopped
-                if not keep and self._num_workers is not None:
+                if self._num_workers is not None:
                     missing = sorted(set(range(self._num_workers)) - self._gone.keys())
                     if not missing:
                         return "all workers have said goodbye"
-                    if self._clock() - self._last_heard > silence_s:
+                    if self._clock() - max(self._last_heard.values()) > silence_s:
                         raise Unavailable(
                             f"server: workers {missing} have been silent for {silence_s:.0f} s"
                             " without saying goodbye"
@@ -126,7 +139,6 @@ def serve(
     keys: ServerKeys | None = None,
     insecure: bool = False,
     timeout_s: float = 60.0,
-    keep: bool = False,
     root: Path | None = None,
     limits: Limits | None = None,
     name: str = "server",
@@ -141,7 +153,6 @@ def serve(
         keys: encrypt, and admit these clients only.
         insecure: allow an address beyond loopback without keys.
         timeout_s: silence of all remaining workers after which the job counts as lost.
-        keep: stay when the workers have gone, for the next job.
         root: folder below which checkpoints are written and read; default the working directory.
         name: what workers' messages call it, beside its address.
         on_ready: called with the real "host:port" once it listens.
@@ -175,6 +186,6 @@ def serve(
         log.info("listening on %s", server.endpoint)
         if on_ready is not None:
             on_ready(server.endpoint)
-        reason = attendance.wait(max(2 * timeout_s, 10.0), keep=keep)
+        reason = attendance.wait(max(2 * timeout_s, 10.0))
     log.info("server %s ends: %s", server.endpoint, reason)
     return reason

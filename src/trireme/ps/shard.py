@@ -34,7 +34,7 @@ from trireme.errors import (
 from trireme.ps.blocks import BlockSpec, BlockStore
 from trireme.ps.routing import BucketMap
 from trireme.ps.staging import Member, Staging
-from trireme.ps.wire import Array, Arrays, Push, TablePush, need, need_list
+from trireme.ps.wire import STREAMS_MAX, Array, Arrays, Push, TablePush, need, need_list
 from trireme.rpc import Deferred, Reply, Request
 from trireme.table import TableSchema
 
@@ -82,7 +82,13 @@ def make_core_table(schema: TableSchema) -> _core.Table:
     if rule:
         raise BadRequest(f"table {schema.name!r}: no rule has the options {rule}")
     return _core.Table(
-        dims=list(schema.dims), initializer=kind, init_a=a, init_b=b, seed=schema.seed, **named
+        dims=list(schema.dims),
+        initializer=kind,
+        init_a=a,
+        init_b=b,
+        seed=schema.seed,
+        num_streams_max=STREAMS_MAX,
+        **named,
     )
 
 
@@ -364,14 +370,17 @@ class Shard:
             self.blocks.apply(parts[0][0].groups, block_ids, gradients, ids, absent)
 
     def _record(self, pushes: list[Push]) -> None:
+        is_new = False
         with self._lock:
             for push in pushes:
                 stream = self.streams[push.stream]
                 if push.sequence > stream.last:
                     stream.last = push.sequence
                     stream.position = push.position
-                self.staleness[min(self.num_pushes - push.computed_at, STALENESS_MAX)] += 1
-            self.num_pushes += 1
+                    steps = self.num_pushes - push.computed_at
+                    self.staleness[min(max(steps, 0), STALENESS_MAX)] += 1
+                    is_new = True
+            self.num_pushes += is_new
 
     # ---- reports ----
 

@@ -71,11 +71,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.replica = Replica(model, dense, self.cluster.pending)
         self._pusher: Pusher | None = None
         self._first_step: int | None = None
+        self._failed_push: BaseException | None = None
         self._staged = 0
         self.num_steps = 0
         # Sync: num_steps at step 0 of the passes, the same on all workers; their own counts differ
         # after streams of unequal lengths.
         self._steps_before: int | None = None
+        if isinstance(before := self.cluster.steps, DistributedOptimizer):
+            before.finish()  # its pushes come before those of this one, in the same stream
         self._create(optimizer)
         self.cluster.steps = self
         self.cluster.on_close(self.finish)
@@ -98,7 +101,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         predecessor.
         """
         at = self.cluster.client.stream_position()
-        self.sequence, self.position = at.sequence, at.position
+        self.sequence, self.position, self._failed_push = at.sequence, at.position, None
 
     def refresh(self) -> None:
         """Bring the dense parameters to the servers' current weights."""
@@ -183,6 +186,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             behind: return when the push is on its way, not when it has been applied or staged.
         """
+        self._check_usable()
         lookups = replica.pending.take()
         step = Step(
             sequence=self.sequence + 1,
@@ -196,11 +200,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._submit(step, tables, dense)
         else:
             self.flush()
-            self.cluster.client.push(step, tables, dense, staged=self.is_sync)
+            self._push(step, tables, dense)
         self.sequence += 1
         self.position = position
         if self.is_sync:
             self._staged = step.step
+
+    def _check_usable(self) -> None:
+        if self.cluster.steps is not self:
+            raise BadRequest(
+                "DistributedOptimizer.step: expected the newest optimizer of this cluster, found an"
+                " older one; a worker has one stream of pushes: train one model at a time, or both"
+                " in one nn.ModuleList under one optimizer"
+            )
+        if self._failed_push is not None:
+            raise BadRequest(
+                f"DistributedOptimizer.step: expected push {self.sequence + 1} to be repeated,"
+                " found another batch: some servers may have applied it before it failed; load a"
+                " checkpoint, or start this worker again"
+            ) from self._failed_push
+
+    def _push(
+        self, step: Step, tables: dict[str, TableGradient], dense: DenseGradient | None
+    ) -> None:
+        try:
+            self.cluster.client.push(step, tables, dense, staged=self.is_sync)
+        except BaseException as error:
+            self._failed_push = error
+            raise
 
     def _count_step(self) -> int:
         """Advance `num_steps`; returns the number of this step in the pass, 0 in async."""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
 
 from trireme import _core
 from trireme.cluster import Cluster, Lookups, default
@@ -126,8 +127,10 @@ class Pipeline:
                 self._optimizer.flush()
             yield planned, self._cluster.pull(planned.keys(), blocks=self._training)
 
-    def _pull_in_loop(self) -> Iterator[tuple[_Planned, Pulled]]:
+    def _pull_in_loop(self, replica: Replica | None) -> Iterator[tuple[_Planned, Pulled]]:
         for planned in self._planned:
+            if replica is not None:
+                replica.number = planned.number
             yield planned, self._cluster.pull(planned.keys(), blocks=True, training=True)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -140,9 +143,10 @@ class Pipeline:
             replica: gets the dense weights of each batch and its number; its next step pushes the
                 gradients of the rows. None: there is no optimizer.
         """
-        pulled_batches = self._pull_in_loop() if self._pulls_in_loop else iter(self._pulled)
         if replica is not None:
             replica.number = -1
+        in_loop = self._pulls_in_loop
+        pulled_batches = self._pull_in_loop(replica) if in_loop else iter(self._pulled)
         for planned, pulled in pulled_batches:
             self._may_pull.release()
             if self._training and replica is not None:
@@ -196,11 +200,22 @@ def prefetch(
         optimizer.end_pass()
 
 
+def _has_order_of_its_own(dataset: Iterable[Any]) -> bool:
+    sampler = dataset.sampler if isinstance(dataset, DataLoader) else None
+    return isinstance(sampler, RandomSampler) and sampler.generator is None
+
+
 def share_of(dataset: Iterable[Any], cluster: Cluster, epoch: int = 0) -> Iterable[Any]:
     """This worker's part of a dataset, in the order of this epoch."""
     if hasattr(dataset, "stream"):
         share: Iterable[Any] = dataset.stream(cluster.worker, cluster.num_workers, epoch=epoch)
         return share
+    if cluster.num_workers > 1 and _has_order_of_its_own(dataset):
+        raise BadRequest(
+            "DataLoader: expected the same order on all workers, which share its batches, found a"
+            " random one; shuffle with generator=torch.Generator().manual_seed(n), the same n on"
+            " all"
+        )
     return (
         batch
         for number, batch in enumerate(dataset)

@@ -55,31 +55,34 @@ class Turns:
     A thread waits as long as the others live: how long a model computes is its own business.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: Sequence[Replica]) -> None:
         self._changed = threading.Condition()
         self._next = 0
-        self._failed: int | None = None
+        self._alive, self._num_replicas = list(replicas), len(replicas)
 
     @contextmanager
-    def turn(self, number: int) -> Iterator[None]:
-        """Run the block after those of all smaller numbers. Raises Closed: one of them failed."""
+    def turn(self, replica: Replica) -> Iterator[None]:
+        """Run the block after those of all batches before the replica's. Raises Closed: a thread
+        that had one of these has failed.
+        """
+        number = replica.number
         with self._changed:
-            self._changed.wait_for(lambda: self._next == number or self._is_behind_failed(number))
-            if self._is_behind_failed(number):
+            self._changed.wait_for(lambda: self._next == number or self._is_hopeless(number))
+            if self._next != number:
                 raise Closed
         yield
         with self._changed:
             self._next = number + 1
             self._changed.notify_all()
 
-    def _is_behind_failed(self, number: int) -> bool:
-        return self._failed is not None and self._failed < number
+    def _is_hopeless(self, number: int) -> bool:
+        has_failed = len(self._alive) < self._num_replicas
+        return has_failed and not any(self._next <= other.number < number for other in self._alive)
 
-    def fail(self, number: int) -> None:
-        """This turn will not come, unless it has been already; those before it still may."""
+    def fail(self, replica: Replica) -> None:
+        """Its turn will not come, whatever batch it had; those before that still may."""
         with self._changed:
-            if number >= self._next and not self._is_behind_failed(number):
-                self._failed = number
+            self._alive.remove(replica)
             self._changed.notify_all()
 
 

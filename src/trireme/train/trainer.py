@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ class _Tally:
 
     def figures(self) -> dict[str, float]:
         """The mean loss and each metric by its name."""
-        values = {"loss": self.loss_sum / max(self.num_examples, 1)}
+        values = {"loss": self.loss_sum / self.num_examples if self.num_examples else math.nan}
         for metric in self.metrics:
             values[metric.name] = metric.compute()
         return values
@@ -55,7 +56,8 @@ class _Tally:
         self.loss_sum, self.num_examples = 0.0, 0
         for metric in self.metrics:
             metric.reset()
-        for _, received in cluster.client.gather({}, arrays, purpose=f"end of {title}"):
+        met = cluster.client.gather({}, arrays, purpose=f"end of {title}", patient=True)
+        for _, received in met:
             rest = iter(received)
             loss_sum, num_examples = next(rest)
             self.loss_sum += float(loss_sum)
@@ -66,12 +68,14 @@ class _Tally:
 
 @contextmanager
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    before = model.training
+    """Train or evaluate; afterwards every part of the model is in the mode that it was in."""
+    before = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
         yield
     finally:
-        model.train(before)
+        for module, was_training in before:
+            module.training = was_training
 
 
 class Trainer:
@@ -90,7 +94,8 @@ class Trainer:
         depth: batches to read and plan ahead.
         threads: that train in this process, async only, each on a batch and a replica of its own,
             with its share of torch's threads. Weights are then at most threads - 1 steps old. Pays
-            where batches are small. Buffers (BatchNorm) are those of the first replica.
+            where batches are small. Buffers (BatchNorm) are those of the first replica; a loss may
+            not use parameters of the model except through its outputs.
         progress: worker 0 shows a progress bar (on a terminal) or lines (elsewhere).
     """
 
@@ -132,11 +137,15 @@ class Trainer:
 
         Returns:
             Of the last epoch and all workers: "loss", each metric, "examples", "examples_per_s".
-                Metrics are of each
-            batch before it was trained on (progressive).
+            Metrics are of each batch before it was trained on (progressive).
         """
         if epochs < 1:
             raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
+        if epochs > 1 and isinstance(dataset, Iterator):
+            raise BadRequest(
+                f"Trainer.fit: expected a dataset that can be read {epochs} times, found"
+                f" {type(dataset).__name__}, an iterator, which is empty after the first"
+            )
         figures: dict[str, float] = {}
         for epoch in range(epochs):
             title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
@@ -151,7 +160,7 @@ class Trainer:
         Starts when every worker has come and every push has been applied.
         """
         self.optimizer.flush()
-        self.cluster.client.gather({}, [], purpose="evaluate")
+        self.cluster.client.gather({}, [], purpose="evaluate", patient=True)
         self.optimizer.refresh()
         with torch.no_grad():
             return self._run(share_of(dataset, self.cluster), "evaluate", training=False)
@@ -186,31 +195,36 @@ class Trainer:
 
     def _train(self, pipeline: Pipeline, tally: _Tally, show: Callable[[], None]) -> None:
         first = self.optimizer.replica
-        copies = [first.copy(self.optimizer.tables) for _ in range(self.threads - 1)]
-        turns = Turns()
+        first.pending.take()  # of a batch that failed
+        tables = self.optimizer.tables
+        replicas = [first, *(first.copy(tables) for _ in range(self.threads - 1))]
+        turns = Turns(replicas)
         behind = self.threads == 1 and not self.optimizer.is_sync
 
         def work(replica: Replica) -> None:
+            self.cluster.use_pending(replica.pending)
             for batch in pipeline.batches(replica):
                 replica.model.zero_grad()
                 outputs, labels, loss = self._forward(replica.model, batch)
                 loss.backward()  # type: ignore[no-untyped-call]
-                with turns.turn(replica.number):
+                with turns.turn(replica):
+                    # First, because a metric refuses outputs that are not numbers: they should not
+                    # reach the tables.
+                    tally.add(outputs, labels, loss, batch.num_examples)
                     self.optimizer.step_of(
                         replica,
                         examples=batch.num_examples,
                         position=batch.position,
                         behind=behind,
                     )
-                    tally.add(outputs, labels, loss, batch.num_examples)
                     if replica is first:
                         show()
 
         def fail(replica: Replica) -> None:
-            turns.fail(replica.number)
+            turns.fail(replica)
             pipeline.stop()
 
-        train_replicas([first, *copies], work, fail)
+        train_replicas(replicas, work, fail)
 
     def _evaluate(self, pipeline: Pipeline, tally: _Tally, show: Callable[[], None]) -> None:
         for batch in pipeline:
