@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 from typing import Any
@@ -11,81 +10,19 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 import trireme as tr
+from tests.integration.planted import (
+    NUM_KEYS,
+    Linear,
+    Share,
+    loader,
+    rows_of,
+    trainer_for,
+)
 from tests.jobs import Job, in_threads
-from trireme import cluster as clusters
 from trireme.cluster import Cluster, embedded
-from trireme.data.batch import Ragged
 from trireme.errors import BadRequest, DeadlineExceeded, SchemaMismatch
-from trireme.ps.client import Step
-
-NUM_KEYS = 200
-WEIGHTS = np.random.default_rng(11).normal(size=NUM_KEYS)
-
-
-class Examples(Dataset[dict[str, Any]]):
-    """A map-style dataset of a planted model: logit = w[a] + w[b]."""
-
-    def __init__(self, count: int, seed: int = 0) -> None:
-        generator = np.random.default_rng(seed)
-        self.ids = generator.integers(0, NUM_KEYS, (count, 2))
-        probability = 1 / (1 + np.exp(-2 * WEIGHTS[self.ids].sum(1)))
-        self.labels = (generator.random(count) < probability).astype(np.float32)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        a, b = self.ids[i]
-        return {"a": int(a), "b": int(b), "label": self.labels[i]}
-
-
-OFFSETS = torch.arange(51)  # one id per example
-
-
-class Share:
-    """A dataset of which each worker brings its own part."""
-
-    def __init__(self, batches: Any) -> None:
-        self.batches = batches
-
-    def stream(self, worker: int, num_workers: int, *, epoch: int = 0) -> Any:
-        return iter(self.batches)
-
-
-class Linear(nn.Module):
-    """One weight per id and a bias."""
-
-    def __init__(self, lr: float = 0.5) -> None:
-        super().__init__()
-        table = tr.Table(
-            "w", dim=1, optimizer=tr.optim.SGD(lr=lr), initializer=tr.initializer.Constant(0.0)
-        )
-        self.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
-        self.bias = nn.Parameter(torch.zeros(1))
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        return self.rows(batch).sum((1, 2)) + self.bias
-
-
-def loader(count: int = 4000, seed: int = 0, **options: Any) -> DataLoader[Any]:
-    return DataLoader(Examples(count, seed), batch_size=50, **options)
-
-
-def trainer_for(cluster: Cluster, mode: str = "async", threads: int = 1) -> tr.Trainer:
-    model = Linear(lr=20.0)
-    return tr.Trainer(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        strategy=tr.Strategy(mode),
-        loss=nn.functional.binary_cross_entropy_with_logits,
-        metrics=[tr.metrics.AUC(), tr.metrics.LogLoss()],
-        threads=threads,
-        progress=False,
-        cluster=cluster,
-    )
 
 
 @pytest.mark.parametrize(("mode", "threads"), [("sync", 1), ("async", 1), ("async", 3)])
@@ -143,75 +80,6 @@ def test_a_dataloader_with_four_processes_feeds_a_trainer() -> None:
         assert fitted["examples"] == 1000
 
 
-@pytest.mark.parametrize(("threads", "oldest"), [(1, 1), (2, 1), (3, 2)])
-def test_async_weights_have_a_known_age_however_slow_the_pushes(
-    monkeypatch: pytest.MonkeyPatch, threads: int, oldest: int
-) -> None:
-    with embedded() as cluster:
-        push = cluster.client.push
-
-        def slow_push(*args: Any, **options: Any) -> None:
-            threading.Event().wait(0.02)  # a slow server, no synchronisation: longer than a step
-            push(*args, **options)
-
-        monkeypatch.setattr(cluster.client, "push", slow_push)
-        trainer_for(cluster, threads=threads).fit(loader(1000))
-        [stats] = cluster.client.stats()
-    assert sum(stats["staleness"].values()) == 20
-    assert max(map(int, stats["staleness"])) <= oldest
-
-
-def test_threads_train_each_batch_once_and_push_in_the_order_of_the_stream() -> None:
-    sequences = []
-    with Job(2) as job, job.join(0, 1) as cluster:
-        trainer = trainer_for(cluster, threads=4)
-        push = cluster.client.push
-
-        def note(step: Step, *args: Any, **options: Any) -> None:
-            sequences.append(step.sequence)
-            push(step, *args, **options)
-
-        cluster.client.push = note  # type: ignore[method-assign]
-        torch_threads = torch.get_num_threads()
-        figures = trainer.fit(loader(4000), epochs=2)
-        assert torch.get_num_threads() == torch_threads
-        assert cluster.client.stream_position().sequence == 160
-        assert trainer.evaluate(loader(1000, seed=1))["auc"] > 0.75
-        at_servers = trainer.model.bias.clone()
-        trainer.optimizer.refresh()
-        assert torch.equal(at_servers, trainer.model.bias)
-    assert figures["examples"] == 4000
-    assert sequences == list(range(1, 161))
-
-
-def test_an_error_in_one_of_the_threads_ends_all_and_is_the_one_raised() -> None:
-    class Fails(Linear):
-        def forward(self, batch: Any) -> torch.Tensor:
-            if int(batch["number"][0]) == 5:
-                raise ArithmeticError("batch 5 has no logarithm")
-            return super().forward(batch)
-
-    def numbered() -> Any:
-        for number, batch in enumerate(loader(2000)):
-            yield {**batch, "number": torch.full((50,), number)}
-
-    with embedded() as cluster:
-        model = Fails()
-        trainer = tr.Trainer(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            loss=nn.functional.binary_cross_entropy_with_logits,
-            threads=3,
-            progress=False,
-            cluster=cluster,
-        )
-        before = set(threading.enumerate())
-        with pytest.raises(ArithmeticError, match="batch 5 has no logarithm"):
-            trainer.fit(numbered())
-        assert set(threading.enumerate()) <= before
-        assert cluster.client.stream_position().sequence == 5
-
-
 def test_an_error_in_the_data_reaches_the_training_thread_and_ends_its_threads() -> None:
     def broken() -> Any:
         yield from loader(200)
@@ -221,63 +89,6 @@ def test_an_error_in_the_data_reaches_the_training_thread_and_ends_its_threads()
         with pytest.raises(OSError, match="the disk is gone"):
             trainer_for(cluster).fit(broken())
         assert not cluster.is_prefetching
-
-
-@pytest.mark.parametrize("error", [DeadlineExceeded, KeyboardInterrupt])
-def test_a_pull_that_fails_in_one_of_the_threads_ends_all(
-    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    with embedded() as cluster:
-        trainer = trainer_for(cluster, threads=3)
-        pull, numbers, later = cluster.client.pull, itertools.count(), threading.Event()
-
-        def fail_once(*args: Any, **options: Any) -> Any:
-            number = next(numbers)
-            if number == 4:
-                later.wait(10.0)
-                raise error("pull 4")
-            if number == 5:
-                later.set()
-            return pull(*args, **options)
-
-        monkeypatch.setattr(cluster.client, "pull", fail_once)
-        with pytest.raises(error, match="pull 4"):
-            trainer.fit(loader(2000))
-        monkeypatch.undo()
-        assert cluster.client.stream_position().sequence >= 3
-        assert trainer.fit(loader(500))["examples"] == 500
-
-
-def test_threads_push_what_their_own_forward_looks_up(
-    default_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Unplanned(Linear):
-        """Looks up ids that it makes itself, which no plan knows."""
-
-        def forward(self, batch: Any) -> torch.Tensor:
-            made = {"a": batch["a"].values.clone(), "b": batch["b"].values.clone()}
-            return self.rows(made).sum((1, 2)) + self.bias
-
-    def counts(threads: int) -> np.ndarray:
-        model = Unplanned()
-        table = tr.Table(f"t{threads}", dim=1, optimizer=tr.optim.SGD(lr=1.0),
-                         initializer=tr.initializer.Constant(0.0))  # fmt: skip
-        model.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
-        trainer = tr.Trainer(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.0),
-            loss=lambda outputs, labels: outputs.sum(),
-            threads=threads,
-            progress=False,
-            cluster=default_cluster,
-        )
-        trainer.fit(
-            {"a": Ragged(b["a"], OFFSETS), "b": Ragged(b["b"], OFFSETS), "label": b["label"]}
-            for b in loader(2000)
-        )
-        return rows_of(default_cluster, model)
-
-    np.testing.assert_array_equal(counts(3), counts(1))
 
 
 def test_an_older_optimizer_is_told_that_there_is_a_newer_one() -> None:
@@ -388,20 +199,6 @@ def plain_loop(cluster: Cluster, batches: Any) -> Linear:
         loss.backward()
         optimizer.step()
     return model
-
-
-def rows_of(cluster: Cluster, model: Linear) -> np.ndarray:
-    model.eval()
-    ids = torch.arange(NUM_KEYS)
-    with torch.no_grad():
-        return model.rows({"a": ids, "b": ids})[:, 0, 0].numpy()
-
-
-@pytest.fixture
-def default_cluster() -> Any:
-    with embedded() as cluster:
-        clusters.set_default(cluster)
-        yield cluster
 
 
 def test_a_plain_loop_equals_torch(default_cluster: Cluster) -> None:

@@ -471,8 +471,10 @@ class _Channel:
         self._lock = threading.Lock()
 
     def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
+        deadline = time.monotonic() + timeout_s
         with self._held(timeout_s):
-            return self.transport.call_all(calls, timeout_s=timeout_s)
+            left_s = max(0.0, deadline - time.monotonic())
+            return self.transport.call_all(calls, timeout_s=left_s)
 
     @contextmanager
     def _held(self, timeout_s: float) -> Iterator[None]:

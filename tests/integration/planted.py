@@ -1,0 +1,86 @@
+"""A small planted model with its data, and trainers of it, for the tests of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import trireme as tr
+from trireme.cluster import Cluster
+
+NUM_KEYS = 200
+WEIGHTS = np.random.default_rng(11).normal(size=NUM_KEYS)
+
+
+class Examples(Dataset[dict[str, Any]]):
+    """A map-style dataset of a planted model: logit = w[a] + w[b]."""
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        generator = np.random.default_rng(seed)
+        self.ids = generator.integers(0, NUM_KEYS, (count, 2))
+        probability = 1 / (1 + np.exp(-2 * WEIGHTS[self.ids].sum(1)))
+        self.labels = (generator.random(count) < probability).astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        a, b = self.ids[i]
+        return {"a": int(a), "b": int(b), "label": self.labels[i]}
+
+
+OFFSETS = torch.arange(51)  # one id per example
+
+
+class Share:
+    """A dataset of which each worker brings its own part."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def stream(self, worker: int, num_workers: int, *, epoch: int = 0) -> Any:
+        return iter(self.batches)
+
+
+class Linear(nn.Module):
+    """One weight per id and a bias."""
+
+    def __init__(self, lr: float = 0.5) -> None:
+        super().__init__()
+        table = tr.Table(
+            "w", dim=1, optimizer=tr.optim.SGD(lr=lr), initializer=tr.initializer.Constant(0.0)
+        )
+        self.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.rows(batch).sum((1, 2)) + self.bias
+
+
+def loader(count: int = 4000, seed: int = 0, **options: Any) -> DataLoader[Any]:
+    return DataLoader(Examples(count, seed), batch_size=50, **options)
+
+
+def trainer_for(cluster: Cluster, mode: str = "async", threads: int = 1) -> tr.Trainer:
+    model = Linear(lr=20.0)
+    return tr.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        strategy=tr.Strategy(mode),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        metrics=[tr.metrics.AUC(), tr.metrics.LogLoss()],
+        threads=threads,
+        progress=False,
+        cluster=cluster,
+    )
+
+
+def rows_of(cluster: Cluster, model: Linear) -> np.ndarray:
+    model.eval()
+    ids = torch.arange(NUM_KEYS)
+    with torch.no_grad():
+        return model.rows({"a": ids, "b": ids})[:, 0, 0].numpy()
