@@ -179,6 +179,18 @@ def test_another_model_is_refused_with_both_sides(saved: dict[str, Any]) -> None
         make_trainer(cluster, optimizer=torch.optim.SGD).load(saved["path"])
 
 
+def test_a_checkpoint_without_a_table_of_the_model_changes_nothing(saved: dict[str, Any]) -> None:
+    with embedded() as cluster:
+        trainer = make_trainer(cluster)
+        extra = tr.Table("extra", dim=2)
+        cluster.ensure_table(extra)
+        trainer.fit(batches(5))
+        before = everything(cluster, trainer)
+        with pytest.raises(SchemaMismatch, match=r"found no \['extra'\]"):
+            trainer.load(saved["path"])
+        assert_equal(everything(cluster, trainer), before)
+
+
 def damaged_copy(source: Path, target: Path) -> Path:
     import shutil
 

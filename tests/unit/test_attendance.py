@@ -81,6 +81,29 @@ def test_silence_is_an_error_that_names_who_has_not_said_goodbye(comes: bool) ->
     assert "workers [1] have been silent for 60 s without saying goodbye" in str(error)
 
 
+def test_who_is_silent_is_who_was_not_heard_lately_or_has_ended() -> None:
+    def silent() -> list[int]:
+        body = {"within_s": 5.0}
+        request = Request(1, "server.attendance", body, [], "t", "t", "", time.monotonic() + 10)
+        reply = attendance.handlers()["server.attendance"](request)
+        found: list[int] = reply.body["silent"]
+        return found
+
+    clock = Clock()
+    attendance = Attendance(clock)
+    assert silent() == []
+    tell(attendance, "alive", 0)
+    assert silent() == [1]
+    clock.now += 4
+    tell(attendance, "alive", 1)
+    assert silent() == []
+    clock.now += 2
+    assert silent() == [0]
+    tell(attendance, "alive", 0)
+    tell(attendance, "goodbye", 1)
+    assert silent() == [1]
+
+
 def test_as_long_as_one_worker_is_heard_the_others_are_waited_for() -> None:
     clock = Clock()
     attendance = Attendance(clock)

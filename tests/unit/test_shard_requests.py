@@ -16,7 +16,7 @@ from trireme.optim import values_of_group
 from trireme.ps.blocks import BlockSpec
 from trireme.ps.routing import BucketMap
 from trireme.ps.shard import Shard
-from trireme.ps.wire import POSITION_MAX, BlocksPush, Push, TablePush
+from trireme.ps.wire import POSITION_MAX, STREAMS_MAX, BlocksPush, Push, TablePush
 from trireme.rpc import Request
 
 RULE = tr.optim.Adam(lr=0.1)
@@ -134,6 +134,14 @@ def test_a_push_that_is_repeated_counts_once(served: Served) -> None:
     served.ask("ps.push", *served.push())
     assert served.state() == state
     assert dict(served.shard.staleness) == staleness == {0: 1}
+
+
+def test_the_last_stream_may_push_and_one_beyond_it_may_not(served: Served) -> None:
+    body, arrays = served.push()
+    with pytest.raises(BadRequest, match="expected 0 <= stream < 4096"):
+        served.ask("ps.push", {**body, "stream": STREAMS_MAX}, arrays)
+    served.ask("ps.push", {**body, "stream": STREAMS_MAX - 1}, arrays)
+    assert served.state()[:2] == (1, 1)
 
 
 def test_blocks_with_groups_that_are_no_maps_are_refused(served: Served) -> None:
