@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trireme import data, errors, initializer, metrics, models, nn, optim
     from trireme.cluster import Cluster
+    from trireme.config import Config
     from trireme.launch.init import init
     from trireme.strategy import Strategy
     from trireme.table import Table
-    from trireme.train import DistributedOptimizer, Trainer, prefetch
+    from trireme.train import DistributedOptimizer, Recipe, Trainer, prefetch
 
 __all__ = [
     "Cluster",
+    "Config",
     "DistributedOptimizer",
+    "Recipe",
     "Strategy",
     "Table",
     "Trainer",
@@ -35,7 +38,9 @@ __all__ = [
 
 _HOMES = {
     "Cluster": "trireme.cluster",
+    "Config": "trireme.config",
     "DistributedOptimizer": "trireme.train",
+    "Recipe": "trireme.train",
     "Strategy": "trireme.strategy",
     "Table": "trireme.table",
     "Trainer": "trireme.train",

@@ -7,6 +7,7 @@ from tests.repo import tree
 # Units of src/trireme, lowest first; those on one line do not know each other.
 LAYERS = (
     ("errors",),
+    ("config",),
     ("_core",),
     ("rpc",),
     ("initializer", "optim", "strategy"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.data import Dense, InsId, Label, Schema, Show, Sparse, Weight, criteo
+from trireme.data import Dense, Label, Schema, Sparse, Weight, criteo
 from trireme.errors import BadRequest
 
 
@@ -26,8 +26,6 @@ def test_criteo_names_its_columns():
         ([Label(), Sparse("a"), Dense("a")], "distinct names, found twice: a"),
         ([Label("")], "a name that is not empty"),
         ([Dense("x", 0)], r"Dense\('x'\): expected dim >= 1, found 0"),
-        ([Show()], r"Show\('show'\) is not supported yet"),
-        ([InsId("id")], r"InsId\('id'\) is not supported yet"),
     ],
 )
 def test_schema_refuses(fields, message):

@@ -1,10 +1,10 @@
 """Data: schemas, sources and datasets that yield batches of columns."""
 
 from trireme.data.array_dataset import ArrayDataset, ArrayStream
-from trireme.data.batch import Bags, Batch, Ragged
+from trireme.data.batch import Bags, Batch, Ragged, Strings
 from trireme.data.criteo import criteo
 from trireme.data.queue_dataset import QueueDataset, Stream
-from trireme.data.schema import Dense, InsId, Label, Schema, Show, Sparse, Weight
+from trireme.data.schema import Content, Dense, InsId, Label, Schema, Show, Sparse, Weight
 from trireme.data.strings import string_keys
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "ArrayStream",
     "Bags",
     "Batch",
+    "Content",
     "Dense",
     "InsId",
     "Label",
@@ -21,6 +22,7 @@ __all__ = [
     "Show",
     "Sparse",
     "Stream",
+    "Strings",
     "Weight",
     "criteo",
     "string_keys",

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trireme.data.batch import Bags, Batch, Ragged
-from trireme.data.schema import Dense, Schema, Sparse, Weight
+from trireme.data.batch import Bags, Batch
+from trireme.data.batch import Column as BatchColumn
+from trireme.data.schema import Content, Dense, InsId, Schema, Sparse, Weight
 from trireme.data.strings import string_keys
 from trireme.errors import BadRequest, DataError
 
@@ -80,6 +81,10 @@ class ArrayDataset:
         self._numbers: dict[str, Tensor] = {}
         keys_F, present_F = [], []
         for field in schema.fields:
+            if isinstance(field, (InsId, Content)):
+                raise BadRequest(
+                    f"ArrayDataset: expected numbers and keys, found the strings of {field}"
+                )
             if isinstance(field, Sparse):
                 keys_N, present_N = _keys(field.name, columns[field.name])
                 keys_F.append(torch.from_numpy(keys_N))
@@ -137,7 +142,7 @@ class ArrayDataset:
         )
 
     def _batch(self, rows_B: Tensor) -> Batch:
-        columns: dict[str, Tensor | Ragged] = {
+        columns: dict[str, BatchColumn] = {
             name: column[rows_B] for name, column in self._numbers.items()
         }
         if self._keys_FN is None or self._present_FN is None:

@@ -14,9 +14,10 @@ Threads: a batch belongs to one thread at a time.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,6 +35,23 @@ class Ragged(NamedTuple):
     values: Tensor
     offsets: Tensor
     weights: Tensor | None = None
+
+
+class Strings(NamedTuple):
+    """A string per example: that of example b is data[offsets[b]:offsets[b + 1]] in UTF-8.
+
+    data: (N,) uint8.
+    offsets: (B1,) int64 positions in `data`, not decreasing.
+    """
+
+    data: Tensor
+    offsets: Tensor
+
+    def decode(self) -> list[str]:
+        """The B strings; bytes that are not UTF-8 as backslash escapes."""
+        data, ends = self.data.numpy().tobytes(), self.offsets.tolist()
+        pieces = (data[begin:end] for begin, end in itertools.pairwise(ends))
+        return [piece.decode("utf-8", "backslashreplace") for piece in pieces]
 
 
 @dataclass(eq=False)
@@ -66,12 +84,15 @@ class Bags:
         )
 
 
+Column: TypeAlias = Tensor | Ragged | Strings
+
+
 @dataclass(eq=False)
 class Batch:
     """Columns of B examples; `batch[name]` gives a dense column or the bags of a sparse feature.
 
-    columns: name -> tensor whose first dimension is B (labels, weights, dense features), or bags of
-        one feature on their own, where a source yields them so.
+    columns: name -> tensor whose first dimension is B (labels, weights, dense features), strings,
+        or bags of one feature on their own, where a source yields them so.
     bags: the sparse features together, or None when there are none.
     lookups: filled when the batch is planned: name of an embedding module -> its lookup.
     stream: the stream that this batch is a part of.
@@ -82,7 +103,7 @@ class Batch:
     structure; `stream` and `position` are left out, because they differ from batch to batch.
     """
 
-    columns: dict[str, Tensor | Ragged]
+    columns: dict[str, Column]
     bags: Bags | None = None
     lookups: dict[str, Any] = field(default_factory=dict)
     stream: int = 0
@@ -92,10 +113,10 @@ class Batch:
     def num_examples(self) -> int:
         """B, 0 for a batch without any column."""
         for column in self.columns.values():
-            return column.offsets.shape[0] - 1 if isinstance(column, Ragged) else column.shape[0]
+            return column.shape[0] if isinstance(column, Tensor) else column.offsets.shape[0] - 1
         return 0 if self.bags is None else self.bags.num_examples
 
-    def __getitem__(self, name: str) -> Tensor | Ragged:
+    def __getitem__(self, name: str) -> Column:
         """The column or the bags of that name. Raises KeyError, listing what there is."""
         if name in self.columns:
             return self.columns[name]
@@ -114,7 +135,7 @@ class Batch:
         """Names of the columns, then of the sparse features."""
         return (*self.columns, *(() if self.bags is None else self.bags.names))
 
-    def items(self) -> Iterator[tuple[str, Tensor | Ragged]]:
+    def items(self) -> Iterator[tuple[str, Column]]:
         return ((name, self[name]) for name in self.keys())
 
     def __contains__(self, name: object) -> bool:
@@ -189,6 +210,7 @@ def _register(cls: type, flatten: Any, unflatten: Any, flatten_with_keys: Any) -
 _register(Bags, _flatten_bags, _unflatten_bags, _flatten_bags_with_keys)
 _register(Batch, _flatten_batch, _unflatten_batch, _flatten_batch_with_keys)
 pytree._register_namedtuple(Ragged, serialized_type_name="trireme.data.Ragged")
+pytree._register_namedtuple(Strings, serialized_type_name="trireme.data.Strings")
 
 # An exported program keeps its example inputs: torch.export.load then reads them without pickle.
-torch.serialization.add_safe_globals([Bags, Batch, Ragged])
+torch.serialization.add_safe_globals([Bags, Batch, Ragged, Strings])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trireme import _core
 from trireme.data.batch import Bags, Batch
-from trireme.data.schema import Dense, Label, Schema, Sparse
+from trireme.data.schema import Dense, Field, Label, Schema, Sparse
 from trireme.errors import BadRequest
 
 NUM_DENSE = 13
@@ -25,6 +25,11 @@ _FIELDS = (
     "label",
     *(f"I{i}" for i in range(1, NUM_DENSE + 1)),
     *(f"C{i}" for i in range(1, NUM_SPARSE + 1)),
+)
+_SCHEMA_FIELDS: tuple[Field, ...] = (
+    Label("label"),
+    Dense("dense", NUM_DENSE),
+    *(Sparse(f"C{i}") for i in range(1, NUM_SPARSE + 1)),
 )
 
 
@@ -45,6 +50,13 @@ class CriteoText:
                 f"criteo: expected transform 'log1p' or 'none', found {self.transform!r}"
             )
 
+    def check(self, schema: Schema) -> None:
+        """Only the fields that `criteo()` lists."""
+        if schema.fields != _SCHEMA_FIELDS:
+            raise BadRequest(
+                f"criteo: expected the fields of tr.data.criteo(), found {list(schema.fields)}"
+            )
+
     def open(
         self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
     ) -> CriteoParser:
@@ -58,14 +70,7 @@ def criteo(*, transform: Literal["log1p", "none"] = "log1p", scale: float = 1 / 
         transform: "log1p": dense value = scale * log(1 + max(x, 0)); "none": scale * x.
         scale: see transform.
     """
-    return Schema(
-        [
-            Label("label"),
-            Dense("dense", NUM_DENSE),
-            *(Sparse(f"C{i}") for i in range(1, NUM_SPARSE + 1)),
-        ],
-        format=CriteoText(transform=transform, scale=scale),
-    )
+    return Schema(_SCHEMA_FIELDS, format=CriteoText(transform=transform, scale=scale))
 
 
 class CriteoParser:
@@ -80,6 +85,10 @@ class CriteoParser:
         self._core = _core.CriteoParser(
             batch_size, text.transform == "log1p", text.scale, skip_broken
         )
+
+    def start_file(self, head: NDArray[np.uint8]) -> int:
+        """Criteo's files have no header."""
+        return 0
 
     def parse(self, text: NDArray[np.uint8], limit: int, is_end: bool) -> int:
         """Parse whole lines that begin before `limit`; returns the bytes done with."""

@@ -7,9 +7,8 @@ from types import TracebackType
 from typing import Literal
 
 from trireme.data.batch import Batch
-from trireme.data.criteo import CriteoText
 from trireme.data.read_ahead import ReadAhead
-from trireme.data.schema import Schema
+from trireme.data.schema import Format, Schema
 from trireme.data.sources import Paths, find_files
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest
@@ -70,7 +69,7 @@ class QueueDataset:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.files = find_files(paths)
-        self._format: CriteoText = schema.format
+        self._format: Format = schema.format
         self._threads = threads
         self._skip_broken = on_error == "count"
         self._batches_ahead = batches_ahead

@@ -1,4 +1,4 @@
-"""What the columns of the data are: names, kinds and widths.
+"""What the columns of the data are: names, kinds and widths, and how text becomes them.
 
 A schema lists fields in the order of the data; a field's name is the column's name in a batch.
 `format` says how text becomes these columns; None for data that is in columns already.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from trireme.data.batch import Batch
 from trireme.errors import BadRequest
-
-if TYPE_CHECKING:
-    from trireme.data.criteo import CriteoText
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,23 @@ class Weight:
 
 @dataclass(frozen=True)
 class Show:
-    """How often each example was shown. Nothing uses it yet: a Schema refuses it."""
+    """How often each example was shown: (B,) float32, finite, not negative."""
 
     name: str = "show"
 
 
 @dataclass(frozen=True)
 class InsId:
-    """The name of each example, for dumps. Nothing uses it yet: a Schema refuses it."""
+    """The name of each example, for dumps and messages: B strings."""
 
     name: str = "ins_id"
+
+
+@dataclass(frozen=True)
+class Content:
+    """Free text beside each example, for dumps: B strings."""
+
+    name: str = "content"
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,77 @@ class Dense:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A feature of 64-bit keys: a bag of any size in each example."""
+    """A feature of 64-bit keys: a bag of any size in each example.
+
+    hashed: the values are strings; a key is the hash of trireme.data.strings.
+    """
 
     name: str
+    hashed: bool = False
 
 
-Field: TypeAlias = Label | Weight | Show | InsId | Dense | Sparse
-_FIELD_TYPES = (Label, Weight, Show, InsId, Dense, Sparse)
+Field: TypeAlias = Label | Weight | Show | InsId | Content | Dense | Sparse
+_FIELD_TYPES = (Label, Weight, Show, InsId, Content, Dense, Sparse)
+
+
+class Parser(Protocol):
+    """Fills batches from pieces of text; one thread at a time.
+
+    A reader calls start_file with the beginning of every file it reads from, also when it begins
+    in the middle; then parse for the lines; take whenever the batch is full. A batch may hold lines
+    of several files.
+    """
+
+    skips_broken: bool
+
+    def start_file(self, head: NDArray[np.uint8]) -> int:
+        """How many bytes at the beginning of a file are not lines of data, a header say.
+
+        Args:
+            head: the first bytes of the file: HEAD_BYTES of them, or all there are.
+
+        Raises:
+            DataError: the header does not fit the schema; the caller adds the file's name.
+        """
+
+    def parse(self, text: NDArray[np.uint8], limit: int, is_end: bool) -> int:
+        """Parse whole lines that begin before `limit`, until the batch is full; returns the bytes
+        done with. `is_end`: the text ends the file, so that its rest is a line.
+        """
+
+    @property
+    def num_examples(self) -> int:
+        """Examples in the batch so far."""
+
+    @property
+    def is_full(self) -> bool: ...
+
+    @property
+    def broken_line(self) -> tuple[int, str] | None:
+        """The first broken line of the latest parse(): where in its text it begins, and what is
+        wrong.
+        """
+
+    @property
+    def num_broken_lines(self) -> int:
+        """Since the parser was opened."""
+
+    def take(self) -> Batch:
+        """The examples parsed since the last take(), as a batch."""
+
+
+HEAD_BYTES = 1 << 16
+
+
+class Format(Protocol):
+    """How text becomes columns: a frozen value, compared and shown with its schema."""
+
+    def check(self, schema: Schema) -> None:
+        """Raises BadRequest: fields that this format cannot hold."""
+
+    def open(
+        self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
+    ) -> Parser: ...
 
 
 class Schema:
@@ -68,10 +140,10 @@ class Schema:
 
     Raises:
         BadRequest: no field, something that is not a field, a name given twice or empty, a dim
-            below 1, or a kind of field that nothing uses yet.
+            below 1, or a field that the format cannot hold.
     """
 
-    def __init__(self, fields: Iterable[Field], *, format: CriteoText | None = None) -> None:
+    def __init__(self, fields: Iterable[Field], *, format: Format | None = None) -> None:
         self.fields = tuple(fields)
         self.format = format
         if not self.fields:
@@ -81,6 +153,8 @@ class Schema:
         if len(set(self.names)) < len(self.names):
             twice = sorted({name for name in self.names if self.names.count(name) > 1})
             raise BadRequest(f"Schema: expected distinct names, found twice: {', '.join(twice)}")
+        if format is not None:
+            format.check(self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,11 +181,6 @@ def _check(field: object) -> None:
     if not isinstance(field, _FIELD_TYPES):
         names = ", ".join(cls.__name__ for cls in _FIELD_TYPES)
         raise BadRequest(f"Schema: expected fields of the kinds {names}, found {field!r}")
-    if isinstance(field, (Show, InsId)):
-        raise BadRequest(
-            f"Schema: {type(field).__name__}({field.name!r}) is not supported yet; "
-            "expected Label, Weight, Dense and Sparse fields"
-        )
     if not isinstance(field.name, str) or not field.name:
         raise BadRequest(f"Schema: expected a name that is not empty, found {field!r}")
     if isinstance(field, Dense) and field.dim < 1:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme.data.batch import Batch
-from trireme.data.criteo import CriteoParser
+from trireme.data.schema import Parser
 from trireme.data.sources import File, file_starts
 from trireme.errors import BadRequest, DataError
 
@@ -35,7 +35,7 @@ class TextReader:
     def __init__(
         self,
         files: Sequence[File],
-        parser: CriteoParser,
+        parser: Parser,
         *,
         index: int,
         num_streams: int,

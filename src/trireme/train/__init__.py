@@ -2,6 +2,7 @@
 
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.pipeline import Pipeline, prefetch
+from trireme.train.recipe import Recipe
 from trireme.train.trainer import Trainer
 
-__all__ = ["DistributedOptimizer", "Pipeline", "Trainer", "prefetch"]
+__all__ = ["DistributedOptimizer", "Pipeline", "Recipe", "Trainer", "prefetch"]

@@ -1,0 +1,74 @@
+"""Configurations: YAML with dotted keys, numbers that are numbers, overrides."""
+
+from __future__ import annotations
+
+import pytest
+
+from trireme.config import Config
+from trireme.errors import BadRequest
+
+
+def write(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_keys_have_dots_and_lists_are_values(tmp_path):
+    path = write(
+        tmp_path, "runner:\n  epochs: 3\n  files: [a, b]\ntable_parameters:\n  e: {x: 1}\n"
+    )
+    config = Config.load(path)
+    assert config.get("runner.epochs") == 3
+    assert config.get("runner.files") == ["a", "b"]
+    assert config.section("table_parameters") == {"e.x": 1}
+    assert config.unread() == []
+
+
+@pytest.mark.parametrize("text", ["5e-6", "5.e-6", "+5E-6", "5e-06"])
+def test_a_number_without_a_point_is_a_number(tmp_path, text):
+    assert Config.load(write(tmp_path, f"lr: {text}\n")).get("lr") == 5e-6
+
+
+def test_text_that_looks_like_a_number_stays_text(tmp_path):
+    config = Config.load(write(tmp_path, "a: e5\nb: '5e-6'\nc: 5e-6x\n"))
+    assert [config.get(key) for key in "abc"] == ["e5", "5e-6", "5e-6x"]
+
+
+def test_an_override_wins_and_is_yaml(tmp_path):
+    path = write(tmp_path, "runner: {epochs: 3}\n")
+    config = Config.load(path, ["runner.epochs=1", "runner.lr=1e-3", "runner.use_auc=true"])
+    assert [config.get(f"runner.{k}") for k in ("epochs", "lr", "use_auc")] == [1, 1e-3, True]
+
+
+def test_an_absent_or_empty_value_is_the_default(tmp_path):
+    config = Config.load(write(tmp_path, "a:\n"))
+    assert config.get("a", 1) == 1
+    assert config.get("b", 2) == 2
+    with pytest.raises(BadRequest, match=r"a value for b in .*config\.yaml, found none"):
+        config.get("b")
+
+
+def test_keys_that_nothing_reads_are_listed(tmp_path):
+    config = Config.load(write(tmp_path, "a: 1\nb: 2\n"))
+    config.get("a")
+    assert config.unread() == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "message"),
+    [
+        ("a: [1", "", r"expected YAML in .*config\.yaml"),
+        ("- a", "", "expected keys and values"),
+        ("a: 1", "b", "expected an override key=value, found 'b'"),
+        ("a: 1", "b=[", "expected YAML as the value of b"),
+    ],
+)
+def test_what_is_not_a_configuration_is_refused(tmp_path, text, override, message):
+    with pytest.raises(BadRequest, match=message):
+        Config.load(write(tmp_path, text), [override] if override else [])
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(BadRequest, match=r"cannot read '.*none\.yaml'"):
+        Config.load(tmp_path / "none.yaml")
