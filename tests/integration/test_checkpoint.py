@@ -191,6 +191,66 @@ def test_a_checkpoint_without_a_table_of_the_model_changes_nothing(saved: dict[s
         assert_equal(everything(cluster, trainer), before)
 
 
+class Wider(nn.Module):
+    """Model with one feature more: a wider head, and another table beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = tr.Table("t", dim=3, optimizer=tr.optim.Adam(lr=0.05), seed=1)
+        self.rows = tr.nn.EmbeddingBag(table, features=["a", "b", "c"])
+        self.bias = tr.nn.EmbeddingBag(tr.Table("bias", dim=1), features=["c"])
+        self.head = nn.Linear(9, 1)
+        self.norm = nn.BatchNorm1d(9)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        out = self.head(self.norm(self.rows(batch).flatten(1))).squeeze(1)
+        return out + self.bias(batch).sum((1, 2))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_model_with_a_feature_more_starts_from_what_matches(
+    saved: dict[str, Any], num_workers: int
+) -> None:
+    def work(cluster: Cluster) -> None:
+        model = Wider()
+        trainer = tr.Trainer(
+            model,
+            torch.optim.Adam(model.parameters(), lr=0.25),
+            strategy=tr.Strategy("sync"),
+            loss=nn.functional.binary_cross_entropy_with_logits,
+            progress=False,
+            cluster=cluster,
+        )
+        wider = [{**batch, "c": batch["a"] + 1} for batch in batches(4, 3)]
+        trainer.fit(wider)
+        before = everything(cluster, trainer)
+        assert sorted(trainer.load(saved["path"], dense="match")) == [
+            "bias", "head.weight", "norm.bias", "norm.running_mean", "norm.running_var",
+            "norm.weight",
+        ]  # fmt: skip
+        after = everything(cluster, trainer)
+        np.testing.assert_array_equal(after["rows"], saved["at_save"]["rows"])
+        np.testing.assert_array_equal(after["head.bias"], saved["at_save"]["head.bias"])
+        np.testing.assert_array_equal(after["head.weight"], before["head.weight"])
+        assert (trainer.optimizer.num_steps, trainer.optimizer.sequence) == (20, 0)
+        assert trainer.optimizer.param_groups[0]["lr"] == 0.25
+        trainer.fit(wider)  # no mark of the run before, or of the checkpoint's, holds a push back
+        trained = everything(cluster, trainer)
+        assert all(np.any(trained[name] != after[name]) for name in trained)
+
+    with Job(2) as job:
+        job.run(num_workers, work)
+
+
+def test_a_table_of_another_width_never_matches(saved: dict[str, Any]) -> None:
+    with embedded() as cluster:
+        trainer = make_trainer(cluster, dim=4)
+        with pytest.raises(SchemaMismatch, match=r"'dims': \[4\].*found.*'dims': \[3\]"):
+            trainer.load(saved["path"], dense="match")
+        with pytest.raises(BadRequest, match="'strict' or 'match', found 'skip'"):
+            trainer.load(saved["path"], dense="skip")  # type: ignore[arg-type]
+
+
 def damaged_copy(source: Path, target: Path) -> Path:
     import shutil
 

@@ -7,7 +7,7 @@ restart neither loses nor repeats an update that the checkpoint holds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from trireme.errors import Corruption, SchemaMismatch
 from trireme.ps.manifest import inside, read_manifest, verify_file, written
 from trireme.ps.routing import Keys
 from trireme.ps.shard import Handler, ServedTable, Shard
-from trireme.ps.wire import Array, need
+from trireme.ps.wire import Array, need, need_list
 from trireme.rpc import Reply, Request
 from trireme.table import TableSchema
 
@@ -45,7 +45,9 @@ class CheckpointHandlers:
         return Reply(save_shard(self._shard, self._folder(request)))
 
     def _on_load(self, request: Request) -> Reply:
-        load_shard(self._shard, self._folder(request))
+        is_part = request.body.get("parameters") is not None
+        parameters = need_list(request.body, "parameters", str) if is_part else None
+        load_shard(self._shard, self._folder(request), parameters)
         return Reply()
 
     def _folder(self, request: Request) -> Path:
@@ -193,35 +195,53 @@ def _save_blocks(shard: Shard, folder: Path) -> dict[str, Any]:
 # ---- loading ----
 
 
-def load_shard(shard: Shard, folder: Path) -> None:
+def load_shard(shard: Shard, folder: Path, parameters: Collection[str] | None = None) -> None:
     """Replace the rows and blocks that this server owns by those of the checkpoint.
+
+    Args:
+        parameters: None: everything, with the marks, so that training goes on where it stood.
+            Names: only the blocks of these, and only the tables that this server and the
+            checkpoint have; streams begin anew.
 
     Raises:
         Corruption: a file is missing or damaged.
         SchemaMismatch: a table, a block or the optimizer differs from the one declared.
     """
     manifest = read_manifest(folder)
-    if absent := shard.tables.keys() - manifest["tables"].keys():
+    owned = set(shard.map().owned_by(shard.index).tolist())
+    absent = shard.tables.keys() - manifest["tables"].keys()
+    wanted = manifest["tables"]
+    if parameters is not None:
+        wanted = {name: part for name, part in wanted.items() if name in shard.tables}
+        for name in absent:
+            _forget_marks(shard.tables[name], owned)
+    elif absent:
         raise SchemaMismatch(
             f"checkpoint {folder}: expected tables {sorted(shard.tables)},"
             f" found no {sorted(absent)}"
         )
-    owned = set(shard.map().owned_by(shard.index).tolist())
+    for part in wanted.values():
+        shard.create_table(TableSchema.from_wire(part["schema"]))
+    keep_marks = parameters is None
     lasts: dict[int, list[int]] = {}
-    for name, part in manifest["tables"].items():
-        schema = TableSchema.from_wire(part["schema"])
-        shard.create_table(schema)
+    for name, part in wanted.items():
         table = shard.tables[name]
         for entry in part["files"]:
             low, high = entry["buckets"]
             if not owned.isdisjoint(range(low, high + 1)):
-                for marks in _load_buckets(table, folder, entry, owned):
+                for marks in _load_buckets(table, folder, entry, owned, keep_marks=keep_marks):
                     _note_marks(lasts, marks)
-    _load_blocks(shard, folder, manifest["blocks"], lasts)
+    _load_blocks(shard, folder, manifest["blocks"], lasts, parameters)
     positions = {
         stream: tuple(int(number) for number in at) for stream, _, at in manifest["streams"]
     }
     shard.reset_streams({stream: min(values) for stream, values in lasts.items()}, positions)
+
+
+def _forget_marks(table: ServedTable, buckets: Collection[int]) -> None:
+    for bucket in buckets:
+        keys, classes, rows, _ = table.rows.snapshot(bucket)
+        table.rows.restore(bucket, keys, classes, rows, {})
 
 
 def _note_marks(lasts: dict[int, list[int]], marks: Mapping[int, int]) -> None:
@@ -232,11 +252,16 @@ def _note_marks(lasts: dict[int, list[int]], marks: Mapping[int, int]) -> None:
 
 
 def _load_buckets(
-    table: ServedTable, folder: Path, entry: Mapping[str, Any], owned: set[int]
+    table: ServedTable,
+    folder: Path,
+    entry: Mapping[str, Any],
+    owned: set[int],
+    *,
+    keep_marks: bool,
 ) -> Iterator[Marks]:
     path = verify_file(folder, entry)
-    marks_of = {
-        bucket: {int(stream): int(sequence) for stream, sequence in pairs}
+    marks_of: dict[int, Marks] = {
+        bucket: {int(stream): int(sequence) for stream, sequence in pairs if keep_marks}
         for low, high, pairs in entry["marks"]
         for bucket in range(low, high + 1)
     }
@@ -283,18 +308,27 @@ def _no_rows(rows: _core.Table) -> tuple[Keys, Array, Array]:
 
 
 def _load_blocks(
-    shard: Shard, folder: Path, part: Mapping[str, Any], lasts: dict[int, list[int]]
+    shard: Shard,
+    folder: Path,
+    part: Mapping[str, Any],
+    lasts: dict[int, list[int]],
+    parameters: Collection[str] | None,
 ) -> None:
     with shard.blocks_locked():
-        wanted = {spec.id: spec for spec in shard.blocks.specs()}
+        blocks = shard.blocks
+        wanted = {spec.id for spec in blocks.specs()}
+        if parameters is not None:
+            for block_id in wanted:
+                blocks.marks[block_id] = {}
+            wanted = {spec.id for spec in blocks.specs() if spec.param in parameters}
         if not wanted:
             return
-        if part["optimizer"] != shard.blocks.class_name:
+        if part["optimizer"] != blocks.class_name:
             raise SchemaMismatch(
                 f"checkpoint {folder}: its optimizer is {part['optimizer']},"
-                f" the model's is {shard.blocks.class_name}"
+                f" the model's is {blocks.class_name}"
             )
-        missing = wanted.keys() - part["blocks"].keys()
+        missing = wanted - part["blocks"].keys()
         if missing:
             raise SchemaMismatch(
                 f"checkpoint {folder}: expected blocks {sorted(missing)}, found none of them"
@@ -305,12 +339,13 @@ def _load_blocks(
                 continue
             tensors = load_file(verify_file(folder, entry))
             for block_id in mine:
-                marks = {int(s): int(n) for s, n in part["blocks"][block_id]["marks"]}
+                saved = part["blocks"][block_id]["marks"] if parameters is None else []
+                marks = {int(s): int(n) for s, n in saved}
                 prefix = f"{block_id}/"
                 of_block = {
                     name.removeprefix(prefix): tensor
                     for name, tensor in tensors.items()
                     if name.startswith(prefix)
                 }
-                shard.blocks.restore(block_id, of_block, marks)
+                blocks.restore(block_id, of_block, marks)
                 _note_marks(lasts, marks)

@@ -4,7 +4,7 @@ folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,20 @@ def _merge(parts: list[dict[str, Any]], client: Client) -> dict[str, Any]:
 
 
 def load_checkpoint(
-    client: Client, path: Path, *, timeout_s: float = SAVE_TIMEOUT_S
+    client: Client,
+    path: Path,
+    *,
+    parameters: Sequence[str] | None = None,
+    timeout_s: float = SAVE_TIMEOUT_S,
 ) -> dict[str, Any]:
     """Bring the cluster to the state of a checkpoint, on any number of servers; returns its
-    `extra`.
+    manifest.
 
     One worker calls it, while no other trains.
+
+    Args:
+        parameters: None: all of it, and streams go on behind what it holds. Names: these dense
+            parameters, and the tables that both sides have; streams begin anew.
 
     Raises:
         BadRequest: no checkpoint there. Corruption: a file is missing or damaged.
@@ -107,24 +115,31 @@ def load_checkpoint(
     """
     path = path.absolute()
     manifest = read_manifest(path)
-    client.everywhere("checkpoint.load", {"path": str(path)}, timeout_s=timeout_s)
-    extra = manifest["extra"]
-    if not isinstance(extra, dict):
-        raise Corruption(f"{path}: expected extra as a map, found {extra!r}")
-    return extra
+    body = {"path": str(path), "parameters": None if parameters is None else list(parameters)}
+    client.everywhere("checkpoint.load", body, timeout_s=timeout_s)
+    return manifest
 
 
-def load_buffers(path: Path, expected: Mapping[str, Tensor]) -> None:
-    """Copy the checkpoint's module buffers into these. Raises SchemaMismatch if names or shapes
-    differ.
+def load_buffers(path: Path, expected: Mapping[str, Tensor], *, match: bool = False) -> list[str]:
+    """Copy the checkpoint's module buffers into these; returns the names of those that it does not
+    have, or has with another shape.
+
+    Raises:
+        SchemaMismatch: names or shapes differ, and not `match`.
     """
     manifest = read_manifest(path)
     entries = [entry for entry in manifest["files"] if entry["path"] == MODULE_FILE]
     tensors = load_file(verify_file(path, entries[0])) if entries else {}
-    if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in expected.items()}:
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if not match and found != {name: tensor.shape for name, tensor in expected.items()}:
         raise SchemaMismatch(
             f"checkpoint {path}: expected module buffers {sorted(expected)},"
             f" found {sorted(tensors)}"
         )
+    kept = []
     for name, target in expected.items():
-        target.copy_(tensors[name])
+        if found.get(name) == target.shape:
+            target.copy_(tensors[name])
+        else:
+            kept.append(name)
+    return kept

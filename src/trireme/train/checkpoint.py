@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trireme.cluster import Cluster
-from trireme.errors import Internal, TriremeError, class_of_code
+from trireme.errors import Corruption, Internal, TriremeError, class_of_code
+from trireme.ps.manifest import read_manifest
 from trireme.ps.saving import SAVE_TIMEOUT_S, load_buffers, load_checkpoint, save_checkpoint
 from trireme.train.optimizer import DistributedOptimizer
 
@@ -38,6 +39,7 @@ def save(
             Path(path),
             extra={
                 "optimizer": {**optimizer.state_dict(), "num_steps": num_steps},
+                "shapes": _shapes(optimizer),
                 "user": dict(extra or {}),
             },
             buffers=dict(optimizer.model.named_buffers()),
@@ -55,16 +57,62 @@ def load(optimizer: DistributedOptimizer, path: str | Path) -> dict[str, Any]:
     Raises:
         BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another model.
     """
-    optimizer.flush()
-    cluster = optimizer.cluster
-    cluster.client.gather({}, [], purpose="load")
-    loaded = _let_first_worker(cluster, "load", lambda: load_checkpoint(cluster.client, Path(path)))
-    optimizer.load_state_dict(loaded["optimizer"])
+    loaded = _load(optimizer, Path(path))
+    optimizer.load_state_dict(loaded["extra"]["optimizer"])
     load_buffers(Path(path), dict(optimizer.model.named_buffers()))
     optimizer.resume()
     optimizer.refresh()
-    extra: dict[str, Any] = loaded["user"]
+    extra: dict[str, Any] = loaded["extra"]["user"]
     return extra
+
+
+def load_matching(optimizer: DistributedOptimizer, path: str | Path) -> list[str]:
+    """Begin a new run with the weights and optimizer state of a checkpoint of a similar model.
+
+    Tables are matched by name, dense parameters and buffers by name and shape; what does not match
+    keeps its own values. Group values (rates) are this run's, and streams begin anew.
+
+    Returns:
+        What has kept its own values: names of tables, parameters and buffers.
+
+    Raises:
+        BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: a table of the
+            same name but another schema, or another class of optimizer.
+    """
+    own = _shapes(optimizer)
+    saved = read_manifest(Path(path).absolute())["extra"].get("shapes")
+    if saved is None:
+        raise Corruption(f"checkpoint {path}: expected the shapes of its parameters, found none")
+    matching = [name for name, shape in own.items() if saved.get(name) == shape]
+    loaded = _load(optimizer, Path(path), matching)
+    optimizer.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
+    kept = [table.name for table in optimizer.tables if table.name not in loaded["tables"]]
+    kept += [name for name in own if name not in matching]
+    kept += load_buffers(Path(path), dict(optimizer.model.named_buffers()), match=True)
+    optimizer.resume()
+    optimizer.refresh()
+    return kept
+
+
+def _shapes(optimizer: DistributedOptimizer) -> dict[str, list[int]]:
+    of_group = {spec.param for spec in optimizer.replica.dense.specs}
+    named = optimizer.model.named_parameters()
+    return {name: list(parameter.shape) for name, parameter in named if name in of_group}
+
+
+def _load(
+    optimizer: DistributedOptimizer, path: Path, parameters: list[str] | None = None
+) -> dict[str, Any]:
+    """The servers load; returns the manifest."""
+    optimizer.flush()
+    cluster = optimizer.cluster
+    cluster.client.gather({}, [], purpose="load")
+
+    def act() -> dict[str, Any]:
+        manifest = load_checkpoint(cluster.client, path, parameters=parameters)
+        return {"extra": manifest["extra"], "tables": sorted(manifest["tables"])}
+
+    return _let_first_worker(cluster, "load", act)
 
 
 def _let_first_worker(

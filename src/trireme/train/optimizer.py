@@ -305,6 +305,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ]
         return {"num_steps": self.num_steps, "param_groups": groups}
 
+    def set_num_steps(self, num_steps: int) -> None:
+        """Go on counting steps from here: after a load."""
+        self.num_steps, self._steps_before = num_steps, None
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`. Raises BadRequest when the number of groups differs."""
         groups = state_dict["param_groups"]
@@ -313,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"DistributedOptimizer.load_state_dict: expected {len(self.param_groups)} groups,"
                 f" found {len(groups)}"
             )
-        self.num_steps, self._steps_before = int(state_dict["num_steps"]), None
+        self.set_num_steps(int(state_dict["num_steps"]))
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -257,12 +257,25 @@ class Trainer:
         """
         checkpoint.save(self.optimizer, path, {"num_epochs": self.num_epochs})
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, *, dense: Literal["strict", "match"] = "strict") -> list[str]:
         """Bring servers, model and optimizer to the state of a checkpoint, whatever number of
         servers wrote it.
+
+        Args:
+            dense: "strict": go on with the run that the checkpoint is of. "match": begin a new run
+                with its tables by name and its dense parameters and buffers by name and shape, for
+                a model that has changed, a feature more say; rates are this run's.
+
+        Returns:
+            Tables, parameters and buffers that kept their own values; none in "strict".
 
         Raises:
             BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another
                 model.
         """
+        if dense == "match":
+            return checkpoint.load_matching(self.optimizer, path)
+        if dense != "strict":
+            raise BadRequest(f"Trainer.load: expected dense 'strict' or 'match', found {dense!r}")
         self.num_epochs = int(checkpoint.load(self.optimizer, path).get("num_epochs", 0))
+        return []
