@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
 from trireme.errors import Internal
@@ -23,17 +23,28 @@ class ReadAhead(Iterator[T], Generic[T]):
     The source is used, and closed if it is a generator, by the thread alone. close() stops and
     joins the thread; dropping the object or leaving the interpreter does the same.
 
+    Args:
+        stop: called by whoever closes, before the join: makes a source that waits for something
+            else end or raise soon.
+
     Threads: one consumer at a time.
     """
 
-    def __init__(self, source: Iterator[T], *, depth: int, name: str) -> None:
+    def __init__(
+        self,
+        source: Iterator[T],
+        *,
+        depth: int,
+        name: str,
+        stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self._shared = _Shared[T](depth)
         # A daemon, so that an exit does not wait for a consumer that never comes back; the
         # finalizer runs at exit too and joins it before the interpreter is torn down.
         self._thread = threading.Thread(
             target=_produce, args=(source, self._shared), name=name, daemon=True
         )
-        self._finalizer = weakref.finalize(self, _stop, self._shared, self._thread)
+        self._finalizer = weakref.finalize(self, _stop, self._shared, self._thread, stop)
         self._thread.start()
 
     def __next__(self) -> T:
@@ -100,12 +111,13 @@ def _offer(item: T, shared: _Shared[T]) -> bool:
         return not shared.is_done
 
 
-def _stop(shared: _Shared[T], thread: threading.Thread) -> None:
+def _stop(shared: _Shared[T], thread: threading.Thread, stop: Callable[[], None]) -> None:
     with shared.changed:
         shared.is_done = True
         shared.items.clear()
         shared.error = None
         shared.changed.notify_all()
+    stop()
     if thread is threading.current_thread():  # dropped by the source itself
         return
     thread.join(_JOIN_S)

@@ -1,4 +1,8 @@
-"""From paths and patterns to files with sizes, in a fixed order."""
+"""From paths and patterns to files with sizes, in a fixed order.
+
+A path with a protocol (`s3://bucket/key`, `hdfs://host/path`) is read through fsspec with the
+caller's storage options; `local://` and `file://` are local paths.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,67 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
-from trireme.errors import DataError
+import fsspec
+
+from trireme.errors import BadRequest, DataError
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 
 @dataclass(frozen=True)
 class File:
-    """A local file as it was when the dataset was made; what is appended later is not read."""
+    """A file as it was when the dataset was made; what is appended later is not read.
+
+    path: a local path or a location of fsspec.
+    num_bytes: as stored, compressed or not.
+    storage_options: what fsspec opens the location with; None: a local path. Not shown, because
+        it may hold a password.
+    """
 
     path: str
     num_bytes: int
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+
+    @property
+    def codec(self) -> str | None:
+        """How it is compressed, in pyarrow's words, by the end of its name; None: it is not."""
+        return _CODECS.get(os.path.splitext(self.path)[1])
+
+    @property
+    def is_local(self) -> bool:
+        return self.storage_options is None
 
 
-def find_files(paths: Paths) -> tuple[File, ...]:
+def find_files(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> tuple[File, ...]:
     """The files of a path, a glob pattern or a list of them.
 
     The order of a list is kept; the matches of one pattern come in natural order (part-2 before
-    part-10). A path that exists is never taken for a pattern.
+    part-10). A local path that exists is never taken for a pattern.
 
     Raises:
         DataError: no path given, nothing there, or not a regular file that can be read; names the
             path or pattern.
+        BadRequest: a protocol that is not known or not installed, or storage options without a
+            path that they are for.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    files = [_file(path) for pattern in paths for path in _expand(os.fspath(pattern))]
+    patterns = [_without_local_protocol(os.fspath(path)) for path in paths]
+    files = [file for pattern in patterns for file in _find(pattern, storage_options or {})]
     if not files:
         raise DataError("QueueDataset: expected at least one path or pattern, found none")
+    if storage_options and all(file.is_local for file in files):
+        raise BadRequest(
+            "QueueDataset: expected storage_options only with locations such as 's3://bucket/key', "
+            f"found {', '.join(storage_options)} with local paths"
+        )
     return tuple(files)
 
 
@@ -53,6 +86,88 @@ def natural_key(path: str) -> list[tuple[int, str]]:
     return [*key, (0, path)]
 
 
+def filesystem(location: str, storage_options: Mapping[str, Any]) -> tuple[Any, str]:
+    """The fsspec file system of a location, and the path in it.
+
+    One per process: a file system that talks to a server does not survive a fork, so it is not
+    kept but asked for again; fsspec keeps the ones of this process.
+    """
+    protocol = location.partition("://")[0]
+    try:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(location, **storage_options)
+        return found
+    except ImportError as error:
+        extra = "pip install trireme-ps[s3]" if protocol in ("s3", "s3a") else str(error)
+        raise BadRequest(
+            f"QueueDataset: expected a package that reads {protocol}://, found none; {extra}"
+        ) from error
+    except ValueError as error:
+        raise BadRequest(f"QueueDataset: cannot read {location!r}: {error}") from error
+    except Exception as error:
+        raise DataError(f"QueueDataset: cannot read {location!r}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """What an error of a file system says, in one line."""
+    strerror = getattr(error, "strerror", None)
+    text = strerror if strerror and "Detail:" not in strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def fs_client_options(
+    uri: str = "", user: str = "", passwd: str = "", hadoop_bin: str = ""
+) -> tuple[str, dict[str, Any]]:
+    """PaddleRec's `fs_client.*` as what Trireme reads with.
+
+    `uri` (hdfs://host:port) goes before data paths that have no protocol of their own, `user` is
+    the user of the file system. HDFS is reached through libhdfs, not through the `hadoop` command,
+    and has no passwords: it trusts the name of a user, or a Kerberos ticket.
+
+    Returns:
+        The location before relative paths, "" for local files; storage_options for QueueDataset.
+
+    Raises:
+        BadRequest: a password or a hadoop_bin, which would have no effect, or another protocol.
+    """
+    if not uri:
+        given = {"user": user, "passwd": passwd, "hadoop_bin": hadoop_bin}
+        without_effect = [name for name, value in given.items() if value]
+        if without_effect:
+            raise BadRequest(
+                f"fs_client: expected uri beside {', '.join(without_effect)}, found none"
+            )
+        return "", {}
+    protocol = uri.partition("://")[0]
+    if protocol not in ("hdfs", "viewfs"):
+        raise BadRequest(
+            f"fs_client.uri: expected hdfs://HOST:PORT or viewfs://NAME, found {uri!r}"
+        )
+    if passwd:
+        raise BadRequest(
+            "fs_client.passwd: expected none, because HDFS knows users and Kerberos tickets "
+            "(kinit) but no passwords; remove the key"
+        )
+    if hadoop_bin:
+        raise BadRequest(
+            "fs_client.hadoop_bin: expected none, because libhdfs reads HDFS without the hadoop "
+            f"command; remove {hadoop_bin!r} and set HADOOP_HOME and CLASSPATH (docs/data.md)"
+        )
+    return uri.rstrip("/"), {"user": user} if user else {}
+
+
+def _without_local_protocol(path: str) -> str:
+    for prefix in ("local://", "file://"):
+        if path.startswith(prefix):
+            return path.removeprefix(prefix)
+    return path
+
+
+def _find(pattern: str, storage_options: Mapping[str, Any]) -> list[File]:
+    if "://" in pattern and not os.path.lexists(pattern):
+        return _find_remote(pattern, storage_options)
+    return [_local_file(path) for path in _expand(pattern)]
+
+
 def _expand(pattern: str) -> list[str]:
     if os.path.lexists(pattern):
         return [pattern]
@@ -64,20 +179,58 @@ def _expand(pattern: str) -> list[str]:
     return sorted(matches, key=natural_key)
 
 
-def _file(path: str) -> File:
+def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[File]:
+    filesystem_of, path = filesystem(pattern, storage_options)
+    try:
+        if not glob.has_magic(path):
+            return [_remote_file(pattern, filesystem_of.info(path), storage_options)]
+        found = filesystem_of.glob(path, detail=True)
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"QueueDataset: expected a file, found nothing at {pattern!r}") from error
+    except Exception as error:
+        raise DataError(f"QueueDataset: cannot read {pattern!r}: {reason(error)}") from error
+    if not found:
+        raise DataError(f"QueueDataset: expected files, found none that match {pattern!r}")
+    return [
+        _remote_file(filesystem_of.unstrip_protocol(name), found[name], storage_options)
+        for name in sorted(found, key=natural_key)
+    ]
+
+
+def _remote_file(
+    location: str, info: Mapping[str, Any], storage_options: Mapping[str, Any]
+) -> File:
+    if info["type"] == "directory":
+        raise _is_directory(location)
+    if info.get("size") is None:
+        raise DataError(f"QueueDataset: expected a file of known size, found {location!r}")
+    return _not_empty(File(location, int(info["size"]), dict(storage_options)))
+
+
+def _local_file(path: str) -> File:
     try:
         status = os.stat(path)
     except OSError as error:
         raise DataError(f"QueueDataset: cannot read {path!r}: {error.strerror}") from error
     if stat.S_ISDIR(status.st_mode):
-        raise DataError(
-            f"QueueDataset: expected a file, found the directory {path!r}; "
-            f"give a pattern such as {os.path.join(path, '*')!r}"
-        )
+        raise _is_directory(path)
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"QueueDataset: expected a regular file, found another kind at {path!r}")
     if path.endswith((".gz", ".zst")):
         raise DataError(f"QueueDataset: compressed files are not supported yet: {path!r}")
-    if status.st_size == 0:
-        raise DataError(f"QueueDataset: expected data, found the empty file {path!r}")
-    return File(path, status.st_size)
+    return _not_empty(File(path, status.st_size))
+
+
+def _is_directory(path: str) -> DataError:
+    return DataError(
+        f"QueueDataset: expected a file, found the directory {path!r}; "
+        f"give a pattern such as {os.path.join(path, '*')!r}"
+    )
+
+
+def _not_empty(file: File) -> File:
+    if file.num_bytes == 0:
+        raise DataError(f"QueueDataset: expected data, found the empty file {file.path!r}")
+    return file

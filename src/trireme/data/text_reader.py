@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
-from io import FileIO
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trireme.data.batch import Batch
+from trireme.data.byte_streams import open_bytes, read_full
 from trireme.data.schema import Parser
 from trireme.data.sources import File, file_starts
 from trireme.errors import BadRequest, DataError
@@ -100,11 +101,11 @@ class TextReader:
         limit = min(file.num_bytes, self._end - self._starts[self._file])
         if self._offset >= limit:
             return
-        with _open(file, self._offset) as stream:
+        with closing(open_bytes(file, self._offset)) as stream:
             filled = 0  # the buffer holds this many bytes of the file from _offset on
             while self._offset < limit:
                 size = min(file.num_bytes - self._offset, len(self._buffer))
-                _fill(stream, self._buffer[filled:size], file)
+                read_full(stream, self._buffer[filled:size])
                 begin = yield from self._batches_of_buffer(file, size, limit)
                 filled = size - begin
                 self._buffer[:filled] = self._buffer[begin:size]
@@ -156,38 +157,12 @@ class TextReader:
         return file, offset
 
 
-def _open(file: File, offset: int) -> FileIO:
-    try:
-        stream = FileIO(file.path)
-        stream.seek(offset)
-    except OSError as error:
-        raise DataError(f"QueueDataset: cannot read {file.path}: {error.strerror}") from error
-    return stream
-
-
-def _fill(stream: FileIO, buffer: NDArray[np.uint8], file: File) -> None:
-    """Read until the buffer is full."""
-    filled = 0
-    while filled < len(buffer):
-        try:
-            num_bytes = stream.readinto(buffer[filled:].data)
-        except OSError as error:
-            raise DataError(f"QueueDataset: cannot read {file.path}: {error.strerror}") from error
-        if not num_bytes:
-            raise DataError(
-                f"QueueDataset: expected {file.num_bytes} bytes in {file.path}, "
-                f"found {stream.tell()}: it has become shorter"
-            )
-        filled += num_bytes
-
-
 def _pieces(file: File, begin: int, end: int) -> Iterator[bytes]:
     """The bytes [begin, end) of a file, piece by piece."""
-    with _open(file, begin) as stream:
+    with closing(open_bytes(file, begin)) as stream:
         while begin < end:
             buffer: NDArray[np.uint8] = np.empty(min(end - begin, _BUFFER_BYTES), np.uint8)
-            _fill(stream, buffer, file)
-            begin += len(buffer)
+            begin += read_full(stream, buffer)
             yield buffer.tobytes()
 
 

@@ -1,0 +1,236 @@
+"""The bytes of one file: local or of an fsspec location, decompressed, ahead of their reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from io import FileIO
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trireme.data.read_ahead import ReadAhead
+from trireme.data.sources import File, filesystem, reason
+from trireme.errors import DataError, Internal
+
+BLOCK_BYTES = 1 << 18  # read ahead at a time
+_BLOCKS_AHEAD = 16  # 4 MiB per file at work
+_REMOTE_BLOCK_BYTES = 8 << 20  # asked of a server at a time
+
+
+class ByteStream(Protocol):
+    """Bytes in order, once.
+
+    num_bytes_in: bytes of the stored file consumed so far, for progress alone; at most its size.
+
+    Threads: readinto and close from one thread at a time; stop from any.
+    """
+
+    num_bytes_in: int
+
+    def readinto(self, buffer: NDArray[np.uint8]) -> int:
+        """Write up to len(buffer) >= 1 of the next bytes; returns how many, 0 only at the end.
+
+        Raises:
+            DataError: the file cannot be read, or is not what it was; names it.
+        """
+
+    def stop(self) -> None:
+        """Nobody wants more: a readinto() that waits in another thread returns or raises soon."""
+
+    def close(self) -> None:
+        """Release everything. Twice does nothing."""
+
+
+def open_bytes(file: File, offset: int = 0) -> ByteStream:
+    """The bytes of a file from `offset` on: of its text, if the file is compressed.
+
+    A compressed file is decompressed and skipped up to there.
+
+    Raises:
+        DataError: it cannot be read, has another size than when it was found, or ends before
+            `offset`; the message names it.
+    """
+    if file.codec is None:
+        return _PlainStream(file, offset)
+    stream = _DecodedStream(file, file.codec)
+    try:
+        skip(stream, file, offset)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def read_full(stream: ByteStream, buffer: NDArray[np.uint8]) -> int:
+    """Read until the buffer is full or the stream ends; returns how many bytes."""
+    filled = 0
+    while filled < len(buffer):
+        num_bytes = stream.readinto(buffer[filled:])
+        if num_bytes == 0:
+            break
+        filled += num_bytes
+    return filled
+
+
+def skip(stream: ByteStream, file: File, num_bytes: int) -> None:
+    """Read and forget. Raises DataError if there are fewer bytes."""
+    buffer: NDArray[np.uint8] = np.empty(min(num_bytes, BLOCK_BYTES), np.uint8)
+    done = 0
+    while done < num_bytes:
+        piece = stream.readinto(buffer[: num_bytes - done])
+        if piece == 0:
+            raise DataError(
+                f"QueueDataset: expected at least {num_bytes} bytes of text in {file.path}, "
+                f"found {done}"
+            )
+        done += piece
+
+
+class _PlainStream:
+    """Exactly the bytes that the file had when it was found."""
+
+    def __init__(self, file: File, offset: int) -> None:
+        self.num_bytes_in = offset
+        self._file = file
+        self._raw: Any
+        try:
+            self._raw = _open(file)
+            self._raw.seek(offset)
+        except Exception as error:
+            raise _cannot_read(file, error) from error
+
+    def readinto(self, buffer: NDArray[np.uint8]) -> int:
+        wanted = min(len(buffer), self._file.num_bytes - self.num_bytes_in)
+        if wanted == 0:
+            return 0
+        try:
+            num_bytes = int(self._raw.readinto(buffer[:wanted].data))
+        except Exception as error:
+            raise _cannot_read(self._file, error) from error
+        if num_bytes == 0:
+            raise DataError(
+                f"QueueDataset: expected {self._file.num_bytes} bytes in {self._file.path}, "
+                f"found {self.num_bytes_in}: it has become shorter"
+            )
+        self.num_bytes_in += num_bytes
+        return num_bytes
+
+    def stop(self) -> None:
+        """Files do not wait; a server has its own time limits."""
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class _DecodedStream:
+    """The text of a compressed file; its parts may be compressed one by one and concatenated."""
+
+    def __init__(self, file: File, codec: str) -> None:
+        self.num_bytes_in = 0
+        self._file = file
+        self._num_bytes_out = 0
+        try:
+            # Both decompress without the GIL; the first reads without it as well.
+            self._raw = pa.OSFile(file.path) if file.is_local else pa.PythonFile(_open(file), "r")
+            size = self._raw.size()
+            self._decoded = pa.CompressedInputStream(self._raw, codec)
+        except Exception as error:
+            raise _cannot_read(file, error) from error
+        if size != file.num_bytes:
+            self.close()
+            raise DataError(
+                f"QueueDataset: expected {file.num_bytes} bytes in {file.path}, found {size}: "
+                "it has changed"
+            )
+
+    def readinto(self, buffer: NDArray[np.uint8]) -> int:
+        try:
+            num_bytes = int(self._decoded.readinto(buffer))
+            self.num_bytes_in = self._raw.tell()
+        except Exception as error:
+            raise DataError(
+                f"QueueDataset: cannot decompress {self._file.path} behind "
+                f"{self._num_bytes_out} bytes of text: {reason(error)}"
+            ) from error
+        self._num_bytes_out += num_bytes
+        return num_bytes
+
+    def stop(self) -> None:
+        """See _PlainStream.stop."""
+
+    def close(self) -> None:
+        self._decoded.close()
+        self._raw.close()
+
+
+class AheadStream:
+    """Another stream, opened and read by a thread of its own, a bounded number of bytes ahead."""
+
+    def __init__(self, opener: Callable[[], ByteStream]) -> None:
+        self.num_bytes_in = 0
+        self._source = _Source(opener)
+        self._ahead = ReadAhead(
+            self._source.blocks(),
+            depth=_BLOCKS_AHEAD,
+            name="trireme-bytes",
+            stop=self._source.stop,
+        )
+        self._block: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def readinto(self, buffer: NDArray[np.uint8]) -> int:
+        if len(self._block) == 0:
+            self._block, self.num_bytes_in = next(self._ahead, (self._block, self.num_bytes_in))
+            if len(self._block) == 0 and not self._source.is_complete:
+                raise Internal("AheadStream.readinto: expected an open stream, found it stopped")
+        num_bytes = min(len(buffer), len(self._block))
+        buffer[:num_bytes] = self._block[:num_bytes]
+        self._block = self._block[num_bytes:]
+        return num_bytes
+
+    def stop(self) -> None:
+        self._source.stop()
+
+    def close(self) -> None:
+        self._ahead.close()
+
+
+class _Source:
+    """What the thread of an AheadStream runs, and how to stop it."""
+
+    def __init__(self, opener: Callable[[], ByteStream]) -> None:
+        self._opener = opener
+        self._stream: ByteStream | None = None
+        self.is_complete = False
+        self._is_stopped = False
+
+    def blocks(self) -> Iterator[tuple[NDArray[np.uint8], int]]:
+        """Blocks of bytes, and how much of the stored file they and those before took."""
+        self._stream = stream = self._opener()
+        try:
+            while not self._is_stopped:
+                block: NDArray[np.uint8] = np.empty(BLOCK_BYTES, np.uint8)
+                num_bytes = stream.readinto(block)
+                if num_bytes == 0:
+                    self.is_complete = True
+                    break
+                yield block[:num_bytes], stream.num_bytes_in
+        finally:
+            stream.close()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._stream is not None:
+            self._stream.stop()
+
+
+def _open(file: File) -> Any:
+    if file.storage_options is None:
+        return FileIO(file.path)
+    filesystem_of, path = filesystem(file.path, file.storage_options)
+    return filesystem_of.open(path, "rb", block_size=_REMOTE_BLOCK_BYTES)
+
+
+def _cannot_read(file: File, error: Exception) -> DataError:
+    return DataError(f"QueueDataset: cannot read {file.path}: {reason(error)}")

@@ -1,0 +1,145 @@
+"""Bytes of files: decompressed, from any offset, ahead of their reader; errors name the file."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from trireme.data.byte_streams import AheadStream, open_bytes, read_full
+from trireme.data.sources import File
+from trireme.errors import DataError
+
+DATA = Random(5).randbytes(3_000_000) + b"0" * 2_000_000
+
+
+def in_members(data: bytes, compress) -> bytes:
+    """Several compressed parts one behind the other, as parallel compressors write them."""
+    third = len(data) // 3
+    return b"".join(compress(part) for part in (data[:third], data[third:]))
+
+
+def zstd(data: bytes) -> bytes:
+    return pa.compress(data, "zstd", asbytes=True)
+
+
+@pytest.fixture(params=["", ".gz", ".zst"])
+def file(request, tmp_path: Path) -> File:
+    stored = {
+        "": DATA,
+        ".gz": in_members(DATA, lambda part: gzip.compress(part, 1)),
+        ".zst": in_members(DATA, zstd),
+    }
+    path = tmp_path / f"part-1{request.param}"
+    path.write_bytes(stored[request.param])
+    return File(str(path), path.stat().st_size)
+
+
+def read(stream, size: int = 100_000) -> bytes:
+    pieces = []
+    buffer = np.empty(size, np.uint8)
+    with closing(stream), closing(stream):
+        while num_bytes := stream.readinto(buffer):
+            pieces.append(buffer[:num_bytes].tobytes())
+        assert stream.readinto(buffer) == 0
+    return b"".join(pieces)
+
+
+def test_the_text_comes_from_any_offset_and_progress_ends_at_the_size(file):
+    for offset in (0, 1, 2_999_999, 4_999_999, len(DATA)):
+        for stream in (open_bytes(file, offset), AheadStream(lambda: open_bytes(file, offset))):  # noqa: B023
+            assert read(stream) == DATA[offset:]
+    stream = open_bytes(file)
+    assert read(stream) == DATA
+    assert stream.num_bytes_in == file.num_bytes
+
+
+def test_a_full_read_fills_the_buffer(file):
+    buffer = np.empty(4_000_000, np.uint8)
+    with closing(open_bytes(file)) as stream:
+        assert [read_full(stream, buffer) for _ in range(3)] == [4_000_000, 1_000_000, 0]
+
+
+def test_a_file_that_ends_too_early_or_has_changed_is_named(file):
+    Path(file.path).write_bytes(Path(file.path).read_bytes()[:-10])
+    found = {"": "become shorter", ".gz": "has changed", ".zst": "has changed"}
+    with pytest.raises(DataError, match=f"part-1.*{found[Path(file.path).suffix]}"):
+        read(open_bytes(file))
+    Path(file.path).unlink()
+    with pytest.raises(DataError, match=r"cannot read .*part-1.*No such file"):
+        open_bytes(file)
+
+
+def test_damaged_compressed_files_are_named(tmp_path):
+    for suffix, whole in ((".gz", gzip.compress(DATA, 1)), (".zst", zstd(DATA))):
+        for stored in (whole[:-1], whole[: len(whole) // 2], whole + b"x", b"no such format", b"x"):
+            path = tmp_path / f"part{suffix}"
+            path.write_bytes(stored)
+            for opener in (open_bytes, lambda file: AheadStream(lambda: open_bytes(file))):
+                stream = opener(File(str(path), len(stored)))
+                with pytest.raises(
+                    DataError, match=rf"cannot decompress .*part{suffix} behind \d+"
+                ):
+                    read(stream)
+                stream.close()
+
+
+def test_an_offset_behind_the_end_is_an_error(tmp_path):
+    path = tmp_path / "part.gz"
+    path.write_bytes(gzip.compress(b"abc"))
+    with pytest.raises(DataError, match=r"at least 4 bytes of text in .*part.gz, found 3"):
+        open_bytes(File(str(path), path.stat().st_size), 4)
+
+
+class Waits:
+    """A stream that waits until it is stopped, as one of a child process does."""
+
+    num_bytes_in = 0
+
+    def __init__(self) -> None:
+        self.waits, self.stopped, self.closed = (threading.Event() for _ in range(3))
+
+    def readinto(self, buffer) -> int:
+        self.waits.set()
+        assert self.stopped.wait(60)
+        return 0
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_stream_that_waits_ends_when_its_reader_leaves(how):
+    source = Waits()
+    ahead = AheadStream(lambda: source)
+    assert source.waits.wait(60)
+    if how == "close":
+        ahead.close()
+    del ahead
+    assert source.closed.is_set()
+    assert not any(thread.name == "trireme-bytes" for thread in threading.enumerate())
+
+
+def test_reading_ahead_is_bounded():
+    class Endless(Waits):
+        num_read = 0
+
+        def readinto(self, buffer) -> int:
+            Endless.num_read += 1
+            return len(buffer)
+
+    ahead = AheadStream(Endless)
+    shared = ahead._ahead._shared
+    with shared.changed:
+        assert shared.changed.wait_for(lambda: len(shared.items) == shared.depth, 60)
+    assert Endless.num_read <= shared.depth + 1
+    ahead.close()
