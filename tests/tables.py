@@ -18,6 +18,10 @@ RULES: dict[str, dict[str, Any]] = {
     "adam": {"rule": "adam"},
     "row adam": {"rule": "adam", "bias_correction": "row"},
     "count": {"rule": "count"},
+    "fleet sgd": {"rule": "fleet_sgd"},
+    "fleet adagrad": {"rule": "fleet_adagrad"},
+    "shared fleet adagrad": {"rule": "fleet_adagrad", "shared": True},
+    "fleet adam": {"rule": "fleet_adam"},
 }
 INITIALIZERS = {
     "uniform": {"initializer": "uniform", "init_a": -0.5, "init_b": 0.25},

@@ -10,19 +10,11 @@
 #include <cstring>
 
 #include "optim/kernel.h"
+#include "optim/power.h"
 #include "optim/rules.h"
 
 namespace trireme {
 namespace {
-
-// base^n by squaring: the same bits on every machine, which std::pow does not promise.
-constexpr double power(double base, std::uint64_t n) noexcept {
-  double result = 1.0;
-  for (; n > 0; n >>= 1, base *= base) {
-    if (n & 1) result *= base;
-  }
-  return result;
-}
 
 struct Adam {
   explicit Adam(const RuleValues& v) noexcept

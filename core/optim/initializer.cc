@@ -52,9 +52,12 @@ Initializer::Initializer(const std::string& name, float a, float b, std::uint64_
   } else if (name == "constant") {
     kind_ = Kind::kConstant;
     if (b != 0) refuse("b = 0, which a constant does not use");
+  } else if (name == "tail_uniform") {
+    kind_ = Kind::kTailUniform;
+    if (a > b || !std::isfinite(b - a)) refuse("a <= b, and a range that a float holds");
   } else {
     throw Error(ErrorCode::kBadRequest,
-                "initializer: expected uniform, normal or constant, found " + name);
+                "initializer: expected uniform, normal, constant or tail_uniform, found " + name);
   }
 }
 
@@ -62,11 +65,13 @@ void Initializer::fill(std::uint64_t key, float* weights, int dim) const noexcep
   const std::uint64_t row = mix64(key ^ seed_);
   switch (kind_) {
     case Kind::kUniform:
+    case Kind::kTailUniform:
       // 24 random bits are a float exactly; the product may round up to b only if b - a is tiny
       // beside a.
       for (int j = 0; j < dim; ++j) {
         weights[j] = a_ + (b_ - a_) * (static_cast<float>(bits_at(row, j) >> 40) * 0x1p-24F);
       }
+      if (kind_ == Kind::kTailUniform) weights[0] = 0.0F;
       break;
     case Kind::kNormal:
       for (int j = 0; j < dim; ++j) {

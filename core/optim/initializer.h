@@ -9,6 +9,7 @@ namespace trireme {
 class Initializer {
  public:
   // uniform: in [a, b).  normal: mean a, standard deviation b.  constant: a (b must be 0).
+  // tail_uniform: 0 for the first weight of the row, the others in [a, b).
   // Errors: kBadRequest, naming the value.
   Initializer(const std::string& name, float a, float b, std::uint64_t seed);
 
@@ -16,7 +17,7 @@ class Initializer {
   void fill(std::uint64_t key, float* weights, int dim) const noexcept;
 
  private:
-  enum class Kind { kUniform, kNormal, kConstant };
+  enum class Kind { kUniform, kNormal, kConstant, kTailUniform };
   Kind kind_;
   float a_;
   float b_;

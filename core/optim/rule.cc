@@ -23,6 +23,9 @@ constexpr std::array kRules = {
     Entry{"adagrad", make_adagrad, true, false, true},
     Entry{"adam", make_adam, false, true, false},
     Entry{"count", make_count, false, false, false},
+    Entry{"fleet_sgd", make_fleet_sgd, false, false, false},
+    Entry{"fleet_adagrad", make_fleet_adagrad, true, false, false},
+    Entry{"fleet_adam", make_fleet_adam, false, false, false},
 };
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::kBadRequest, what); }

@@ -9,5 +9,8 @@ Rule make_sgd(const RuleConfig& config);
 Rule make_adagrad(const RuleConfig& config);
 Rule make_adam(const RuleConfig& config);
 Rule make_count(const RuleConfig& config);
+Rule make_fleet_sgd(const RuleConfig& config);
+Rule make_fleet_adagrad(const RuleConfig& config);
+Rule make_fleet_adam(const RuleConfig& config);
 
 }  // namespace trireme

@@ -42,23 +42,31 @@ class Lookups:
     """Rows that forward passes have read since the last step: what the next push must carry.
 
     Attributes:
-        entries: (table, keys (K,), leaf rows (K, D)); the leaf's gradient is the push.
+        entries: (table, keys (K,), leaf rows (K, D), scale (K, 1) or None); the leaf's gradient,
+            times the scale, is the push.
         versions: per server, the push counter of the oldest pull among them; gives the staleness.
         examples: of the largest batch among them.
     """
 
-    entries: list[tuple[Table, Keys, Tensor]] = field(default_factory=list)
+    entries: list[tuple[Table, Keys, Tensor, Tensor | None]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     examples: int = 0
 
-    def add(self, table: Table, keys_K: Keys, rows_KD: Tensor, examples: int = 0) -> None:
+    def add(
+        self,
+        table: Table,
+        keys_K: Keys,
+        rows_KD: Tensor,
+        examples: int = 0,
+        scale_K1: Tensor | None = None,
+    ) -> None:
         """Raises BadRequest when so many have piled up that steps must be missing."""
         if len(self.entries) >= PENDING_MAX:
             raise BadRequest(
                 f"forward: {PENDING_MAX} lookups since the last optimizer.step();"
                 " use model.eval() or torch.no_grad() to look up without training"
             )
-        self.entries.append((table, keys_K, rows_KD))
+        self.entries.append((table, keys_K, rows_KD, scale_K1))
         self.examples = max(self.examples, examples)
 
     def pulled_at(self, versions: Sequence[int]) -> None:

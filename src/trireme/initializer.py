@@ -49,4 +49,19 @@ class Constant:
         return ("constant", self.value, 0.0)
 
 
-Initializer = Uniform | Normal | Constant
+@dataclass(frozen=True)
+class TailUniform:
+    """The first weight 0, the others uniform in [low, high): how rows of Fleet start."""
+
+    low: float = -1e-4
+    high: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise BadRequest(f"TailUniform: expected low <= high, found {self.low} and {self.high}")
+
+    def spec(self) -> tuple[str, float, float]:
+        return ("tail_uniform", self.low, self.high)
+
+
+Initializer = Uniform | Normal | Constant | TailUniform

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from trireme.errors import BadRequest
 
@@ -29,9 +29,13 @@ def _check(rule: str, **conditions: tuple[bool, str, object]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Base of the update rules. `name` is permanent: it is stored in schemas and checkpoints."""
+    """Base of the update rules. `name` is permanent: it is stored in schemas and checkpoints.
+
+    scale: what a gradient means: "loss", that of the loss as written; "fleet", see FleetRule.
+    """
 
     name: ClassVar[str]
+    scale: ClassVar[str] = "loss"
 
     lr: float
     weight_decay: float = 0.0
@@ -127,11 +131,9 @@ class Adam(Rule):
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        beta1, beta2 = self.betas
+        _check_adam("Adam", self.betas, self.eps)
         _check(
             "Adam",
-            betas=(0 <= beta1 < 1 and 0 <= beta2 < 1, "two values in [0, 1)", self.betas),
-            eps=(math.isfinite(self.eps) and self.eps > 0, "> 0 and finite", self.eps),
             bias_correction=(
                 self.bias_correction in ("global", "row"),
                 "'global' or 'row'",
@@ -158,6 +160,96 @@ class Count(Rule):
     def __post_init__(self) -> None:
         _check("Count", lr=(self.lr == 0 and self.weight_decay == 0, "and weight_decay 0", self.lr))
         Rule.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetRule(Rule):
+    """Base of Fleet's rules, so that learning rates and bounds keep the meaning they have there.
+
+    Weight 0 of a row is its head, the others its tail. A row's first update moves the head alone;
+    then its tail begins. Use them with `Table(absent="zeros", initializer=TailUniform(...))`, as
+    Fleet does.
+
+    scale: "fleet": a gradient is multiplied by the number of examples in the batch; FleetAdagrad
+        divides it by the number of times the key occurs there (how often it was shown). Not in
+        sync with several workers. "loss": a gradient is that of the loss as written.
+    """
+
+    scale: Literal["loss", "fleet"] = "fleet"  # type: ignore[misc]  # a field here
+    bounds: Bounds = (-10.0, 10.0)
+
+    def __post_init__(self) -> None:
+        Rule.__post_init__(self)
+        _check(
+            type(self).__name__,
+            scale=(self.scale in ("loss", "fleet"), "'loss' or 'fleet'", self.scale),
+            weight_decay=(self.weight_decay == 0, "0: Fleet's rules have none", self.weight_decay),
+        )
+
+    def fixed(self) -> dict[str, Any]:
+        return {"name": self.name, "scale": self.scale}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSGD(FleetRule):
+    """w -= lr * g: Fleet's SparseNaiveSGDRule."""
+
+    name: ClassVar[str] = "fleet_sgd"
+    lr: float = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetAdagrad(FleetRule):
+    """w -= lr * g * sqrt(g0 / (g0 + sum)), then sum += mean(g*g): Fleet's SparseAdaGradSGDRule.
+
+    Head and tail have a sum each; without `shared` every weight has its own, as in
+    StdAdaGradSGDRule. g0 is `initial_g2sum`; a row's sum starts at 0.
+    """
+
+    name: ClassVar[str] = "fleet_adagrad"
+    lr: float = 0.05
+    initial_g2sum: float = 3.0
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        FleetRule.__post_init__(self)
+        initial = self.initial_g2sum
+        _check(
+            "FleetAdagrad",
+            initial_g2sum=(math.isfinite(initial) and initial > 0, "> 0 and finite", initial),
+        )
+
+    def fixed(self) -> dict[str, Any]:
+        return {**FleetRule.fixed(self), "shared": self.shared}
+
+    def group(self) -> dict[str, Any]:
+        # It travels in the place of eps: a number below the root, too.
+        return {**Rule.group(self), "eps": self.initial_g2sum}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetAdam(FleetRule):
+    """Adam whose bias correction counts the updates of head and tail: Fleet's SparseAdamSGDRule."""
+
+    name: ClassVar[str] = "fleet_adam"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        FleetRule.__post_init__(self)
+        _check_adam("FleetAdam", self.betas, self.eps)
+
+    def group(self) -> dict[str, Any]:
+        return {**Rule.group(self), "betas": self.betas, "eps": self.eps}
+
+
+def _check_adam(rule: str, betas: tuple[float, float], eps: float) -> None:
+    _check(
+        rule,
+        betas=(all(0 <= beta < 1 for beta in betas), "two values in [0, 1)", betas),
+        eps=(math.isfinite(eps) and eps > 0, "> 0 and finite", eps),
+    )
 
 
 def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | int]:

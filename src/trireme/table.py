@@ -24,6 +24,7 @@ class TableSchema:
         columns: names of the per-key columns that pushes of this table carry besides the gradient.
         rule: name and fixed values of the update rule, as `Rule.fixed()`.
         initializer: (kind, a, b), as `Initializer.spec()`.
+        absent: what a lookup answers for a key without a row: its "initial" weights, or "zeros".
     """
 
     name: str
@@ -33,6 +34,7 @@ class TableSchema:
     initializer: tuple[str, float, float]
     seed: int
     columns: tuple[str, ...] = ()
+    absent: str = "initial"
 
     @property
     def dim(self) -> int:
@@ -47,6 +49,7 @@ class TableSchema:
             "initializer": list(self.initializer),
             "seed": self.seed,
             "columns": list(self.columns),
+            "absent": self.absent,
         }
 
     @staticmethod
@@ -62,6 +65,7 @@ class TableSchema:
                 initializer=(str(kind), float(a), float(b)),
                 seed=int(body["seed"]),
                 columns=tuple(str(column) for column in body["columns"]),
+                absent=str(body.get("absent", "initial")),  # checkpoints of 0.1.0 lack it
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadRequest(f"TableSchema: expected a complete schema, found {body!r}") from error
@@ -82,6 +86,10 @@ def _check_schema(schema: TableSchema) -> None:
         )
     if schema.dtype != "float32":
         raise BadRequest(f"Table {schema.name!r}: expected dtype float32, found {schema.dtype!r}")
+    if schema.absent not in ("initial", "zeros"):
+        raise BadRequest(
+            f"Table {schema.name!r}: expected absent 'initial' or 'zeros', found {schema.absent!r}"
+        )
     if schema.columns:
         raise BadRequest(
             f"Table {schema.name!r}: no policy of this version reads columns,"
@@ -102,6 +110,7 @@ class Table:
         salt: give every feature a key space of its own, so that equal ids of two features are two
             rows.
         seed: of the initial weights.
+        absent: what a key without a row looks like: its "initial" weights, or "zeros".
 
     Raises:
         BadRequest: a value is out of range.
@@ -116,6 +125,7 @@ class Table:
         initializer: Initializer | None = None,
         salt: bool = False,
         seed: int = 0,
+        absent: str = "initial",
     ) -> None:
         self.optimizer = Adagrad() if optimizer is None else optimizer
         if not isinstance(self.optimizer, Rule):
@@ -131,6 +141,7 @@ class Table:
             rule=self.optimizer.fixed(),
             initializer=(Uniform() if initializer is None else initializer).spec(),
             seed=seed,
+            absent=absent,
         )
         _check_schema(self.schema)
 

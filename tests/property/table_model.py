@@ -122,6 +122,48 @@ def count(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -
     move(weights, F32(-1), v)
 
 
+def next_count(state: np.ndarray) -> int:
+    """Counts an update in the last float of the state, as an integer."""
+    count = state[-1:].view(np.uint32)
+    count += np.uint32(1)
+    return int(count[0])
+
+
+def fleet_sgd(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    size = len(weights) if next_count(state) > 1 else 1
+    move(weights[:size], F32(v.lr) * grad[:size], v)
+
+
+def fleet_adagrad(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    size = len(weights) if next_count(state) > 1 else 1
+    sums, grad = state[:size], grad[:size]
+    move(weights[:size], F32(v.lr) * grad * np.sqrt(F32(v.eps) / (F32(v.eps) + sums)), v)
+    sums += grad * grad
+
+
+def shared_fleet_adagrad(
+    weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values
+) -> None:
+    parts = [slice(0, 1), slice(1, None)] if next_count(state) > 1 else [slice(0, 1)]
+    for sums, part in zip((state[:1], state[1:2]), parts, strict=False):
+        of = grad[part]
+        if not len(of):
+            continue
+        rate = F32(v.lr) * np.sqrt(F32(v.eps) / (F32(v.eps) + sums[0]))
+        move(weights[part], rate * of, v)
+        sums += sum_of(of * of) / F32(len(of))
+
+
+def fleet_adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    t = next_count(state)
+    means, squares = np.split(state[:-1], 2)
+    for part, count in ((slice(0, 1), t), (slice(1, None), t - 1)):
+        if count and len(grad[part]):
+            moments = np.concatenate([means[part], squares[part]])
+            adam_at(count, weights[part], moments, grad[part], v)
+            means[part], squares[part] = np.split(moments, 2)
+
+
 # Rule of tests.tables.RULES -> how it applies, floats of state per weight and per row.
 RULES: dict[str, tuple[Apply, int, int]] = {
     "sgd": (sgd, 0, 0),
@@ -130,6 +172,10 @@ RULES: dict[str, tuple[Apply, int, int]] = {
     "adam": (adam, 2, 0),
     "row adam": (row_adam, 2, 1),
     "count": (count, 0, 0),
+    "fleet sgd": (fleet_sgd, 0, 1),
+    "fleet adagrad": (fleet_adagrad, 1, 1),
+    "shared fleet adagrad": (shared_fleet_adagrad, 0, 3),
+    "fleet adam": (fleet_adam, 2, 1),
 }
 
 

@@ -208,6 +208,44 @@ def test_count_adds_one_for_every_update_whatever_the_gradient() -> None:
     assert run_table(bounded, steps, lr=0.0, upper=3.0).max() == 3.0
 
 
+def fleet_part(kind: str, w: np.ndarray, state: dict[str, Any], g: np.ndarray) -> None:
+    """One update of a head or a tail in float64: rates lr 0.05, g0 = eps 0.7, betas 0.8, 0.95."""
+    if kind == "sgd":
+        w -= 0.05 * g
+        return
+    if kind == "adam":
+        t = state["t"] = state.get("t", 0) + 1
+        m = state["m"] = 0.8 * state.get("m", 0.0) + 0.2 * g
+        v = state["v"] = 0.95 * state.get("v", 0.0) + 0.05 * g * g
+        w -= 0.05 * np.sqrt(1 - 0.95**t) / (1 - 0.8**t) * m / (np.sqrt(v) + 0.7)
+        return
+    sums = state.get("sum", 0.0)
+    w -= 0.05 * g * np.sqrt(0.7 / (0.7 + sums))
+    state["sum"] = sums + ((g * g).mean() if kind == "shared adagrad" else g * g)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "shared adagrad", "adam"])
+def test_fleets_rules_move_the_tail_from_the_second_update_on(kind: str) -> None:
+    def apply(w: np.ndarray, state: dict[str, Any], g: np.ndarray) -> None:
+        fleet_part(kind, w[:1], state.setdefault("head", {}), g[:1])
+        if state.setdefault("is_old", False):
+            fleet_part(kind, w[1:], state.setdefault("tail", {}), g[1:])
+        state["is_old"] = True
+
+    steps = make_steps()
+    rule = f"shared fleet {kind[7:]}" if kind.startswith("shared") else f"fleet {kind}"
+    table = make_table(DIM, rule, initializer="tail_uniform", absent="zeros")
+    np.testing.assert_array_equal(lookup(table, KEYS), 0)  # absent, and none made
+    rates = {"lr": 0.05, "eps": 0.7, "beta1": 0.8, "beta2": 0.95}
+    start = lookup(make_table(DIM, rule, initializer="tail_uniform"), KEYS)  # what rows start with
+    assert (start[:, 0] == 0).all()
+    assert (start[:, 1:] != 0).all()
+    expected = run_numpy(start, steps, apply)
+    touched = np.unique(np.concatenate([rows for rows, _ in steps]))
+    found = run_table(table, steps, **rates)
+    assert_equals(found[touched], expected[touched], start[touched])
+
+
 # What each rule of the core reads of the values that travel with a push.
 USED = {
     "sgd": {"lr", "weight_decay", "lower", "upper"},
@@ -216,6 +254,10 @@ USED = {
     "adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper", "step"},
     "row adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper"},
     "count": {"lower", "upper"},
+    "fleet sgd": {"lr", "lower", "upper"},
+    "fleet adagrad": {"lr", "eps", "lower", "upper"},
+    "shared fleet adagrad": {"lr", "eps", "lower", "upper"},
+    "fleet adam": {"lr", "eps", "beta1", "beta2", "lower", "upper"},
 }
 BASE = {"lr": 0.1, "weight_decay": 0.1, "eps": 1e-3, "beta1": 0.9, "beta2": 0.99, "step": 3}
 CHANGED = {
@@ -245,6 +287,9 @@ DECLARED: dict[type[tr.optim.Rule], dict[str, Any]] = {
     tr.optim.Adagrad: {"initial_accumulator_value": 0.3, "eps": 0.2, "shared": True},
     tr.optim.Adam: {"betas": (0.5, 0.999), "eps": 0.2, "bias_correction": "row"},
     tr.optim.Count: {},
+    tr.optim.FleetSGD: {},
+    tr.optim.FleetAdagrad: {"initial_g2sum": 0.3, "shared": False},
+    tr.optim.FleetAdam: {"betas": (0.5, 0.999), "eps": 0.2},
 }
 OF_ALL = {"lr": 0.2, "weight_decay": 0.3, "bounds": (-0.01, 0.01)}
 
@@ -263,12 +308,21 @@ def test_every_knob_of_a_declared_rule_changes_the_result_or_is_refused(
     rule: type[tr.optim.Rule],
 ) -> None:
     changes = {**OF_ALL, **DECLARED[rule]}
+    if issubclass(rule, tr.optim.FleetRule):
+        changes["scale"] = "loss"  # for workers: tests/unit/test_fleet_scale.py
     assert {field.name for field in dataclasses.fields(rule)} == set(changes)
     plain = run_declared(rule())
     for field, value in changes.items():
         if rule is tr.optim.Count and field in ("lr", "weight_decay"):
             with pytest.raises(BadRequest, match="expected lr and weight_decay 0"):
                 rule(**{field: value})
+        elif issubclass(rule, tr.optim.FleetRule) and field == "weight_decay":
+            with pytest.raises(
+                BadRequest, match="expected weight_decay 0: Fleet's rules have none"
+            ):
+                rule(**{field: value})
+        elif field == "scale":
+            assert rule(**{field: value}).fixed() != rule().fixed()
         else:
             assert run_declared(rule(**{field: value})) != plain, field
     if rule is tr.optim.Adagrad:
@@ -297,7 +351,7 @@ def test_an_option_that_no_rule_has_is_refused_in_a_schema() -> None:
         ),
         ({"rule": "adagrad", "initial_accumulator": -1.0}, "initial_accumulator >= 0, found -1.0"),
         ({"rule": "adagrad", "initial_accumulator": float("inf")}, "finite initial_accumulator"),
-        ({"initializer": "zipf"}, "expected uniform, normal or constant, found zipf"),
+        ({"initializer": "zipf"}, "expected uniform, normal, constant or tail_uniform, found zipf"),
         ({"initializer": "constant", "init_b": 1.0}, "expected b = 0"),
         ({"initializer": "uniform", "init_a": 1.0, "init_b": 0.0}, "expected a <= b"),
         ({"initializer": "normal", "init_b": -1.0}, "standard deviation b >= 0"),

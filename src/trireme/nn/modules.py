@@ -68,12 +68,14 @@ class TableModule(nn.Module):
         home = cluster.default()
         plan = Planner(self, pool=home.pool).plan(batch)
         home.ensure_table(self.table)
-        keys = plan.tables[0].keys
+        part = plan.tables[0]
+        keys = part.keys
         pulled = home.pull({self.table.name: keys}, training=self._is_learning())
         rows = {self.table.name: torch.from_numpy(_core.borrow(pulled.rows[self.table.name]))}
         leaves = plan.leaves(rows, train=self._is_learning())
         if self._is_learning():
-            home.pending.add(self.table, keys, leaves[self.table.name], plan.num_examples)
+            leaf = leaves[self.table.name]
+            home.pending.add(self.table, keys, leaf, plan.num_examples, part.scale)
             home.pending.pulled_at(pulled.versions)
         return plan.num_examples, plan.lookups(leaves)
 

@@ -28,6 +28,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.nn.ids import Columns, Ids, read_ids
 from trireme.nn.op import Lookup
+from trireme.optim import FleetAdagrad
 from trireme.table import Table
 
 
@@ -55,10 +56,12 @@ class TablePlan:
     """One table's part of a plan.
 
     keys: (K,) uint64, distinct, in the order of their buckets; row k of a lookup is of keys[k].
+    scale: (K, 1) float32: what the gradient of each row is multiplied by; None: by nothing.
     """
 
     table: Table
     keys: np.ndarray[Any, np.dtype[np.uint64]]
+    scale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,8 +155,9 @@ class Planner:
                 ids = read_ids(batch, features, f"Planner.plan of table {table.name!r}")
                 uniques[source] = _Unique(ids, readings[0].padding_key, table.salt, self._pool)
             unique = uniques[source]
-            tables.append(TablePlan(table, unique.keys))
             num_examples = unique.index.num_examples
+            scale = unique.fleet_scale(table) if table.optimizer.scale == "fleet" else None
+            tables.append(TablePlan(table, unique.keys, scale))
             for reading in readings:
                 tensors = unique.positions(reading.features, reading.mode)
                 positions[reading.name] = _Positions(table.name, tensors)
@@ -185,6 +189,13 @@ class _Unique:
         if (features, mode) not in self._positions:
             self._positions[features, mode] = self._find(features, mode)
         return self._positions[features, mode]
+
+    def fleet_scale(self, table: Table) -> Tensor:
+        """(K, 1): the number of examples, divided by how often the key occurs for Adagrad."""
+        scale_K = np.full(len(self.keys), self.index.num_examples, np.float32)
+        if isinstance(table.optimizer, FleetAdagrad):
+            scale_K /= np.diff(self._occurrences[1])
+        return torch.from_numpy(scale_K)[:, None]
 
     def _find(self, features: tuple[str, ...], mode: str) -> tuple[Tensor, ...]:
         index = self.index.select(features)

@@ -67,6 +67,7 @@ def make_core_table(schema: TableSchema) -> _core.Table:
     an option that no rule has.
     """
     rule = dict(schema.rule)
+    rule.pop("scale", None)  # the workers' business, who must agree on it
     kind, a, b = schema.initializer
     try:
         named: dict[str, Any] = {
@@ -87,6 +88,7 @@ def make_core_table(schema: TableSchema) -> _core.Table:
         init_a=a,
         init_b=b,
         seed=schema.seed,
+        absent=schema.absent,
         num_streams_max=STREAMS_MAX,
         **named,
     )

@@ -59,6 +59,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
         self.tables = Planner(model, pool=self.cluster.pool).tables
+        _check_scales(self.tables, self.strategy, self.cluster)
         dense_groups = [] if optimizer is None else optimizer.param_groups
         table_groups = [_table_group(table) for table in self.tables]
         if not dense_groups and not table_groups:
@@ -256,8 +257,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups[self._num_dense_groups :]:
             table: Table = group["table"]
             parts = [
-                (keys_K, rows_KD.grad.numpy(), 1.0)
-                for of, keys_K, rows_KD in lookups.entries
+                (keys_K, _scaled(rows_KD.grad, scale_K1).numpy(), 1.0)
+                for of, keys_K, rows_KD, scale_K1 in lookups.entries
                 if of.name == table.name and rows_KD.grad is not None
             ]
             if not parts:
@@ -322,8 +323,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
 
 
+def _scaled(grad_KD: torch.Tensor, scale_K1: torch.Tensor | None) -> torch.Tensor:
+    return grad_KD if scale_K1 is None else grad_KD * scale_K1
+
+
 def _table_group(table: Table) -> dict[str, Any]:
     return {"params": [], "table": table, **table.optimizer.group()}
+
+
+def _check_scales(tables: Iterable[Table], strategy: Strategy, cluster: Cluster) -> None:
+    if strategy.mode != "sync" or cluster.num_workers == 1:
+        return
+    for table in tables:
+        if table.optimizer.scale == "fleet":
+            raise BadRequest(
+                f"DistributedOptimizer: expected scale='loss' for table {table.name!r} in sync with"
+                f" {cluster.num_workers} workers, found 'fleet', which counts a key in the batch of"
+                " one worker; use Strategy('async'), as Fleet does, or scale='loss'"
+            )
 
 
 def _named_parameters(

@@ -164,7 +164,7 @@ class Pipeline:
             pending.pulled_at(pulled.versions)
             for part in plan.tables:
                 leaf = leaves[part.table.name]
-                pending.add(part.table, part.keys, leaf, plan.num_examples)
+                pending.add(part.table, part.keys, leaf, plan.num_examples, part.scale)
 
 
 def prefetch(
