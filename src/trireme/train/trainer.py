@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trireme.cluster import Cluster, default
-from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.metrics import Metric
 from trireme.ps.process import settled
@@ -23,47 +20,10 @@ from trireme.train import checkpoint
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.pipeline import Pipeline, share_of
 from trireme.train.progress import Display, display
+from trireme.train.recipe import Recipe
 from trireme.train.replica import Replica, Turns, train_replicas
-
-
-class _Tally:
-    """Mean loss and metrics of one run over data, mergeable over workers."""
-
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self.metrics = metrics
-        self.loss_sum, self.num_examples = 0.0, 0
-        for metric in metrics:
-            metric.reset()
-
-    def add(self, outputs: Tensor, labels: Tensor, loss: Tensor, examples: int) -> None:
-        self.loss_sum += float(loss.detach()) * examples
-        self.num_examples += examples
-        for metric in self.metrics:
-            metric.update(outputs.detach(), labels)
-
-    def figures(self) -> dict[str, float]:
-        """The mean loss and each metric by its name."""
-        values = {"loss": self.loss_sum / self.num_examples if self.num_examples else math.nan}
-        for metric in self.metrics:
-            values[metric.name] = metric.compute()
-        return values
-
-    def merge(self, cluster: Cluster, title: str) -> None:
-        """Make this the tally of all workers together. Every worker calls it."""
-        states = [metric.state() for metric in self.metrics]
-        arrays = [np.array([self.loss_sum, self.num_examples], dtype=np.float64)]
-        arrays += [state[key] for state in states for key in sorted(state)]
-        self.loss_sum, self.num_examples = 0.0, 0
-        for metric in self.metrics:
-            metric.reset()
-        met = cluster.client.gather({}, arrays, purpose=f"end of {title}", patient=True)
-        for _, received in met:
-            rest = iter(received)
-            loss_sum, num_examples = next(rest)
-            self.loss_sum += float(loss_sum)
-            self.num_examples += int(num_examples)
-            for metric, state in zip(self.metrics, states, strict=True):
-                metric.merge({key: next(rest) for key in sorted(state)})
+from trireme.train.scoring import Loss, Scorer
+from trireme.train.tally import Tally, check_metrics
 
 
 @contextmanager
@@ -85,12 +45,14 @@ class Trainer:
     Every worker of the job makes one and calls the same methods in the same order.
 
     Args:
-        model: takes a batch, returns (B,) or (B, C) outputs.
+        model: takes a batch; returns (B,) or (B, C) outputs, or several such by name.
         optimizer: of the dense parameters; None if the model has none.
         strategy: the consistency mode, default async.
-        loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples.
-        metrics: updated with (outputs, labels) while training and evaluating.
-        label: name of the label column.
+        loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples. It gets the
+            batch in place of the labels if `label` is None.
+        metrics: updated with (outputs, labels) while training and evaluating. A metric may name its
+            `output`, its `label` and further `columns` of the batch.
+        label: name of the label column; None for a loss that reads several columns.
         depth: batches to read and plan ahead.
         threads: that train in this process, async only, each on a batch and a replica of its own,
             with its share of torch's threads. Weights are then at most threads - 1 steps old. Pays
@@ -104,18 +66,16 @@ class Trainer:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
         *,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         strategy: Strategy | None = None,
         metrics: Sequence[Metric] = (),
-        label: str = "label",
+        label: str | None = "label",
         depth: int = 2,
         threads: int = 1,
         progress: bool = True,
         cluster: Cluster | None = None,
     ) -> None:
-        names = [metric.name for metric in metrics]
-        if len({"loss", *names}) != len(names) + 1:
-            raise BadRequest(f"Trainer: expected metrics with distinct names, found {names}")
+        check_metrics(metrics, label)
         if threads < 1:
             raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
         if threads > 1 and strategy is not None and strategy.mode == "sync":
@@ -124,12 +84,38 @@ class Trainer:
                 " other; use more workers"
             )
         self.cluster = default() if cluster is None else cluster
-        self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
+        self.model, self.metrics, self.label = model, list(metrics), label
+        self._score = Scorer(loss, label)
         self.depth, self.threads = depth, threads
         self.num_epochs = 0
         self._shows = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
             optimizer, model, strategy=strategy, cluster=self.cluster
+        )
+
+    @classmethod
+    def from_recipe(
+        cls,
+        recipe: Recipe,
+        *,
+        strategy: Strategy | None = None,
+        depth: int = 2,
+        threads: int = 1,
+        progress: bool = True,
+        cluster: Cluster | None = None,
+    ) -> Trainer:
+        """A trainer of what a model file's `create` returned; the rest is as in the constructor."""
+        return cls(
+            recipe.model,
+            recipe.optimizer,
+            loss=recipe.loss,
+            strategy=strategy,
+            metrics=recipe.metrics,
+            label=recipe.label,
+            depth=depth,
+            threads=threads,
+            progress=progress,
+            cluster=cluster,
         )
 
     def fit(self, dataset: Iterable[Any], *, epochs: int = 1) -> dict[str, float]:
@@ -166,7 +152,7 @@ class Trainer:
             return self._run(share_of(dataset, self.cluster), "evaluate", training=False)
 
     def _run(self, share: Iterable[Any], title: str, *, training: bool) -> dict[str, float]:
-        tally = _Tally(self.metrics)
+        tally = Tally(self.metrics, self.label)
         pipeline = Pipeline(
             share,
             self.model,
@@ -193,7 +179,7 @@ class Trainer:
             "examples_per_s": tally.num_examples / elapsed_s,
         }
 
-    def _train(self, pipeline: Pipeline, tally: _Tally, show: Callable[[], None]) -> None:
+    def _train(self, pipeline: Pipeline, tally: Tally, show: Callable[[], None]) -> None:
         first = self.optimizer.replica
         first.pending.take()  # of a batch that failed
         tables = self.optimizer.tables
@@ -205,12 +191,13 @@ class Trainer:
             self.cluster.use_pending(replica.pending)
             for batch in pipeline.batches(replica):
                 replica.model.zero_grad()
-                outputs, labels, loss = self._forward(replica.model, batch)
-                loss.backward()  # type: ignore[no-untyped-call]
+                scored = self._score(replica.model, batch)
+                assert scored.loss is not None
+                scored.loss.backward()  # type: ignore[no-untyped-call]
                 with turns.turn(replica):
                     # First, because a metric refuses outputs that are not numbers: they should not
                     # reach the tables.
-                    tally.add(outputs, labels, loss, batch.num_examples)
+                    tally.add(scored)
                     self.optimizer.step_of(
                         replica,
                         examples=batch.num_examples,
@@ -226,20 +213,12 @@ class Trainer:
 
         train_replicas(replicas, work, fail)
 
-    def _evaluate(self, pipeline: Pipeline, tally: _Tally, show: Callable[[], None]) -> None:
+    def _evaluate(self, pipeline: Pipeline, tally: Tally, show: Callable[[], None]) -> None:
         for batch in pipeline:
-            tally.add(*self._forward(self.model, batch), batch.num_examples)
+            tally.add(self._score(self.model, batch))
             show()
 
-    def _forward(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs, labels and loss."""
-        labels = batch[self.label]
-        if not isinstance(labels, Tensor):
-            raise BadRequest(f"Trainer: expected column {self.label!r} as a tensor, found {labels}")
-        outputs = model(batch)
-        return outputs, labels, self.loss(outputs, labels)
-
-    def _show(self, shown: Display | None, share: Any, tally: _Tally) -> None:
+    def _show(self, shown: Display | None, share: Any, tally: Tally) -> None:
         if shown is None:
             return
         shown.num_examples = tally.num_examples * self.cluster.num_workers

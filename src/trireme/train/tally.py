@@ -1,0 +1,148 @@
+"""Mean loss and metrics of one run over data, mergeable over workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trireme.cluster import Cluster
+from trireme.errors import BadRequest
+from trireme.metrics import Metric
+from trireme.train.scoring import Scored, column_of
+
+# What all workers together may bring to one meeting: half of what one message may hold.
+_MEETING_BYTES_MAX = 1 << 27
+_WORKER_BYTES_MAX = 1 << 26
+
+
+class Tally:
+    """The state of the figures of one worker, then of all.
+
+    Args:
+        label: of the metrics that name none of their own.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], label: str | None) -> None:
+        self.metrics = metrics
+        self.loss_sum, self.num_scored, self.num_examples = 0.0, 0, 0
+        self._label = label
+        for metric in metrics:
+            metric.reset()
+
+    def add(self, scored: Scored) -> None:
+        """Raises what a metric raises: labels or outputs out of range, say."""
+        self.num_examples += scored.batch.num_examples
+        if scored.loss is None:
+            return
+        self.loss_sum += float(scored.loss.detach()) * scored.batch.num_examples
+        self.num_scored += scored.batch.num_examples
+        for metric in self.metrics:
+            batch, reader = scored.batch, f"metric {metric.name!r}"
+            label: Any = _attribute(metric, "label") or self._label  # see check_metrics
+            columns = (_attribute(metric, "columns") or {}).items()
+            update: Any = metric.update  # which checks what the columns hold
+            update(
+                _output_for(metric, scored.outputs),
+                column_of(batch, label, reader),
+                **{keyword: column_of(batch, name, reader) for keyword, name in columns},
+            )
+
+    def figures(self) -> dict[str, float]:
+        """The mean loss and each metric by its name; "metric.figure" of one with several."""
+        values = {"loss": self.loss_sum / self.num_scored if self.num_scored else math.nan}
+        for metric in self.metrics:
+            computed: Any = metric.compute()
+            if isinstance(computed, dict):
+                values |= {f"{metric.name}.{name}": value for name, value in computed.items()}
+            else:
+                values[metric.name] = computed
+        return values
+
+    def merge(self, cluster: Cluster, title: str) -> None:
+        """Make this the tally of all workers together. Every worker calls it."""
+        states = [metric.state() for metric in self.metrics]
+        sums = [self.loss_sum, self.num_scored, self.num_examples]
+        arrays = [np.array(sums, dtype=np.float64)]
+        arrays += [state[key] for state in states for key in sorted(state)]
+        self.loss_sum, self.num_scored, self.num_examples = 0.0, 0, 0
+        for metric in self.metrics:
+            metric.reset()
+        for received in _exchange(cluster, arrays, f"end of {title}"):
+            rest = iter(received)
+            loss_sum, num_scored, num_examples = next(rest)
+            self.loss_sum += float(loss_sum)
+            self.num_scored += int(num_scored)
+            self.num_examples += int(num_examples)
+            for metric, state in zip(self.metrics, states, strict=True):
+                metric.merge({key: next(rest) for key in sorted(state)})
+
+
+def check_metrics(metrics: Sequence[Metric], label: str | None) -> None:
+    """Raises BadRequest: two of one name, or one without a label."""
+    names = [metric.name for metric in metrics]
+    if len({"loss", *names}) != len(names) + 1:
+        raise BadRequest(f"Trainer: expected metrics with distinct names, found {names}")
+    without = [m.name for m in metrics if label is None and _attribute(m, "label") is None]
+    if without:
+        raise BadRequest(
+            "Trainer: expected a label column for each metric, because label is None; found none"
+            f" for {', '.join(without)}"
+        )
+
+
+def _attribute(metric: Metric, name: str) -> Any:
+    return getattr(metric, name, None)
+
+
+def _output_for(metric: Metric, outputs: dict[str, Tensor]) -> Tensor:
+    name = _attribute(metric, "output")
+    if name is None and len(outputs) == 1:
+        return next(iter(outputs.values()))
+    if name not in outputs:
+        raise BadRequest(
+            f"metric {metric.name!r}: expected output= to be one of the model's outputs"
+            f" {', '.join(outputs)}, found {name!r}"
+        )
+    return outputs[name]
+
+
+def _exchange(
+    cluster: Cluster, arrays: Sequence[NDArray[Any]], purpose: str
+) -> list[list[NDArray[Any]]]:
+    """The arrays of every worker, in the order of the workers, whatever their sizes.
+
+    They travel as bytes, in as many meetings as the largest share takes.
+    """
+    mine = np.concatenate([np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays])
+    forms = [[array.dtype.str, list(array.shape)] for array in arrays]
+    piece = min(_WORKER_BYTES_MAX, _MEETING_BYTES_MAX // cluster.num_workers)
+    shares: list[list[NDArray[np.uint8]]] = [[] for _ in range(cluster.num_workers)]
+    forms_of: list[Any] = []
+    begin, end = 0, len(mine)
+    while begin < end:
+        body = {"bytes": len(mine), "forms": [] if begin else forms}
+        met = cluster.client.gather(
+            body, [mine[begin : begin + piece]], purpose=purpose, patient=True
+        )
+        forms_of = forms_of or [of["forms"] for of, _ in met]
+        end = max(of["bytes"] for of, _ in met)
+        begin += piece
+        for share, (_, [received]) in zip(shares, met, strict=True):
+            share.append(received)
+    return [
+        _parts(np.concatenate(share), forms) for share, forms in zip(shares, forms_of, strict=True)
+    ]
+
+
+def _parts(data: NDArray[np.uint8], forms: Any) -> list[NDArray[Any]]:
+    parts, begin = [], 0
+    for dtype, shape in forms:
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        parts.append(data[begin : begin + size].copy().view(dtype).reshape(shape))  # aligned
+        begin += size
+    return parts
