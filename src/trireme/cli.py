@@ -1,4 +1,4 @@
-"""The command `trireme`: launch a job, serve without a script, say the version."""
+"""The command `trireme`: run a configuration, launch a job, be a server, say the version."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trireme.config import Config
 from trireme.errors import BadRequest, TriremeError
 from trireme.launch import local, roles
 from trireme.launch.plan import LaunchConfig
+from trireme.run.settings import Settings
 
 # Options of fleetrun and paddle.distributed.launch without a meaning here, and what to do instead.
 _FLEETRUN_ONLY = {
@@ -37,6 +39,8 @@ _EXAMPLES = """
 examples:
   python train.py
       alone, with the tables in its own process
+  trireme run -m config.yaml
+      the same without a script, as a file with PaddleRec's keys says
   trireme launch --server_num 2 --worker_num 2 train.py
       a whole job on this machine
   trireme server --listen 127.0.0.1:6000
@@ -61,6 +65,8 @@ _EXAMPLES_LAUNCH = """
 examples:
   trireme launch --server_num 2 --worker_num 2 train.py --epochs 3
       2 servers and 2 workers on this machine, on free ports; what follows train.py is its own
+  trireme launch --server_num 1 --worker_num 2 -m config.yaml -o runner.epochs=1
+      instead of a script, what a file with PaddleRec's keys says: `trireme run --help`
   trireme launch --servers 10.0.0.1:6000,10.0.0.2:6000 --workers 10.0.0.1:0,10.0.0.2:0 \\
       --insecure train.py
       the same command on both machines starts on each what belongs there
@@ -74,6 +80,25 @@ Environment, for every process that is started:
   TRIREME_THREADS, OMP_NUM_THREADS   threads of Trireme and of torch; default: a share of the cores
 """
 
+_EXAMPLES_RUN = """
+examples:
+  trireme run -m config.yaml
+      train in this process, save every epoch below runner.model_save_path
+  trireme run -m config.yaml -o runner.epochs=1 hyper_parameters.optimizer.learning_rate=5e-4
+      the same with other values
+  trireme run --infer -m config.yaml -o runner.infer_start_epoch=2 runner.infer_end_epoch=3
+      evaluate saved epochs 2 (included) to 3 (not included) on runner.test_data_dir
+  trireme launch --server_num 1 --worker_num 2 -m config.yaml
+      the same as a job of several processes
+
+The model is `-o model=NAME`, else runner.model_path, else model.py beside the file: a Python file
+with a function create(config) -> trireme.Recipe, or a name of trireme.models. Paths of data and
+models start at the folder of the file, those in runner.pipe_command at the working directory.
+A key that nothing reads is a warning; a way of running that is not there yet is an error.
+
+The environment says what this process is, as for a script: alone, a worker or a server of a job.
+docs/paddlerec.md lists the keys.
+"""
 
 _EXAMPLES_SERVER = """
 examples:
@@ -117,6 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_launch(_command(commands, "launch", "start servers and workers", _EXAMPLES_LAUNCH + _KEYS))
+    _add_run(_command(commands, "run", "train or infer as a YAML file says", _EXAMPLES_RUN))
     _add_server(
         _command(commands, "server", "be a server, without a script", _EXAMPLES_SERVER + _KEYS)
     )
@@ -177,9 +203,37 @@ def _add_launch(command: argparse.ArgumentParser) -> None:
         help="seconds between asking a process to stop and killing it; default: 10",
     )
     _add_common(command)
-    add("script", metavar="SCRIPT", help="the Python script that every process runs")
+    _add_config(command)
+    add("script", nargs="?", metavar="SCRIPT", help="the Python script that every process runs")
     add("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     command.set_defaults(run=_launch)
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    _add_config(command, required=True)
+    command.set_defaults(run=_run)
+
+
+def _add_config(command: argparse.ArgumentParser, *, required: bool = False) -> None:
+    add = command.add_argument
+    add(
+        "-m",
+        "--config_yaml",
+        type=Path,
+        required=required,
+        metavar="FILE",
+        help="YAML file with PaddleRec's keys" + ("" if required else ", instead of a script"),
+    )
+    add(
+        "-o",
+        "--opt",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="values that win over the file's",
+    )
+    add("--infer", action="store_true", help="evaluate saved epochs instead of training")
 
 
 def _add_server(command: argparse.ArgumentParser) -> None:
@@ -207,10 +261,38 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     add("--insecure", action="store_true", help="listen beyond loopback without keys")
 
 
+def _run(arguments: argparse.Namespace) -> int:
+    from trireme.run.runner import run  # brings torch, which a wrong command can do without
+
+    run(Config.load(arguments.config_yaml, arguments.opt), infer=arguments.infer)
+    return 0
+
+
+def _launched(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """What every process of the job runs, as arguments of python."""
+    if arguments.config_yaml is None:
+        if arguments.script is None:
+            raise BadRequest("launch: expected a script or -m config.yaml, found neither")
+        if arguments.opt or arguments.infer:
+            raise BadRequest(
+                f"launch: expected -o and --infer with -m config.yaml, found {arguments.script};"
+                " options of a script stand behind it"
+            )
+        return (arguments.script, *arguments.script_args)
+    if arguments.script is not None:
+        raise BadRequest(
+            f"launch: expected a script or -m config.yaml, found both: {arguments.script}"
+        )
+    Settings.read(Config.load(arguments.config_yaml, arguments.opt))  # before anything starts
+    options = ["--infer"] if arguments.infer else []
+    options += ["-o", *arguments.opt] if arguments.opt else []
+    return ("-m", "trireme.cli", "run", "-m", str(arguments.config_yaml), *options)
+
+
 def _launch(arguments: argparse.Namespace) -> int:
     return local.launch(
         LaunchConfig(
-            command=(arguments.script, *arguments.script_args),
+            command=_launched(arguments),
             server_num=arguments.server_num,
             worker_num=arguments.worker_num,
             servers=arguments.servers,

@@ -87,6 +87,14 @@ class Config:
         self._read.update(start + key for key in found)
         return found
 
+    def __getitem__(self, key: str) -> Any:
+        """As `get` without a default."""
+        return self.get(key)
+
+    def known(self) -> list[str]:
+        """Keys that something has asked for, whether they are there or not."""
+        return sorted(self._read)
+
     def unread(self) -> list[str]:
         """Keys that nothing has asked for."""
         return sorted(set(self._values) - self._read)

@@ -9,13 +9,13 @@ NUM_TEST = 2000
 _NUM_TRAIN, _REPEATS = 4000, 20
 
 
-def write_criteo_folder(folder: Path, seed: int = 7) -> None:
+def write_criteo_folder(folder: Path, seed: int = 7, *, repeats: int = _REPEATS) -> None:
     """Every category agrees with the label in 7 of 10 examples; integers say nothing."""
     draw = random.Random(seed)
     train = "".join(_line(draw) for _ in range(_NUM_TRAIN))
     for name, text in (
-        ("train/0.tsv", train * (_REPEATS // 2)),
-        ("train/1.tsv", train * (_REPEATS // 2)),
+        ("train/0.tsv", train * (repeats // 2)),
+        ("train/1.tsv", train * (repeats // 2)),
         ("test/0.tsv", "".join(_line(draw) for _ in range(NUM_TEST))),
     ):
         path = folder / name

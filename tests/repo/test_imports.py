@@ -20,6 +20,7 @@ LAYERS = (
     ("models",),
     ("launch",),
     ("fleet",),
+    ("run",),
     ("cli",),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}

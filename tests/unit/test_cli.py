@@ -13,11 +13,14 @@ from trireme.launch import roles
 # Changing this list changes what users type: add to it, and say so in CHANGELOG.md.
 FLAGS = {
     "launch": [
+        "--config_yaml",
         "--grace_s",
         "--help",
+        "--infer",
         "--insecure",
         "--keys",
         "--log_dir",
+        "--opt",
         "--root",
         "--server_num",
         "--servers",
@@ -27,9 +30,12 @@ FLAGS = {
         "--worker_num",
         "--workers",
         "-h",
+        "-m",
+        "-o",
         "SCRIPT",
         "...",
     ],
+    "run": ["--config_yaml", "--help", "--infer", "--opt", "-h", "-m", "-o"],
     "server": [
         "--help",
         "--insecure",

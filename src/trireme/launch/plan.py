@@ -23,7 +23,8 @@ class LaunchConfig:
     """What to launch. Numbers are of processes on this machine; lists name those of all machines.
 
     A list entry belongs here if its host is an address of this machine. Give each role a number or
-    a list. `command` is the script and its arguments. `grace_s`: between SIGTERM and SIGKILL.
+    a list. `command` is what python runs: a script or -m and a module, then their arguments.
+    `grace_s`: between SIGTERM and SIGKILL.
     """
 
     command: tuple[str, ...]
@@ -60,7 +61,7 @@ def make_plan(config: LaunchConfig) -> Plan:
     Raises:
         BadRequest: the configuration contradicts itself, or a port is in use.
     """
-    if not Path(config.command[0]).is_file():
+    if config.command[0] != "-m" and not Path(config.command[0]).is_file():
         raise BadRequest(
             f"launch: expected a Python script to run, found no file {config.command[0]!r}"
         )

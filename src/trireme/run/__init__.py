@@ -1,0 +1,1 @@
+"""Training and inference from a YAML file with PaddleRec's keys: `trireme run -m config.yaml`."""

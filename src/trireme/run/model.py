@@ -1,0 +1,82 @@
+"""Finding the model of a configuration: a file or a name of the zoo that gives a `create`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from trireme.config import Config
+from trireme.errors import BadRequest
+from trireme.run.settings import Settings
+from trireme.train import Recipe
+
+PADDLE_FILES = ("static_model.py", "dygraph_model.py")
+
+
+def create_recipe(config: Config, settings: Settings) -> Recipe:
+    """Call the `create(config)` of the model.
+
+    `-o model=NAME` names it; else runner.model_path; else it is model.py beside the YAML. Each may
+    be a Python file, from the YAML's folder, or a name of trireme.models.
+
+    Raises:
+        BadRequest: no such model, or one without a `create(config)` that returns a Recipe.
+    """
+    found, create = _find(config, settings)
+    recipe = create(config)
+    if not isinstance(recipe, Recipe):
+        raise BadRequest(
+            f"{found}: expected create(config) to return a trireme.Recipe, found"
+            f" {type(recipe).__name__}"
+        )
+    return recipe
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a Python file by its path; it may import what lies beside it."""
+    if not path.is_file():
+        raise BadRequest(f"run: expected a Python file, found none at {path}")
+    spec = importlib.util.spec_from_file_location(f"_trireme_run_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _find(config: Config, settings: Settings) -> tuple[str, Callable[[Config], Recipe]]:
+    """What the model is called, and its `create`."""
+    named = settings.model or config.get("runner.model_path", None)
+    if named is None:
+        path = settings.folder / "model.py"
+        if not path.is_file():
+            raise BadRequest(_nothing_named(settings.folder))
+    elif "/" in named or named.endswith(".py"):
+        path = settings.folder / named
+    else:
+        return named, _zoo(named)
+    create = getattr(load_file(path), "create", None)
+    if not callable(create):
+        raise BadRequest(
+            f"{path}: expected a function create(config) -> trireme.Recipe, found none"
+        )
+    return str(path), create
+
+
+def _zoo(name: str) -> Callable[[Config], Recipe]:
+    raise BadRequest(f"run: expected a model file (.py), found {name!r}")
+
+
+def _nothing_named(folder: Path) -> str:
+    there = [name for name in PADDLE_FILES if (folder / name).is_file()]
+    why = f"; {' and '.join(there)} are Paddle programs" if there else ""
+    return (
+        f"run: expected a model: {folder / 'model.py'} with create(config) -> trireme.Recipe,"
+        f" runner.model_path, or -o model=NAME; found none{why}"
+    )

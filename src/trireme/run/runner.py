@@ -1,0 +1,146 @@
+"""`trireme run`: epochs of training, or inference from saved epochs, as a configuration says."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trireme import cluster as clusters
+from trireme.config import Config
+from trireme.errors import BadRequest
+from trireme.launch.init import join, log_to_stderr, serve_role
+from trireme.launch.roles import Role, read_role
+from trireme.metrics import AUC
+from trireme.run.data import make_dataset
+from trireme.run.keys import warn_of_unused
+from trireme.run.model import create_recipe
+from trireme.run.settings import Settings
+from trireme.strategy import Strategy
+from trireme.train import Recipe, Trainer
+
+log = logging.getLogger("trireme")
+
+
+def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
+    """Be what the environment says: train as a worker or embedded, or serve.
+
+    Args:
+        infer: evaluate the epochs that `infer_load_path` holds instead of training.
+
+    Returns:
+        Loss, metrics and counts of each epoch; none on a server.
+
+    Raises:
+        BadRequest: a wrong configuration.
+        DataError: wrong data.
+    """
+    log_to_stderr()
+    settings = Settings.read(config)
+    place = read_role()
+    log.info("%s", place.describe())
+    if place.role == "server":
+        _serve(place, settings)
+        return []
+    with join(place) as cluster:
+        clusters.set_default(cluster)
+        work = _Work(config, settings)
+        return work.infer() if infer else work.train()
+
+
+def _serve(place: Role, settings: Settings) -> None:
+    """Serve, and keep models where the configuration says."""
+    if place.root is None:
+        root = settings.model_root()
+        root.mkdir(parents=True, exist_ok=True)
+        place = dataclasses.replace(place, root=str(root))
+    serve_role(place)
+
+
+class _Work:
+    """A worker's part of a run."""
+
+    def __init__(self, config: Config, settings: Settings) -> None:
+        self._config, self._settings = config, settings
+        if settings.seed is not None:
+            torch.manual_seed(settings.seed)
+        self._recipe = create_recipe(config, settings)
+        self._trainer = _make_trainer(self._recipe, settings)
+        self._says = self._trainer.cluster.worker == 0
+
+    def train(self) -> list[dict[str, float]]:
+        """Every epoch, each saved behind it."""
+        settings = self._settings
+        for epoch in range(settings.epochs):
+            if (path := self._saved(epoch)) is not None and path.exists():
+                raise BadRequest(
+                    f"runner.model_save_path: expected no epoch there yet, found {path};"
+                    " name another folder or remove it"
+                )
+        dataset = make_dataset(settings, settings.train, self._recipe.schema)
+        self._warn()
+        self._warm_start()
+        return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
+
+    def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
+        figures = self._trainer.fit(dataset)
+        where = "not saved: runner.model_save_path names no folder"
+        if (path := self._saved(epoch)) is not None:
+            self._trainer.save(path)
+            where = f"saved to {path}"
+        self._report(f"epoch {epoch}", figures, where)
+        return figures
+
+    def infer(self) -> list[dict[str, float]]:
+        """Load each saved epoch and evaluate it."""
+        settings, results = self._settings, []
+        if settings.load_path is None:
+            raise BadRequest(
+                "runner.infer_load_path: expected the folder of saved epochs, found none"
+            )
+        dataset = make_dataset(settings, settings.infer, self._recipe.schema)
+        self._warn()
+        for epoch in settings.infer_epochs:
+            path = settings.load_path / str(epoch)
+            self._trainer.load(path)
+            results.append(self._trainer.evaluate(dataset))
+            self._report(f"infer epoch {epoch}", results[-1], f"loaded from {path}")
+        return results
+
+    def _saved(self, epoch: int) -> Path | None:
+        path = self._settings.save_path
+        return None if path is None else path / str(epoch)
+
+    def _warm_start(self) -> None:
+        path = self._settings.warm_path
+        if path is None:
+            return
+        kept = self._trainer.load(path, dense="match")
+        if self._says:
+            what = f"; new, or of another shape: {', '.join(kept)}" if kept else ""
+            log.info("run: starting from %s%s", path, what)
+
+    def _warn(self) -> None:
+        """When everything has been read."""
+        if self._says:
+            warn_of_unused(self._config)
+
+    def _report(self, title: str, figures: dict[str, float], where: str) -> None:
+        if self._says:
+            values = ", ".join(f"{name} {value:.6g}" for name, value in figures.items())
+            log.info("run: %s: %s; %s", title, values, where)
+
+
+def _make_trainer(recipe: Recipe, settings: Settings) -> Trainer:
+    if settings.use_auc and not any(isinstance(metric, AUC) for metric in recipe.metrics):
+        if recipe.label is None:
+            raise BadRequest(
+                "runner.use_auc: expected an AUC among the metrics of a Recipe without a label,"
+                f" found {[metric.name for metric in recipe.metrics]}"
+            )
+        recipe = dataclasses.replace(recipe, metrics=[*recipe.metrics, AUC()])
+    return Trainer.from_recipe(recipe, strategy=Strategy(settings.mode))
