@@ -37,3 +37,11 @@ def test_schema_keeps_the_order_of_fields():
     schema = Schema([Label("y"), Weight(), Sparse("b"), Dense("x", 3), Sparse("a")])
     assert schema.names == ("y", "weight", "b", "x", "a")
     assert schema.sparse == ("b", "a")
+
+
+def test_a_schema_in_a_message_is_short():
+    schema = Schema([Label(), *(Sparse(f"s{i}", hashed=True) for i in range(300)), Dense("x", 3)])
+    assert str(schema) == (
+        "schema: Label('label'), Sparse('s0', hashed=True) to Sparse('s299', hashed=True) (300), "
+        "Dense('x', dim=3)"
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from typing import Any, Protocol
 
@@ -43,24 +45,20 @@ class ByteStream(Protocol):
         """Release everything. Twice does nothing."""
 
 
-def open_bytes(file: File, offset: int = 0) -> ByteStream:
-    """The bytes of a file from `offset` on: of its text, if the file is compressed.
+Opener = Callable[[File], ByteStream]
 
-    A compressed file is decompressed and skipped up to there.
+
+def open_bytes(file: File, offset: int = 0) -> ByteStream:
+    """The bytes of a file from `offset` on; of its text, from the beginning, if it is compressed.
 
     Raises:
-        DataError: it cannot be read, has another size than when it was found, or ends before
-            `offset`; the message names it.
+        DataError: it cannot be read or has another size than when it was found; names it.
     """
     if file.codec is None:
         return _PlainStream(file, offset)
-    stream = _DecodedStream(file, file.codec)
-    try:
-        skip(stream, file, offset)
-    except BaseException:
-        stream.close()
-        raise
-    return stream
+    if offset:
+        raise Internal(f"open_bytes: expected offset 0 in a compressed file, found {offset}")
+    return _DecodedStream(file, file.codec)
 
 
 def read_full(stream: ByteStream, buffer: NDArray[np.uint8]) -> int:
@@ -72,20 +70,6 @@ def read_full(stream: ByteStream, buffer: NDArray[np.uint8]) -> int:
             break
         filled += num_bytes
     return filled
-
-
-def skip(stream: ByteStream, file: File, num_bytes: int) -> None:
-    """Read and forget. Raises DataError if there are fewer bytes."""
-    buffer: NDArray[np.uint8] = np.empty(min(num_bytes, BLOCK_BYTES), np.uint8)
-    done = 0
-    while done < num_bytes:
-        piece = stream.readinto(buffer[: num_bytes - done])
-        if piece == 0:
-            raise DataError(
-                f"QueueDataset: expected at least {num_bytes} bytes of text in {file.path}, "
-                f"found {done}"
-            )
-        done += piece
 
 
 class _PlainStream:
@@ -155,6 +139,8 @@ class _DecodedStream:
                 f"{self._num_bytes_out} bytes of text: {reason(error)}"
             ) from error
         self._num_bytes_out += num_bytes
+        if self._num_bytes_out == 0:
+            raise DataError(f"QueueDataset: expected data, found none in {self._file.path}")
         return num_bytes
 
     def stop(self) -> None:
@@ -181,9 +167,11 @@ class AheadStream:
 
     def readinto(self, buffer: NDArray[np.uint8]) -> int:
         if len(self._block) == 0:
-            self._block, self.num_bytes_in = next(self._ahead, (self._block, self.num_bytes_in))
-            if len(self._block) == 0 and not self._source.is_complete:
-                raise Internal("AheadStream.readinto: expected an open stream, found it stopped")
+            try:
+                self._block, self.num_bytes_in = next(self._ahead)
+            except StopIteration:
+                self.num_bytes_in = self._source.num_bytes_in_all()
+                return 0
         num_bytes = min(len(buffer), len(self._block))
         buffer[:num_bytes] = self._block[:num_bytes]
         self._block = self._block[num_bytes:]
@@ -196,13 +184,55 @@ class AheadStream:
         self._ahead.close()
 
 
+class StreamsAhead:
+    """Streams one after the other, `ahead` of them open at once, each with a thread of its own.
+
+    Threads: next and close from one thread at a time; stop from any.
+    """
+
+    def __init__(self, openers: Iterable[Callable[[], ByteStream]], *, ahead: int) -> None:
+        self._openers = iter(openers)
+        self._ahead = ahead
+        self._lock = threading.Lock()
+        self._streams: deque[AheadStream] = deque()  # guarded by _lock, as is the next
+        self._is_stopped = False
+
+    def next(self) -> AheadStream:
+        """The next stream; the one before is closed."""
+        if self._streams:
+            self._streams[0].close()
+        with self._lock:
+            if self._streams:
+                self._streams.popleft()
+            while len(self._streams) < self._ahead and not self._is_stopped:
+                opener = next(self._openers, None)
+                if opener is None:
+                    break
+                self._streams.append(AheadStream(opener))
+            if not self._streams or self._is_stopped:
+                raise Internal("StreamsAhead.next: expected another stream, found the end")
+            return self._streams[0]
+
+    def stop(self) -> None:
+        """Nobody wants more: reads that wait end."""
+        with self._lock:
+            self._is_stopped = True
+            for stream in self._streams:
+                stream.stop()
+
+    def close(self) -> None:
+        self.stop()
+        for stream in self._streams:
+            stream.close()
+
+
 class _Source:
     """What the thread of an AheadStream runs, and how to stop it."""
 
     def __init__(self, opener: Callable[[], ByteStream]) -> None:
         self._opener = opener
         self._stream: ByteStream | None = None
-        self.is_complete = False
+        self._num_bytes_in_all: int | None = None  # known at the end of the stream
         self._is_stopped = False
 
     def blocks(self) -> Iterator[tuple[NDArray[np.uint8], int]]:
@@ -213,11 +243,17 @@ class _Source:
                 block: NDArray[np.uint8] = np.empty(BLOCK_BYTES, np.uint8)
                 num_bytes = stream.readinto(block)
                 if num_bytes == 0:
-                    self.is_complete = True
+                    self._num_bytes_in_all = stream.num_bytes_in
                     break
                 yield block[:num_bytes], stream.num_bytes_in
         finally:
             stream.close()
+
+    def num_bytes_in_all(self) -> int:
+        """What the whole stream took of the file; an error if it was stopped before its end."""
+        if self._num_bytes_in_all is None:
+            raise Internal("AheadStream.readinto: expected an open stream, found it stopped")
+        return self._num_bytes_in_all
 
     def stop(self) -> None:
         self._is_stopped = True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from trireme.data.batch import Batch
 from trireme.data.read_ahead import ReadAhead
 from trireme.data.schema import Format, Schema
+from trireme.data.shares import share_of_files
 from trireme.data.sources import Paths, find_files
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest
@@ -21,19 +22,23 @@ class QueueDataset:
     position. The order within a stream depends on the files and the number of streams alone.
 
     Args:
-        paths: a local file, a glob pattern, or a list of them. A list keeps its order, the matches
-            of a pattern come in natural order (part-2 before part-10).
-        schema: what the text holds; tr.data.criteo().
+        paths: a file, a glob pattern, or a list of them: local, or locations of fsspec such as
+            s3://bucket/part-*. A list keeps its order, the matches of a pattern come in natural
+            order (part-2 before part-10). Text whose name ends in .gz or .zst is decompressed.
+        schema: what the files hold; from tr.data.criteo(), for instance.
         batch_size: examples per batch; the last one of a stream may have fewer.
-        threads: threads that parse one batch; one parses millions of lines per second.
+        threads: threads that parse one batch; one parses millions of lines per second. Of
+            compressed and remote files as many are read at once.
         drop_last: leave out the last batch of a stream if it is short.
         on_error: "raise": a broken line is a DataError naming file, line and value. "count": it is
             skipped and counted, and the log says how many there were and what the first was.
         batches_ahead: batches that each stream keeps ready; bounds its memory.
+        own_files: the paths are this worker's own: a stream reads all of them.
+        storage_options: for fsspec, which opens the locations.
 
     Raises:
         DataError: a path or pattern without a readable, non-empty file; named in the message.
-        BadRequest: an argument out of range.
+        BadRequest: an argument out of range, or a protocol without its package.
 
     Threads: share it freely; it holds no state of its streams.
     """
@@ -48,6 +53,8 @@ class QueueDataset:
         drop_last: bool = False,
         on_error: Literal["raise", "count"] = "raise",
         batches_ahead: int = 4,
+        own_files: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if schema.format is None:
             raise BadRequest(
@@ -68,7 +75,8 @@ class QueueDataset:
         self.schema = schema
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.files = find_files(paths)
+        self.files = find_files(paths, storage_options)
+        self.own_files = own_files
         self._format: Format = schema.format
         self._threads = threads
         self._skip_broken = on_error == "count"
@@ -85,7 +93,10 @@ class QueueDataset:
     def stream(
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Stream:
-        """Stream `index` of `num_streams`: about as many bytes each, every line in exactly one.
+        """Stream `index` of `num_streams`: every line in exactly one, unless the files are its own.
+
+        Streams get about as many bytes each; where files cannot be cut because they are compressed,
+        contiguous blocks of files, one more for the first len(files) % num_streams streams.
 
         Args:
             start: the `position` of a batch of this stream, over the same files: the stream goes
@@ -93,13 +104,22 @@ class QueueDataset:
             epoch: the order here is that of the files, in every epoch.
 
         Raises:
-            BadRequest: index, num_streams or start out of range, or start is not at a line.
+            BadRequest: index, num_streams or start out of range, or start is not at a line; fewer
+                files than streams where files cannot be cut. In compressed files, start is looked
+                at when the first batch is read.
         """
         if not 0 <= index < num_streams:
             raise BadRequest(
                 f"QueueDataset.stream: expected 0 <= index < num_streams, "
                 f"found {index} and {num_streams}"
             )
+        share = share_of_files(
+            self.files,
+            index,
+            num_streams,
+            can_seek=all(file.codec is None for file in self.files),
+            own_files=self.own_files,
+        )
         parser = self._format.open(
             self.schema,
             batch_size=self.batch_size,
@@ -107,9 +127,45 @@ class QueueDataset:
             skip_broken=self._skip_broken,
         )
         reader = TextReader(
-            self.files, parser, index=index, num_streams=num_streams, start=tuple(start or ())
+            self.files,
+            self.schema,
+            parser,
+            share,
+            files_ahead=self._threads,
+            start=tuple(start or ()),
         )
         return Stream(reader, drop_last=self.drop_last, batches_ahead=self._batches_ahead)
+
+
+class Reader(Protocol):
+    """Reads and parses a stream's share of the files.
+
+    num_bytes: stored bytes of the share.
+    num_bytes_read: those up to the latest batch yielded.
+    position: behind the latest batch yielded.
+    seconds: "read": waiting for bytes, decompression included; "parse": making columns of them;
+        both by the clock, in the thread that runs batches().
+    """
+
+    seconds: dict[str, float]
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def num_bytes_read(self) -> int: ...
+
+    @property
+    def num_broken_lines(self) -> int: ...
+
+    @property
+    def position(self) -> tuple[int, ...]: ...
+
+    def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
+        """Batches in order, each with num_bytes_read behind it."""
+
+    def stop(self) -> None:
+        """Nobody wants more: batches() ends or raises soon. From any thread."""
 
 
 class Stream(Iterator[Batch]):
@@ -118,24 +174,21 @@ class Stream(Iterator[Batch]):
     A thread starts with the first batch asked for. It ends with the last batch, with close() (also
     by `with`), or when the stream is dropped.
 
-    num_bytes: bytes that this stream covers, to within a line.
+    num_bytes: bytes as stored that this stream covers, to within a line.
+    num_bytes_read: those up to the latest batch handed out; nearly so in compressed files.
     position: behind the latest batch handed out.
 
     Threads: one at a time.
     """
 
-    def __init__(self, reader: TextReader, *, drop_last: bool, batches_ahead: int) -> None:
+    def __init__(self, reader: Reader, *, drop_last: bool, batches_ahead: int) -> None:
         self.num_bytes = reader.num_bytes
+        self.num_bytes_read = reader.num_bytes_read
         self.position: tuple[int, ...] = reader.position
         self._reader = reader
         self._drop_last = drop_last
         self._batches_ahead = batches_ahead
-        self._ahead: ReadAhead[Batch] | None = None
-
-    @property
-    def num_bytes_read(self) -> int:
-        """Bytes of this stream up to the latest batch handed out."""
-        return self._reader.bytes_before(self.position)
+        self._ahead: ReadAhead[tuple[Batch, int]] | None = None
 
     def fraction_read(self) -> float:
         """How much of the stream has been handed out, 0 to 1."""
@@ -146,14 +199,22 @@ class Stream(Iterator[Batch]):
         """Broken lines skipped so far, those in batches still waiting included."""
         return self._reader.num_broken_lines
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that its thread has spent so far: "read": waiting for bytes, decompression
+        included; "parse": making columns of them.
+        """
+        return dict(self._reader.seconds)
+
     def __next__(self) -> Batch:
         if self._ahead is None:
             self._ahead = ReadAhead(
                 self._reader.batches(drop_last=self._drop_last),
                 depth=self._batches_ahead,
                 name="trireme-data",
+                stop=self._reader.stop,
             )
-        batch = next(self._ahead)
+        batch, self.num_bytes_read = next(self._ahead)
         self.position = batch.position
         return batch
 

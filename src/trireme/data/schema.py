@@ -6,8 +6,9 @@ A schema lists fields in the order of the data; a field's name is the column's n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -173,8 +174,29 @@ class Schema:
     def __hash__(self) -> int:
         return hash((self.fields, self.format))
 
+    def __str__(self) -> str:
+        """On one line, for messages: neighbours that differ in the name alone are counted."""
+        groups = itertools.groupby(self.fields, lambda field: repr(replace(field, name="")))
+        return f"schema: {', '.join(_group(list(group)) for _, group in groups)}"
+
     def __repr__(self) -> str:
         return f"Schema([{', '.join(map(repr, self.fields))}], format={self.format})"
+
+
+def _group(group: list[Field]) -> str:
+    if len(group) < 3:
+        return ", ".join(map(_short, group))
+    return f"{_short(group[0])} to {_short(group[-1])} ({len(group)})"
+
+
+def _short(field: Field) -> str:
+    """As the field would be written: without what is so by default."""
+    given = [
+        f"{f.name}={getattr(field, f.name)!r}"
+        for f in fields(field)
+        if f.name != "name" and getattr(field, f.name) != f.default
+    ]
+    return f"{type(field).__name__}({', '.join([repr(field.name), *given])})"
 
 
 def _check(field: object) -> None:

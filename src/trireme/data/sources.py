@@ -218,8 +218,6 @@ def _local_file(path: str) -> File:
         raise _is_directory(path)
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"QueueDataset: expected a regular file, found another kind at {path!r}")
-    if path.endswith((".gz", ".zst")):
-        raise DataError(f"QueueDataset: compressed files are not supported yet: {path!r}")
     return _not_empty(File(path, status.st_size))
 
 

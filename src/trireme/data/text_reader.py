@@ -1,65 +1,93 @@
 """Reads a stream's share of text files and cuts it into batches.
 
-All files laid end to end are cut into S shares of equal bytes; a line belongs to the share in which
-its first byte lies. So the shares are balanced however many files there are, every line is in
-exactly one of them, and a position is a file's number and a byte offset in it.
+A position is a file's number and the offset of a line in its text.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from bisect import bisect_right
+import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trireme.data.batch import Batch
-from trireme.data.byte_streams import open_bytes, read_full
-from trireme.data.schema import Parser
+from trireme.data.byte_streams import ByteStream, Opener, StreamsAhead, open_bytes, read_full
+from trireme.data.schema import HEAD_BYTES, Parser, Schema
+from trireme.data.shares import Share
 from trireme.data.sources import File, file_starts
 from trireme.errors import BadRequest, DataError
 
 _BUFFER_BYTES = 1 << 20  # stays in the processor's cache between reading and parsing
+_NEWLINE = 10
 
 log = logging.getLogger(__name__)
 
 
 class TextReader:
-    """The batches of stream `index` of `num_streams` over the files, from `start` on.
+    """The batches of one share of the files, from `start` on.
 
-    Invariant: the next line to parse begins at `_offset` of file number `_file`.
-    Threads: batches() one at a time; the numbers may be read from any.
+    Args:
+        opener: gives the text of a file from its beginning.
+        files_ahead: files opened and read at once, each by a thread of its own. Local files whose
+            bytes are their text are read directly: the system reads them ahead.
+
+    Invariant: the next line to parse begins at `_offset` of the text of file number `_file`, and
+    the buffer holds the text from there on.
+    Threads: batches() one at a time; the numbers may be read from any; stop() from any.
     """
 
     def __init__(
         self,
         files: Sequence[File],
+        schema: Schema,
         parser: Parser,
+        share: Share,
         *,
-        index: int,
-        num_streams: int,
+        opener: Opener = open_bytes,
+        files_ahead: int = 1,
         start: tuple[int, ...] = (),
     ) -> None:
+        self.seconds = {"read": 0.0, "parse": 0.0}
         self._files = files
+        self._schema = schema
         self._parser = parser
-        self._index = index
+        self._share = share
         self._starts = file_starts(files)
-        total = self._starts[-1]
-        self._begin, self._end = (total * i // num_streams for i in (index, index + 1))
         if start:
             self._file, self._offset = self._checked(start)
         else:
-            self._file = min(bisect_right(self._starts, self._begin), len(files)) - 1
-            self._offset = _line_start(files[self._file], self._begin - self._starts[self._file])
+            self._file = share.first
+            self._offset = share.begin - self._starts[self._file]
+            if self._offset:
+                self._offset = _line_start(files[self._file], self._offset)
+        # The first file may be done with already; a file that cannot be cut is not known to be.
+        self._first_file = self._file + (share.can_seek and self._offset >= self._limit)
+        self._opener = opener
+        self._is_direct = share.can_seek and all(file.is_local for file in files)
+        numbers = range(self._first_file, share.last + 1)
+        first_offset = self._offset if self._first_file == self._file else 0
+        self._streams = StreamsAhead(
+            (
+                functools.partial(self._open, files[n], first_offset if n == numbers[0] else 0)
+                for n in numbers
+            ),
+            ahead=files_ahead,
+        )
+        self._stream: ByteStream | None = None
         self._buffer: NDArray[np.uint8] = np.empty(_BUFFER_BYTES, np.uint8)
+        self._num_lines = 0  # before _offset; counted only where the text cannot be read again
         self._first_broken = ""
+        self._is_finished = False
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of this share, to within a line."""
-        return self._end - self._begin
+        """Stored bytes of this share, to within a line."""
+        return self._share.num_bytes
 
     @property
     def position(self) -> tuple[int, int]:
@@ -67,94 +95,206 @@ class TextReader:
         return self._file, self._offset
 
     @property
+    def num_bytes_read(self) -> int:
+        """Stored bytes of this share that lie before the position; where files cannot be cut, that
+        have been read.
+        """
+        if self._is_finished:
+            return self.num_bytes
+        in_file = self._offset
+        if not self._share.can_seek:
+            in_file = 0 if self._stream is None else self._stream.num_bytes_in
+        in_file = min(in_file, self._files[self._file].num_bytes)
+        return min(max(self._starts[self._file] + in_file - self._share.begin, 0), self.num_bytes)
+
+    @property
     def num_broken_lines(self) -> int:
         return self._parser.num_broken_lines
 
-    def bytes_before(self, position: tuple[int, ...]) -> int:
-        """Bytes of this share that lie before a position."""
-        file, offset = position
-        return min(max(self._starts[file] + offset - self._begin, 0), self.num_bytes)
+    def stop(self) -> None:
+        """Nobody wants more: batches() ends or raises soon."""
+        self._streams.stop()
 
-    def batches(self, *, drop_last: bool) -> Iterator[Batch]:
-        """Full batches, then what is left over as a short one unless `drop_last`.
+    def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
+        """Full batches, then what is left over as a short one unless `drop_last`, each with
+        `num_bytes_read` behind it.
 
         Raises:
             DataError: a broken line (unless skipped), or a file that cannot be read.
         """
-        while True:
-            yield from self._batches_of_file()
-            if self._file + 1 == len(self._files) or self._starts[self._file + 1] >= self._end:
-                break
-            self._file, self._offset = self._file + 1, 0
-        if self._parser.num_examples and not drop_last:
-            yield self._take()
+        with closing(self._streams):
+            for number in range(self._first_file, self._share.last + 1):
+                if number > self._file:
+                    self._file, self._offset, self._num_lines = number, 0, 0
+                yield from self._batches_of_file(self._files[number])
+            self._is_finished = True
+            if self._parser.num_examples and not drop_last:
+                yield self._take()
         if self.num_broken_lines:
             log.warning(
                 "stream %d: skipped broken lines: %d; the first: %s",
-                self._index,
+                self._share.index,
                 self.num_broken_lines,
                 self._first_broken,
             )
 
-    def _batches_of_file(self) -> Iterator[Batch]:
-        file = self._files[self._file]
-        limit = min(file.num_bytes, self._end - self._starts[self._file])
-        if self._offset >= limit:
-            return
-        with closing(open_bytes(file, self._offset)) as stream:
-            filled = 0  # the buffer holds this many bytes of the file from _offset on
-            while self._offset < limit:
-                size = min(file.num_bytes - self._offset, len(self._buffer))
-                read_full(stream, self._buffer[filled:size])
-                begin = yield from self._batches_of_buffer(file, size, limit)
-                filled = size - begin
-                self._buffer[:filled] = self._buffer[begin:size]
+    @property
+    def _limit(self) -> int:
+        """Lines of the file at work that begin here or later are not of this share."""
+        if not self._share.can_seek:
+            return sys.maxsize
+        return min(self._files[self._file].num_bytes, self._share.end - self._starts[self._file])
 
-    def _batches_of_buffer(self, file: File, size: int, limit: int) -> Generator[Batch, None, int]:
-        """Parse the lines in the buffer; returns where in it the rest begins."""
+    def _batches_of_file(self, file: File) -> Iterator[tuple[Batch, int]]:
+        limit = self._limit
+        with self._opened(file) as (stream, filled):
+            is_end = False
+            while self._offset < limit and not is_end:
+                filled += self._read(stream, self._buffer[filled:])
+                is_end = filled < len(self._buffer)
+                if self._share.can_seek:
+                    is_end = self._offset + filled == file.num_bytes
+                done = yield from self._batches_of_buffer(file, filled, limit, is_end)
+                if done == 0 and filled == len(self._buffer) and self._offset < limit:
+                    line = self._line_number(file, self._buffer[:0])
+                    raise DataError(
+                        f"QueueDataset: {file.path} line {line}: expected fewer than "
+                        f"{filled} bytes, found more"
+                    )
+                filled -= done
+                self._buffer[:filled] = self._buffer[done : done + filled]
+
+    def _batches_of_buffer(
+        self, file: File, size: int, limit: int, is_end: bool
+    ) -> Generator[tuple[Batch, int], None, int]:
+        """Parse the lines in the buffer; returns how many bytes of it are done with."""
         begin = 0
         while self._offset < limit:
             text = self._buffer[begin:size]
-            is_end = self._offset + len(text) == file.num_bytes
+            started = perf_counter()
             done = self._parser.parse(text, limit - self._offset, is_end)
-            self._look_at_broken_line(file)
+            self.seconds["parse"] += perf_counter() - started
+            self._look_at_broken_line(file, text)
             begin += done
-            self._offset += done
+            self._advance(text[:done])
             if not self._parser.is_full:
                 break
             yield self._take()
         return begin
 
-    def _take(self) -> Batch:
+    def _take(self) -> tuple[Batch, int]:
         batch = self._parser.take()
-        batch.stream, batch.position = self._index, self.position
-        return batch
+        batch.stream, batch.position = self._share.index, self.position
+        return batch, self.num_bytes_read
 
-    def _look_at_broken_line(self, file: File) -> None:
+    def _read(self, stream: ByteStream, buffer: NDArray[np.uint8]) -> int:
+        started = perf_counter()
+        num_bytes = read_full(stream, buffer)
+        self.seconds["read"] += perf_counter() - started
+        return num_bytes
+
+    def _advance(self, text: NDArray[np.uint8]) -> None:
+        self._offset += len(text)
+        if not self._share.can_seek:
+            self._num_lines += int(np.count_nonzero(text == _NEWLINE))
+
+    def _look_at_broken_line(self, file: File, text: NDArray[np.uint8]) -> None:
         broken = self._parser.broken_line
         if broken is None or self._first_broken:
             return
-        offset, what = broken
-        line = _count_newlines(file, self._offset + offset) + 1
+        begin, what = broken
+        line = self._line_number(file, text[:begin])
         self._first_broken = f"{file.path} line {line}: {what}"
         if not self._parser.skips_broken:
-            raise DataError(f"QueueDataset: {self._first_broken}")
+            raise DataError(f"QueueDataset: {self._first_broken}\n{self._schema}")
+
+    def _line_number(self, file: File, text: NDArray[np.uint8]) -> int:
+        """The number, from 1, of the line that begins behind `text`, which begins at _offset."""
+        if not self._share.can_seek:
+            return self._num_lines + int(np.count_nonzero(text == _NEWLINE)) + 1
+        end = self._offset + len(text)
+        return sum(piece.count(b"\n") for piece in _pieces(file, 0, end)) + 1
+
+    @contextmanager
+    def _opened(self, file: File) -> Iterator[tuple[ByteStream, int]]:
+        """The text of a file, and how many bytes of it from _offset on are in the buffer already.
+
+        The parser has seen its head.
+        """
+        if not self._is_direct:
+            self._stream = self._streams.next()
+            yield self._stream, self._start_file(file, self._stream)
+            return
+        with closing(self._open(file, self._offset)) as stream:
+            yield stream, self._start_file(file, stream)
+
+    def _open(self, file: File, offset: int) -> ByteStream:
+        return open_bytes(file, offset) if self._share.can_seek else self._opener(file)
+
+    def _start_file(self, file: File, stream: ByteStream) -> int:
+        """Show the parser the head of the file and go to _offset, or behind the header; returns how
+        many bytes from there on are in the buffer already.
+        """
+        if self._share.can_seek and self._offset:
+            begin, filled = self._offset, 0
+            head = _head(file)
+        else:
+            begin, filled = 0, self._read(stream, self._buffer[:HEAD_BYTES])
+            head = self._buffer[:filled]
+        try:
+            header_bytes = self._parser.start_file(head)
+        except DataError as error:
+            raise DataError(f"QueueDataset: {file.path}: {error}\n{self._schema}") from error
+        wanted = max(self._offset, header_bytes)
+        self._offset = begin
+        return self._drop(file, stream, filled, wanted)
+
+    def _drop(self, file: File, stream: ByteStream, filled: int, wanted: int) -> int:
+        """Go on to offset `wanted`; returns how much of the buffer is left."""
+        while True:
+            piece = self._buffer[: min(wanted - self._offset, filled)]
+            self._advance(piece)
+            if self._offset == wanted:
+                break
+            filled = self._read(stream, self._buffer)
+            if filled == 0:
+                raise _not_at_line(file, wanted, f"{self._offset} bytes of text")
+        is_at_line = len(piece) == 0 or piece[-1] == _NEWLINE
+        filled -= len(piece)
+        self._buffer[:filled] = self._buffer[len(piece) : len(piece) + filled]
+        if not is_at_line and (filled or self._read(stream, self._buffer[:1])):
+            raise _not_at_line(file, wanted, "it lies within a line")
+        return filled
 
     def _checked(self, start: tuple[int, ...]) -> tuple[int, int]:
-        if len(start) != 2 or not 0 <= start[0] < len(self._files):
+        first, last = self._share.first, self._share.last
+        if len(start) != 2 or not first <= start[0] <= last:
             raise BadRequest(
-                f"QueueDataset.stream: expected a position (file number below {len(self._files)}, "
-                f"byte offset), found {start}"
+                f"QueueDataset.stream: expected a position (file number {first} to {last}, byte "
+                f"offset) of stream {self._share.index}, found {start}"
             )
-        file, offset = start
-        num_bytes = self._files[file].num_bytes
-        if not 0 <= offset <= num_bytes or _line_start(self._files[file], offset) != offset:
-            raise BadRequest(
-                f"QueueDataset.stream: expected a position at the start of a line of "
-                f"{self._files[file].path} ({num_bytes} bytes), found offset {offset}; "
-                "are these the files it was taken from?"
-            )
-        return file, offset
+        number, offset = start
+        file = self._files[number]
+        if offset < 0:
+            raise _not_at_line(file, offset, f"{file.num_bytes} bytes")
+        if self._share.can_seek and (
+            offset > file.num_bytes or _line_start(file, offset) != offset
+        ):
+            raise _not_at_line(file, offset, f"{file.num_bytes} bytes")
+        return number, offset
+
+
+def _not_at_line(file: File, offset: int, size: str) -> BadRequest:
+    return BadRequest(
+        f"QueueDataset.stream: expected a position at the start of a line of {file.path} ({size}), "
+        f"found offset {offset}; are these the files it was taken from?"
+    )
+
+
+def _head(file: File) -> NDArray[np.uint8]:
+    buffer: NDArray[np.uint8] = np.empty(min(HEAD_BYTES, file.num_bytes), np.uint8)
+    with closing(open_bytes(file)) as stream:
+        return buffer[: read_full(stream, buffer)]
 
 
 def _pieces(file: File, begin: int, end: int) -> Iterator[bytes]:
@@ -177,7 +317,3 @@ def _line_start(file: File, offset: int) -> int:
             return begin + newline + 1
         begin += len(piece)
     return file.num_bytes
-
-
-def _count_newlines(file: File, end: int) -> int:
-    return sum(piece.count(b"\n") for piece in _pieces(file, 0, end))
