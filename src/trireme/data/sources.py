@@ -182,6 +182,7 @@ def _expand(pattern: str) -> list[str]:
 def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[File]:
     filesystem_of, path = filesystem(pattern, storage_options)
     try:
+        filesystem_of.invalidate_cache()  # files may have come since the folder was last listed
         if not glob.has_magic(path):
             return [_remote_file(pattern, filesystem_of.info(path), storage_options)]
         found = filesystem_of.glob(path, detail=True)
