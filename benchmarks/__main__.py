@@ -27,6 +27,7 @@ _PADDLE_MADE = _ROOT / "build" / "paddle" / "bin" / "python"  # by `make paddle`
 BENCHES = {
     "ctr": ("benchmarks.macro.ctr", "CTR-DNN jobs: examples/s and held-out AUC"),
     "service": ("benchmarks.macro.service", "the parameter service alone: examples/s"),
+    "fleet": ("benchmarks.macro.fleet_rows", "Fleet's rules beside Paddle's: distance of rows"),
     "table": ("benchmarks.micro.bench_table", "rows of the table core, on one thread"),
     "batch": ("benchmarks.micro.bench_batch", "the batch work of a step, on one thread"),
     "rpc": ("benchmarks.micro.bench_rpc", "calls between processes, beside plain TCP"),

@@ -16,6 +16,7 @@ from benchmarks.criteo import rivals_folder
 from benchmarks.harness import Absent, BenchError, Run, Settings
 from benchmarks.process import run_process
 
+_OWN_SCRIPTS = Path(__file__).with_name("paddle")
 TUNED = "MKL_DEBUG_CPU_TYPE=5"  # Paddle's MKL takes slow paths on AMD without it
 _PADDLE_THREADS = (1, 2)
 _TORCH_THREADS = 2
@@ -67,6 +68,12 @@ def paddle(
     return Run(best["ex_s"], detail={**best, **by_threads})
 
 
+def paddle_rows(settings: Settings, *, data: str, out: str, rule: str) -> None:
+    """The rows that Paddle pulls while training by one of Fleet's rules, written to `out`."""
+    script = str(_OWN_SCRIPTS / "rows.py")
+    _run([_paddle_python(settings), script], {"--data": data, "--out": out, "--rule": rule})
+
+
 def _torch(
     settings: Settings, what: str, *, batch: int, data: Path | None = None, seed: int | None = None
 ) -> dict[str, Any]:
@@ -81,12 +88,7 @@ def _torch(
 def _paddle(
     settings: Settings, *, net: str, batch: int, dim: int, files: int, flags: str, threads: int
 ) -> dict[str, Any]:
-    script, python = _script(settings, "paddle_ctr.py"), settings.paddle_python
-    if python is None or not Path(python).is_file():
-        raise Absent(
-            f"no Python with Paddle ({python}): make one with `make paddle`,"
-            " or name one with --paddle PYTHON"
-        )
+    script, python = _script(settings, "paddle_ctr.py"), _paddle_python(settings)
     options = {
         "--mode": "async",
         "--net": net,
@@ -104,6 +106,16 @@ def _paddle(
     if not out["ok"]:
         raise BenchError(f"paddle_ctr.py: the job failed; its logs are in {out.get('log')}")
     return out
+
+
+def _paddle_python(settings: Settings) -> str:
+    python = settings.paddle_python
+    if python is None or not Path(python).is_file():
+        raise Absent(
+            f"no Python with Paddle ({python}): make one with `make paddle`,"
+            " or name one with --paddle PYTHON"
+        )
+    return python
 
 
 def _script(settings: Settings, name: str) -> str:
