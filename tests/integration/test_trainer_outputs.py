@@ -15,6 +15,7 @@ from tests.integration.planted import Linear, loader, trainer_for
 from tests.jobs import Job
 from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest
+from trireme.metrics import AUC, GAUC
 from trireme.train import tally
 
 bce = nn.functional.binary_cross_entropy_with_logits
@@ -56,16 +57,6 @@ class SumsByUser:
         self.sums: dict[int, float] = {}
 
 
-class Flipped(tr.metrics.AUC):
-    """Of the output `pass` with a label column of its own."""
-
-    output, label, columns = "pass", "skipped", {}
-
-
-class Clicked(tr.metrics.AUC):
-    output, label, columns = "click", None, {}
-
-
 def batches(count: int = 1000, seed: int = 0) -> list[dict[str, Tensor]]:
     return [{**batch, "skipped": 1 - batch["label"]} for batch in loader(count, seed)]
 
@@ -76,7 +67,12 @@ def recipe(label: str | None = "label") -> tr.Recipe:
     def loss(outputs: Any, labels: Any) -> Tensor:
         return bce(outputs["click"], labels if label else labels["label"])
 
-    metrics = [Clicked(), Flipped(name="pass_auc"), SumsByUser()]
+    metrics: list[Any] = [
+        AUC(output="click"),
+        AUC(output="pass", label="skipped", name="pass_auc"),
+        GAUC(users="a", output="click"),
+        SumsByUser(),
+    ]
     if label is None:
         for metric in metrics:
             metric.label = metric.label or "label"
@@ -112,7 +108,7 @@ def test_states_of_any_size_merge_over_workers(monkeypatch: pytest.MonkeyPatch) 
     with Job(1) as job:
         results = job.run(3, work)
     for found in results:
-        for name in ("auc", "pass_auc", "by_user.users", "by_user.sum", "examples"):
+        for name in ("auc", "pass_auc", "gauc", "by_user.users", "by_user.sum", "examples"):
             assert found[name] == expected[name]
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
@@ -134,10 +130,10 @@ def test_wrong_outputs_labels_and_metrics_get_typed_errors() -> None:
         with pytest.raises(BadRequest, match="column 'click' in the batch, found a, b, label"):
             trainer(Linear(), label="click").fit(batches(50))
         with pytest.raises(BadRequest, match=r"label is None; found none for auc"):
-            trainer(Linear(), label=None, metrics=[tr.metrics.AUC()])
+            trainer(Linear(), label=None, metrics=[AUC()])
         several = {"loss": lambda outputs, labels: bce(outputs["click"], labels)}
         with pytest.raises(BadRequest, match="model's outputs click, pass, found None"):
-            trainer(TwoTasks(), metrics=[tr.metrics.AUC()], **several).fit(batches(50))
+            trainer(TwoTasks(), metrics=[AUC()], **several).fit(batches(50))
         with pytest.raises(BadRequest, match="model's outputs output, found 'click'"):
-            trainer(Linear(), metrics=[Clicked()]).fit(batches(50))
+            trainer(Linear(), metrics=[AUC(output="click")]).fit(batches(50))
         assert trainer_for(cluster).fit(loader(100))["examples"] == 100

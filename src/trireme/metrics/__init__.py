@@ -1,7 +1,27 @@
 """Metrics as states that merge across workers."""
 
-from trireme.metrics.auc import AUC
-from trireme.metrics.log_loss import LogLoss
+from trireme.metrics.auc import AUC, PRAUC
+from trireme.metrics.bucket_error import BucketError
+from trireme.metrics.ctr import COPC, MAE, RMSE, ActualCTR, CTRMetricBundle, PredictedCTR
+from trireme.metrics.gauc import GAUC
+from trireme.metrics.log_loss import LogLoss, NormalizedEntropy
 from trireme.metrics.metric import Metric
+from trireme.metrics.threshold import Accuracy, PrecisionRecall
 
-__all__ = ["AUC", "LogLoss", "Metric"]
+__all__ = [
+    "AUC",
+    "Accuracy",
+    "ActualCTR",
+    "BucketError",
+    "COPC",
+    "CTRMetricBundle",
+    "GAUC",
+    "LogLoss",
+    "MAE",
+    "Metric",
+    "NormalizedEntropy",
+    "PRAUC",
+    "PrecisionRecall",
+    "PredictedCTR",
+    "RMSE",
+]

@@ -1,20 +1,14 @@
-"""The area under the ROC curve, from histograms that add up across workers."""
+"""The areas under the ROC curve and under the precision-recall curve."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from trireme import _core
-from trireme.errors import BadRequest
-from trireme.metrics.binary import binary_examples
-from trireme.metrics.metric import State, Values, check_state
+from trireme.metrics.histogram import HistogramMetric
 
 
-class AUC:
+class AUC(HistogramMetric):
     """Share of the pairs (positive, negative) whose scores are in the right order; ties count half.
 
     Scores are counted in buckets, even in the exponent of the logit (or of p and of 1 - p), so that
@@ -29,52 +23,31 @@ class AUC:
             the same for both; the buckets and the check of the values differ.
         num_buckets: an even number >= 2. The state takes 16 bytes for each.
         name: under which a trainer shows it.
+        output, label, weights: the model's output and the batch's columns, see `Metric`.
     """
 
-    def __init__(
-        self, *, from_logits: bool = True, num_buckets: int = 1 << 18, name: str = "auc"
-    ) -> None:
-        if num_buckets < 2 or num_buckets % 2:
-            raise BadRequest(f"AUC: expected an even num_buckets >= 2, found {num_buckets}")
-        self.name = name
-        self._from_logits = from_logits
-        self._positives: NDArray[np.float64] = np.zeros(num_buckets)
-        self._negatives: NDArray[np.float64] = np.zeros(num_buckets)
-
-    def update(self, scores: Values, labels: Values, weights: Values | None = None) -> None:
-        """Add B examples.
-
-        Args:
-            scores: (B,) or (B, 1); or (B, 2) with a column per class.
-            labels: (B,) or (B, 1), 0 or 1.
-            weights: (B,) or (B, 1), finite and not negative; None for 1.
-
-        Raises:
-            BadRequest: shapes that do not fit or a value out of range; nothing is added.
-        """
-        examples = binary_examples(
-            "AUC.update", scores, labels, weights, from_logits=self._from_logits
-        )
-        _core.auc_add(*examples, self._from_logits, self._positives, self._negatives)
-
-    def state(self) -> State:
-        """positives, negatives: (num_buckets,) float64, weight per bucket; from_logits: (1,)."""
-        return {
-            "positives": self._positives.copy(),
-            "negatives": self._negatives.copy(),
-            "from_logits": np.array([self._from_logits]),
-        }
-
-    def merge(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Add the state of another AUC. Raises BadRequest if its options differ."""
-        check_state("AUC", self.state(), state, fixed="from_logits")
-        self._positives += state["positives"]
-        self._negatives += state["negatives"]
+    NAME = "auc"
 
     def compute(self) -> float:
         """The area, 0..1; NaN until there are both positives and negatives."""
         return _core.auc_area(self._positives, self._negatives)
 
-    def reset(self) -> None:
-        self._positives[:] = 0
-        self._negatives[:] = 0
+
+class PRAUC(HistogramMetric):
+    """Average precision: the mean, over the positives, of the precision at each one's score.
+
+    That is the sum of precision * (rise of recall) over the scores from the highest down, without
+    interpolation; equal scores, and those of one bucket, are one step. Args as of `AUC`.
+    """
+
+    NAME = "pr_auc"
+
+    def compute(self) -> float:
+        """0..1; NaN until there is a positive."""
+        hits = np.cumsum(self._positives[::-1])
+        if hits[-1] == 0:
+            return float("nan")
+        above = hits + np.cumsum(self._negatives[::-1])
+        rises = np.flatnonzero(self._positives[::-1])
+        risen = self._positives[::-1][rises]
+        return float((hits[rises] / above[rises] * risen).sum() / hits[-1])

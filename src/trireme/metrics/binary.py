@@ -1,8 +1,10 @@
-"""Scores, labels and weights of a two-class problem, checked and brought into one form."""
+"""Scores, labels and weights of examples, checked and brought into one form."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -10,11 +12,66 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trireme.errors import BadRequest
-from trireme.metrics.metric import Values
+from trireme.metrics.metric import State, Values
+
+
+class ScoredMetric(ABC):
+    """What the metrics of scored examples share: their options, and how update() reads examples.
+
+    Args:
+        from_logits: True: scores are logits, any finite number: what a model trained with
+            binary_cross_entropy_with_logits gives, or the (B, 2) output of one trained with
+            cross_entropy. False: probabilities in [0, 1], after a sigmoid or softmax. None, where
+            the metric says so: any finite numbers, labels too.
+        name: under which a trainer shows it; default the class' own.
+        output: which of a model's named outputs; None: the only one.
+        label: the label column of a batch; None: the trainer's.
+        weights: the column of the examples' weights; None: no weights.
+
+    Raises:
+        BadRequest: from_logits is not one of those.
+    """
+
+    NAME: ClassVar[str]
+    TAKES_ANY_NUMBERS: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        from_logits: bool | None = True,
+        name: str | None = None,
+        output: str | None = None,
+        label: str | None = None,
+        weights: str | None = None,
+    ) -> None:
+        if from_logits is None and not self.TAKES_ANY_NUMBERS:
+            raise BadRequest(
+                f"{type(self).__name__}: expected from_logits True or False, found None"
+            )
+        self.name = self.NAME if name is None else name
+        self.output, self.label = output, label
+        self.columns: Mapping[str, str] = {} if weights is None else {"weights": weights}
+        self._from_logits = from_logits
+        self.reset()
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget everything."""
+
+    def _read(self, scores: Values, labels: Values, weights: Values | None) -> Examples:
+        subject = f"{type(self).__name__}.update"
+        return binary_examples(subject, scores, labels, weights, from_logits=self._from_logits)
+
+    def _options(self) -> State:
+        """What both sides of a merge must agree on, part of every state: from_logits as (1,) int8,
+        1 for logits, 0 for probabilities, 2 for any numbers.
+        """
+        kind = 2 if self._from_logits is None else int(self._from_logits)
+        return {"from_logits": np.array([kind], np.int8)}
 
 
 class Examples(NamedTuple):
-    """B examples: scores (logits or probabilities), labels 0 or 1, weights or None for 1."""
+    """B examples: scores, labels, weights or None for 1."""
 
     scores: NDArray[np.float32]
     labels: NDArray[np.float32]
@@ -22,7 +79,12 @@ class Examples(NamedTuple):
 
 
 def binary_examples(
-    subject: str, scores: Values, labels: Values, weights: Values | None, *, from_logits: bool
+    subject: str,
+    scores: Values,
+    labels: Values,
+    weights: Values | None,
+    *,
+    from_logits: bool | None,
 ) -> Examples:
     """Check B examples and make them flat float32 arrays.
 
@@ -30,9 +92,11 @@ def binary_examples(
         subject: begins the messages of errors.
         scores: (B,) or (B, 1); or (B, 2), one column per class: then the logit is the difference of
             the columns (as cross_entropy sees it), and the probability is the second one.
-        labels: (B,) or (B, 1), each 0 or 1, of any numeric or boolean dtype.
+        labels: (B,) or (B, 1), each 0 or 1, of any numeric or boolean dtype; any finite numbers
+            where scores are.
         weights: (B,) or (B, 1), finite and not negative.
-        from_logits: scores are finite logits; else probabilities in [0, 1].
+        from_logits: True: scores are finite logits. False: probabilities in [0, 1]. None: any
+            finite numbers, one column.
 
     Raises:
         BadRequest: naming the first value or the shapes that are wrong.
@@ -47,8 +111,9 @@ def binary_examples(
             raise BadRequest(
                 f"{subject}: expected {len(scores_B)} {name}, one per score, found {len(array)}"
             )
-    if from_logits:
-        _require(subject, "finite logits", scores_B, np.isfinite(scores_B))
+    if from_logits is not False:
+        what = "finite logits" if from_logits else "finite scores"
+        _require(subject, what, scores_B, np.isfinite(scores_B))
     else:
         _require(
             subject,
@@ -56,7 +121,10 @@ def binary_examples(
             scores_B,
             (scores_B >= 0) & (scores_B <= 1),
         )
-    _require(subject, "labels 0 or 1", labels_B, (labels_B == 0) | (labels_B == 1))
+    if from_logits is None:
+        _require(subject, "finite labels", labels_B, np.isfinite(labels_B))
+    else:
+        _require(subject, "labels 0 or 1", labels_B, (labels_B == 0) | (labels_B == 1))
     if weights_B is not None:
         right = np.isfinite(weights_B) & (weights_B >= 0)
         _require(subject, "finite weights >= 0", weights_B, right)
@@ -77,8 +145,8 @@ def _array(subject: str, name: str, values: Values) -> NDArray[Any]:
     return array
 
 
-def _one_score(subject: str, scores: NDArray[Any], *, from_logits: bool) -> NDArray[Any]:
-    if scores.ndim == 2 and scores.shape[1] == 2:
+def _one_score(subject: str, scores: NDArray[Any], *, from_logits: bool | None) -> NDArray[Any]:
+    if from_logits is not None and scores.ndim == 2 and scores.shape[1] == 2:
         second: NDArray[Any] = scores[:, 1]
         return second - scores[:, 0] if from_logits else second
     return _flat(subject, "scores", scores)
@@ -97,6 +165,16 @@ def _require(subject: str, expected: str, array: NDArray[Any], right: NDArray[np
     if not right.all():
         i = int(np.argmin(right))
         raise BadRequest(f"{subject}: expected {expected}, found {array[i]} at {i}")
+
+
+def probabilities(examples: Examples, *, from_logits: bool | None) -> NDArray[np.float64]:
+    """The scores as float64 (B,), logits through a sigmoid that does not overflow."""
+    x = examples.scores.astype(np.float64)
+    if not from_logits:
+        return x
+    small = np.exp(-np.abs(x))
+    p: NDArray[np.float64] = np.where(x >= 0, 1, small) / (1 + small)
+    return p
 
 
 def _float32(array: NDArray[Any]) -> NDArray[np.float32]:

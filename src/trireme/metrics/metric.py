@@ -16,17 +16,26 @@ State: TypeAlias = dict[str, NDArray[Any]]
 
 
 class Metric(Protocol):
-    """A number about scored examples, exact across any number of workers.
+    """A number about scored examples, or several, exact across any number of workers.
 
     Each worker updates its own; one of them merges the states of the others and computes. Merging
     the states of disjoint sets of examples gives the state of their union.
+
+    Attributes:
+        name: under which a trainer shows it.
+        output: which of a model's named outputs it scores; None: the only one.
+        label: the label column; None: the trainer's.
+        columns: keyword of update() -> column of the batch, {"weights": "weight"} say.
 
     Threads: one at a time.
     """
 
     name: str
+    output: str | None
+    label: str | None
+    columns: Mapping[str, str]
 
-    def update(self, scores: Values, labels: Values, weights: Values | None = None) -> None:
+    def update(self, scores: Values, labels: Values, *args: Any, **columns: Any) -> None:
         """Add examples. On an error nothing is added."""
 
     def state(self) -> State:
@@ -35,30 +44,46 @@ class Metric(Protocol):
     def merge(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Add what another metric with the same options has counted."""
 
-    def compute(self) -> float:
-        """The value so far; NaN where it is not defined yet."""
+    def compute(self) -> float | dict[str, float]:
+        """The value so far, or several by name; NaN where one is not defined yet."""
 
     def reset(self) -> None:
         """Forget everything."""
 
 
 def check_state(
-    subject: str, mine: State, other: Mapping[str, NDArray[Any]], *, fixed: str
+    subject: str,
+    mine: State,
+    other: Mapping[str, NDArray[Any]],
+    *,
+    fixed: tuple[str, ...],
+    is_sized: bool = True,
 ) -> None:
-    """Refuse a state that is not of the same kind: `fixed` names the entry of the options."""
+    """Refuse a state that is not of the same kind.
+
+    Args:
+        fixed: names of the entries that are options.
+        is_sized: arrays have the sizes of mine; False: any, but all of one length, except options.
+
+    Raises:
+        BadRequest: names, dtypes, shapes or options differ.
+    """
     if set(other) != set(mine):
         raise BadRequest(
             f"{subject}.merge: expected a state with {sorted(mine)}, found {sorted(other)}"
         )
+    length = max((len(np.atleast_1d(other[name])) for name in mine if name not in fixed), default=0)
     for name, array in mine.items():
         found = np.asarray(other[name])
-        if (found.dtype, found.shape) != (array.dtype, array.shape):
+        shape = array.shape if is_sized or name in fixed else (length,)
+        if (found.dtype, found.shape) != (array.dtype, shape):
             raise BadRequest(
-                f"{subject}.merge: expected {name} as {array.dtype} {array.shape}, "
+                f"{subject}.merge: expected {name} as {array.dtype} {shape}, "
                 f"found {found.dtype} {found.shape}"
             )
-    if not np.array_equal(mine[fixed], other[fixed]):
-        raise BadRequest(
-            f"{subject}.merge: expected {fixed} {mine[fixed].tolist()}, "
-            f"found {np.asarray(other[fixed]).tolist()}"
-        )
+    for name in fixed:
+        if not np.array_equal(mine[name], other[name]):
+            raise BadRequest(
+                f"{subject}.merge: expected {name} {mine[name].tolist()}, "
+                f"found {np.asarray(other[name]).tolist()}"
+            )

@@ -1,12 +1,12 @@
-// AUC histograms: order of the buckets, agreement with the rank statistic, values out of range.
-#include "metrics/auc.h"
-
+// Histograms: order of the buckets, the rank statistic, values out of range. Exact sums.
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "check.h"
+#include "metrics/exact_sum.h"
+#include "metrics/histogram.h"
 
 using namespace trireme;
 
@@ -16,7 +16,7 @@ struct Histograms {
   explicit Histograms(std::size_t size = 1 << 12) : positives(size), negatives(size) {}
   void add(const std::vector<float>& scores, const std::vector<float>& labels, ScoreKind kind,
            const std::vector<float>& weights = {}) {
-    auc_add(scores, labels, weights, kind, positives, negatives);
+    histogram_add(scores, labels, weights, kind, positives, negatives);
   }
   double area() const { return auc_area(positives, negatives); }
   std::vector<double> positives, negatives;
@@ -67,9 +67,54 @@ void area_is_the_share_of_pairs_in_order() {
   CHECK(std::isnan(Histograms().area()));
 }
 
+void bucket_error_counts_complete_groups_only() {
+  const BucketErrorLimits limits{0.01, 0.05};
+  Histograms h(1 << 18);
+  // sqrt(0.5 / (0.5 * n)) is below 0.05 from n = 401 on.
+  for (int i = 0; i < 396; ++i) h.add({0.f}, {i % 4 == 0 ? 1.f : 0.f}, ScoreKind::kLogit);
+  CHECK(std::isnan(bucket_error(h.positives, h.negatives, ScoreKind::kLogit, limits)));
+  for (int i = 0; i < 8; ++i) h.add({0.f}, {0.f}, ScoreKind::kLogit);
+  const double error = bucket_error(h.positives, h.negatives, ScoreKind::kLogit, limits);
+  CHECK(std::fabs(error - (1 - 2 * 99.0 / 404)) < 1e-6);
+  // Too few at 0.1 for a group of their own, and too far from 0.5 to join.
+  h.add({-2.197f}, {1.f}, ScoreKind::kLogit);
+  CHECK_EQUAL(bucket_error(h.positives, h.negatives, ScoreKind::kLogit, limits), error);
+}
+
+using Limbs = std::vector<std::int64_t>;
+
+Limbs sum_of(const std::vector<double>& values) {
+  Limbs limbs(kExactLimbs);
+  exact_add(values, std::span<std::int64_t, kExactLimbs>(limbs));
+  return limbs;
+}
+
+void exact_sums_forget_nothing_in_any_order() {
+  const double largest = std::numeric_limits<double>::max();
+  const double smallest = std::numeric_limits<double>::denorm_min();
+  const Limbs zero(kExactLimbs);
+  CHECK(sum_of({}) == zero);
+  CHECK(sum_of({largest, smallest, -largest, -smallest}) == zero);
+  CHECK(sum_of({1e300, 1.0, -1e300}) == sum_of({1.0}));
+  CHECK(sum_of({-smallest}) != sum_of({smallest}));
+  test::Random random(2);
+  std::vector<double> values;
+  Limbs one_by_one(kExactLimbs);
+  for (int i = 0; i < 10000; ++i) {
+    const double value = std::bit_cast<double>(random.next());
+    if (!std::isfinite(value)) continue;
+    values.insert(values.begin() + static_cast<std::ptrdiff_t>(random.next() % (values.size() + 1)),
+                  value);
+    exact_add(std::span(&value, 1), std::span<std::int64_t, kExactLimbs>(one_by_one));
+  }
+  CHECK(sum_of(values) == one_by_one);
+}
+
 }  // namespace
 
 int main() {
+  bucket_error_counts_complete_groups_only();
+  exact_sums_forget_nothing_in_any_order();
   higher_scores_never_go_to_lower_buckets();
   any_bits_stay_within_the_histogram();
   area_is_the_share_of_pairs_in_order();

@@ -1,0 +1,144 @@
+"""How far predictions are from what happened: errors, click rates, and Paddle's bundle of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trireme.metrics.binary import Examples
+from trireme.metrics.sums import SumMetric, ratio
+
+
+class MAE(SumMetric):
+    """Weighted mean of |prediction - label|.
+
+    Args:
+        from_logits: True: scores are logits, and the prediction is their probability. False:
+            probabilities in [0, 1]. None: predictions and labels are any finite numbers, as in
+            regression.
+        name: under which a trainer shows it.
+        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    """
+
+    NAME = "mae"
+    TAKES_ANY_NUMBERS = True
+    SUMS = ("error", "weight")
+
+    def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
+        p = self._probabilities(examples)
+        return np.abs(p - examples.labels), np.ones_like(p)
+
+    def compute(self) -> float:
+        """NaN until there is an example with weight."""
+        sums = self.sums()
+        return ratio(sums["error"], sums["weight"])
+
+
+class RMSE(SumMetric):
+    """Square root of the weighted mean of (prediction - label)^2. Args as of `MAE`."""
+
+    NAME = "rmse"
+    TAKES_ANY_NUMBERS = True
+    SUMS = ("squared_error", "weight")
+
+    def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
+        p = self._probabilities(examples)
+        return (p - examples.labels) ** 2, np.ones_like(p)
+
+    def compute(self) -> float:
+        """NaN until there is an example with weight."""
+        sums = self.sums()
+        return math.sqrt(ratio(sums["squared_error"], sums["weight"]))
+
+
+class _Rates(SumMetric):
+    """Base of what is computed from clicks, expected clicks and weight."""
+
+    SUMS = ("clicks", "expected_clicks", "weight")
+
+    def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
+        p = self._probabilities(examples)
+        return examples.labels, p, np.ones_like(p)
+
+
+class PredictedCTR(_Rates):
+    """Weighted mean of the predicted probabilities.
+
+    Args:
+        from_logits: True: scores are logits; False: probabilities in [0, 1].
+        name: under which a trainer shows it.
+        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    """
+
+    NAME = "predicted_ctr"
+
+    def compute(self) -> float:
+        """0..1; NaN until there is an example with weight."""
+        sums = self.sums()
+        return ratio(sums["expected_clicks"], sums["weight"])
+
+
+class ActualCTR(_Rates):
+    """Weighted share of the examples whose label is 1. Args as of `PredictedCTR`."""
+
+    NAME = "actual_ctr"
+
+    def compute(self) -> float:
+        """0..1; NaN until there is an example with weight."""
+        sums = self.sums()
+        return ratio(sums["clicks"], sums["weight"])
+
+
+class COPC(_Rates):
+    """Clicks over predicted clicks: actual divided by predicted click rate; 1 is calibrated.
+
+    Args as of `PredictedCTR`.
+    """
+
+    NAME = "copc"
+
+    def compute(self) -> float:
+        """NaN until a click is expected."""
+        sums = self.sums()
+        return ratio(sums["clicks"], sums["expected_clicks"])
+
+
+class CTRMetricBundle(SumMetric):
+    """The six sums of Paddle's ctr_metric_bundle, and what its users compute from them.
+
+    Its sum q is that of sigmoid(p) of the probability p, as in Paddle: a sigmoid too many, kept so
+    that the figure compares; it says no more than p does. A weight weighs all six sums here; in
+    Paddle, ins_tag_weight weighs two of them.
+
+    Args:
+        from_logits: True: scores are logits; False: probabilities in [0, 1], as Paddle takes them.
+        name: under which a trainer shows it.
+        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    """
+
+    NAME = "ctr_metric_bundle"
+    SUMS = ("sqrerr", "abserr", "prob", "q", "pos_num", "ins_num")
+
+    def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
+        p = self._probabilities(examples)
+        q = 1 / (1 + np.exp(-p))
+        error = p - examples.labels
+        return error**2, np.abs(error), p, q, examples.labels, np.ones_like(p)
+
+    def compute(self) -> dict[str, float]:
+        """mae, rmse, predicted_ctr, actual_ctr, copc, mean_q, ins_num; NaN where not defined."""
+        sums = self.sums()
+        count = sums["ins_num"]
+        return {
+            "mae": ratio(sums["abserr"], count),
+            "rmse": math.sqrt(ratio(sums["sqrerr"], count)),
+            "predicted_ctr": ratio(sums["prob"], count),
+            "actual_ctr": ratio(sums["pos_num"], count),
+            "copc": ratio(sums["pos_num"], sums["prob"]),
+            "mean_q": ratio(sums["q"], count),
+            "ins_num": count,
+        }

@@ -1,0 +1,82 @@
+"""Metrics computed from histograms of scores, one of positives and one of negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trireme import _core
+from trireme.errors import BadRequest
+from trireme.metrics.binary import ScoredMetric
+from trireme.metrics.metric import State, Values, check_state
+
+
+class HistogramMetric(ScoredMetric):
+    """Base of metrics over the order of scores, up to ties within a bucket.
+
+    Scores are counted in buckets, even in the exponent of the logit (or of p and of 1 - p), so that
+    scores tie when they are closer than 32 / num_buckets of a power of two: with the default, when
+    they differ by less than about one part in 6000. Merging is exact in any order while weights are
+    whole numbers (or there are none), else to the rounding of float64.
+
+    Args:
+        from_logits: True: scores are logits; False: probabilities in [0, 1].
+        num_buckets: an even number >= 2. The state takes 16 bytes for each.
+        name: under which a trainer shows it.
+        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    """
+
+    def __init__(
+        self,
+        *,
+        from_logits: bool = True,
+        num_buckets: int = 1 << 18,
+        name: str | None = None,
+        output: str | None = None,
+        label: str | None = None,
+        weights: str | None = None,
+    ) -> None:
+        if num_buckets < 2 or num_buckets % 2:
+            raise BadRequest(
+                f"{type(self).__name__}: expected an even num_buckets >= 2, found {num_buckets}"
+            )
+        self._positives: NDArray[np.float64] = np.zeros(num_buckets)
+        self._negatives: NDArray[np.float64] = np.zeros(num_buckets)
+        super().__init__(
+            from_logits=from_logits, name=name, output=output, label=label, weights=weights
+        )
+
+    def update(self, scores: Values, labels: Values, weights: Values | None = None) -> None:
+        """Add B examples.
+
+        Args:
+            scores: (B,) or (B, 1); or (B, 2) with a column per class.
+            labels: (B,) or (B, 1), 0 or 1.
+            weights: (B,) or (B, 1), finite and not negative; None for 1.
+
+        Raises:
+            BadRequest: shapes that do not fit or a value out of range; nothing is added.
+        """
+        examples = self._read(scores, labels, weights)
+        _core.histogram_add(*examples, bool(self._from_logits), self._positives, self._negatives)
+
+    def state(self) -> State:
+        """positives, negatives: (num_buckets,) float64, weight per bucket; from_logits: (1,)."""
+        return {
+            "positives": self._positives.copy(),
+            "negatives": self._negatives.copy(),
+            **self._options(),
+        }
+
+    def merge(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Add the state of another one. Raises BadRequest if its class or options differ."""
+        check_state(type(self).__name__, self.state(), state, fixed=tuple(self._options()))
+        self._positives += state["positives"]
+        self._negatives += state["negatives"]
+
+    def reset(self) -> None:
+        self._positives[:] = 0
+        self._negatives[:] = 0

@@ -1,0 +1,81 @@
+"""Metrics that are a formula over weighted sums, which no order of adding changes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trireme import _core
+from trireme.metrics.binary import Examples, ScoredMetric, probabilities
+from trireme.metrics.metric import State, Values, check_state
+
+
+class SumMetric(ScoredMetric):
+    """Base of metrics over weighted sums of one number per example.
+
+    The numbers are computed in float64 and summed without rounding (core/metrics/exact_sum.h), so
+    that the state is the same bits however the examples were split and merged.
+    """
+
+    SUMS: ClassVar[tuple[str, ...]]
+    """Names of the sums."""
+
+    @abstractmethod
+    def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
+        """What each example adds to each of SUMS, but for its weight: (B,) each."""
+
+    def update(self, scores: Values, labels: Values, weights: Values | None = None) -> None:
+        """Add B examples.
+
+        Args:
+            scores: (B,) or (B, 1); or (B, 2) with a column per class.
+            labels: (B,) or (B, 1), 0 or 1.
+            weights: (B,) or (B, 1), finite and not negative; None for 1.
+
+        Raises:
+            BadRequest: shapes that do not fit or a value out of range; nothing is added.
+        """
+        examples = self._read(scores, labels, weights)
+        terms = [np.asarray(term, np.float64) for term in self._terms(examples)]
+        if examples.weights is not None:
+            w = examples.weights.astype(np.float64)
+            terms = [term * w for term in terms]
+        for limbs, term in zip(self._limbs, terms, strict=True):
+            _core.exact_add(term, limbs)
+
+    def _probabilities(self, examples: Examples) -> NDArray[np.float64]:
+        return probabilities(examples, from_logits=self._from_logits)
+
+    def sums(self) -> dict[str, float]:
+        """The sums by name, each rounded once."""
+        return {
+            name: _value(limbs.tolist()) for name, limbs in zip(self.SUMS, self._limbs, strict=True)
+        }
+
+    def state(self) -> State:
+        """sums: (number of SUMS, EXACT_LIMBS) int64; the options: (1,) each."""
+        return {"sums": self._limbs.copy(), **self._options()}
+
+    def merge(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Add the state of another one. Raises BadRequest if its class or options differ."""
+        check_state(type(self).__name__, self.state(), state, fixed=tuple(self._options()))
+        self._limbs += state["sums"]
+        for limbs in self._limbs:
+            _core.exact_add(np.empty(0), limbs)  # carries
+
+    def reset(self) -> None:
+        self._limbs = np.zeros((len(self.SUMS), _core.EXACT_LIMBS), np.int64)
+
+
+def ratio(above: float, below: float) -> float:
+    """NaN where there is nothing to divide by."""
+    return above / below if below else float("nan")
+
+
+def _value(limbs: list[int]) -> float:
+    """The number of the digits: Python divides integers with one rounding."""
+    return sum(digit << (32 * i) for i, digit in enumerate(limbs)) / (1 << 1074)

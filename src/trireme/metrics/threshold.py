@@ -1,0 +1,98 @@
+"""Right and wrong decisions at a threshold of the probability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trireme.errors import BadRequest
+from trireme.metrics.binary import Examples
+from trireme.metrics.metric import State
+from trireme.metrics.sums import SumMetric, ratio
+
+
+class _ThresholdMetric(SumMetric):
+    """Base of metrics that count an example as predicted where its probability >= threshold.
+
+    Args:
+        threshold: in [0, 1].
+        from_logits, name, output, label, weights: as of `LogLoss`.
+
+    Raises:
+        BadRequest: a threshold out of range.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.5,
+        *,
+        from_logits: bool = True,
+        name: str | None = None,
+        output: str | None = None,
+        label: str | None = None,
+        weights: str | None = None,
+    ) -> None:
+        if not 0 <= threshold <= 1:
+            raise BadRequest(
+                f"{type(self).__name__}: expected a threshold in [0, 1], found {threshold}"
+            )
+        self._threshold = float(threshold)
+        super().__init__(
+            from_logits=from_logits, name=name, output=output, label=label, weights=weights
+        )
+
+    def _is_predicted(self, examples: Examples) -> NDArray[np.bool_]:
+        return self._probabilities(examples) >= self._threshold
+
+    def _options(self) -> State:
+        return {**super()._options(), "threshold": np.array([self._threshold])}
+
+
+class Accuracy(_ThresholdMetric):
+    """Weighted share of the examples that are predicted exactly when their label is 1.
+
+    Args as of `PrecisionRecall`.
+    """
+
+    NAME = "accuracy"
+    SUMS = ("right", "weight")
+
+    def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
+        right = self._is_predicted(examples) == (examples.labels == 1)
+        return right, np.ones(len(right))
+
+    def compute(self) -> float:
+        """0..1; NaN until there is an example with weight."""
+        sums = self.sums()
+        return ratio(sums["right"], sums["weight"])
+
+
+class PrecisionRecall(_ThresholdMetric):
+    """Of the predicted the share with label 1; of those with label 1 the share that is predicted.
+
+    An example is predicted where its probability is at least `threshold`.
+
+    Args:
+        threshold: in [0, 1].
+        from_logits: True: scores are logits; False: probabilities in [0, 1].
+        name: under which a trainer shows it.
+        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    """
+
+    NAME = "at_threshold"
+    SUMS = ("hits", "predicted", "positives")
+
+    def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
+        predicted = self._is_predicted(examples)
+        return predicted & (examples.labels == 1), predicted, examples.labels
+
+    def compute(self) -> dict[str, float]:
+        """precision: NaN until one is predicted. recall: NaN until there is a label 1."""
+        sums = self.sums()
+        return {
+            "precision": ratio(sums["hits"], sums["predicted"]),
+            "recall": ratio(sums["hits"], sums["positives"]),
+        }
