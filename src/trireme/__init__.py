@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from trireme.launch.init import init
     from trireme.strategy import Strategy
     from trireme.table import Table
-    from trireme.train import DistributedOptimizer, Recipe, Trainer, prefetch
+    from trireme.train import DistributedOptimizer, Dump, Recipe, Trainer, prefetch
 
 __all__ = [
     "Cluster",
     "Config",
     "DistributedOptimizer",
+    "Dump",
     "Recipe",
     "Strategy",
     "Table",
@@ -40,6 +41,7 @@ _HOMES = {
     "Cluster": "trireme.cluster",
     "Config": "trireme.config",
     "DistributedOptimizer": "trireme.train",
+    "Dump": "trireme.train",
     "Recipe": "trireme.train",
     "Strategy": "trireme.strategy",
     "Table": "trireme.table",

@@ -4,7 +4,8 @@ The same names stand in the C++ core, on the wire and here::
 
     TriremeError
     |-- BadRequest (ValueError)             the call is wrong: fix it
-    |   `-- DataError                       a line or file of the data is wrong: fix it or skip it
+    |   |-- DataError                       a line or file of the data is wrong: fix it or skip it
+    |   `-- NotFinite (ArithmeticError)     a model's outputs or loss are NaN or infinite
     |-- WrongMap                            the bucket map changed: refresh, re-send (clients do)
     |-- UnknownTable (LookupError)          no such table or block: create it first
     |-- SchemaMismatch (ValueError)         another schema of this name: rename one or equal them
@@ -41,6 +42,12 @@ class BadRequest(TriremeError, ValueError):
 
 class DataError(BadRequest):
     """Input data is wrong. The message names file, line and value."""
+
+
+class NotFinite(BadRequest, ArithmeticError):
+    """A model's outputs or loss are NaN or infinite. The message names the examples; nothing of
+    their batch was pushed.
+    """
 
 
 class WrongMap(TriremeError):

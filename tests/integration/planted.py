@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import trireme as tr
 from trireme.cluster import Cluster
+from trireme.data.batch import Batch, Strings
 
 NUM_KEYS = 200
 WEIGHTS = np.random.default_rng(11).normal(size=NUM_KEYS)
@@ -44,6 +46,34 @@ class Share:
 
     def stream(self, worker: int, num_workers: int, *, epoch: int = 0) -> Any:
         return iter(self.batches)
+
+
+class Named:
+    """The same examples with an ins_id each, in batches of 50 (at a stream's end fewer), cut into
+    streams of equal length.
+    """
+
+    def __init__(self, count: int, seed: int = 0, **columns: Any) -> None:
+        self.examples, self.columns = Examples(count, seed), columns
+        self.ids = [f"id{number}" for number in range(count)]
+
+    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Iterator[Batch]:
+        count = len(self.examples)
+        begin, end = (count * i // num_streams for i in (index, index + 1))
+        for first in range(begin, end, 50):
+            rows = slice(first, min(first + 50, end))
+            ids, labels = (torch.from_numpy(x[rows]) for x in vars(self.examples).values())
+            columns = {"a": ids[:, 0], "b": ids[:, 1], "label": labels}
+            columns |= {name: column[rows] for name, column in self.columns.items()}
+            columns["ins_id"] = strings(self.ids[rows])
+            yield Batch(columns, stream=index, position=(rows.stop - begin,))
+
+
+def strings(texts: list[str]) -> Strings:
+    encoded = [text.encode() for text in texts]
+    data = np.frombuffer(b"".join(encoded), np.uint8).copy()
+    ends = np.cumsum([0, *map(len, encoded)])
+    return Strings(torch.from_numpy(data), torch.from_numpy(ends))
 
 
 class Linear(nn.Module):

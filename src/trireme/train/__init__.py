@@ -1,8 +1,9 @@
 """Training: the distributed optimizer, the pipeline and the trainer."""
 
+from trireme.train.dump import Dump
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.pipeline import Pipeline, prefetch
 from trireme.train.recipe import Recipe
 from trireme.train.trainer import Trainer
 
-__all__ = ["DistributedOptimizer", "Pipeline", "Recipe", "Trainer", "prefetch"]
+__all__ = ["DistributedOptimizer", "Dump", "Pipeline", "Recipe", "Trainer", "prefetch"]

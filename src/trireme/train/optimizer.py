@@ -26,6 +26,7 @@ from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.pusher import Pusher
 from trireme.train.replica import Replica
+from trireme.train.timing import Timing
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -70,6 +71,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._num_dense_groups = len(dense_groups)
         dense = DenseParameters(_named_parameters(model, dense_groups))
         self.replica = Replica(model, dense, self.cluster.pending)
+        self.timing = Timing()
         self._pusher: Pusher | None = None
         self._first_step: int | None = None
         self._failed_push: BaseException | None = None
@@ -245,7 +247,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self, step: Step, tables: dict[str, TableGradient], dense: DenseGradient | None
     ) -> None:
         if self._pusher is None:
-            self._pusher = Pusher(self.cluster.client)
+            self._pusher = Pusher(self.cluster.client, self.timing.behind)
             self.cluster.add_running(self._pusher.stop)
         self._pusher.submit(step, tables, dense)
 

@@ -31,6 +31,7 @@ from trireme.ps.routing import Keys
 from trireme.train.conduit import Conduit
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.replica import Replica
+from trireme.train.timing import Timing
 
 
 @runtime_checkable
@@ -60,6 +61,7 @@ class Pipeline:
         training: rows get gradients and the next step pushes them; else nothing is registered.
         depth: batches read and planned ahead, >= 1.
         ahead: whether async training pulls one batch ahead.
+        timing: adds up what its threads spend, and the loop on waiting and pulling.
     """
 
     def __init__(
@@ -70,12 +72,14 @@ class Pipeline:
         training: bool,
         depth: int = 2,
         ahead: bool = True,
+        timing: Timing | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         if depth < 1:
             raise BadRequest(f"prefetch: expected depth >= 1, found {depth}")
         self._cluster = default() if cluster is None else cluster
         self._source, self._training = source, training
+        self._timing = timing or Timing()
         self._planner = Planner(model, pool=self._cluster.pool)
         for table in self._planner.tables:
             self._cluster.ensure_table(table)
@@ -116,22 +120,29 @@ class Pipeline:
             self._source.close()
 
     def _plan(self) -> Iterator[_Planned]:
-        for number, source in enumerate(self._source):
+        behind = self._timing.behind
+        for number, source in enumerate(behind.timed("read", self._source)):
             batch = source if isinstance(source, Batch) else Batch(dict(source))
-            yield _Planned(number, batch, self._planner.plan(batch))
+            with behind.measure("unique"):
+                plan = self._planner.plan(batch)
+            yield _Planned(number, batch, plan)
 
     def _pull(self) -> Iterator[tuple[_Planned, Pulled]]:
         for planned in self._planned:
             self._may_pull.acquire()
             if self._optimizer is not None:
                 self._optimizer.flush()
-            yield planned, self._cluster.pull(planned.keys(), blocks=self._training)
+            with self._timing.behind.measure("pull"):
+                pulled = self._cluster.pull(planned.keys(), blocks=self._training)
+            yield planned, pulled
 
     def _pull_in_loop(self, replica: Replica | None) -> Iterator[tuple[_Planned, Pulled]]:
-        for planned in self._planned:
+        for planned in self._timing.loop.timed("wait", self._planned):
             if replica is not None:
                 replica.number = planned.number
-            yield planned, self._cluster.pull(planned.keys(), blocks=True, training=True)
+            with self._timing.loop.measure("pull"):
+                pulled = self._cluster.pull(planned.keys(), blocks=True, training=True)
+            yield planned, pulled
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches(None if self._optimizer is None else self._optimizer.replica)
@@ -145,8 +156,10 @@ class Pipeline:
         """
         if replica is not None:
             replica.number = -1
-        in_loop = self._pulls_in_loop
-        pulled_batches = self._pull_in_loop(replica) if in_loop else iter(self._pulled)
+        if self._pulls_in_loop:
+            pulled_batches = self._pull_in_loop(replica)
+        else:
+            pulled_batches = self._timing.loop.timed("wait", self._pulled)
         for planned, pulled in pulled_batches:
             self._may_pull.release()
             if self._training and replica is not None:

@@ -17,18 +17,20 @@ REFRESH_S = 0.25
 
 
 class Display:
-    """One activity with a fraction done, a count of examples and some figures. Used by one
-    thread.
+    """One activity with a fraction done, a count of examples and some figures. Used by one thread
+    at a time.
     """
 
-    def __init__(self, title: str, progress: Progress | None) -> None:
-        self._title, self._progress = title, progress
+    def __init__(self, title: str, progress: Progress | None, *, is_quiet: bool = False) -> None:
+        self._title, self._progress, self._is_quiet = title, progress, is_quiet
         self._task = None if progress is None else progress.add_task(title, total=1.0, figures="")
         self._started = self._shown = time.monotonic()
         self.num_examples = 0
 
     def is_due(self) -> bool:
         """Whether it is time to show something new; asking is cheap."""
+        if self._is_quiet:
+            return False
         now = time.monotonic()
         period_s = LINE_S if self._progress is None else REFRESH_S
         if now - self._shown < period_s:
@@ -38,13 +40,14 @@ class Display:
 
     def show(self, fraction: float | None, figures: dict[str, float]) -> None:
         """fraction: 0 to 1, None if nobody knows."""
+        if self._is_quiet:
+            return
         elapsed_s = max(time.monotonic() - self._started, 1e-9)
         text = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
         text = f"{text} {self.num_examples / elapsed_s:,.0f} examples/s"
         if self._progress is None or self._task is None:
             done = "" if fraction is None else f" {100 * fraction:.0f}%"
-            sys.stdout.write(f"{self._title}{done}: {self.num_examples:,} examples {text}\n")
-            sys.stdout.flush()
+            _write(f"{self._title}{done}: {self.num_examples:,} examples {text}")
         else:
             self._progress.update(
                 self._task,
@@ -53,12 +56,24 @@ class Display:
                 figures=text,
             )
 
+    def say(self, text: str) -> None:
+        """A line that was asked for, above the bar if there is one."""
+        if self._progress is None:
+            _write(f"{self._title}: {text}")
+        else:
+            self._progress.console.print(f"{self._title}: {text}", markup=False, highlight=False)
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
 
 @contextmanager
-def display(title: str, *, enabled: bool) -> Iterator[Display | None]:
-    """Show an activity while the block runs; None if it is not this process' business."""
-    if not enabled:
-        yield None
+def display(title: str, *, is_quiet: bool = False) -> Iterator[Display]:
+    """Show an activity while the block runs; a quiet one shows what it is told to say alone."""
+    if is_quiet:
+        yield Display(title, None, is_quiet=True)
         return
     console = Console()
     if not console.is_terminal:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from trireme.errors import DeadlineExceeded
 from trireme.ps.client import Client, DenseGradient, Step, TableGradient
+from trireme.train.timing import Stopwatch
 
 WAITING_MAX = 2
 
@@ -16,11 +17,11 @@ _Item = tuple[Step, Mapping[str, TableGradient], DenseGradient | None]
 
 class Pusher:
     """One thread submits; any may flush. An error of a push is raised by the next `submit` or
-    `flush`; no later push is sent.
+    `flush`; no later push is sent. `watch` counts what the pushes take.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, watch: Stopwatch) -> None:
+        self._client, self._watch = client, watch
         self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=WAITING_MAX)
         self._ended = threading.Condition()
         self._num_submitted = self._num_ended = 0
@@ -90,7 +91,8 @@ class Pusher:
             try:
                 if self._error is None and not self._is_stopping:
                     step, tables, dense = item
-                    self._client.push(step, tables, dense)
+                    with self._watch.measure("push"):
+                        self._client.push(step, tables, dense)
             except BaseException as error:  # noqa: BLE001 handed to the training thread
                 self._error = error
             finally:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
-from trireme.data.batch import Batch, Column
-from trireme.errors import BadRequest
+from trireme.data.batch import Batch, Column, Strings
+from trireme.data.schema import InsId, Schema
+from trireme.errors import BadRequest, NotFinite
 
 OUTPUT = "output"
 """The name of the output of a model that returns one tensor."""
+SHOWN_MAX = 5
+"""How many examples an error names."""
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
@@ -52,6 +57,55 @@ class Scorer:
             return Scored(batch, scored, None)
         labels = batch if self._label is None else _labels(batch, self._label)
         return Scored(batch, scored, self._loss(outputs, labels))
+
+
+class ExampleIds:
+    """What the examples of a dataset are called: its InsId column, or else the column ins_id.
+
+    column: name of that column; None: the schema has none.
+    """
+
+    def __init__(self, dataset: object) -> None:
+        schema = getattr(dataset, "schema", None)
+        self.column: str | None = InsId().name
+        if isinstance(schema, Schema):
+            self.column = next((f.name for f in schema.fields if isinstance(f, InsId)), None)
+
+    def of(self, batch: Batch) -> list[str] | None:
+        """A name per example: the strings, or the integers of a (B,) tensor; None: there are
+        none.
+        """
+        column = None if self.column is None else batch.get(self.column)
+        if isinstance(column, Strings):
+            return column.decode()
+        if isinstance(column, Tensor) and column.dim() == 1 and not column.is_floating_point():
+            return [str(value) for value in column.tolist()]
+        return None
+
+
+def check_finite(scored: Scored, ids: ExampleIds) -> None:
+    """Raises NotFinite: an output or the loss is NaN or infinite; names the examples."""
+    for name, output in scored.outputs.items():
+        finite = torch.isfinite(output)
+        if not finite.all():
+            wrong = torch.nonzero(~finite.reshape(len(output), -1).all(1)).flatten().tolist()
+            value = output[~finite].flatten()[0].item()
+            raise _not_finite(f"{value} in output {name!r} of", scored.batch, wrong, ids)
+    if scored.loss is not None and not math.isfinite(loss := float(scored.loss.detach())):
+        every = list(range(scored.batch.num_examples))
+        raise _not_finite(f"a loss of {loss} over", scored.batch, every, ids)
+
+
+def _not_finite(found: str, batch: Batch, wrong: list[int], ids: ExampleIds) -> NotFinite:
+    names = ids.of(batch)
+    called = "examples" if names is None else "examples with ins_id"
+    shown = ", ".join(str(i) if names is None else repr(names[i]) for i in wrong[:SHOWN_MAX])
+    more = f" and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else ""
+    return NotFinite(
+        f"Trainer: expected finite outputs and loss, found {found} {called} {shown}{more};"
+        f" the batch of {batch.num_examples} before position {batch.position} of stream"
+        f" {batch.stream}; nothing of it was pushed"
+    )
 
 
 def column_of(batch: Batch, name: str, reader: str) -> Column:

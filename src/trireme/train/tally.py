@@ -25,12 +25,32 @@ class Tally:
 
     Args:
         label: of the metrics that name none of their own.
+        merged: names of the metrics that merge() merges; None: all.
+        has_loss: whether there is one.
+
+    Raises:
+        BadRequest: `merged` names a metric that there is not.
     """
 
-    def __init__(self, metrics: Sequence[Metric], label: str | None) -> None:
-        self.metrics = metrics
-        self.loss_sum, self.num_scored, self.num_examples = 0.0, 0, 0
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        label: str | None,
+        *,
+        merged: Sequence[str] | None = None,
+        has_loss: bool = True,
+    ) -> None:
+        self.metrics, self.has_loss = metrics, has_loss
+        self.loss_sum, self.num_examples = 0.0, 0
         self._label = label
+        names = [metric.name for metric in metrics]
+        unknown = [name for name in merged or () if name not in names]
+        if unknown:
+            raise BadRequest(
+                f"Trainer: expected stat_var_names of the metrics {', '.join(names) or '(none)'},"
+                f" found {', '.join(unknown)}"
+            )
+        self._merged = [m for m in metrics if merged is None or m.name in merged]
         for metric in metrics:
             metric.reset()
 
@@ -40,7 +60,6 @@ class Tally:
         if scored.loss is None:
             return
         self.loss_sum += float(scored.loss.detach()) * scored.batch.num_examples
-        self.num_scored += scored.batch.num_examples
         for metric in self.metrics:
             batch, reader = scored.batch, f"metric {metric.name!r}"
             label: Any = _attribute(metric, "label") or self._label  # see check_metrics
@@ -54,7 +73,9 @@ class Tally:
 
     def figures(self) -> dict[str, float]:
         """The mean loss and each metric by its name; "metric.figure" of one with several."""
-        values = {"loss": self.loss_sum / self.num_scored if self.num_scored else math.nan}
+        values: dict[str, float] = {}
+        if self.has_loss:
+            values["loss"] = self.loss_sum / self.num_examples if self.num_examples else math.nan
         for metric in self.metrics:
             computed: Any = metric.compute()
             if isinstance(computed, dict):
@@ -65,20 +86,18 @@ class Tally:
 
     def merge(self, cluster: Cluster, title: str) -> None:
         """Make this the tally of all workers together. Every worker calls it."""
-        states = [metric.state() for metric in self.metrics]
-        sums = [self.loss_sum, self.num_scored, self.num_examples]
-        arrays = [np.array(sums, dtype=np.float64)]
+        states = [metric.state() for metric in self._merged]
+        arrays = [np.array([self.loss_sum, self.num_examples], dtype=np.float64)]
         arrays += [state[key] for state in states for key in sorted(state)]
-        self.loss_sum, self.num_scored, self.num_examples = 0.0, 0, 0
-        for metric in self.metrics:
+        self.loss_sum, self.num_examples = 0.0, 0
+        for metric in self._merged:
             metric.reset()
         for received in _exchange(cluster, arrays, f"end of {title}"):
             rest = iter(received)
-            loss_sum, num_scored, num_examples = next(rest)
+            loss_sum, num_examples = next(rest)
             self.loss_sum += float(loss_sum)
-            self.num_scored += int(num_scored)
             self.num_examples += int(num_examples)
-            for metric, state in zip(self.metrics, states, strict=True):
+            for metric, state in zip(self._merged, states, strict=True):
                 metric.merge({key: next(rest) for key in sorted(state)})
 
 

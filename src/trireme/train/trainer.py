@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,28 +12,16 @@ from torch import nn
 from trireme.cluster import Cluster, default
 from trireme.errors import BadRequest
 from trireme.metrics import Metric
-from trireme.ps.process import settled
 from trireme.strategy import Strategy
 from trireme.train import checkpoint
+from trireme.train.dump import Dump, dumping
+from trireme.train.fetch import Fetch
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.pipeline import Pipeline, share_of
-from trireme.train.progress import Display, display
+from trireme.train.pipeline import share_of
 from trireme.train.recipe import Recipe
-from trireme.train.replica import Replica, Turns, train_replicas
-from trireme.train.scoring import Loss, Scorer
+from trireme.train.run import Run, Watch
+from trireme.train.scoring import ExampleIds, Loss, Scorer
 from trireme.train.tally import Tally, check_metrics
-
-
-@contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Train or evaluate; afterwards every part of the model is in the mode that it was in."""
-    before = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, was_training in before:
-            module.training = was_training
 
 
 class Trainer:
@@ -84,8 +70,7 @@ class Trainer:
                 " other; use more workers"
             )
         self.cluster = default() if cluster is None else cluster
-        self.model, self.metrics, self.label = model, list(metrics), label
-        self._score = Scorer(loss, label)
+        self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
         self.depth, self.threads = depth, threads
         self.num_epochs = 0
         self._shows = progress and self.cluster.worker == 0
@@ -124,6 +109,40 @@ class Trainer:
         Returns:
             Of the last epoch and all workers: "loss", each metric, "examples", "examples_per_s".
             Metrics are of each batch before it was trained on (progressive).
+
+        Raises:
+            NotFinite: outputs or a loss that are NaN or infinite; nothing of that batch is pushed.
+        """
+        return self.train_from_dataset(dataset, epochs=epochs)
+
+    def train_from_dataset(
+        self,
+        dataset: Iterable[Any],
+        *,
+        epochs: int = 1,
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] = (),
+        print_period: int = 100,
+        debug: bool = False,
+        dump: Dump | None = None,
+        check_nan: bool = True,
+        stat_var_names: Sequence[str] | None = None,
+    ) -> dict[str, float]:
+        """As `fit`, and show what happens meanwhile.
+
+        Args:
+            fetch_list: values that worker 0 prints every `print_period` batches; see `Fetch`.
+            fetch_info: what to call them; default their names.
+            debug: worker 0 prints, as often and at the end, where the time goes; see `Timing`.
+            dump: what to write of each example, scored before it was trained on; the epochs one
+                behind the other.
+            check_nan: raise NotFinite for outputs or a loss that are not numbers. Metrics refuse
+                such outputs even so, but cannot name the examples.
+            stat_var_names: metrics that are of all workers in the end; the others stay those of
+                this worker. None: all.
+
+        Returns, Raises: as `fit`; BadRequest for names that there are not, or a folder that holds a
+            dump; ResourceExhausted for a full disk.
         """
         if epochs < 1:
             raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
@@ -132,12 +151,16 @@ class Trainer:
                 f"Trainer.fit: expected a dataset that can be read {epochs} times, found"
                 f" {type(dataset).__name__}, an iterator, which is empty after the first"
             )
+        fetch = Fetch(fetch_list, fetch_info, print_period)
         figures: dict[str, float] = {}
-        for epoch in range(epochs):
-            title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
-            share = share_of(dataset, self.cluster, self.num_epochs)
-            figures = self._run(share, title, training=True)
-            self.num_epochs += 1
+        with dumping(dump, dataset, self.model, self.cluster) as file:
+            watch = Watch(fetch, debug, file, ExampleIds(dataset) if check_nan else None)
+            for epoch in range(epochs):
+                title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
+                share = share_of(dataset, self.cluster, self.num_epochs)
+                tally = Tally(self.metrics, self.label, merged=stat_var_names)
+                figures = self._run(title, share, self.model, tally, watch).train()
+                self.num_epochs += 1
         return figures
 
     def evaluate(self, dataset: Iterable[Any]) -> dict[str, float]:
@@ -145,86 +168,60 @@ class Trainer:
 
         Starts when every worker has come and every push has been applied.
         """
+        return self.infer_from_dataset(dataset)
+
+    def infer_from_dataset(
+        self,
+        dataset: Iterable[Any],
+        *,
+        model: nn.Module | None = None,
+        labels: bool = True,
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] = (),
+        print_period: int = 100,
+        debug: bool = False,
+        dump: Dump | None = None,
+        check_nan: bool = True,
+        stat_var_names: Sequence[str] | None = None,
+    ) -> dict[str, float]:
+        """As `evaluate`, and show or write what the model makes of the data.
+
+        Args:
+            model: what to run in place of the whole model, without loss and metrics: a part of it,
+                as the tower that gives the vectors of items.
+            labels: False: the data has none, so that there are no loss and metrics.
+
+        The others as of `train_from_dataset`. With `dump`, each worker writes the outputs of its
+        stream in order, from part-00000 on.
+        """
+        fetch = Fetch(fetch_list, fetch_info, print_period)
+        if labels and model is None:
+            title, tally = "evaluate", Tally(self.metrics, self.label, merged=stat_var_names)
+        else:
+            title, tally = "infer", Tally([], None, merged=stat_var_names, has_loss=False)
         self.optimizer.flush()
-        self.cluster.client.gather({}, [], purpose="evaluate", patient=True)
+        self.cluster.client.gather({}, [], purpose=title, patient=True)
         self.optimizer.refresh()
-        with torch.no_grad():
-            return self._run(share_of(dataset, self.cluster), "evaluate", training=False)
+        with dumping(dump, dataset, self.model, self.cluster) as file:
+            watch = Watch(fetch, debug, file, ExampleIds(dataset) if check_nan else None)
+            share = share_of(dataset, self.cluster)
+            return self._run(title, share, model or self.model, tally, watch).evaluate()
 
-    def _run(self, share: Iterable[Any], title: str, *, training: bool) -> dict[str, float]:
-        tally = Tally(self.metrics, self.label)
-        pipeline = Pipeline(
-            share,
-            self.model,
-            training=training,
+    def _run(
+        self, title: str, share: Iterable[Any], model: nn.Module, tally: Tally, watch: Watch
+    ) -> Run:
+        return Run(
+            title=title,
+            share=share,
+            model=model,
+            score=Scorer(self.loss if tally.has_loss else None, self.label),
+            tally=tally,
+            optimizer=self.optimizer,
+            watch=watch,
             depth=self.depth,
-            ahead=self.threads == 1,
-            cluster=self.cluster,
+            threads=self.threads,
+            shows=self._shows,
         )
-        started = time.monotonic()
-        with display(title, enabled=self._shows) as shown:
-            with _mode(self.model, training=training), settled(), pipeline:
-                work = self._train if training else self._evaluate
-                work(pipeline, tally, lambda: self._show(shown, share, tally))
-            if training:
-                self.optimizer.end_pass()
-            tally.merge(self.cluster, title)
-            if shown is not None:
-                shown.num_examples = tally.num_examples
-                shown.show(1.0, tally.figures())
-        elapsed_s = time.monotonic() - started
-        return {
-            **tally.figures(),
-            "examples": tally.num_examples,
-            "examples_per_s": tally.num_examples / elapsed_s,
-        }
-
-    def _train(self, pipeline: Pipeline, tally: Tally, show: Callable[[], None]) -> None:
-        first = self.optimizer.replica
-        first.pending.take()  # of a batch that failed
-        tables = self.optimizer.tables
-        replicas = [first, *(first.copy(tables) for _ in range(self.threads - 1))]
-        turns = Turns(replicas)
-        behind = self.threads == 1 and not self.optimizer.is_sync
-
-        def work(replica: Replica) -> None:
-            self.cluster.use_pending(replica.pending)
-            for batch in pipeline.batches(replica):
-                replica.model.zero_grad()
-                scored = self._score(replica.model, batch)
-                assert scored.loss is not None
-                scored.loss.backward()  # type: ignore[no-untyped-call]
-                with turns.turn(replica):
-                    # First, because a metric refuses outputs that are not numbers: they should not
-                    # reach the tables.
-                    tally.add(scored)
-                    self.optimizer.step_of(
-                        replica,
-                        examples=batch.num_examples,
-                        position=batch.position,
-                        behind=behind,
-                    )
-                    if replica is first:
-                        show()
-
-        def fail(replica: Replica) -> None:
-            turns.fail(replica)
-            pipeline.stop()
-
-        train_replicas(replicas, work, fail)
-
-    def _evaluate(self, pipeline: Pipeline, tally: Tally, show: Callable[[], None]) -> None:
-        for batch in pipeline:
-            tally.add(self._score(self.model, batch))
-            show()
-
-    def _show(self, shown: Display | None, share: Any, tally: Tally) -> None:
-        if shown is None:
-            return
-        shown.num_examples = tally.num_examples * self.cluster.num_workers
-        if shown.is_due():
-            fraction = share.fraction_read() if hasattr(share, "fraction_read") else None
-            shown.show(fraction, tally.figures())
 
     # ---- checkpoints ----
 

@@ -1,0 +1,238 @@
+"""Files of what a model made of each example: one per worker, complete or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+from torch import Tensor, nn
+
+from trireme.cluster import Cluster
+from trireme.data.batch import Batch, Column, Strings
+from trireme.data.schema import Content, Schema
+from trireme.errors import BadRequest, ResourceExhausted, TriremeError, class_of_code
+from trireme.train import dump_text
+from trireme.train.scoring import ExampleIds, Scored
+
+PARAMS = "params"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dump:
+    """What to write of each example, and where.
+
+    Worker 0 writes part-00000, and so on, each the examples of its stream in their order; so the
+    parts one behind the other are in the order of the data, where streams are pieces of it. A line
+    is
+
+        ins_id TAB content TAB name:len:v0:v1:... TAB ...
+
+    with a field for each name, and the numbers of it in the fewest digits that read back as the
+    same. Content is empty where the data has none; tabs and line ends in strings become backslash
+    escapes.
+
+    path: a folder, on this machine or any fsspec location; made if absent.
+    fields: outputs of the model ("output", if it returns one tensor) or columns of the batch.
+    params: parameters or buffers of the model; worker 0 writes them into the file `params` at the
+        end, a line `name:len:v0:v1:...` each.
+    storage_options: of the fsspec location.
+    """
+
+    path: str | Path
+    fields: Sequence[str] = ()
+    params: Sequence[str] = ()
+    storage_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for option, given in (("fields", self.fields), ("params", self.params)):
+            if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+                raise BadRequest(f"Dump: expected {option} as a list of names, found {given!r}")
+        if not self.fields and not self.params:
+            raise BadRequest("Dump: expected the names of fields or of parameters, found none")
+
+
+class DumpFile:
+    """The part of one worker, written to another name until all workers have all of theirs."""
+
+    def __init__(self, dump: Dump, dataset: object, model: nn.Module, worker: int) -> None:
+        """Raises BadRequest: the data has no InsId column, the model no such parameter, the folder
+        holds parts of another dump or cannot be written.
+        """
+        self._dump, self._model = dump, model
+        self._ids = ExampleIds(dataset)
+        schema = getattr(dataset, "schema", None)
+        fields = schema.fields if isinstance(schema, Schema) else (Content(),)
+        self._content = next((f.name for f in fields if isinstance(f, Content)), None)
+        self._values = _values_of(model, dump.params)
+        if self._ids.column is None:
+            raise BadRequest(
+                f"Dump: expected an InsId field in the schema, to name each line, found {schema}"
+            )
+        self._fs, self._folder = fsspec.core.url_to_fs(
+            str(dump.path), **dict(dump.storage_options or {})
+        )
+        self._parts = [f"part-{worker:05d}", *([PARAMS] if worker == 0 and dump.params else [])]
+        with self._writing():
+            self._fs.makedirs(self._folder, exist_ok=True)
+            there = self._fs.exists(self._folder)  # an object store has no empty folders
+            paths = self._fs.ls(self._folder, detail=False) if there else []
+            names = [Path(path).name for path in paths]
+            if old := sorted(n for n in names if n.startswith("part-") or n == PARAMS):
+                raise BadRequest(
+                    f"Dump: expected a folder without an earlier dump, found {old[0]} in"
+                    f" {dump.path}; remove it or choose another"
+                )
+            self._file: BinaryIO = self._open(self._parts[0])
+
+    def observe(self, model: nn.Module, scored: Scored) -> None:
+        """Write the lines of a batch.
+
+        Raises:
+            BadRequest: no such output or column. ResourceExhausted: the disk is full.
+        """
+        del model
+        batch = scored.batch
+        columns = [dump_text.field(name, _find(name, scored)) for name in self._dump.fields]
+        content = pa.array([""] * batch.num_examples, pa.string())
+        found = None if self._content is None else batch.get(self._content)
+        if isinstance(found, Strings):
+            content = dump_text.texts(found)
+        text = dump_text.lines(self._ids_of(batch), content, *columns)
+        with self._writing():
+            self._file.write(text)
+
+    def _ids_of(self, batch: Batch) -> Any:
+        column = batch.get(str(self._ids.column))
+        if isinstance(column, Strings):
+            return dump_text.texts(column)
+        ids = self._ids.of(batch)
+        if ids is None:
+            raise BadRequest(
+                f"Dump: expected a column {self._ids.column!r} of strings or integers in the"
+                f" batch, to name each line, found {', '.join(batch.keys())}"
+            )
+        return pa.array(ids, pa.string())
+
+    def close(self) -> None:
+        """Write what is left; it still has its other name. Raises what observe() raises."""
+        with self._writing():
+            self._close(self._file)
+            if PARAMS in self._parts:
+                file = self._open(PARAMS)
+                try:
+                    for name, values in self._values.items():
+                        line = dump_text.field(name, values.detach().reshape(1, -1))
+                        file.write(dump_text.lines(line))
+                finally:
+                    self._close(file)
+
+    def publish(self) -> None:
+        """Give the files their names."""
+        with self._writing():
+            for name in self._parts:
+                self._fs.mv(self._path(name, partial=True), self._path(name))
+
+    def discard(self) -> None:
+        """Leave nothing behind, after an error."""
+        with contextlib.suppress(OSError):  # of a full disk, again
+            self._file.close()
+        for name in self._parts:
+            if self._fs.exists(path := self._path(name, partial=True)):
+                self._fs.rm(path)
+
+    def _path(self, name: str, *, partial: bool = False) -> str:
+        return f"{self._folder.rstrip('/')}/{f'.{name}.partial' if partial else name}"
+
+    def _open(self, name: str) -> BinaryIO:
+        file: BinaryIO = self._fs.open(self._path(name, partial=True), "wb")
+        return file
+
+    def _close(self, file: BinaryIO) -> None:
+        if isinstance(self._fs, LocalFileSystem):
+            file.flush()
+            os.fsync(file.fileno())
+        file.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            kind = ResourceExhausted if error.errno in _FULL else BadRequest
+            where = f"{self._parts[0]} in {self._dump.path}"
+            raise kind(f"Dump: cannot write {where}: {error}") from error
+
+
+@contextmanager
+def dumping(
+    dump: Dump | None, dataset: object, model: nn.Module, cluster: Cluster
+) -> Iterator[DumpFile | None]:
+    """A file to write to while the block runs; there when all workers have come to its end.
+
+    Every worker calls it. If one fails, all that meet it are told, and no part gets its name.
+    """
+    if dump is None:
+        yield None
+        return
+    file: DumpFile | None = None
+    try:
+        with _together(cluster, "begin of dump"):
+            file = DumpFile(dump, dataset, model, cluster.worker)
+        yield file
+        with _together(cluster, "end of dump"):
+            file.close()
+        with _together(cluster, "names of dump"):
+            file.publish()
+    except BaseException:
+        if file is not None:
+            file.discard()
+        raise
+
+
+@contextmanager
+def _together(cluster: Cluster, purpose: str) -> Iterator[None]:
+    """All workers run the block, then meet. Raises this worker's error, else that of another."""
+    error: TriremeError | None = None
+    try:
+        yield
+    except TriremeError as raised:
+        error = raised
+    body = {} if error is None else {"code": error.code, "message": str(error)}
+    met = cluster.client.gather(body, [], purpose=purpose, patient=True)
+    if error is not None:
+        raise error
+    for worker, (told, _) in enumerate(met):
+        if told:
+            raise class_of_code(told["code"])(f"{purpose}: worker {worker}: {told['message']}")
+
+
+def _values_of(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    unknown = [name for name in names if name not in named]
+    if unknown:
+        raise BadRequest(
+            f"Dump: expected params to name parameters or buffers of the model"
+            f" {', '.join(named) or '(it has none)'}, found {', '.join(unknown)}"
+        )
+    return {name: named[name] for name in names}
+
+
+def _find(name: str, scored: Scored) -> Column:
+    if name in scored.outputs:
+        return scored.outputs[name]
+    if name in scored.batch:
+        return scored.batch[name]
+    raise BadRequest(
+        f"Dump: expected fields to name outputs {', '.join(scored.outputs)} or columns"
+        f" {', '.join(scored.batch.keys())}, found {name!r}"
+    )

@@ -1,0 +1,92 @@
+"""Columns and outputs as lines of text: `name:len:v0:v1:...`, a field per column.
+
+Numbers have the fewest digits that read back as the same number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trireme.data.batch import Column, Ragged, Strings
+from trireme.errors import BadRequest
+
+_ESCAPES = (("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
+
+
+def field(name: str, column: Column) -> Any:
+    """B strings `name:len:v0:v1:...`, `name:0` for an empty bag.
+
+    Args:
+        column: (B, ...) numbers, flattened per example; a bag of keys per example, whose weights
+            are left out; or a string per example.
+
+    Raises:
+        BadRequest: a tensor without a dimension of examples.
+    """
+    if isinstance(column, Strings):
+        count, values = pa.array(["1"] * (len(column.offsets) - 1), pa.string()), texts(column)
+    else:
+        numbers, offsets = _bags(name, column)
+        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), _numbers(numbers))
+        sizes = np.diff(offsets)
+        count, values = pa.array(sizes).cast(pa.string()), pc.binary_join(lists, ":")
+        if (sizes == 0).any():
+            colons = pc.if_else(pa.array(sizes == 0), "", ":")
+            return _joined(pa.scalar(f"{name}:"), count, colons, values)
+    return _joined(pa.scalar(f"{name}:"), count, pa.scalar(":"), values)
+
+
+def texts(column: Strings) -> Any:
+    """B strings; tabs and line ends in them as backslash escapes."""
+    found = pa.array(column.decode(), pa.string())
+    for character, escape in _ESCAPES:
+        found = pc.replace_substring(found, character, escape)
+    return found
+
+
+def lines(*columns: Any) -> memoryview:
+    """The columns side by side, tabs in between, as the bytes of B lines."""
+    rows = pc.binary_join_element_wise(*columns, "\t")
+    ended = _joined(rows, pa.scalar("\n"))
+    _, offsets, data = ended.buffers()
+    if data is None:
+        return memoryview(b"")
+    ends = np.frombuffer(offsets, np.int32)
+    return memoryview(data)[: int(ends[len(ended)])]
+
+
+def _joined(*columns: Any) -> Any:
+    return pc.binary_join_element_wise(*columns, "")
+
+
+def _bags(name: str, column: Tensor | Ragged) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    if isinstance(column, Ragged):
+        offsets = column.offsets.numpy()
+        values = column.values[int(offsets[0]) : int(offsets[-1])].numpy()
+        keys = values.view(np.uint64) if values.dtype == np.int64 else values
+        return keys, offsets - offsets[0]
+    if column.dim() == 0:
+        raise BadRequest(f"Dump: expected a value per example in {name!r}, found one for all")
+    width = column.numel() // max(len(column), 1)
+    return _array(column), np.arange(len(column) + 1) * width
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    flat = tensor.detach().flatten()
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        flat = flat.float()
+    if flat.dtype == torch.bool:
+        flat = flat.to(torch.uint8)
+    array: NDArray[Any] = flat.cpu().numpy()
+    return array
+
+
+def _numbers(values: NDArray[Any]) -> Any:
+    return pa.array(values).cast(pa.string())

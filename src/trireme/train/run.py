@@ -1,0 +1,198 @@
+"""One pass over a share of data: the pipeline, the loop, and those who watch it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme.ps.process import settled
+from trireme.train.dump import DumpFile
+from trireme.train.fetch import Fetch, Fetcher
+from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.pipeline import Pipeline
+from trireme.train.progress import Display, display
+from trireme.train.replica import Replica, Turns, train_replicas
+from trireme.train.scoring import ExampleIds, Scored, Scorer, check_finite
+from trireme.train.tally import Tally
+from trireme.train.timing import TimeReport
+
+Observer = Callable[[nn.Module, Scored], None]
+"""Sees each batch when the loop is done with it, in the order of the stream, one at a time."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a caller wants of a run besides its figures.
+
+    fetch: values to say. debug: whether to say where the time goes, as often. dump: gets every
+    batch. ids: what to call the examples whose outputs are not numbers, which end the run before
+    they do harm; None: they are not looked for.
+    """
+
+    fetch: Fetch
+    debug: bool
+    dump: DumpFile | None
+    ids: ExampleIds | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that one pass needs.
+
+    model: what runs, that of the optimizer or a part of it.
+    threads: that train; see Trainer.
+    shows: whether worker 0 shows its progress.
+    """
+
+    title: str
+    share: Iterable[Any]
+    model: nn.Module
+    score: Scorer
+    tally: Tally
+    optimizer: DistributedOptimizer
+    watch: Watch
+    depth: int
+    threads: int
+    shows: bool
+
+    def train(self) -> dict[str, float]:
+        """Figures of all workers; every worker's pushes have been applied."""
+        return self._run(self._train, training=True)
+
+    def evaluate(self) -> dict[str, float]:
+        """Figures of all workers; nothing is pushed."""
+        with torch.no_grad():
+            return self._run(self._evaluate, training=False)
+
+    def _run(
+        self, work: Callable[[Pipeline, list[Observer]], None], *, training: bool
+    ) -> dict[str, float]:
+        cluster = self.optimizer.cluster
+        pipeline = Pipeline(
+            self.share,
+            self.model,
+            training=training,
+            depth=self.depth,
+            ahead=self.threads == 1,
+            timing=self.optimizer.timing,
+            cluster=cluster,
+        )
+        started = time.monotonic()
+        is_quiet = not self.shows or cluster.worker != 0
+        with display(self.title, is_quiet=is_quiet) as shown:
+            report = self._report(shown, training)
+            with _mode(self.model, training=training), settled(), pipeline:
+                work(pipeline, self._observers(shown, report))
+            if training:
+                self.optimizer.end_pass()
+            if report is not None:
+                report.end()
+            self.tally.merge(cluster, self.title)
+            shown.num_examples = self.tally.num_examples
+            shown.show(1.0, self.tally.figures())
+        elapsed_s = time.monotonic() - started
+        return {
+            **self.tally.figures(),
+            "examples": self.tally.num_examples,
+            "examples_per_s": self.tally.num_examples / elapsed_s,
+        }
+
+    def _report(self, shown: Display, training: bool) -> TimeReport | None:
+        if not self.watch.debug or self.optimizer.cluster.worker != 0:
+            return None
+        return TimeReport(
+            shown.say,
+            self.optimizer.timing,
+            self.share,
+            period=self.watch.fetch.period,
+            threads=self.threads if training else 1,
+        )
+
+    def _observers(self, shown: Display, report: TimeReport | None) -> list[Observer]:
+        cluster = self.optimizer.cluster
+        say = shown.say if cluster.worker == 0 else None
+        observers: list[Observer] = [
+            Fetcher(self.watch.fetch, self.tally.figures, say).observe,
+            lambda _, scored: self._show(shown),
+        ]
+        if self.watch.dump is not None:
+            observers.append(self.watch.dump.observe)
+        if report is not None:
+            observers.append(lambda _, scored: report.observe(scored.batch.num_examples))
+        return observers
+
+    def _show(self, shown: Display) -> None:
+        shown.num_examples = self.tally.num_examples * self.optimizer.cluster.num_workers
+        if shown.is_due():
+            share = self.share
+            fraction = share.fraction_read() if hasattr(share, "fraction_read") else None
+            shown.show(fraction, self.tally.figures())
+
+    def _train(self, pipeline: Pipeline, observers: list[Observer]) -> None:
+        optimizer, loop = self.optimizer, self.optimizer.timing.loop
+        first = optimizer.replica
+        first.pending.take()  # of a batch that failed
+        replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
+        turns = Turns(replicas)
+        behind = self.threads == 1 and not optimizer.is_sync
+
+        def work(replica: Replica) -> None:
+            optimizer.cluster.use_pending(replica.pending)
+            for batch in pipeline.batches(replica):
+                replica.model.zero_grad()
+                with loop.measure("forward"):
+                    scored = self._score(replica.model, batch)
+                assert scored.loss is not None
+                with loop.measure("backward"):
+                    scored.loss.backward()  # type: ignore[no-untyped-call]
+                with turns.turn(replica):
+                    # First, because a metric refuses outputs that are not numbers: they should not
+                    # reach the tables.
+                    self.tally.add(scored)
+                    with loop.measure("push"):
+                        optimizer.step_of(
+                            replica,
+                            examples=batch.num_examples,
+                            position=batch.position,
+                            behind=behind,
+                        )
+                    for observe in observers:
+                        observe(replica.model, scored)
+
+        def fail(replica: Replica) -> None:
+            turns.fail(replica)
+            pipeline.stop()
+
+        train_replicas(replicas, work, fail)
+
+    def _evaluate(self, pipeline: Pipeline, observers: list[Observer]) -> None:
+        for batch in pipeline:
+            with self.optimizer.timing.loop.measure("forward"):
+                scored = self._score(self.model, batch)
+            self.tally.add(scored)
+            for observe in observers:
+                observe(self.model, scored)
+
+    def _score(self, model: nn.Module, batch: Any) -> Scored:
+        scored = self.score(model, batch)
+        if self.watch.ids is not None:
+            check_finite(scored, self.watch.ids)
+        return scored
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Train or evaluate; afterwards every part of the model is in the mode that it was in."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training

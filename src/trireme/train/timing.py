@@ -1,0 +1,158 @@
+"""Where the time of a training loop goes: seconds by activity, in the loop and behind it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Stopwatch:
+    """Seconds by activity, gathered by any threads; two readings of the clock per measurement."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = {}
+
+    def measure(self, activity: str) -> Measurement:
+        """Counts the time of a `with` block, also of one that raises."""
+        return Measurement(self, activity)
+
+    def timed(self, activity: str, items: Iterable[T]) -> Iterator[T]:
+        """The items; counts the time that each takes to come."""
+        iterator = iter(items)
+        while True:
+            with self.measure(activity):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def add(self, activity: str, seconds: float) -> None:
+        with self._lock:
+            self._seconds[activity] = self._seconds.get(activity, 0.0) + seconds
+
+    def read(self) -> dict[str, float]:
+        """What has been counted since the beginning."""
+        with self._lock:
+            return dict(self._seconds)
+
+
+class Measurement:
+    """One block of one thread; made by Stopwatch.measure."""
+
+    __slots__ = ("_activity", "_started", "_watch")
+
+    def __init__(self, watch: Stopwatch, activity: str) -> None:
+        self._watch, self._activity = watch, activity
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watch.add(self._activity, time.perf_counter() - self._started)
+
+
+class Timing:
+    """What the threads of a trainer spend their time on.
+
+    loop: of the threads that compute: "wait" (for the next batch), "forward", "backward", "push"
+        (until the gradients are on their way; in sync until they are staged), and "pull" where the
+        loop itself pulls.
+    behind: of the threads beside them: "read", "parse", "unique" (finding a batch's distinct keys),
+        "pull", "push".
+    """
+
+    def __init__(self) -> None:
+        self.loop, self.behind = Stopwatch(), Stopwatch()
+
+
+LOOP = ("wait", "pull", "forward", "backward", "push")
+BEHIND = ("read", "parse", "unique", "pull", "push")
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Clocks and counters at one moment."""
+
+    time_s: float
+    batches: int
+    examples: int
+    loop: Mapping[str, float]
+    behind: Mapping[str, float]
+
+
+class TimeReport:
+    """Says after every `period` batches, and at the end of all of them, where the time went.
+
+    The parts of the loop and its "other" add up to the time that passed, times the number of
+    threads. What happens behind the loop costs it time only as "wait".
+
+    Args:
+        source: what is read; its `seconds`, if it has them, say what reading and parsing took.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        timing: Timing,
+        source: object,
+        *,
+        period: int,
+        threads: int,
+    ) -> None:
+        self._say, self._timing, self._source = say, timing, source
+        self._period, self._threads = period, threads
+        self._batches = self._examples = 0
+        self._first = self._last = self._read()
+
+    def observe(self, examples: int) -> None:
+        """Count a batch that the loop is done with."""
+        self._batches += 1
+        self._examples += examples
+        if self._batches % self._period == 0:
+            before, self._last = self._last, self._read()
+            self._say(f"batch {self._batches}: {self._between(before, self._last)}")
+
+    def end(self) -> None:
+        """Say where the time of all batches went."""
+        self._say(f"all {self._batches} batches: {self._between(self._first, self._read())}")
+
+    def _read(self) -> _Reading:
+        behind = self._timing.behind.read()
+        # Waiting for a source that reads ahead is not reading.
+        behind |= getattr(self._source, "seconds", {})
+        loop = self._timing.loop.read()
+        return _Reading(time.perf_counter(), self._batches, self._examples, loop, behind)
+
+    def _between(self, before: _Reading, after: _Reading) -> str:
+        wall_s = max(after.time_s - before.time_s, 1e-9)
+        loop, behind = (
+            {name: now[name] - then.get(name, 0.0) for name in names if name in now}
+            for names, now, then in (
+                (LOOP, after.loop, before.loop),
+                (BEHIND, after.behind, before.behind),
+            )
+        )
+        loop["other"] = max(wall_s * self._threads - sum(loop.values()), 0.0)
+        of_threads = "" if self._threads == 1 else f" of {self._threads} threads"
+        return (
+            f"{after.batches - before.batches} in {wall_s:.3f} s,"
+            f" {(after.examples - before.examples) / wall_s:,.0f} examples/s;"
+            f" loop{of_threads}: {_list(loop)}; behind it: {_list(behind)}"
+        )
+
+
+def _list(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f} s" for name, value in seconds.items())

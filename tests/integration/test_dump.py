@@ -1,0 +1,287 @@
+"""Dumps of what a model makes of each example: every one once, in order, complete or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import trireme as tr
+from tests.integration.planted import Linear, Named, strings, trainer_for
+from tests.jobs import Job
+from tests.programs import Template
+from trireme import cluster as clusters
+from trireme.cluster import Cluster, embedded
+from trireme.data.batch import Batch
+from trireme.errors import BadRequest, NotFinite, ResourceExhausted
+
+FIELDS = ("output", "label", "a")
+
+
+def read(path: Path) -> list[list[str]]:
+    """The lines of all parts, one part behind the other, split at tabs."""
+    parts = sorted(path.glob("part-*"))
+    return [line.split("\t") for part in parts for line in part.read_text().splitlines()]
+
+
+def numbers(text: str, name: str) -> list[float]:
+    found, length, *values = text.split(":")
+    assert (found, int(length)) == (name, len(values))
+    return [float(value) for value in values]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "c"
+    with embedded() as cluster:
+        trainer = trainer_for(cluster)
+        trainer.fit(Named(1000))
+        trainer.save(path)
+    return path
+
+
+def test_parts_are_in_the_order_of_the_data_whoever_wrote_them(
+    tmp_path: Path, trained: Path
+) -> None:
+    data = Named(1003, seed=1)
+
+    def work(cluster: Cluster, path: Path) -> Tensor:
+        trainer = trainer_for(cluster)
+        trainer.load(trained)
+        dump = tr.Dump(path=path, fields=FIELDS, params=["bias"])
+        pushes = cluster.client.stats()[0]["pushes"]
+        figures = trainer.infer_from_dataset(data, dump=dump)
+        assert figures["examples"] == 1003
+        assert cluster.client.stats()[0]["pushes"] == pushes
+        trainer.model.eval()
+        return trainer.model.bias.detach()
+
+    with embedded() as cluster:
+        bias = work(cluster, tmp_path / "1")
+        clusters.set_default(cluster)
+        model = trainer_for(cluster).model.eval()
+        with torch.no_grad():
+            expected = [model(batch) for batch in data.stream(0, 1)]
+    with Job(2) as job:
+        job.run(3, lambda cluster: work(cluster, tmp_path / "3"))
+    lines = read(tmp_path / "1")
+    assert lines == read(tmp_path / "3")
+    assert [line[0] for line in lines] == data.ids
+    assert {line[1] for line in lines} == {""}
+    outputs = np.float32([numbers(line[2], "output")[0] for line in lines])
+    np.testing.assert_array_equal(outputs, torch.cat(expected).numpy())
+    labels = np.float32([numbers(line[3], "label")[0] for line in lines])
+    np.testing.assert_array_equal(labels, data.examples.labels)
+    assert [int(numbers(line[4], "a")[0]) for line in lines] == data.examples.ids[:, 0].tolist()
+    assert sorted(p.name for p in (tmp_path / "3").iterdir()) == [
+        "params",
+        "part-00000",
+        "part-00001",
+        "part-00002",
+    ]
+    for path in ("1", "3"):
+        line = (tmp_path / path / "params").read_text()
+        assert np.float32(numbers(line.rstrip("\n"), "bias")) == bias.numpy()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_training_dumps_each_example_once_an_epoch(tmp_path: Path, threads: int) -> None:
+    data = Named(1000)
+
+    def work(cluster: Cluster) -> float:
+        trainer = trainer_for(cluster, threads=threads)
+        dump = tr.Dump(path=tmp_path / "d", fields=["output"], params=["bias"])
+        trainer.train_from_dataset(data, epochs=2, dump=dump)
+        return trainer.model.bias.item()
+
+    with Job(1) as job:
+        biases = job.run(2, work)
+    for worker in (0, 1):
+        mine = read_part(tmp_path / "d", worker)
+        assert mine == data.ids[500 * worker : 500 * (worker + 1)] * 2
+    [bias] = numbers((tmp_path / "d" / "params").read_text().rstrip("\n"), "bias")
+    assert np.float32(bias) in np.float32(biases)
+
+
+def read_part(path: Path, worker: int) -> list[str]:
+    return [line.split("\t")[0] for line in (path / f"part-{worker:05d}").read_text().splitlines()]
+
+
+class Items(nn.Module):
+    """The tower of items of a two-tower model, by itself."""
+
+    def __init__(self, rows: nn.Module) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        return {"vector": self.rows(batch).flatten(1)}
+
+
+class Towers(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = Items(self.rows)
+
+
+def test_a_tower_alone_writes_the_vectors_of_unlabelled_items(tmp_path: Path) -> None:
+    items = [
+        {"item": torch.arange(i, i + 4), "a": torch.arange(4), "b": torch.arange(4)} for i in (0, 4)
+    ]
+
+    class Source:
+        schema = None
+
+        def stream(self, *_: Any, **__: Any) -> Any:
+            for batch in items:
+                yield Batch({**batch, "ins_id": batch["item"]})
+
+    with embedded() as cluster:
+        model = Towers()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = tr.Trainer(model, sgd, loss=lambda a, b: a, progress=False, cluster=cluster)
+        dump = tr.Dump(path=tmp_path / "index", fields=["vector"])
+        figures = trainer.infer_from_dataset(Source(), model=model.items, dump=dump)
+    assert figures["examples"] == 8
+    assert read(tmp_path / "index") == [[str(i), "", "vector:2:0:0"] for i in range(8)]
+
+
+def test_what_cannot_be_dumped_is_refused(tmp_path: Path) -> None:
+    schema = tr.data.Schema([tr.data.Label(), tr.data.Sparse("a"), tr.data.Sparse("b")])
+    columns = {"label": [1.0], "a": [1], "b": [2]}
+    nameless = tr.data.ArrayDataset(columns, schema=schema, batch_size=50)
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "part-00007").touch()
+    with pytest.raises(BadRequest, match="expected fields as a list of names, found 'output'"):
+        tr.Dump(path=tmp_path, fields="output")
+    with pytest.raises(BadRequest, match="the names of fields or of parameters, found none"):
+        tr.Dump(path=tmp_path)
+    (tmp_path / "file").touch()
+    with embedded() as cluster:
+        trainer = trainer_for(cluster)
+        for data, path, options, message in (
+            (
+                nameless,
+                "a",
+                {"fields": ["output"]},
+                "an InsId field in the schema, .* schema: Label",
+            ),
+            (
+                list(plain()),
+                "a",
+                {"fields": ["output"]},
+                "a column 'ins_id' of strings or integers",
+            ),
+            (Named(100), "a", {"fields": ["logit"]}, "outputs output or columns a, b, label"),
+            (Named(100), "a", {"params": ["bais"]}, "of the model bias, found bais"),
+            (Named(100), "full", {"fields": ["output"]}, "found part-00007 in"),
+            (Named(100), "file/x", {"fields": ["output"]}, r"cannot write part-00000 in .*file/x"),
+        ):
+            with pytest.raises(BadRequest, match=message):
+                trainer.infer_from_dataset(data, dump=tr.Dump(path=tmp_path / path, **options))
+    assert not (tmp_path / "a").exists() or not list((tmp_path / "a").iterdir())
+    assert [path.name for path in full.iterdir()] == ["part-00007"]
+
+
+def plain() -> Any:
+    for batch in Named(100).stream(0, 1):
+        yield {name: batch[name] for name in ("a", "b", "label")}
+
+
+def test_a_dump_that_one_worker_cannot_begin_is_refused_to_all(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "params").touch()
+
+    def work(cluster: Cluster) -> str:
+        trainer = trainer_for(cluster)
+        dump = tr.Dump(path=tmp_path / str(cluster.worker), fields=["output"])
+        with pytest.raises(BadRequest) as refused:
+            trainer.train_from_dataset(Named(100), dump=dump)
+        return str(refused.value)
+
+    with Job(1) as job:
+        messages = job.run(2, work)
+    assert messages[0].startswith("begin of dump: worker 1: Dump: expected a folder without an")
+    assert not list((tmp_path / "0").iterdir())
+
+
+def test_a_run_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    factor = torch.ones(1000)
+    factor[777] = torch.nan
+
+    class Fails(Linear):
+        def forward(self, batch: Any) -> Tensor:
+            return super().forward(batch) * batch["factor"]
+
+    with embedded() as cluster:
+        model = Fails()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = nn.functional.binary_cross_entropy_with_logits
+        trainer = tr.Trainer(model, sgd, loss=loss, progress=False, cluster=cluster)
+        dump = tr.Dump(path=tmp_path / "d", fields=["output"])
+        with pytest.raises(NotFinite, match="'id777'"):
+            trainer.train_from_dataset(Named(1000, factor=factor), dump=dump)
+        assert not list((tmp_path / "d").iterdir())
+        trainer.train_from_dataset(Named(1000, factor=torch.ones(1000)), dump=dump)
+        assert len(read(tmp_path / "d")) == 1000
+
+
+FULL_DISK = """
+import resource, sys
+sys.path.insert(0, sys.argv[3])
+import trireme as tr
+from tests.integration.planted import Named, trainer_for
+from trireme.cluster import embedded
+from trireme.errors import ResourceExhausted
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
+with embedded() as cluster:
+    dump = tr.Dump(path=sys.argv[1], fields=["output"])
+    trainer_for(cluster).train_from_dataset(Named(int(sys.argv[2])), dump=dump)
+"""
+
+
+@pytest.mark.parametrize("count", [100, 2000])  # seen at the end, and on the way
+def test_a_full_disk_is_an_error_and_leaves_no_file(
+    tmp_path: Path, programs: Template, count: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FULL_DISK)
+    path = str(tmp_path / "d")
+    arguments = [str(script), path, str(count), str(Path(__file__).parents[2])]
+    with programs.start("dump", arguments, {}) as program:
+        assert program.finish() == 1
+        assert f"{ResourceExhausted.__name__}: Dump: cannot write part-00000 in" in program.output
+    assert not list(Path(path).iterdir())
+
+
+def test_any_file_system_will_do_and_strings_are_escaped(trained: Path) -> None:
+    class Texts(Named):
+        schema = tr.data.Schema(
+            [tr.data.InsId("who"), tr.data.Content("what"), tr.data.Sparse("a"), tr.data.Label()]
+        )
+
+        def stream(self, index: int, num_streams: int, **options: Any) -> Any:
+            for batch in super().stream(index, num_streams, **options):
+                batch.columns["who"] = strings([f"a\tb{i}" for i in range(batch.num_examples)])
+                batch.columns["what"] = strings([f"x\n{i}" for i in range(batch.num_examples)])
+                yield batch
+
+    def work(cluster: Cluster) -> None:
+        dump = tr.Dump(path="memory://dumps/first", fields=["label", "ins_id"])
+        trainer_for(cluster).infer_from_dataset(Texts(100), dump=dump)
+
+    with Job(1) as job:
+        job.run(2, work)
+    fs = fsspec.filesystem("memory")
+    names = sorted(path.rpartition("/")[2] for path in fs.ls("/dumps/first", detail=False))
+    assert names == ["part-00000", "part-00001"]
+    lines = fs.cat("/dumps/first/part-00001").decode().splitlines()
+    label = int(Named(100).examples.labels[51])
+    assert lines[1] == f"a\\tb1\tx\\n1\tlabel:1:{label}\tins_id:1:id51"
+    fs.rm("/dumps", recursive=True)
