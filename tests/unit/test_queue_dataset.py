@@ -243,7 +243,7 @@ def test_arguments_out_of_range_are_refused(folder):
             make(folder, **{name: 0})
     with pytest.raises(BadRequest, match="on_error 'raise' or 'count', found 'skip'"):
         make(folder, on_error="skip")
-    with pytest.raises(BadRequest, match="expected a schema with a text format"):
+    with pytest.raises(BadRequest, match="expected a schema with a format"):
         make(folder, schema=Schema([Label(), Dense("x")]))
 
 

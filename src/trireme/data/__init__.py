@@ -1,6 +1,7 @@
 """Data: schemas, sources and datasets that yield batches of columns."""
 
 from trireme.data.array_dataset import ArrayDataset, ArrayStream
+from trireme.data.arrow_reader import arrow
 from trireme.data.batch import Bags, Batch, Ragged, Strings
 from trireme.data.criteo import criteo
 from trireme.data.queue_dataset import QueueDataset, Stream
@@ -24,6 +25,7 @@ __all__ = [
     "Stream",
     "Strings",
     "Weight",
+    "arrow",
     "criteo",
     "string_keys",
 ]

@@ -61,6 +61,26 @@ def open_bytes(file: File, offset: int = 0) -> ByteStream:
     return _DecodedStream(file, file.codec)
 
 
+def open_stored(file: File) -> pa.NativeFile:
+    """The bytes of a file as they are stored, for Arrow, which reads local ones without the GIL.
+
+    Raises:
+        DataError: it cannot be read or has another size than when it was found; names it.
+    """
+    try:
+        stored = pa.OSFile(file.path) if file.is_local else pa.PythonFile(_open(file), "r")
+        size = stored.size()
+    except Exception as error:
+        raise _cannot_read(file, error) from error
+    if size != file.num_bytes:
+        stored.close()
+        raise DataError(
+            f"QueueDataset: expected {file.num_bytes} bytes in {file.path}, found {size}: "
+            "it has changed"
+        )
+    return stored
+
+
 def read_full(stream: ByteStream, buffer: NDArray[np.uint8]) -> int:
     """Read until the buffer is full or the stream ends; returns how many bytes."""
     filled = 0
@@ -115,19 +135,8 @@ class _DecodedStream:
         self.num_bytes_in = 0
         self._file = file
         self._num_bytes_out = 0
-        try:
-            # Both decompress without the GIL; the first reads without it as well.
-            self._raw = pa.OSFile(file.path) if file.is_local else pa.PythonFile(_open(file), "r")
-            size = self._raw.size()
-            self._decoded = pa.CompressedInputStream(self._raw, codec)
-        except Exception as error:
-            raise _cannot_read(file, error) from error
-        if size != file.num_bytes:
-            self.close()
-            raise DataError(
-                f"QueueDataset: expected {file.num_bytes} bytes in {file.path}, found {size}: "
-                "it has changed"
-            )
+        self._raw = open_stored(file)
+        self._decoded = pa.CompressedInputStream(self._raw, codec)  # works without the GIL
 
     def readinto(self, buffer: NDArray[np.uint8]) -> int:
         try:

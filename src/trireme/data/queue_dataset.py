@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
+from trireme.data.arrow_reader import ArrowReader, ArrowTable
 from trireme.data.batch import Batch
 from trireme.data.read_ahead import ReadAhead
-from trireme.data.schema import Format, Schema
-from trireme.data.shares import share_of_files
+from trireme.data.schema import Schema, TextFormat
+from trireme.data.shares import Share, share_of_files
 from trireme.data.sources import Paths, find_files
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest
@@ -56,10 +57,10 @@ class QueueDataset:
         own_files: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if schema.format is None:
+        if not isinstance(schema.format, (ArrowTable, TextFormat)):
             raise BadRequest(
-                "QueueDataset: expected a schema with a text format, as tr.data.criteo(), "
-                f"found {schema}"
+                "QueueDataset: expected a schema with a format, as tr.data.criteo() returns it, "
+                f"found {schema!r}"
             )
         if on_error not in ("raise", "count"):
             raise BadRequest(
@@ -77,7 +78,9 @@ class QueueDataset:
         self.drop_last = drop_last
         self.files = find_files(paths, storage_options)
         self.own_files = own_files
-        self._format: Format = schema.format
+        self._format = schema.format
+        if isinstance(self._format, ArrowTable):
+            self._format.check_names(self.files)
         self._threads = threads
         self._skip_broken = on_error == "count"
         self._batches_ahead = batches_ahead
@@ -120,21 +123,29 @@ class QueueDataset:
             can_seek=all(file.codec is None for file in self.files),
             own_files=self.own_files,
         )
+        reader = self._reader(share, tuple(start or ()))
+        return Stream(reader, drop_last=self.drop_last, batches_ahead=self._batches_ahead)
+
+    def _reader(self, share: Share, start: tuple[int, ...]) -> Reader:
+        if isinstance(self._format, ArrowTable):
+            return ArrowReader(
+                self.files,
+                self.schema,
+                share,
+                batch_size=self.batch_size,
+                threads=self._threads,
+                skip_broken=self._skip_broken,
+                start=start,
+            )
         parser = self._format.open(
             self.schema,
             batch_size=self.batch_size,
             threads=self._threads,
             skip_broken=self._skip_broken,
         )
-        reader = TextReader(
-            self.files,
-            self.schema,
-            parser,
-            share,
-            files_ahead=self._threads,
-            start=tuple(start or ()),
+        return TextReader(
+            self.files, self.schema, parser, share, files_ahead=self._threads, start=start
         )
-        return Stream(reader, drop_last=self.drop_last, batches_ahead=self._batches_ahead)
 
 
 class Reader(Protocol):

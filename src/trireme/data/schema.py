@@ -1,7 +1,7 @@
 """What the columns of the data are: names, kinds and widths, and how text becomes them.
 
 A schema lists fields in the order of the data; a field's name is the column's name in a batch.
-`format` says how text becomes these columns; None for data that is in columns already.
+`format` says how files become these columns; None for columns in memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,10 +126,15 @@ HEAD_BYTES = 1 << 16
 
 
 class Format(Protocol):
-    """How text becomes columns: a frozen value, compared and shown with its schema."""
+    """What the files are: a frozen value, compared and shown with its schema."""
 
     def check(self, schema: Schema) -> None:
         """Raises BadRequest: fields that this format cannot hold."""
+
+
+@runtime_checkable
+class TextFormat(Format, Protocol):
+    """How text becomes columns."""
 
     def open(
         self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool

@@ -36,10 +36,21 @@ def string_keys(
         strings = pa.array(values, type=pa.large_string(), from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(f"string_keys: expected strings as {feature!r}: {error}") from error
-    size = len(strings)
+    return arrow_string_keys(feature, strings)
+
+
+def arrow_string_keys(
+    feature: str, strings: pa.Array
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """string_keys of an array of strings or binary of any kind; null is missing."""
+    strings = strings.cast(pa.large_binary())
+    first, size = strings.offset, len(strings)
     _, offsets_buffer, bytes_buffer = strings.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64, size + 1) if size else np.zeros(1, np.int64)
+    offsets = np.zeros(1, np.int64)
+    if size:
+        offsets = np.frombuffer(offsets_buffer, np.int64)[first : first + size + 1]
     text = np.frombuffer(bytes_buffer or b"", np.uint8)
     keys = np.empty(size, np.uint64)
     _core.hash_strings(text, offsets, feature, keys)
-    return keys.view(np.int64), np.diff(offsets) > 0
+    is_null = strings.is_null().to_numpy(zero_copy_only=False)
+    return keys.view(np.int64), (np.diff(offsets) > 0) & ~is_null

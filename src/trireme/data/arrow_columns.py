@@ -1,0 +1,247 @@
+"""Arrow's arrays as columns of examples: numbers, bags of keys, strings.
+
+Shapes: n rows, N keys, n1 = n + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+
+from trireme.data.batch import Bags, Batch, Strings
+from trireme.data.schema import Content, Dense, Field, InsId, Label, Schema, Sparse
+from trireme.data.strings import arrow_string_keys
+
+
+class Pieces(NamedTuple):
+    """Piece i is values[offsets[i]:offsets[i + 1]]: the keys of a bag, or the bytes of a string."""
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]  # (n1,)
+
+    def cut(self, begin: int, end: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The values of pieces [begin, end), and how many each has."""
+        offsets = self.offsets[begin : end + 1]
+        return self.values[offsets[0] : offsets[-1]], np.diff(offsets)
+
+
+class BrokenRow(NamedTuple):
+    row: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Converted rows.
+
+    numbers: name -> (n,) or (n, dim) float32.
+    pieces: name -> bags of keys, or strings.
+    numbers_of_rows: (n,) where in its file each row is.
+    """
+
+    numbers: dict[str, NDArray[np.float32]]
+    pieces: dict[str, Pieces]
+    places: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+def why_not(field: Field, kind: pa.DataType) -> str | None:
+    """What a field expects of its column, if the column's type is not that."""
+    if isinstance(field, Sparse):
+        inner = _without_list(kind)
+        if isinstance(inner, pa.DictionaryType):
+            inner = inner.value_type
+        is_right = pa.types.is_integer(inner) or _is_text(inner)
+        return None if is_right else "integers or strings, or lists of them"
+    if isinstance(field, (InsId, Content)):
+        inner = kind.value_type if isinstance(kind, pa.DictionaryType) else kind
+        return None if _is_text(inner) or pa.types.is_integer(inner) else "strings or integers"
+    if isinstance(field, Dense) and field.dim > 1:
+        is_right = _without_list(kind) != kind and _is_number(_without_list(kind))
+        return None if is_right else f"lists of {field.dim} numbers"
+    return None if _is_number(kind) else "numbers"
+
+
+def convert(
+    schema: Schema, batch: pa.RecordBatch, first_row: int
+) -> tuple[Rows, NDArray[np.bool_], BrokenRow | None]:
+    """The rows of a batch of Arrow, which has the columns of the schema, of types that they accept.
+
+    Returns:
+        The rows; (n,) whether a row is broken; the first broken one and what is wrong with it.
+    """
+    numbers: dict[str, NDArray[np.float32]] = {}
+    pieces: dict[str, Pieces] = {}
+    broken_n = np.zeros(batch.num_rows, np.bool_)
+    first: BrokenRow | None = None
+    for field in schema.fields:
+        array = batch.column(field.name)
+        if isinstance(field, Sparse):
+            pieces[field.name] = _bags(field, array)
+        elif isinstance(field, (InsId, Content)):
+            pieces[field.name] = _strings(array)
+        else:
+            numbers[field.name], wrong_n, expected = _numbers(field, array)
+            broken_n |= wrong_n
+            if wrong_n.any() and (first is None or int(wrong_n.argmax()) < first.row):
+                row = int(wrong_n.argmax())
+                found = array[row].as_py()
+                first = BrokenRow(row, f"column {field.name!r}: expected {expected}, found {found}")
+    places = np.arange(first_row, first_row + batch.num_rows)
+    return Rows(numbers, pieces, places), broken_n, first
+
+
+def to_batch(schema: Schema, parts: Sequence[tuple[Rows, int, int]]) -> Batch:
+    """One batch of the rows [begin, end) of several."""
+    columns: dict[str, Any] = {}
+    values, lengths = [], []
+    for field in schema.fields:
+        name = field.name
+        if not isinstance(field, (Sparse, InsId, Content)):
+            cut = [rows.numbers[name][begin:end] for rows, begin, end in parts]
+            columns[name] = torch.from_numpy(np.concatenate(cut))
+            continue
+        cuts = [rows.pieces[name].cut(begin, end) for rows, begin, end in parts]
+        if isinstance(field, Sparse):
+            values += [values_N for values_N, _ in cuts]
+            lengths += [lengths_n for _, lengths_n in cuts]
+        else:
+            data, sizes = zip(*cuts, strict=True)
+            columns[name] = Strings(torch.from_numpy(np.concatenate(data)), _offsets(sizes))
+    if not schema.sparse:
+        return Batch(columns)
+    keys = torch.from_numpy(np.concatenate(values))
+    return Batch(columns, Bags(schema.sparse, keys, _offsets(lengths)))
+
+
+def _offsets(lengths: Sequence[NDArray[np.int64]]) -> torch.Tensor:
+    offsets = np.zeros(sum(map(len, lengths)) + 1, np.int64)
+    np.cumsum(np.concatenate(lengths), out=offsets[1:])
+    return torch.from_numpy(offsets)
+
+
+def _numbers(field: Field, array: pa.Array) -> tuple[NDArray[np.float32], NDArray[np.bool_], str]:
+    """(n,) or (n, dim) float32; (n,) whether each row is broken; what was expected."""
+    if isinstance(field, Dense) and field.dim > 1:
+        return _vectors(array, field.dim)
+    numbers, wrong_n = _floats(array)
+    expected = "a finite float32 number"
+    if not isinstance(field, (Label, Dense)):
+        expected += " that is not negative"
+        wrong_n |= numbers < 0
+    return (numbers[:, None] if isinstance(field, Dense) else numbers), wrong_n, expected
+
+
+def _vectors(array: pa.Array, dim: int) -> tuple[NDArray[np.float32], NDArray[np.bool_], str]:
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    wrong_n = lengths != dim
+    values, wrong_values = _floats(array.flatten())
+    row_of_value = np.repeat(np.arange(len(array)), lengths)
+    wrong_n[row_of_value[wrong_values]] = True
+    numbers = np.zeros((len(array), dim), np.float32)
+    right = ~wrong_n
+    numbers[right] = values[right[row_of_value]].reshape(-1, dim)
+    return numbers, wrong_n, f"{dim} finite float32 numbers"
+
+
+def _floats(array: pa.Array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The numbers, and where there is none that is finite."""
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    elif pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    numbers = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):  # found below
+        floats = numbers.astype(np.float32)
+    return floats, _nulls(array) | ~np.isfinite(floats)
+
+
+def _bags(field: Sparse, array: pa.Array) -> Pieces:
+    """A bag per row; what is null or an empty string has no key."""
+    bounds = np.arange(len(array) + 1)
+    if _without_list(array.type) != array.type:
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        bounds = np.zeros(len(array) + 1, np.int64)
+        np.cumsum(lengths, out=bounds[1:])
+        array = array.flatten()
+    keys, present = _keys(field, array)
+    if present.all():
+        return Pieces(keys, bounds)
+    before = np.zeros(len(keys) + 1, np.int64)
+    np.cumsum(present, out=before[1:])
+    return Pieces(keys[present], before[bounds])
+
+
+def _keys(field: Sparse, array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """A key per value, and whether there is one."""
+    if isinstance(array, pa.DictionaryArray):
+        keys, present = _keys(field, array.dictionary)
+        is_null = _nulls(array)
+        if len(keys) == 0:
+            return np.zeros(len(array), np.int64), ~is_null
+        index = pc.fill_null(array.indices, 0).to_numpy(zero_copy_only=False)
+        return keys[index], present[index] & ~is_null
+    if _is_text(array.type):
+        return arrow_string_keys(field.name, array)
+    if field.hashed:
+        return arrow_string_keys(field.name, array.cast(pa.large_string()))
+    keys = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+    return keys.astype(np.int64), ~_nulls(array)
+
+
+def _strings(array: pa.Array) -> Pieces:
+    """The bytes of each string; null is an empty one."""
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    if pa.types.is_integer(array.type):
+        array = array.cast(pa.large_string())
+    array = pc.fill_null(array.cast(pa.large_binary()), b"")
+    _, offsets, data = array.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    return Pieces(np.frombuffer(data or b"", np.uint8), bounds)
+
+
+def _nulls(array: pa.Array) -> NDArray[np.bool_]:
+    nulls: NDArray[np.bool_] = pc.is_null(array).to_numpy(zero_copy_only=False)
+    return nulls
+
+
+def _without_list(kind: pa.DataType) -> pa.DataType:
+    is_list = (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+    return kind.value_type if is_list else kind
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_decimal(kind)
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            types.is_string,
+            types.is_large_string,
+            types.is_string_view,
+            types.is_binary,
+            types.is_large_binary,
+            types.is_fixed_size_binary,
+        )
+    )
