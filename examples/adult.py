@@ -96,13 +96,13 @@ def main() -> None:
     for columns in (train, test):
         columns["dense"] = (columns["dense"] - mean) / spread
 
+    rule = tr.optim.Adagrad(lr=0.05, initial_accumulator_value=0.1)
     model = WideDeep(
+        tr.Table("wide", dim=1, optimizer=rule),
+        tr.Table("deep", dim=8, optimizer=rule),
         features=FEATURES,
         num_dense=len(NUMBERS),
-        dim=8,
         layers=(100, 50),
-        wide=tr.optim.Adagrad(lr=0.05, initial_accumulator_value=0.1),
-        deep=tr.optim.Adagrad(lr=0.05, initial_accumulator_value=0.1),
     )
     trainer = tr.Trainer(
         model,

@@ -40,8 +40,8 @@ def main() -> None:
     arguments = parse_arguments()
     cluster = tr.init()
     torch.manual_seed(1)
-    rows = tr.optim.Adagrad(lr=arguments.rows_lr, initial_accumulator_value=0.01)
-    model = CtrDnn(optimizer=rows)
+    rule = tr.optim.Adagrad(lr=arguments.rows_lr, initial_accumulator_value=0.01)
+    model = CtrDnn(tr.Table("embedding", dim=9, optimizer=rule))
     trainer = tr.Trainer(
         model,
         torch.optim.Adam(model.parameters(), lr=arguments.lr),

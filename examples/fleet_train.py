@@ -17,7 +17,8 @@ from trireme.models import CtrDnn
 files, checkpoint = sys.argv[1:3]
 fleet.init(fleet.PaddleCloudRoleMaker())
 torch.manual_seed(0)
-model = CtrDnn(layers=(64, 32))
+rows = tr.Table("embedding", dim=9, optimizer=tr.optim.Adam(lr=1e-3))
+model = CtrDnn(rows, layers=(64, 32))
 strategy = fleet.DistributedStrategy()
 strategy.a_sync = True
 optimizer = fleet.distributed_optimizer(

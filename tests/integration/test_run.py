@@ -40,10 +40,9 @@ def create(config):
     rate = config.get("hyper_parameters.optimizer.learning_rate")
     features = [f"C{i}" for i in range(1, config.get("num_features", 26) + 1)]
     model = tr.models.CtrDnn(
+        tr.Table("embedding", dim=4, optimizer=tr.optim.Adam(lr=rate)),
         features=features,
-        dim=4,
         layers=config.get("hyper_parameters.fc_sizes"),
-        optimizer=tr.optim.Adam(lr=rate),
     )
     return tr.Recipe(
         model=model,

@@ -73,7 +73,12 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     folders = {name.split("/")[0] for name in names}
     assert {name for name in folders if not name.endswith(".dist-info")} == {"trireme"}
     assert any(name.startswith("trireme/_core.") and name.endswith(".so") for name in names)
-    for needed in ("trireme/py.typed", "trireme/_core.pyi", "trireme/launch/child.py"):
+    for needed in (
+        "trireme/py.typed",
+        "trireme/_core.pyi",
+        "trireme/launch/child.py",
+        "trireme/models/lr.yaml",
+    ):
         assert needed in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

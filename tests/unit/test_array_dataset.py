@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from trireme import _core
-from trireme.data import ArrayDataset, Dense, Label, Schema, Sparse, Weight, criteo, string_keys
+from trireme.data import (
+    ArrayDataset,
+    Content,
+    Dense,
+    InsId,
+    Label,
+    Ragged,
+    Schema,
+    Sparse,
+    Weight,
+    criteo,
+    string_keys,
+)
 from trireme.errors import BadRequest, DataError
 
 N = 103
@@ -158,3 +172,47 @@ def test_core_refuses_offsets_out_of_range():
         _core.hash_strings(text, np.array([0, 1]), "s", out)
     with pytest.raises(TypeError):
         _core.hash_strings(text, np.array([0, 1, 2], np.int32), "s", out)
+
+
+def test_ragged_columns_give_their_bags_in_any_order():
+    rng = np.random.default_rng(3)
+    sizes = rng.integers(0, 4, 50)
+    values = torch.from_numpy(rng.integers(0, 1000, 5 + sizes.sum()))
+    ragged = Ragged(values, torch.from_numpy(5 + np.concatenate([[0], sizes.cumsum()])))
+    bags = [values[b:e].tolist() for b, e in itertools.pairwise(ragged.offsets.tolist())]
+    columns = {"n": np.arange(50), "id": np.arange(50) * 7, "words": ragged}
+    schema = Schema([Dense("n"), Sparse("id"), Sparse("words")])
+    seen = []
+    for batch in ArrayDataset(columns, schema=schema, batch_size=8, shuffle=True):
+        ids, words = batch["id"], batch["words"]
+        for i, n in enumerate(batch["n"].flatten().int().tolist()):
+            seen.append(n)
+            assert ids.values[ids.offsets[i] : ids.offsets[i + 1]].tolist() == [7 * n]
+            assert words.values[words.offsets[i] : words.offsets[i + 1]].tolist() == bags[n]
+    assert sorted(seen) == list(range(50))
+    assert seen != sorted(seen)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Ragged(torch.ones(3), torch.tensor([0, 3])),
+        Ragged(torch.arange(3), torch.tensor([0, 4])),
+        Ragged(torch.arange(3), torch.tensor([2, 1])),
+        Ragged(torch.arange(3), torch.tensor([0, 3]), torch.ones(3)),
+    ],
+)
+def test_ragged_columns_of_another_form_are_refused(wrong):
+    with pytest.raises(DataError, match="expected 'id' as integers without weights, with offsets"):
+        ArrayDataset({"id": wrong}, schema=Schema([Sparse("id")]), batch_size=1)
+
+
+def test_names_and_texts_of_examples_are_strings():
+    names = [f"user {i} \u00e9" * (i % 3) for i in range(20)]
+    schema = Schema([InsId(), Content("text"), Dense("n")])
+    columns = {"ins_id": names, "text": np.array(names), "n": np.arange(20)}
+    for batch in ArrayDataset(columns, schema=schema, batch_size=6, shuffle=True):
+        expected = [names[n] for n in batch["n"].flatten().int().tolist()]
+        assert batch["ins_id"].decode() == batch["text"].decode() == expected
+    with pytest.raises(DataError, match="expected strings in 'ins_id', found 3"):
+        ArrayDataset({"ins_id": [3]}, schema=Schema([InsId()]), batch_size=1)

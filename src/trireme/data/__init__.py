@@ -6,6 +6,7 @@ from trireme.data.batch import Bags, Batch, Ragged, Strings
 from trireme.data.criteo import criteo
 from trireme.data.queue_dataset import QueueDataset, Stream
 from trireme.data.schema import Content, Dense, InsId, Label, Schema, Show, Sparse, Weight
+from trireme.data.skip_gram import SkipGramDataset, SkipGramStream, read_words, words_of
 from trireme.data.strings import string_keys
 
 __all__ = [
@@ -21,11 +22,15 @@ __all__ = [
     "Ragged",
     "Schema",
     "Show",
+    "SkipGramDataset",
+    "SkipGramStream",
     "Sparse",
     "Stream",
     "Strings",
     "Weight",
     "arrow",
     "criteo",
+    "read_words",
     "string_keys",
+    "words_of",
 ]

@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trireme.data.batch import Bags, Batch
+from trireme.data.batch import Bags, Batch, Ragged, Strings
 from trireme.data.batch import Column as BatchColumn
 from trireme.data.schema import Content, Dense, InsId, Schema, Sparse, Weight
 from trireme.data.strings import string_keys
 from trireme.errors import BadRequest, DataError
 
-Column: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
+Column: TypeAlias = Tensor | NDArray[Any] | Sequence[Any] | Ragged
 
 
 class ArrayDataset:
@@ -31,7 +31,8 @@ class ArrayDataset:
             Label, Weight: (N,) finite numbers (weights not negative); Dense: (N,) or (N, dim)
             finite numbers. Sparse: (N,) one value per example: integers are keys as they are
             (64 bits), strings are hashed (see trireme.data.strings); None, NaN and "" among
-            strings make an empty bag.
+            strings make an empty bag. Or Ragged, N bags of keys without weights.
+            InsId, Content: N strings.
         schema: the fields to read; one without a text format.
         batch_size: examples per batch; the last one of a stream may have fewer.
         shuffle: another order of the examples in every epoch, by `seed`.
@@ -69,34 +70,32 @@ class ArrayDataset:
         self.schema = schema
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.num_examples = len(columns[schema.names[0]])
+        self.num_examples = _num_values(columns[schema.names[0]])
         self._seed = seed if shuffle else None
         self._epoch = 0
         for name in schema.names:
-            if len(columns[name]) != self.num_examples:
+            if _num_values(columns[name]) != self.num_examples:
                 raise DataError(
                     f"ArrayDataset: expected {self.num_examples} values in {name!r}, as in "
-                    f"{schema.names[0]!r}, found {len(columns[name])}"
+                    f"{schema.names[0]!r}, found {_num_values(columns[name])}"
                 )
         self._numbers: dict[str, Tensor] = {}
-        keys_F, present_F = [], []
+        keys_F, sizes_F = [], []
+        self._strings: dict[str, _Bags] = {}
         for field in schema.fields:
             if isinstance(field, (InsId, Content)):
-                raise BadRequest(
-                    f"ArrayDataset: expected numbers and keys, found the strings of {field}"
-                )
-            if isinstance(field, Sparse):
-                keys_N, present_N = _keys(field.name, columns[field.name])
-                keys_F.append(torch.from_numpy(keys_N))
-                present_F.append(torch.from_numpy(present_N))
+                self._strings[field.name] = _texts(field.name, columns[field.name])
+            elif isinstance(field, Sparse):
+                keys, sizes_N = _bags(field.name, columns[field.name])
+                keys_F.append(keys)
+                sizes_F.append(sizes_N)
             else:
                 dim = field.dim if isinstance(field, Dense) else None
                 numbers = _numbers(field.name, columns[field.name], dim)
                 if isinstance(field, Weight):
                     _require(field.name, "weights >= 0", numbers, numbers >= 0)
                 self._numbers[field.name] = torch.from_numpy(numbers)
-        self._keys_FN = torch.stack(keys_F) if keys_F else None
-        self._present_FN = torch.stack(present_F) if present_F else None
+        self._bags = _Bags(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
 
     def __len__(self) -> int:
         """Batches of one pass over everything."""
@@ -145,12 +144,31 @@ class ArrayDataset:
         columns: dict[str, BatchColumn] = {
             name: column[rows_B] for name, column in self._numbers.items()
         }
-        if self._keys_FN is None or self._present_FN is None:
+        columns |= {name: Strings(*texts.of(rows_B)) for name, texts in self._strings.items()}
+        if self._bags is None:
             return Batch(columns)
-        keys_FB, present_FB = self._keys_FN[:, rows_B], self._present_FN[:, rows_B]
-        offsets = torch.zeros(keys_FB.numel() + 1, dtype=torch.int64)
-        torch.cumsum(present_FB.flatten(), 0, out=offsets[1:])
-        return Batch(columns, Bags(self.schema.sparse, keys_FB[present_FB], offsets))
+        return Batch(columns, Bags(self.schema.sparse, *self._bags.of(rows_B)))
+
+
+class _Bags:
+    """Bags of values of F features of N examples: bag f*N + n is that of example n.
+
+    values: of all bags, one behind the other. sizes_FN: how many each has.
+    """
+
+    def __init__(self, values: Tensor, sizes_FN: Tensor) -> None:
+        self._values, self._sizes_FN = values, sizes_FN
+        self._begins_FN = sizes_FN.flatten().cumsum(0).view_as(sizes_FN) - sizes_FN
+
+    def of(self, rows_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and offsets of the bags of some examples, feature-major."""
+        sizes, begins = (part[:, rows_B].flatten() for part in (self._sizes_FN, self._begins_FN))
+        offsets = torch.zeros(len(sizes) + 1, dtype=torch.int64)
+        torch.cumsum(sizes, 0, out=offsets[1:])
+        total = int(offsets[-1])
+        places = torch.repeat_interleave(begins - offsets[:-1], sizes, output_size=total)
+        places += torch.arange(total)
+        return self._values[places], offsets
 
 
 class ArrayStream(Iterator[Batch]):
@@ -183,6 +201,10 @@ class ArrayStream(Iterator[Batch]):
         return self.position[0] / len(self._order) if len(self._order) else 1.0
 
 
+def _num_values(column: Column) -> int:
+    return len(column.offsets) - 1 if isinstance(column, Ragged) else len(column)
+
+
 def _array(column: Column) -> NDArray[Any]:
     if isinstance(column, Tensor):
         return column.detach().cpu().numpy()
@@ -205,9 +227,39 @@ def _numbers(name: str, column: Column, dim: int | None) -> NDArray[np.float32]:
     return numbers
 
 
-def _keys(name: str, column: Column) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _texts(name: str, column: Column) -> _Bags:
+    encoded = []
+    for text in [] if isinstance(column, Ragged) else column:
+        if not isinstance(text, str):
+            raise DataError(f"ArrayDataset: expected strings in {name!r}, found {text!r}")
+        encoded.append(text.encode())
+    data = np.frombuffer(b"".join(encoded), np.uint8).copy()
+    sizes = torch.tensor([[len(text) for text in encoded]], dtype=torch.int64)
+    return _Bags(torch.from_numpy(data), sizes)
+
+
+def _bags(name: str, column: Column) -> tuple[Tensor, Tensor]:
+    """int64 keys of N bags, one behind the other, and (N,) int64 how many each has."""
+    if isinstance(column, Ragged):
+        return _ragged(name, column)
+    keys_N, present_N = _keys(name, _array(column))
+    return torch.from_numpy(keys_N[present_N]), torch.from_numpy(present_N.astype(np.int64))
+
+
+def _ragged(name: str, column: Ragged) -> tuple[Tensor, Tensor]:
+    values, offsets = column.values, column.offsets
+    sizes = offsets.diff()
+    is_right = column.weights is None and not (values.is_floating_point() or values.is_complex())
+    if not is_right or (sizes < 0).any() or not 0 <= offsets[0] <= offsets[-1] <= len(values):
+        raise DataError(
+            f"ArrayDataset: expected {name!r} as integers without weights, with offsets that rise "
+            f"from 0 to {len(values)}, found {column}"
+        )
+    return values[int(offsets[0]) : int(offsets[-1])].to(torch.int64), sizes
+
+
+def _keys(name: str, array: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """(N,) int64 keys, and (N,) bool whether there is one."""
-    array = _array(column)
     if array.ndim != 1:
         raise DataError(
             f"ArrayDataset: expected one value per example in {name!r}, found {array.shape}"

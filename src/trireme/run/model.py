@@ -10,6 +10,7 @@ from types import ModuleType
 
 from trireme.config import Config
 from trireme.errors import BadRequest
+from trireme.models import zoo
 from trireme.run.settings import Settings
 from trireme.train import Recipe
 
@@ -60,17 +61,13 @@ def _find(config: Config, settings: Settings) -> tuple[str, Callable[[Config], R
     elif "/" in named or named.endswith(".py"):
         path = settings.folder / named
     else:
-        return named, _zoo(named)
+        return named, zoo.load(named).create
     create = getattr(load_file(path), "create", None)
     if not callable(create):
         raise BadRequest(
             f"{path}: expected a function create(config) -> trireme.Recipe, found none"
         )
     return str(path), create
-
-
-def _zoo(name: str) -> Callable[[Config], Recipe]:
-    raise BadRequest(f"run: expected a model file (.py), found {name!r}")
 
 
 def _nothing_named(folder: Path) -> str:

@@ -1,0 +1,51 @@
+"""Attention of a candidate over a ragged history.
+
+Shapes: B examples, N events in all their histories together, D floats each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trireme.models.mlp import mlp
+
+
+class TargetAttention(nn.Module):
+    """The sum of the events of a history, each times its relevance to the candidate.
+
+    Relevance is an MLP of (candidate, event, candidate - event, candidate * event). It is not
+    normalized, as in the paper: the sum says how much of the history speaks for the candidate. So
+    an event whose vector is zero, as padding is, adds nothing; an empty history gives zeros.
+
+    Source: Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
+
+    Args:
+        dim: floats per vector, D.
+        layers: widths of the hidden layers.
+        activation: between the layers.
+    """
+
+    def __init__(
+        self, dim: int, *, layers: Sequence[int], activation: type[nn.Module] = nn.Sigmoid
+    ) -> None:
+        super().__init__()
+        self.relevance = mlp([4 * dim, *layers, 1], activation=activation)
+
+    def forward(self, candidate_BD: Tensor, events_ND: Tensor, offsets_B1: Tensor) -> Tensor:
+        """(B, D) sums.
+
+        Args:
+            offsets_B1: the history of example b is rows offsets[b] - offsets[0] and on, before
+                offsets[b + 1] - offsets[0].
+        """
+        lengths_B = offsets_B1.diff()
+        examples_N = torch.repeat_interleave(
+            torch.arange(len(lengths_B)), lengths_B, output_size=len(events_ND)
+        )
+        candidate_ND = candidate_BD[examples_N]
+        pairs = [candidate_ND, events_ND, candidate_ND - events_ND, candidate_ND * events_ND]
+        relevance_N1 = self.relevance(torch.cat(pairs, 1))
+        return torch.zeros_like(candidate_BD).index_add(0, examples_N, relevance_N1 * events_ND)

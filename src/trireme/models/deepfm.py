@@ -1,0 +1,65 @@
+"""DeepFM: a factorization machine and an MLP over the same rows.
+
+Source: Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction",
+IJCAI 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trireme.config import Config
+from trireme.data.batch import Batch
+from trireme.models.hyper_parameters import HyperParameters, click_recipe
+from trireme.models.inputs import CRITEO_FEATURES, Fields
+from trireme.models.interaction import sum_of_products
+from trireme.models.mlp import mlp
+from trireme.table import Table
+from trireme.train.recipe import Recipe
+
+
+class DeepFM(nn.Module):
+    """logit = FM(ids, dense) + MLP(the vectors of the same FM).
+
+    Args:
+        rows: table of dim 1 + D: the weight of an id and behind it its vector.
+        features: sparse features.
+        num_dense: width of the dense column, 0 for none. Its numbers have vectors as ids have.
+        dense: its name.
+        layers: widths of the hidden layers.
+    """
+
+    def __init__(
+        self,
+        rows: Table,
+        *,
+        features: Sequence[str] = CRITEO_FEATURES,
+        num_dense: int = 13,
+        dense: str = "dense",
+        layers: Sequence[int] = (400, 400, 400),
+    ) -> None:
+        super().__init__()
+        self.fields = Fields(rows, features=features, num_dense=num_dense, dense=dense)
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.mlp = mlp([self.fields.num_fields * (rows.dim - 1), *layers, 1])
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B,) logits."""
+        fields = self.fields(batch)
+        weights, vectors = fields[:, :, 0], fields[:, :, 1:]
+        shallow = self.bias + weights.sum(1) + sum_of_products(vectors)
+        logits: Tensor = shallow + self.mlp(vectors.flatten(1)).squeeze(1)
+        return logits
+
+
+def create(config: Config) -> Recipe:
+    """Keys: those of trireme.models.hyper_parameters, and fc_sizes, the widths of the hidden layers
+    (default 400, 400, 400).
+    """
+    hyper = HyperParameters(config)
+    layers = hyper.sizes("fc_sizes", (400, 400, 400))
+    model = DeepFM(hyper.table(dim=1 + hyper.dim), layers=layers, **hyper.inputs())
+    return click_recipe(model, hyper)

@@ -1,0 +1,121 @@
+"""DIN: a candidate's click from the user's ragged history, by attention of the one over the other.
+
+Source: Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trireme.config import Config
+from trireme.data.batch import Batch, Ragged
+from trireme.data.schema import Label, Schema, Sparse
+from trireme.errors import BadRequest
+from trireme.metrics import AUC
+from trireme.models.attention import TargetAttention
+from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.mlp import mlp
+from trireme.nn import Embedding, EmbeddingBag
+from trireme.table import Table
+from trireme.train.recipe import Recipe
+
+HISTORY = ("hist_item_seq", "hist_cat_seq")
+TARGET = ("target_item", "target_cat")
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
+
+
+class DIN(nn.Module):
+    """logit = MLP(attended history, candidate, their product) + bias of the item.
+
+    Key 0 is padding in both tables: a history may be padded with it, or be empty.
+
+    Args:
+        items, categories: tables of the ids of items and of their categories.
+        history: the columns of both ids of a history; ragged, with equally many of both.
+        target: the columns of both ids of the candidate.
+        attention: widths of the hidden layers of the attention.
+        layers: widths of the hidden layers after it.
+        activation: of the attention.
+    """
+
+    def __init__(
+        self,
+        items: Table,
+        categories: Table,
+        *,
+        history: tuple[str, str] = HISTORY,
+        target: tuple[str, str] = TARGET,
+        attention: Sequence[int] = (80, 40),
+        layers: Sequence[int] = (80, 40),
+        activation: type[nn.Module] = nn.Sigmoid,
+    ) -> None:
+        super().__init__()
+        self.history = history
+        pairs = list(zip((items, categories), history, target, strict=True))
+        self.events = nn.ModuleList(
+            Embedding(table, features=past, padding_key=0) for table, past, _ in pairs
+        )
+        self.candidate = nn.ModuleList(
+            EmbeddingBag(table, features=now, padding_key=0) for table, _, now in pairs
+        )
+        dim = items.dim + categories.dim
+        self.attention = TargetAttention(dim, layers=attention, activation=activation)
+        self.mlp = mlp([3 * dim, *layers, 1])
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B,) logits.
+
+        Raises:
+            BadRequest: a history is not ragged, or has other numbers of items than of categories.
+        """
+        items, categories = (self._history(batch, name) for name in self.history)
+        if not torch.equal(items.offsets.diff(), categories.offsets.diff()):
+            raise BadRequest(
+                f"DIN: expected as many ids in {self.history[0]!r} as in {self.history[1]!r} of "
+                "every example, found other numbers"
+            )
+        events = torch.cat([part(batch) for part in self.events], 1)
+        candidate = torch.cat([part(batch).squeeze(1) for part in self.candidate], 1)
+        interest = self.attention(candidate, events, items.offsets)
+        logits: Tensor = self.mlp(torch.cat([interest, candidate, interest * candidate], 1))
+        return logits.squeeze(1)
+
+    def _history(self, batch: Batch, name: str) -> Ragged:
+        column = batch[name]
+        if not isinstance(column, Ragged):
+            raise BadRequest(f"DIN: expected {name!r} as Ragged, found {type(column).__name__}")
+        return column
+
+
+def create(config: Config) -> Recipe:
+    """Keys: those of trireme.models.hyper_parameters for the optimizer, and
+
+    item_emb_size, cat_emb_size: floats per row of the tables "item" and "category", default 64.
+    act: activation of the attention, sigmoid (default) or relu.
+    fc_sizes: widths of the hidden layers after the attention, default 80, 40.
+
+    Inputs: hist_item_seq, hist_cat_seq, target_item, target_cat, label.
+    """
+    hyper = HyperParameters(config)
+    name = str(hyper.get("act", "sigmoid"))
+    if name not in _ACTIVATIONS:
+        raise BadRequest(
+            f"hyper_parameters.act: expected one of {', '.join(_ACTIVATIONS)}, found {name!r}"
+        )
+    model = DIN(
+        hyper.table("item", dim=int(hyper.get("item_emb_size", 64))),
+        hyper.table("category", dim=int(hyper.get("cat_emb_size", 64))),
+        layers=hyper.sizes("fc_sizes", (80, 40)),
+        activation=_ACTIVATIONS[name],
+    )
+    return Recipe(
+        model=model,
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        optimizer=hyper.optimizer(model),
+        label="label",
+        schema=Schema([*map(Sparse, (*HISTORY, *TARGET)), Label("label")]),
+        metrics=[AUC()],
+    )

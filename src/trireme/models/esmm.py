@@ -1,0 +1,90 @@
+"""ESMM: clicks and conversions together, so that conversions are learnt from all examples and not
+only from the clicked ones.
+
+Source: Ma et al., "Entire Space Multi-Task Model: An Effective Approach for Estimating Post-Click
+Conversion Rate", SIGIR 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from trireme.config import Config
+from trireme.data.batch import Batch
+from trireme.metrics import AUC
+from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.inputs import CRITEO_FEATURES, Concatenated
+from trireme.models.mlp import mlp
+from trireme.table import Table
+from trireme.train.recipe import Recipe
+
+
+class ESMM(nn.Module):
+    """Two towers over the same rows, for the click and for the conversion after a click; their
+    probabilities multiply to that of a click with a conversion.
+
+    Args:
+        rows: table of the features.
+        features: sparse features.
+        num_dense: width of the dense column, 0 for none.
+        dense: its name.
+        layers: widths of the hidden layers of each tower.
+    """
+
+    def __init__(
+        self,
+        rows: Table,
+        *,
+        features: Sequence[str] = CRITEO_FEATURES,
+        num_dense: int = 13,
+        dense: str = "dense",
+        layers: Sequence[int] = (256, 128),
+    ) -> None:
+        super().__init__()
+        self.inputs = Concatenated(rows, features=features, num_dense=num_dense, dense=dense)
+        self.click = mlp([self.inputs.width, *layers, 1])
+        self.conversion = mlp([self.inputs.width, *layers, 1])
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """(B,) logits: "ctr", "cvr" (of the conversion, given the click) and "ctcvr" (of both)."""
+        x = self.inputs(batch)
+        click, conversion = self.click(x).squeeze(1), self.conversion(x).squeeze(1)
+        return {"ctr": click, "cvr": conversion, "ctcvr": logit_of_both(click, conversion)}
+
+
+def logit_of_both(a: Tensor, b: Tensor) -> Tensor:
+    """The logit of sigmoid(a) * sigmoid(b), without leaving logarithms: 1 / p - 1 is
+    exp(-a) + exp(-b) + exp(-a - b).
+    """
+    return -torch.logsumexp(torch.stack([-a, -b, -a - b]), 0)
+
+
+def esmm_loss(outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+    """The log loss of the clicks plus that of the conversions, over all examples."""
+    log_loss = nn.functional.binary_cross_entropy_with_logits
+    click, conversion = (cast(Tensor, batch[name]) for name in ("click", "conversion"))
+    return log_loss(outputs["ctr"], click) + log_loss(outputs["ctcvr"], conversion)
+
+
+def create(config: Config) -> Recipe:
+    """Keys: those of trireme.models.hyper_parameters, and fc_sizes, the widths of the hidden layers
+    of each tower (default 256, 128). Inputs: click, conversion (only where click is 1), features.
+    """
+    hyper = HyperParameters(config)
+    layers = hyper.sizes("fc_sizes", (256, 128))
+    model = ESMM(hyper.table(), layers=layers, **hyper.inputs())
+    return Recipe(
+        model=model,
+        loss=esmm_loss,
+        optimizer=hyper.optimizer(model),
+        label=None,
+        schema=hyper.schema("click", "conversion"),
+        metrics=[
+            AUC(name="auc_ctr", output="ctr", label="click"),
+            AUC(name="auc_ctcvr", output="ctcvr", label="conversion"),
+        ],
+    )

@@ -1,0 +1,55 @@
+"""FM: factorization machine, a linear model plus the products of all pairs of inputs.
+
+Source: Rendle, "Factorization Machines", ICDM 2010.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trireme.config import Config
+from trireme.data.batch import Batch
+from trireme.models.hyper_parameters import HyperParameters, click_recipe
+from trireme.models.inputs import CRITEO_FEATURES, Fields
+from trireme.models.interaction import sum_of_products
+from trireme.table import Table
+from trireme.train.recipe import Recipe
+
+
+class FM(nn.Module):
+    """logit = bias + sum of w_i x_i + sum over i<j of <v_i, v_j> x_i x_j.
+
+    Args:
+        rows: table of dim 1 + D: the weight w of an id and behind it its vector v, so that one
+            lookup brings both.
+        features: sparse features.
+        num_dense: width of the dense column, 0 for none. Its numbers take part like ids.
+        dense: its name.
+    """
+
+    def __init__(
+        self,
+        rows: Table,
+        *,
+        features: Sequence[str] = CRITEO_FEATURES,
+        num_dense: int = 13,
+        dense: str = "dense",
+    ) -> None:
+        super().__init__()
+        self.fields = Fields(rows, features=features, num_dense=num_dense, dense=dense)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B,) logits."""
+        fields = self.fields(batch)
+        logits: Tensor = self.bias + fields[:, :, 0].sum(1) + sum_of_products(fields[:, :, 1:])
+        return logits
+
+
+def create(config: Config) -> Recipe:
+    """Keys: those of trireme.models.hyper_parameters."""
+    hyper = HyperParameters(config)
+    return click_recipe(FM(hyper.table(dim=1 + hyper.dim), **hyper.inputs()), hyper)

@@ -1,0 +1,119 @@
+"""What the `create` functions of the models read alike: PaddleRec's hyper_parameters.* of click
+models.
+
+| Key | Default | Means |
+|---|---|---|
+| optimizer.class | Adam | Adam, Adagrad or SGD: for the dense part and for the rows |
+| optimizer.learning_rate | 0.001 | of both |
+| sparse_inputs_slots | 27 | sparse inputs with the label among them: features "1" to "26" |
+| sparse_feature_dim | 9 | floats per row |
+| dense_input_dim | 13 | width of the column dense_feature, 0 for none |
+
+sparse_feature_number, the size of PaddleRec's table, has no counterpart: a table takes every key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme import optim
+from trireme.config import Config
+from trireme.data.schema import Dense, Field, Label, Schema, Sparse
+from trireme.errors import BadRequest
+from trireme.metrics import AUC
+from trireme.table import Table
+from trireme.train.recipe import Recipe
+
+_OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], type[optim.Rule]]] = {
+    "adagrad": (torch.optim.Adagrad, optim.Adagrad),
+    "adam": (torch.optim.Adam, optim.Adam),
+    "sgd": (torch.optim.SGD, optim.SGD),
+}
+
+
+class HyperParameters:
+    """The hyper_parameters.* of a configuration.
+
+    Args:
+        defaults: values of this model for keys that the file does not give, by the rest of the key.
+    """
+
+    def __init__(self, config: Config, **defaults: Any) -> None:
+        self._config, self._defaults = config, defaults
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of hyper_parameters.KEY; the model's default, or else this one, without it."""
+        return self._config.get(f"hyper_parameters.{key}", self._defaults.get(key, default))
+
+    def sizes(self, key: str, default: Sequence[int]) -> tuple[int, ...]:
+        """Widths of layers: a list of positive integers. Raises BadRequest for anything else."""
+        found = self.get(key, default)
+        if not isinstance(found, (list, tuple)) or not all(
+            isinstance(size, int) and size > 0 for size in found
+        ):
+            raise BadRequest(
+                f"hyper_parameters.{key}: expected a list of positive integers, found {found!r}"
+            )
+        return tuple(found)
+
+    @property
+    def dim(self) -> int:
+        return int(self.get("sparse_feature_dim", 9))
+
+    def features(self) -> tuple[str, ...]:
+        """ "1", "2", ...: one less than sparse_inputs_slots, which counts the label."""
+        return tuple(str(i) for i in range(1, int(self.get("sparse_inputs_slots", 27))))
+
+    def inputs(self) -> dict[str, Any]:
+        """The keyword arguments of the models that say what they read."""
+        return {
+            "features": self.features(),
+            "num_dense": int(self.get("dense_input_dim", 13)),
+            "dense": "dense_feature",
+        }
+
+    def schema(self, *labels: str) -> Schema:
+        """PaddleRec's inputs in their order: labels, sparse features, dense numbers."""
+        inputs = self.inputs()
+        fields: list[Field] = [*map(Label, labels), *map(Sparse, inputs["features"])]
+        if inputs["num_dense"]:
+            fields.append(Dense(inputs["dense"], inputs["num_dense"]))
+        return Schema(fields)
+
+    def table(self, name: str = "embedding", *, dim: int | None = None, **options: Any) -> Table:
+        """A table whose rows learn with the configured optimizer."""
+        _, rule = self._optimizer()
+        lr = float(self.get("optimizer.learning_rate", 1e-3))
+        options.setdefault("optimizer", rule(lr=lr))
+        return Table(name, dim=self.dim if dim is None else dim, **options)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
+        """The configured optimizer over the dense parameters; None where there are none."""
+        cls, _ = self._optimizer()
+        parameters = list(model.parameters())
+        lr = float(self.get("optimizer.learning_rate", 1e-3))
+        return cls(parameters, lr=lr) if parameters else None  # type: ignore[call-arg]
+
+    def _optimizer(self) -> tuple[type[torch.optim.Optimizer], type[optim.Rule]]:
+        name = str(self.get("optimizer.class", "Adam"))
+        if name.lower() not in _OPTIMIZERS:
+            raise BadRequest(
+                f"hyper_parameters.optimizer.class: expected Adam, Adagrad or SGD, found {name!r}"
+            )
+        return _OPTIMIZERS[name.lower()]
+
+
+def click_recipe(model: nn.Module, hyper: HyperParameters) -> Recipe:
+    """How a model of one click logit per example is trained."""
+    return Recipe(
+        model=model,
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        optimizer=hyper.optimizer(model),
+        label="click",
+        schema=hyper.schema("click"),
+        metrics=[AUC()],
+    )

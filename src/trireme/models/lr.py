@@ -1,0 +1,51 @@
+"""LR: logistic regression, one weight per id and per dense number. The floor that others are
+measured from.
+
+Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from trireme.config import Config
+from trireme.data.batch import Batch
+from trireme.models.hyper_parameters import HyperParameters, click_recipe
+from trireme.models.inputs import CRITEO_FEATURES, Weighted
+from trireme.table import Table
+from trireme.train.recipe import Recipe
+
+
+class LR(nn.Module):
+    """logit = bias + the weights of the ids + dense . w.
+
+    Args:
+        rows: table of the weights, of dim 1.
+        features: sparse features.
+        num_dense: width of the dense column, 0 for none.
+        dense: its name.
+    """
+
+    def __init__(
+        self,
+        rows: Table,
+        *,
+        features: Sequence[str] = CRITEO_FEATURES,
+        num_dense: int = 13,
+        dense: str = "dense",
+    ) -> None:
+        super().__init__()
+        self.linear = Weighted(rows, features=features, num_dense=num_dense, dense=dense)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B,) logits."""
+        logits: Tensor = self.linear(batch)
+        return logits
+
+
+def create(config: Config) -> Recipe:
+    """Keys: those of trireme.models.hyper_parameters, but for sparse_feature_dim, which is 1."""
+    hyper = HyperParameters(config)
+    return click_recipe(LR(hyper.table(dim=1), **hyper.inputs()), hyper)

@@ -1,0 +1,80 @@
+"""Slot-DNN: an MLP over hundreds of ragged features of one table, each sum-pooled. The model of
+PaddleRec's models/rank/slot_dnn, for online learning.
+
+Its shape is that of Covington et al., "Deep Neural Networks for YouTube Recommendations", RecSys
+2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from trireme import optim
+from trireme.config import Config
+from trireme.data.batch import Batch
+from trireme.data.schema import Label, Schema, Show, Sparse
+from trireme.initializer import TailUniform
+from trireme.metrics import AUC
+from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.inputs import Concatenated
+from trireme.models.mlp import mlp
+from trireme.table import Table
+from trireme.train.recipe import Recipe
+
+SLOT_FEATURES = tuple(str(i) for i in range(2, 302))
+
+
+class SlotDnn(nn.Module):
+    """logit = MLP(the sum of each feature's rows), clipped to +-15.
+
+    Args:
+        rows: table of all features; key 0 is padding.
+        features: ragged features.
+        layers: widths of the hidden layers.
+    """
+
+    def __init__(
+        self,
+        rows: Table,
+        *,
+        features: Sequence[str] = SLOT_FEATURES,
+        layers: Sequence[int] = (512, 256, 128),
+    ) -> None:
+        super().__init__()
+        self.inputs = Concatenated(rows, features=features, padding_key=0)
+        self.mlp = mlp([self.inputs.width, *layers, 1], gain=0.2)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B,) logits."""
+        logits: Tensor = self.mlp(self.inputs(batch))
+        return logits.squeeze(1).clamp(-15.0, 15.0)
+
+
+def create(config: Config) -> Recipe:
+    """Keys: those of trireme.models.hyper_parameters for the optimizer (of the dense part;
+    learning_rate: default 5e-6) and sparse_feature_dim, and
+
+    slot_num: ragged features, default 300: "2" to "301".
+    fc_sizes: widths of the hidden layers, default 512, 256, 128.
+
+    Inputs: show, click, the features. Rows learn as Fleet's do: FleetAdagrad with learning rate
+    0.05 and initial_g2sum 3.0, weights within +-10.
+    """
+    hyper = HyperParameters(config, **{"optimizer.learning_rate": 5e-6})
+    features = tuple(str(i) for i in range(2, 2 + int(hyper.get("slot_num", 300))))
+    rows = hyper.table(
+        optimizer=optim.FleetAdagrad(lr=0.05, initial_g2sum=3.0, bounds=(-10.0, 10.0)),
+        initializer=TailUniform(-1e-4, 1e-4),
+        absent="zeros",
+    )
+    model = SlotDnn(rows, features=features, layers=hyper.sizes("fc_sizes", (512, 256, 128)))
+    return Recipe(
+        model=model,
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        optimizer=hyper.optimizer(model),
+        label="click",
+        schema=Schema([Show("show"), Label("click"), *map(Sparse, features)]),
+        metrics=[AUC()],
+    )
