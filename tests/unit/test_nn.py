@@ -50,6 +50,13 @@ def random_batch(seed, *, names=("a", "b", "c"), num_examples=40, weighted=False
     return Batch({"dense": dense}, Bags(names, values, offsets, weights))
 
 
+def attached_rows(module, batch, seed=0):
+    """Give the batch random rows for a module; the leaf whose gradient they get."""
+    plan = plan_for(batch, module)
+    [leaf] = plan.attach(batch, random_rows(plan, seed), train=True).values()
+    return leaf
+
+
 def as_weight(table_plan, rows):
     """A weight for nn.Embedding: the row of id i, PADDING to 19, is row i - PADDING."""
     weight = torch.zeros(20 - PADDING, rows.shape[1])
@@ -378,8 +385,9 @@ def test_a_wrong_module_is_refused():
     with pytest.raises(BadRequest, match="two; share the object"):
         plan_for({}, Embedding(table, features="a"), Embedding(Table("t", dim=D), features="b"))
     weighted = random_batch(0, weighted=True)
-    with pytest.raises(BadRequest, match="'mean' is not defined for weighted ids"):
-        plan_for(weighted, EmbeddingBag(table, features="a", mode="mean"))
+    for mode in ("mean", "sqrt"):
+        with pytest.raises(BadRequest, match=f"'{mode}' is not defined for weighted ids"):
+            plan_for(weighted, EmbeddingBag(table, features="a", mode=mode))
 
 
 def test_attach_refuses_rows_of_another_shape():

@@ -14,10 +14,13 @@ else:
     fleet.stop_worker()
 """
 
-from trireme.fleet import util
+from trireme.fleet import metrics, util
 from trireme.fleet.job import Job as _Job
+from trireme.fleet.layers import CountFilterEntry, ParamAttr, ProbabilityEntry, ShowClickEntry
 from trireme.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
+from trireme.metrics import CTRMetricBundle as _CTRMetricBundle
+from trireme.ps.adam_d2sum import AdamD2Sum
 
 # The one job of this process, as Fleet has it; its cluster is Trireme's default one.
 _job = _Job()
@@ -37,13 +40,21 @@ stop_worker = _job.stop_worker
 distributed_optimizer = _job.distributed_optimizer
 save_persistables = _job.save_persistables
 load_model = _job.load_model
+sparse_embedding = _job.tables.sparse_embedding
+ctr_metric_bundle = _CTRMetricBundle
 
 __all__ = [
+    "AdamD2Sum",
+    "CountFilterEntry",
     "DistributedStrategy",
     "PaddleCloudRoleMaker",
+    "ParamAttr",
+    "ProbabilityEntry",
     "Role",
+    "ShowClickEntry",
     "UserDefinedRoleMaker",
     "barrier_worker",
+    "ctr_metric_bundle",
     "distributed_optimizer",
     "init",
     "init_server",
@@ -52,9 +63,11 @@ __all__ = [
     "is_server",
     "is_worker",
     "load_model",
+    "metrics",
     "run_server",
     "save_persistables",
     "server_num",
+    "sparse_embedding",
     "stop_worker",
     "util",
     "worker_index",

@@ -10,10 +10,12 @@ from torch import nn
 
 from trireme import cluster
 from trireme.errors import BadRequest, NotReady
+from trireme.fleet.layers import Tables
 from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
 from trireme.launch.init import join, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
+from trireme.ps.adam_d2sum import AdamD2Sum
 from trireme.train import DistributedOptimizer, checkpoint
 
 
@@ -23,6 +25,7 @@ class Job:
     def __init__(self) -> None:
         self._place: Role | None = None
         self._optimizer: DistributedOptimizer | None = None
+        self.tables = Tables()
 
     def init(
         self,
@@ -34,6 +37,7 @@ class Job:
         log_to_stderr()
         self._place = maker.place
         self._optimizer = None
+        self.tables.clear()
         log.info("%s", self._place.describe())
 
     def _role(self) -> Role:
@@ -106,14 +110,19 @@ class Job:
     ) -> DistributedOptimizer | torch.optim.Optimizer | None:
         """The optimizer whose `step()` is the push; on a server the given one, as it is.
 
-        A table's update rule is part of the table: `trireme.Table(..., optimizer=...)`.
+        A table's update rule is part of the table: `trireme.Table(..., optimizer=...)`. With
+        `strategy.adam_d2sum` the dense optimizer is AdamD2Sum with the learning rates of the Adam
+        given; attach schedulers to what is returned.
         """
         if self.is_server():
             return optimizer
+        strategy = strategy or DistributedStrategy()
+        if strategy.adam_d2sum and optimizer is not None:
+            optimizer = _as_adam_d2sum(optimizer)
         self._optimizer = DistributedOptimizer(
             optimizer,
             model,
-            strategy=(strategy or DistributedStrategy()).mode(),
+            strategy=strategy.mode(),
             cluster=self._cluster(),
         )
         return self._optimizer
@@ -140,6 +149,27 @@ class Job:
         """Load a checkpoint; every worker calls it."""
         _check_mode(mode)
         checkpoint.load(self._trained(), path)
+
+
+def _as_adam_d2sum(optimizer: torch.optim.Optimizer) -> AdamD2Sum:
+    """What Fleet makes of an Adam. Raises BadRequest for another one, or options that it lacks."""
+    if type(optimizer) is not torch.optim.Adam:
+        raise BadRequest(
+            "DistributedStrategy.adam_d2sum: expected torch.optim.Adam as the dense optimizer,"
+            f" found {type(optimizer).__name__}"
+        )
+    untouched = torch.optim.Adam([torch.zeros(1)]).defaults
+    groups = []
+    for group in optimizer.param_groups:
+        own = {k: v for k, v in group.items() if k in untouched and v != untouched[k]}
+        lr = own.pop("lr", untouched["lr"])
+        if own:
+            raise BadRequest(
+                f"DistributedStrategy.adam_d2sum: it has a learning rate and no other option of"
+                f" Adam, found {own}"
+            )
+        groups.append({"params": group["params"], "lr": lr})
+    return AdamD2Sum(groups)
 
 
 def _check_none(**values: Any) -> None:

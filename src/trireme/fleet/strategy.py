@@ -21,12 +21,17 @@ WITHOUT_EFFECT = (
 
 
 class DistributedStrategy:
-    """a_sync: True for async (the default), False for sync; k_steps 0 is as good as none."""
+    """Fleet's switches.
 
-    __slots__ = ("_a_sync", "_configs")
+    a_sync: True for async (the default), False for sync; k_steps 0 is as good as none.
+    adam_d2sum: whether the dense part, given as Adam, is trained by AdamD2Sum instead.
+    """
+
+    __slots__ = ("_a_sync", "_adam_d2sum", "_configs")
 
     def __init__(self) -> None:
         self._a_sync = True
+        self._adam_d2sum = False
         self._configs: dict[str, object] = {}
 
     @property
@@ -38,6 +43,16 @@ class DistributedStrategy:
         if not isinstance(value, bool):
             raise BadRequest(f"DistributedStrategy: expected a_sync as a bool, found {value!r}")
         self._a_sync = value
+
+    @property
+    def adam_d2sum(self) -> bool:
+        return self._adam_d2sum
+
+    @adam_d2sum.setter
+    def adam_d2sum(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise BadRequest(f"DistributedStrategy: expected adam_d2sum as a bool, found {value!r}")
+        self._adam_d2sum = value
 
     @property
     def a_sync_configs(self) -> Mapping[str, object]:

@@ -23,7 +23,7 @@ from trireme.nn.op import Lookup, gather_rows
 from trireme.nn.plan import Planner, Reading
 from trireme.table import Table
 
-MODES = ("sum", "mean")
+MODES = ("sum", "mean", "sqrt")
 
 
 class TableModule(nn.Module):
@@ -161,14 +161,15 @@ class Embedding(TableModule):
 
 
 class EmbeddingBag(TableModule):
-    """The sum or mean of the rows of each bag, for many features in one fused operation.
+    """The rows of each bag added up, for many features in one fused operation.
 
     Args:
         table: where the rows live.
         features: names, in the order of the output.
-        mode: "sum" (each row times the weight of its id, if ids have weights) or "mean".
-        padding_key: ids equal to it have no row and no gradient, and do not count in a mean. A
-            negative number means its uint64 bits.
+        mode: "sum" (each row times the weight of its id, if ids have weights), "mean": sum / n, or
+            "sqrt": sum / sqrt(n), for a bag of n ids.
+        padding_key: ids equal to it have no row and no gradient, and do not count in n. A negative
+            number means its uint64 bits.
 
     Raises:
         BadRequest: features are missing, repeated or not names; an unknown mode; padding_key has
@@ -201,7 +202,7 @@ class EmbeddingBag(TableModule):
 
         Raises:
             BadRequest: a feature is missing or has another form (the message names it), or ids have
-                weights and the mode is "mean".
+                weights and the mode is not "sum".
         """
         num_examples, [lookup] = self._lookups(batch)
         return gather_rows(lookup, num_examples, len(self.features))

@@ -37,7 +37,7 @@ class Reading:
     """What one lookup of a module reads: which bags of which features, and how they are summed.
 
     name: the key of the lookup in `Batch.lookups`; equal readings have equal names.
-    mode: "sum" or "mean" of a bag, or "none": each id for itself, whatever its bag.
+    mode: "sum", "mean" or "sqrt" of a bag (EmbeddingBag), or "none": each id for itself.
     padding_key: ids equal to it (as uint64) have no row; None: every id has one.
     """
 
@@ -205,8 +205,8 @@ class _Unique:
         bags = offsets = weights = None
         if mode != "none":
             bags, offsets, weights = _bags(index), index.offsets, index.weights
-        if mode == "mean":
-            weights = _mean_weights(index)
+        if mode in ("mean", "sqrt"):
+            weights = _mean_weights(index, mode)
         return tuple(
             torch.empty(0, dtype=dtype) if array is None else torch.from_numpy(array)
             for array, dtype in (
@@ -235,17 +235,18 @@ def _bags(index: Ids) -> np.ndarray[Any, Any] | None:
     return bags
 
 
-def _mean_weights(index: Ids) -> np.ndarray[Any, Any] | None:
+def _mean_weights(index: Ids, mode: str) -> np.ndarray[Any, Any] | None:
+    """1 / n for each of the n ids of a bag, or 1 / sqrt(n); padding does not count."""
     if index.weights is not None:
         raise BadRequest(
-            f"EmbeddingBag: mode 'mean' is not defined for weighted ids, found weights for "
+            f"EmbeddingBag: mode {mode!r} is not defined for weighted ids, found weights for "
             f"features {', '.join(index.features)}; use mode='sum'"
         )
     if index.offsets is None:  # one id, or padding, per bag
         return None
     weights = np.empty(len(index.values), np.float32)
     _core.mean_weights(index.values, index.offsets, weights)
-    return weights
+    return weights if mode == "mean" else np.sqrt(weights, out=weights)
 
 
 def _leaf(part: TablePlan, rows: Tensor | None, train: bool) -> Tensor:

@@ -17,24 +17,29 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
+from trireme.ps.adam_d2sum import AdamD2Sum
 from trireme.ps.routing import Floats
 
 BLOCK_ELEMENTS = 65536
 
-# Element-wise optimizers of torch: applied block by block they give the bits of the whole tensor.
-ELEMENTWISE = (
-    "ASGD",
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "SGD",
-)
+# Element-wise optimizers: applied block by block they give the bits of the whole tensor.
+ELEMENTWISE: Mapping[str, type[torch.optim.Optimizer]] = {
+    cls.__name__: cls
+    for cls in (
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        AdamD2Sum,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    )
+}
 REFUSED = {
     "LBFGS": "it needs the loss as a closure",
     "SparseAdam": "it is for sparse gradients; use trireme.optim.Adam on a table",
@@ -56,9 +61,9 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> str:
     name = type(optimizer).__name__
     if name in REFUSED:
         raise BadRequest(f"DistributedOptimizer: {name} cannot run on blocks: {REFUSED[name]}")
-    if name not in ELEMENTWISE or getattr(torch.optim, name) is not type(optimizer):
+    if ELEMENTWISE.get(name) is not type(optimizer):
         raise BadRequest(
-            f"DistributedOptimizer: expected one of torch.optim.{{{', '.join(ELEMENTWISE)}}},"
+            f"DistributedOptimizer: expected one of {', '.join(ELEMENTWISE)}, not a subclass,"
             f" found {type(optimizer).__module__}.{name}"
         )
     return name
@@ -212,10 +217,10 @@ class BlockStore:
             raise BadRequest("blocks: expected at least one param group, found none")
         if class_name not in ELEMENTWISE:
             raise BadRequest(
-                f"blocks: expected an optimizer of {ELEMENTWISE}, found {class_name!r}"
+                f"blocks: expected an optimizer of {', '.join(ELEMENTWISE)}, found {class_name!r}"
             )
         for group in groups:
-            _check_group(getattr(torch.optim, class_name), _as_group(group))
+            _check_group(ELEMENTWISE[class_name], _as_group(group))
 
     def _rebuild(self, class_name: str, groups: Sequence[GroupValues]) -> None:
         """An optimizer over all blocks, with the state of those that had one: some classes make
@@ -225,7 +230,7 @@ class BlockStore:
         of_group: list[list[Tensor]] = [[] for _ in groups]
         for block_id, spec in self._specs.items():
             of_group[spec.group].append(self._weights[block_id])
-        cls = getattr(torch.optim, class_name)
+        cls = ELEMENTWISE[class_name]
         optimizer = _make(
             cls,
             [

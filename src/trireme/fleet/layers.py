@@ -1,0 +1,185 @@
+"""fleet.sparse_embedding: Fleet's layer as a factory of modules over tables that share names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trireme.errors import BadRequest, SchemaMismatch
+from trireme.initializer import Initializer, TailUniform
+from trireme.nn import Embedding, EmbeddingBag
+from trireme.optim import FleetAdagrad, FleetRule, Rule
+from trireme.table import Table
+
+POOLS = {"sum": "sum", "average": "mean", "sqrt": "sqrt"}
+# table_class -> why it is refused; "" if it is what a table is here.
+TABLE_CLASSES = {
+    "MemorySparseTable": "",
+    "CommonSparseTable": "",
+    "SSDSparseTable": "this version keeps rows in memory only",
+    "MemorySparseGeoTable": "this version lacks mode geo",
+}
+
+
+@dataclass(frozen=True)
+class ParamAttr:
+    """The name of a table, and how its rows begin; None: as the update rule's family does."""
+
+    name: str
+    initializer: Initializer | None = None
+
+
+@dataclass(frozen=True)
+class ShowClickEntry:
+    """Columns whose sums a row keeps. Refused by `sparse_embedding` in this version."""
+
+    WHY_REFUSED: ClassVar[str] = "tables of this version keep no sums of shows and clicks"
+
+    show_name: str
+    click_name: str
+
+
+@dataclass(frozen=True)
+class CountFilterEntry:
+    """Rows begin when a key was seen so often. Refused by `sparse_embedding` in this version."""
+
+    WHY_REFUSED: ClassVar[str] = (
+        "tables of this version admit every key (and Fleet has ignored it since 2.3)"
+    )
+
+    count_filter: int
+
+
+@dataclass(frozen=True)
+class ProbabilityEntry:
+    """Rows begin with this probability. Refused by `sparse_embedding` in this version."""
+
+    WHY_REFUSED: ClassVar[str] = CountFilterEntry.WHY_REFUSED
+
+    probability: float
+
+
+Entry = ShowClickEntry | CountFilterEntry | ProbabilityEntry
+
+
+class Tables:
+    """The tables of a job by name, so that layers that name the same parameter share its rows."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, tuple[Table, tuple[object, ...]]] = {}
+
+    def sparse_embedding(
+        self,
+        input: str | Sequence[str],
+        size: Sequence[int],
+        padding_idx: int | None = None,
+        is_test: bool = False,
+        entry: Entry | None = None,
+        table_class: str = "MemorySparseTable",
+        param_attr: ParamAttr | str | None = None,
+        dtype: str = "float32",
+        slot: int | None = None,
+        *,
+        pool: str | None = None,
+        optimizer: Rule | None = None,
+    ) -> Embedding | EmbeddingBag:
+        """A module that looks a feature up in the table that `param_attr` names.
+
+        Fleet's layer takes a variable and gives one; here a model is a torch module, so this makes
+        the part of it, once, in `__init__`, and its `forward` takes the batch:
+
+            self.emb = fleet.sparse_embedding("1", [0, 9], padding_idx=0, param_attr="embedding")
+            ...
+            rows = self.emb(batch)                                   # (N, 9), a row per id
+            x = nn.sequence_pool(rows, batch["1"].offsets, "sum")    # (B, 9)
+
+        With `pool` lookup and sum are one operation, for any number of features: (B, F, D).
+
+        Args:
+            input: name of the feature, or of several.
+            size: [ignored, D], as in Fleet: a table has no number of rows.
+            padding_idx: the id, >= 0, that gives zeros, has no row and no gradient.
+            is_test: False; `model.eval()` is what makes no rows here.
+            entry: None; every entry is refused with the reason.
+            table_class: "MemorySparseTable" or, the same, "CommonSparseTable".
+            param_attr: the name of the table. The rows begin as its initializer says.
+            dtype: "float32".
+            slot: None: rows do not record a slot.
+            pool: None: a row per id. "sum", "average" (ids of padding do not count) or "sqrt".
+            optimizer: the table's update rule; default Fleet's, `optim.FleetAdagrad()`. With one of
+                Fleet's rules keys without a row look up zeros and rows begin as Fleet's do.
+
+        Raises:
+            BadRequest: an argument without a meaning here, named.
+            SchemaMismatch: the table was declared with other values before.
+        """
+        _refuse_what_has_no_meaning(padding_idx, is_test, entry, table_class, dtype, slot)
+        if isinstance(size, int) or len(size) != 2:
+            raise BadRequest(f"fleet.sparse_embedding: expected size=[ignored, D], found {size!r}")
+        if pool is not None and pool not in POOLS:
+            raise BadRequest(
+                f"fleet.sparse_embedding: expected pool to be one of {tuple(POOLS)}, found {pool!r}"
+            )
+        table = self._table(param_attr, size[1], FleetAdagrad() if optimizer is None else optimizer)
+        if pool is None:
+            return Embedding(table, features=input, padding_key=padding_idx)
+        return EmbeddingBag(table, features=input, mode=POOLS[pool], padding_key=padding_idx)
+
+    def _table(self, param_attr: ParamAttr | str | None, dim: int, rule: Rule) -> Table:
+        if param_attr is None:
+            raise BadRequest(
+                "fleet.sparse_embedding: expected param_attr, the name of the table, found None:"
+                " checkpoints and other layers find it by its name"
+            )
+        attr = ParamAttr(param_attr) if isinstance(param_attr, str) else param_attr
+        is_fleet = isinstance(rule, FleetRule)
+        initializer = TailUniform() if attr.initializer is None and is_fleet else attr.initializer
+        declared = (dim, rule, initializer)
+        if attr.name not in self._by_name:
+            absent = "zeros" if is_fleet else "initial"
+            table = Table(
+                attr.name, dim=dim, optimizer=rule, initializer=initializer, absent=absent
+            )
+            self._by_name[attr.name] = table, declared
+        table, before = self._by_name[attr.name]
+        if declared != before:
+            raise SchemaMismatch(
+                f"fleet.sparse_embedding: expected table {attr.name!r} as declared before, (dim,"
+                f" rule, initializer) = {before}, found {declared}"
+            )
+        return table
+
+    def clear(self) -> None:
+        """Forget them: another job begins."""
+        self._by_name.clear()
+
+
+def _refuse_what_has_no_meaning(
+    padding_idx: int | None,
+    is_test: bool,
+    entry: object,
+    table_class: str,
+    dtype: str,
+    slot: int | None,
+) -> None:
+    subject = "fleet.sparse_embedding"
+    if padding_idx is not None and padding_idx < 0:
+        raise BadRequest(
+            f"{subject}: expected padding_idx >= 0, found {padding_idx}: a table has no number of"
+            " rows to count back from"
+        )
+    if is_test:
+        raise BadRequest(f"{subject}: expected is_test=False; call model.eval() for evaluation")
+    if entry is not None:
+        why = getattr(entry, "WHY_REFUSED", "it is no entry of trireme.fleet")
+        raise BadRequest(f"{subject}: expected entry=None, found {type(entry).__name__}: {why}")
+    if TABLE_CLASSES.get(table_class) != "":
+        why = TABLE_CLASSES.get(table_class, f"known are {', '.join(TABLE_CLASSES)}")
+        raise BadRequest(
+            f"{subject}: expected table_class 'MemorySparseTable', found {table_class!r}: {why}"
+        )
+    if dtype != "float32":
+        raise BadRequest(f"{subject}: expected dtype 'float32', found {dtype!r}")
+    if slot is not None:
+        raise BadRequest(f"{subject}: expected slot=None, found {slot!r}: rows record no slot")

@@ -1,0 +1,76 @@
+"""Show and click counts as features: Paddle's continuous_value_model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trireme.errors import BadRequest
+
+
+class CVM(nn.Module):
+    """Replaces the first two columns of an embedding, its shows and clicks, by logarithms.
+
+    With use_cvm the columns become log(show + 1) and log(click + 1) - log(show + 1): of the click
+    rate, smoothed. Without it they are dropped.
+
+    The gradient of the two columns is not that of the formula but the `show_click` of the examples,
+    as in Paddle: there, that is how counts reach the rows. No table of this version adds gradients
+    to counts: rules subtract them. So feed columns that are inputs, not rows of a trained table.
+
+    Source: Paddle's cvm operator (formula and gradient).
+    """
+
+    def __init__(self, use_cvm: bool = True) -> None:
+        super().__init__()
+        self.use_cvm = bool(use_cvm)
+
+    def forward(self, values: Tensor, show_click: Tensor) -> Tensor:
+        """
+        Args:
+            values: (B, D) or (B, F, D) with D >= 2, shows and clicks in columns 0 and 1, both > -1.
+            show_click: (B, 2) shows and clicks of the examples, the gradient of these columns.
+
+        Returns:
+            Of the shape of values with use_cvm, else with D - 2 columns.
+
+        Raises:
+            BadRequest: shapes that do not fit.
+        """
+        if (
+            values.dim() not in (2, 3)
+            or values.shape[-1] < 2
+            or show_click.shape != (values.shape[0], 2)
+        ):
+            raise BadRequest(
+                "CVM: expected values of shape (B, D) or (B, F, D) with D >= 2 and show_click of"
+                f" shape (B, 2), found {tuple(values.shape)} and {tuple(show_click.shape)}"
+            )
+        out: Tensor = _CVM.apply(values, show_click, self.use_cvm)  # type: ignore[no-untyped-call]
+        return out
+
+    def extra_repr(self) -> str:
+        return f"use_cvm={self.use_cvm}"
+
+
+class _CVM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, show_click: Tensor, use_cvm: bool) -> Tensor:
+        ctx.save_for_backward(show_click)
+        ctx.use_cvm, ctx.num_dims = use_cvm, values.dim()
+        if not use_cvm:
+            return values[..., 2:].clone()
+        shows = torch.log(values[..., :1] + 1)
+        rates = torch.log(values[..., 1:2] + 1) - shows
+        return torch.cat([shows, rates, values[..., 2:]], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        [grad], [counts] = grads, ctx.saved_tensors
+        rest = grad[..., 2:] if ctx.use_cvm else grad
+        if ctx.num_dims == 3:
+            counts = counts[:, None, :]
+        counts = counts.to(rest.dtype).expand(*rest.shape[:-1], 2)
+        return torch.cat([counts, rest], -1), None, None

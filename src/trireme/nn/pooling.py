@@ -1,0 +1,54 @@
+"""The rows of each bag added up, where they have been looked up one by one.
+
+`EmbeddingBag` does both in one operation; this is for what stands in between: attention weights, a
+network per row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trireme.errors import BadRequest
+from trireme.nn.modules import MODES
+
+
+def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
+    """Add the rows of each bag, as Paddle's sequence_pool does.
+
+    Args:
+        rows: (N, D) floating point; what `Embedding` returns for a Ragged feature, say.
+        offsets: (B + 1,) int64, not decreasing, on the rows' device; bag b is rows
+            offsets[b] - offsets[0] up to offsets[b + 1] - offsets[0], as in
+            `batch[feature].offsets`.
+        mode: "sum"; for a bag of n rows "mean" (Paddle's "average"): sum / n, or "sqrt":
+            sum / sqrt(n). Every row counts, rows of padding (zeros) too.
+
+    Returns:
+        (B, D), zeros for an empty bag.
+
+    Raises:
+        BadRequest: an unknown mode, or shapes that do not fit.
+    """
+    if mode not in MODES:
+        raise BadRequest(f"sequence_pool: expected mode to be one of {MODES}, found {mode!r}")
+    if rows.dim() != 2 or offsets.dim() != 1 or len(offsets) == 0 or offsets.dtype != torch.int64:
+        raise BadRequest(
+            "sequence_pool: expected rows of shape (N, D) and int64 offsets of shape (B + 1,),"
+            f" found {tuple(rows.shape)} and {offsets.dtype} {tuple(offsets.shape)}"
+        )
+    sizes = offsets.diff()
+    num_rows = int(offsets[-1] - offsets[0])
+    if num_rows != len(rows) or bool((sizes < 0).any()):
+        raise BadRequest(
+            f"sequence_pool: expected offsets over {len(rows)} rows that do not decrease, found"
+            f" {num_rows} rows and a smallest step of {int(sizes.min()) if len(sizes) else 0}"
+        )
+    bag_N = torch.repeat_interleave(
+        torch.arange(len(sizes), device=rows.device), sizes, output_size=num_rows
+    )
+    sums = rows.new_zeros(len(sizes), rows.shape[1]).index_add(0, bag_N, rows)
+    if mode == "sum":
+        return sums
+    counts = sizes.clamp(min=1).to(rows.dtype)[:, None]
+    return sums / (counts if mode == "mean" else counts.sqrt())

@@ -1,0 +1,222 @@
+"""Fleet's names for layers, metrics and the dense optimizer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.jobs import Job
+from tests.unit.test_metrics import drawn, exact_auc
+from trireme import cluster as clusters
+from trireme import fleet, initializer, nn, optim
+from trireme.cluster import Cluster, embedded
+from trireme.data import Bags, Batch
+from trireme.errors import BadRequest, SchemaMismatch
+
+
+@pytest.fixture
+def home() -> Iterator[Cluster]:
+    with embedded(threads=2) as cluster:
+        clusters.set_default(cluster)
+        fleet.init()
+        yield cluster
+
+
+# ---- sparse_embedding ----
+
+
+def make(*args: Any, **options: Any) -> Any:
+    return fleet.sparse_embedding(*args, **{"size": [0, 4], "param_attr": "embedding", **options})
+
+
+def test_layers_of_one_parameter_share_a_table_until_the_next_job(home: Cluster) -> None:
+    one, two = make("a"), make(["b", "c"], param_attr=fleet.ParamAttr("embedding"), pool="sum")
+    assert (type(one), type(two)) == (nn.Embedding, nn.EmbeddingBag)
+    assert one.table is two.table
+    assert one.table.optimizer == optim.FleetAdagrad()
+    assert one.table.schema.absent == "zeros"
+    assert one.table.schema.initializer == initializer.TailUniform().spec()
+    for other in ({"size": [7, 5]}, {"optimizer": optim.SGD(lr=1.0)}):
+        with pytest.raises(SchemaMismatch, match=r"table 'embedding' as declared .* found \("):
+            make("a", **other)
+    with pytest.raises(SchemaMismatch):
+        make("a", param_attr=fleet.ParamAttr("embedding", initializer.Constant(1.0)))
+    fleet.init()
+    assert make("a", size=[7, 5], optimizer=optim.SGD(lr=1.0)).table.schema.absent == "initial"
+    for pool, mode in (("average", "mean"), ("sqrt", "sqrt"), ("sum", "sum")):
+        assert make("a", param_attr="other", pool=pool).mode == mode
+
+
+def test_padding_gives_zeros_and_is_not_pushed(home: Cluster) -> None:
+    ids = torch.tensor([0, 5, 0, 0, 6, 5])
+    batch = Batch({}, Bags(("a",), ids, torch.tensor([0, 3, 4, 6])))
+    begin = fleet.ParamAttr("embedding", initializer.Constant(1.0))
+    options = {"param_attr": begin, "optimizer": optim.SGD(lr=0.5), "padding_idx": 0}
+    rows_of = make("a", **options)
+    optimizer = fleet.distributed_optimizer(None, model=rows_of)
+    rows = rows_of(batch)
+    assert rows.detach().eq((ids != 0).float()[:, None]).all()
+    nn.sequence_pool(rows, batch["a"].offsets, "sqrt").sum().backward()
+    optimizer.step()
+    assert home.client.stats()[0]["tables"]["embedding"]["rows"] == 2
+    five, six = 1 - 0.5 * (3**-0.5 + 2**-0.5), 1 - 0.5 * 2**-0.5
+    expected = torch.tensor([0, five, 0, 0, six, five])[:, None].expand(6, 4)
+    torch.testing.assert_close(rows_of.eval()(batch), expected)
+    # The pool of one operation does not count padding.
+    fused = make("a", pool="average", **options).eval()(batch)[:, 0]
+    torch.testing.assert_close(fused[:, 0], torch.tensor([five, 0, (five + six) / 2]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"param_attr": None}, "expected param_attr, the name of the table"),
+        ({"size": [4]}, r"size=\[ignored, D\], found \[4\]"),
+        ({"padding_idx": -1}, "padding_idx >= 0, found -1"),
+        ({"is_test": True}, r"is_test=False; call model.eval\(\)"),
+        ({"entry": fleet.ShowClickEntry("show", "click")}, "ShowClickEntry: .* no sums of shows"),
+        ({"entry": fleet.CountFilterEntry(5)}, "CountFilterEntry: .* admit every key"),
+        ({"entry": fleet.ProbabilityEntry(0.5)}, "ProbabilityEntry: .* admit every key"),
+        ({"entry": "none"}, "found str: it is no entry"),
+        ({"table_class": "SSDSparseTable"}, "'SSDSparseTable': .* in memory only"),
+        ({"table_class": "MemorySparseGeoTable"}, "lacks mode geo"),
+        ({"table_class": "Mine"}, "'Mine': known are MemorySparseTable"),
+        ({"dtype": "float64"}, "dtype 'float32', found 'float64'"),
+        ({"slot": 3}, "slot=None, found 3"),
+        ({"pool": "max"}, r"one of \('sum', 'average', 'sqrt'\), found 'max'"),
+    ],
+)
+def test_what_has_no_meaning_here_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=rf"fleet\.sparse_embedding: .*{message}"):
+        make("a", **options)
+
+
+# ---- adam_d2sum ----
+
+
+def test_adam_d2sum_follows_its_formula() -> None:
+    rng = np.random.default_rng(1)
+    w, n, s, v = rng.normal(size=50), 0.0, np.zeros(50), np.zeros(50)
+    weights = torch.nn.Parameter(torch.from_numpy(w.copy()))
+    optimizer = fleet.AdamD2Sum([weights], lr=0.01)
+    for _ in range(30):
+        g = rng.normal(size=50)
+        n, s, v = n * 0.9999 + 1, s * 0.9999 + g * g, (v + g) * 0.99 - g
+        w = w + 0.01 * v * np.sqrt((n + 1e-8 * n) / (s + 1e-8 * n))
+        weights.grad = torch.from_numpy(g)
+        optimizer.step()
+    np.testing.assert_allclose(weights.detach(), w, rtol=1e-6, atol=1e-9)
+    for options in ({"lr": -1.0}, {"eps": 0.0}, {"moment_decay": 1.0}, {"sum_decay": -0.1}):
+        with pytest.raises(BadRequest, match="AdamD2Sum: expected lr >= 0"):
+            fleet.AdamD2Sum([weights], **options)
+
+
+def test_a_strategy_with_adam_d2sum_trains_the_dense_part_by_it(home: Cluster) -> None:
+    def steps(model: torch.nn.Module, optimizer: Any) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(8, 3)).square().sum().backward()
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    def linear() -> torch.nn.Module:
+        torch.manual_seed(4)
+        return torch.nn.Linear(3, 2)
+
+    strategy = fleet.DistributedStrategy()
+    assert strategy.adam_d2sum is False
+    strategy.adam_d2sum = True
+    model = linear()
+    groups = [{"params": [model.weight], "lr": 0.02}, {"params": [model.bias]}]
+    adam = torch.optim.Adam(groups, lr=0.01)
+    found = steps(model, fleet.distributed_optimizer(adam, strategy, model=model))
+    alone = linear()
+    groups = [{"params": [alone.weight], "lr": 0.02}, {"params": [alone.bias]}]
+    expected = steps(alone, fleet.AdamD2Sum(groups, lr=0.01))
+    torch.testing.assert_close(found, expected)
+    sgd = torch.optim.SGD(model.parameters())
+    with pytest.raises(BadRequest, match=r"expected torch\.optim\.Adam .* found SGD"):
+        fleet.distributed_optimizer(sgd, strategy, model=model)
+    adam = torch.optim.Adam(model.parameters(), weight_decay=0.1)
+    with pytest.raises(BadRequest, match=r"no other option of Adam, found {'weight_decay': 0.1}"):
+        fleet.distributed_optimizer(adam, strategy, model=model)
+    with pytest.raises(BadRequest, match="adam_d2sum as a bool, found 1"):
+        strategy.adam_d2sum = 1  # type: ignore[assignment]
+
+
+# ---- metrics ----
+
+
+def on_three_workers(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[int], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Workers are threads here, so each has a default cluster of its own."""
+    of_thread = threading.local()
+
+    def place(cluster: Cluster) -> dict[str, Any]:
+        of_thread.cluster = cluster
+        return work(cluster.worker)
+
+    with Job(1) as job:
+        monkeypatch.setattr(clusters, "default", lambda: of_thread.cluster)
+        return job.run(3, place)
+
+
+def test_metrics_are_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = drawn(1, 3000)
+    buckets = np.digitize(logits, np.linspace(-3, 3, 99))
+    m = fleet.metrics
+
+    def work(worker: int) -> dict[str, Any]:
+        mine = slice(worker, None, 3)
+        counts = [
+            np.bincount(buckets[mine][labels[mine] == label], minlength=100)[None]
+            for label in (1, 0)
+        ]
+        return {
+            "sum": m.sum(np.array([worker, 1.0])),
+            "max": m.max(torch.tensor([worker, -worker])),
+            "min": m.min(worker, None, fleet.util),
+            "auc": m.auc(*counts),
+            "mae": m.mae(np.array([6.0 * worker]), np.array([worker])),
+            "mse": m.mse(4.0, 1.0),
+            "rmse": m.rmse(4.0, 1),
+            "acc": m.acc(torch.tensor([worker]), torch.tensor([4])),
+            "none": m.acc(0, 0),
+            "half": m.auc(np.ones(4), np.zeros(4)),
+        }
+
+    expected = {
+        "sum": [3, 3],
+        "max": [2, 0],
+        "min": 0,
+        "auc": exact_auc(buckets, labels),
+        "mae": 6,
+        "mse": 4,
+        "rmse": 2,
+        "acc": 0.25,
+        "none": np.nan,
+        "half": 0.5,
+    }
+    for found in on_three_workers(monkeypatch, work):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-12)
+
+
+def test_metrics_refuse_what_is_no_number(home: Cluster) -> None:
+    with pytest.raises(BadRequest, match=r"metrics\.sum: expected numbers .*, found str"):
+        fleet.metrics.sum("auc_0.tmp_0")
+    with pytest.raises(BadRequest, match=r"metrics\.mae: expected scope=None"):
+        fleet.metrics.mae(1.0, 1.0, scope=object())  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match=r"one number each, found shapes \(2,\) and \(\)"):
+        fleet.metrics.acc(np.ones(2), 3)
+    with pytest.raises(BadRequest, match="of one size, found 3 and 2"):
+        fleet.metrics.auc(np.ones(3), np.ones(2))
+    assert fleet.ctr_metric_bundle().name == "ctr_metric_bundle"
