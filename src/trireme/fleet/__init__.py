@@ -1,6 +1,6 @@
 """Fleet's names over Trireme: for scripts that were written for Paddle's parameter server.
 
-from trireme import fleet
+import trireme.fleet as fleet
 
 fleet.init(fleet.PaddleCloudRoleMaker())
 ...                                     # the model
@@ -12,41 +12,54 @@ else:
     fleet.init_worker()
     ...                                 # the loop; optimizer.step() is the push
     fleet.stop_worker()
+
+Names are loaded on first use: a reader script, which a data pipe starts again and again, wants
+`fleet.MultiSlotDataGenerator` and not torch.
 """
 
-from trireme.fleet import metrics, util
-from trireme.fleet.job import Job as _Job
-from trireme.fleet.layers import CountFilterEntry, ParamAttr, ProbabilityEntry, ShowClickEntry
-from trireme.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
-from trireme.fleet.strategy import DistributedStrategy
-from trireme.metrics import CTRMetricBundle as _CTRMetricBundle
-from trireme.ps.adam_d2sum import AdamD2Sum
+from __future__ import annotations
 
-# The one job of this process, as Fleet has it; its cluster is Trireme's default one.
-_job = _Job()
+import importlib
+from typing import TYPE_CHECKING, Any
 
-init = _job.init
-is_server = _job.is_server
-is_worker = _job.is_worker
-is_first_worker = _job.is_first_worker
-worker_index = _job.worker_index
-worker_num = _job.worker_num
-server_num = _job.server_num
-init_server = _job.init_server
-run_server = _job.run_server
-init_worker = _job.init_worker
-barrier_worker = _job.barrier_worker
-stop_worker = _job.stop_worker
-distributed_optimizer = _job.distributed_optimizer
-save_persistables = _job.save_persistables
-load_model = _job.load_model
-sparse_embedding = _job.tables.sparse_embedding
-ctr_metric_bundle = _CTRMetricBundle
+if TYPE_CHECKING:
+    from trireme.fleet import metrics, util
+    from trireme.fleet.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
+    from trireme.fleet.job import (
+        barrier_worker,
+        distributed_optimizer,
+        init,
+        init_server,
+        init_worker,
+        is_first_worker,
+        is_server,
+        is_worker,
+        load_model,
+        run_server,
+        save_persistables,
+        server_num,
+        sparse_embedding,
+        stop_worker,
+        worker_index,
+        worker_num,
+    )
+    from trireme.fleet.layers import (
+        CountFilterEntry,
+        ParamAttr,
+        ProbabilityEntry,
+        ShowClickEntry,
+    )
+    from trireme.fleet.metrics import ctr_metric_bundle
+    from trireme.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
+    from trireme.fleet.strategy import DistributedStrategy
+    from trireme.ps.adam_d2sum import AdamD2Sum
 
 __all__ = [
     "AdamD2Sum",
     "CountFilterEntry",
     "DistributedStrategy",
+    "MultiSlotDataGenerator",
+    "MultiSlotStringDataGenerator",
     "PaddleCloudRoleMaker",
     "ParamAttr",
     "ProbabilityEntry",
@@ -73,3 +86,36 @@ __all__ = [
     "worker_index",
     "worker_num",
 ]
+
+_MODULES = ("metrics", "util")
+# Where names come from that do not come from trireme.fleet.job.
+_HOMES = {
+    "AdamD2Sum": "trireme.ps.adam_d2sum",
+    "CountFilterEntry": "trireme.fleet.layers",
+    "DistributedStrategy": "trireme.fleet.strategy",
+    "MultiSlotDataGenerator": "trireme.fleet.generator",
+    "MultiSlotStringDataGenerator": "trireme.fleet.generator",
+    "PaddleCloudRoleMaker": "trireme.fleet.roles",
+    "ParamAttr": "trireme.fleet.layers",
+    "ProbabilityEntry": "trireme.fleet.layers",
+    "Role": "trireme.fleet.roles",
+    "ShowClickEntry": "trireme.fleet.layers",
+    "UserDefinedRoleMaker": "trireme.fleet.roles",
+    "ctr_metric_bundle": "trireme.fleet.metrics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'trireme.fleet' has no attribute {name!r}")
+    if name in _MODULES:
+        value: Any = importlib.import_module(f"trireme.fleet.{name}")
+    else:
+        home = _HOMES.get(name, "trireme.fleet.job")
+        value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -183,3 +183,24 @@ def _check_none(**values: Any) -> None:
 def _check_mode(mode: int) -> None:
     if mode != 0:
         raise BadRequest(f"fleet: expected mode 0 (full) in this version, found {mode}")
+
+
+# The one job of this process, as Fleet has it; its cluster is Trireme's default one.
+_job = Job()
+
+init = _job.init
+is_server = _job.is_server
+is_worker = _job.is_worker
+is_first_worker = _job.is_first_worker
+worker_index = _job.worker_index
+worker_num = _job.worker_num
+server_num = _job.server_num
+init_server = _job.init_server
+run_server = _job.run_server
+init_worker = _job.init_worker
+barrier_worker = _job.barrier_worker
+stop_worker = _job.stop_worker
+distributed_optimizer = _job.distributed_optimizer
+save_persistables = _job.save_persistables
+load_model = _job.load_model
+sparse_embedding = _job.tables.sparse_embedding

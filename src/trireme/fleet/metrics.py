@@ -17,6 +17,9 @@ from torch import Tensor
 
 from trireme.errors import BadRequest
 from trireme.fleet import util as fleet_util
+from trireme.metrics import CTRMetricBundle
+
+ctr_metric_bundle = CTRMetricBundle
 
 
 def sum(input: Any, scope: None = None, util: Any = None) -> npt.NDArray[Any]:
