@@ -81,8 +81,8 @@ class Config:
         return default
 
     def section(self, prefix: str) -> dict[str, Any]:
-        """The keys below a prefix, without it: section("runner")["epochs"]."""
-        start = prefix + "."
+        """The keys below a prefix, without it: section("runner")["epochs"]. All of them for ""."""
+        start = prefix + "." if prefix else ""
         found = {k[len(start) :]: v for k, v in self._values.items() if k.startswith(start)}
         self._read.update(start + key for key in found)
         return found

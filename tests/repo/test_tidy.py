@@ -187,7 +187,8 @@ def test_every_module_is_imported_by_another() -> None:
 
 ENTRY_POINTS = {
     "src/trireme/cli.py": "the command trireme",
-    "src/trireme/launch/child.py": "run by path, in an interpreter of its own",
+    "src/trireme/fleet/reader_command.py": "for `trireme run`, which takes PaddleRec's commands",
+    "src/trireme/fleet/reader_utils/common_ps.py": "found by path, by reader scripts",
 }
 
 

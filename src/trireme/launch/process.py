@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-_SHIM = str(Path(__file__).with_name("child.py"))
+from trireme.children import SHIM
+
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
 _LAST_READS_MAX = 1 << 10
@@ -49,7 +50,7 @@ class Child:
         log = log_path.open("wb")
         self.mirror = Mirror(log, console) if console is not None else None
         output = self.mirror.input_fd if self.mirror else log.fileno()
-        shim = [sys.executable, "-I", "-S", _SHIM, str(os.getpid())]
+        shim = [sys.executable, "-I", "-S", SHIM, "run", str(os.getpid())]
         try:
             self._process = subprocess.Popen(
                 [*shim, *command],

@@ -1,0 +1,72 @@
+"""From PaddleRec's `runner.pipe_command` to a command line.
+
+A reader script is run as `PIPE_COMMAND YAML_PATH UTILS_PATH`. It appends UTILS_PATH to sys.path and
+imports `common_ps` from there. Overrides of the run reach it through TRIREME_OVERRIDES.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trireme.data.pipe import needs_shell
+from trireme.errors import BadRequest
+
+UTILS_PATH = str(Path(__file__).with_name("reader_utils"))
+
+_OURS = ("python", "python3")
+
+
+def reader_command(pipe_command: str, yaml_path: str | Path, overrides: Sequence[str] = ()) -> str:
+    """The shell command that runs a reader script as PaddleRec does.
+
+    `python` and `python3` are the interpreter that runs Trireme, so that the script finds trireme;
+    any other interpreter, as python3.7, is taken as written and must be there. The script's path
+    is relative to the working directory. What a shell has to run, `cat | python x.py` say, is left
+    as written, its arguments added; a command without a Python script is left as it is.
+
+    Args:
+        overrides: "key=value" each, as for Config.load.
+
+    Raises:
+        BadRequest: not a command of a shell, no such script, or no such interpreter.
+    """
+    try:
+        words = shlex.split(pipe_command)
+    except ValueError as error:
+        raise BadRequest(
+            f"pipe_command: expected a command, found {pipe_command!r}: {error}"
+        ) from error
+    script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    if script is None:
+        return pipe_command
+    arguments = [str(Path(yaml_path).absolute()), UTILS_PATH]
+    settings = [f"TRIREME_OVERRIDES={json.dumps(list(overrides))}"] if overrides else []
+    if needs_shell(pipe_command):
+        export = f"export {shlex.join(settings)}; " if settings else ""
+        return f"{export}{pipe_command} {shlex.join(arguments)}"
+    path = Path(words[script]).absolute()
+    if not path.is_file():
+        raise BadRequest(
+            f"pipe_command: expected a script at {path}, found none; the path in {pipe_command!r} "
+            f"is relative to the working directory"
+        )
+    words[script] = str(path)
+    words[0] = _program(words[0])
+    env = ["env", *settings] if settings else []
+    return shlex.join([*env, *words, *arguments])
+
+
+def _program(name: str) -> str:
+    if name in _OURS:
+        return sys.executable
+    if shutil.which(name) is None:
+        raise BadRequest(
+            f"pipe_command: expected the program {name!r} on PATH, found none; write python3 for "
+            f"the interpreter that runs Trireme, {sys.executable} ({sys.version.split()[0]})"
+        )
+    return name
