@@ -32,10 +32,18 @@ class Config:
     """Values by dotted key. It remembers which keys were read: see `unread`.
 
     Lists are values; their items have no keys of their own.
+
+    path: of the file that it was read from. overrides: "key=value" each, already applied.
     """
 
-    def __init__(self, values: Mapping[str, Any], *, path: Path | None = None) -> None:
-        self.path = path
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        *,
+        path: Path | None = None,
+        overrides: Sequence[str] = (),
+    ) -> None:
+        self.path, self.overrides = path, tuple(overrides)
         self._values = dict(_flatten("", values))
         self._read: set[str] = set()
 
@@ -54,7 +62,7 @@ class Config:
         values = _parse(text, f"in {path}")
         if not isinstance(values, Mapping):
             raise BadRequest(f"Config: expected keys and values in {path}, found {values!r}")
-        config = cls(values, path=path.resolve())
+        config = cls(values, path=path.resolve(), overrides=overrides)
         for override in overrides:
             key, equals, value = override.partition("=")
             if not equals or not key:

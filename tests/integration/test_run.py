@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integration.criteo_folder import NUM_TEST, write_criteo_folder
-from tests.integration.processes import Processes
+from tests.integration.processes import Processes, clean_environment
+from tests.paddlerec import sample
 from trireme import cli
 from trireme.launch import roles
 
@@ -31,6 +33,7 @@ hyper_parameters:
   optimizer: {class: Adam, learning_rate: 1e-2}
   fc_sizes: [16]
 """
+LINE = "\t".join(["1", *["3"] * 13, *["0000000a"] * 26]) + "\n"
 MODEL = """
 import torch
 import trireme as tr
@@ -39,11 +42,9 @@ import trireme as tr
 def create(config):
     rate = config.get("hyper_parameters.optimizer.learning_rate")
     features = [f"C{i}" for i in range(1, config.get("num_features", 26) + 1)]
-    model = tr.models.CtrDnn(
-        tr.Table("embedding", dim=4, optimizer=tr.optim.Adam(lr=rate)),
-        features=features,
-        layers=config.get("hyper_parameters.fc_sizes"),
-    )
+    rows = tr.Table("embedding", dim=4, optimizer=tr.optim.Adam(lr=rate))
+    layers = config.get("hyper_parameters.fc_sizes")
+    model = tr.models.CtrDnn(rows, features=features, layers=layers)
     return tr.Recipe(
         model=model,
         loss=torch.nn.functional.binary_cross_entropy_with_logits,
@@ -108,3 +109,102 @@ def test_a_job_of_several_processes_saves_beside_the_file(folder: Path, tmp_path
     (epoch,) = re.findall(r"run: epoch 0: .*", output)
     assert figures(epoch)["examples"] == 16000
     assert (folder / "launched" / "0" / "manifest.json").is_file()
+
+
+def test_a_reader_class_feeds_the_model_as_in_paddlerec(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    folder = sample.copy("dnn", tmp_path / "dnn")
+    command = ["-m", str(folder / "config.yaml"), "-o", "runner.reader_type=DataLoader"]
+    command.append("model=ctr_dnn")
+    assert cli.main(["run", *command]) == 0
+    assert cli.main(["run", "--infer", *command]) == 0
+    trained = [line for line in caplog.messages if line.startswith("run: epoch")]
+    tested = [line for line in caplog.messages if line.startswith("run: infer epoch")]
+    assert [figures(line)["examples"] for line in trained] == [3000, 3000]
+    assert [figures(line)["examples"] for line in tested] == [500, 500]
+    assert figures(tested[1])["auc"] > 0.8
+    assert "nothing reads it" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "overrides", "message"),
+    [
+        ({"model.py": None}, [], r"expected a model: .*model\.py with create\(config\)"),
+        (
+            {"model.py": None, "static_model.py": "x"},
+            [],
+            r"-o model=NAME; found none; static_model\.py are Paddle programs",
+        ),
+        ({"model.py": "x = 1"}, [], r"model\.py: expected a function create"),
+        ({"model.py": "def create(c): return 7"}, [], "a trireme.Recipe, found int"),
+        ({}, ["model=nets/other.py"], r"expected a Python file, found none at .*nets/other\.py"),
+        ({}, ["runner.train_data_dir="], "train_data_dir: expected a file, a folder or"),
+        ({}, ["runner.train_data_dir=none"], "expected a file, found nothing at .*/none"),
+        ({"empty/.hidden": "x"}, ["runner.train_data_dir=empty"], "files below .*empty, found"),
+        ({"out/1/x": ""}, [], r"model_save_path: expected no epoch there yet, found .*out/1"),
+        ({}, ["runner.warmup_model_path=out/7"], "out/7/manifest.json, found none"),
+        ({}, ["runner.infer_load_path=out", "--infer"], "out/0/manifest.json, found none"),
+    ],
+)
+def test_what_is_wrong_ends_with_an_error_before_training(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    files: dict[str, str | None],
+    overrides: list[str],
+    message: str,
+) -> None:
+    data = {"train/0.tsv": LINE, "test/0.tsv": LINE}
+    for name, text in {"config.yaml": CONFIG, "model.py": MODEL, **data, **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if text is not None:
+            path.write_text(text)
+    options = [option for option in overrides if option.startswith("--")]
+    values = [option for option in overrides if not option.startswith("--")]
+    command = ["run", "-m", str(tmp_path / "config.yaml"), *options]
+    assert cli.main([*command, *(["-o", *values] if values else [])]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_the_launcher_shows_a_workers_error_and_fails(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "model.py").write_text("def create(config): raise RuntimeError('no such layer')")
+    launch = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+    done = subprocess.run(
+        [*launch, "--worker_num", "1", "-m", "config.yaml"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    assert "worker 0 failed with exit code 1" in done.stderr
+    assert "RuntimeError: no such layer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "config.yaml", "-o", "runner.sync_mode=geo"], "geo comes in a later version"),
+        (["-m", "none.yaml"], "cannot read 'none.yaml'"),
+        (["-m", "config.yaml", "-o", "epochs"], "expected an override key=value, found 'epochs'"),
+        (["-m", "config.yaml", "train.py"], "a script or -m config.yaml, found both: train.py"),
+        (["--infer", "train.py"], "expected -o and --infer with -m config.yaml, found train.py"),
+        ([], "expected a script or -m config.yaml, found neither"),
+    ],
+)
+def test_the_launcher_finds_a_wrong_configuration_before_it_starts_anything(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["launch", "--server_num", "1", "--worker_num", "1", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "log").exists()

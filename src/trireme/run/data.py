@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trireme.cluster import Cluster
+from trireme.config import Config
 from trireme.data import QueueDataset, Schema
-from trireme.data.sources import natural_key
+from trireme.data.sources import filesystem, find_files, fs_client_options, natural_key
 from trireme.errors import BadRequest, DataError
+from trireme.run.files import load_file
+from trireme.run.rec_dataset import ExampleDataset
 from trireme.run.settings import DataSettings, Settings
 
+log = logging.getLogger("trireme")
 
-def make_dataset(settings: Settings, part: DataSettings, schema: Schema | None) -> Iterable[Any]:
-    """The data of one part, training or inference.
+
+def make_dataset(
+    config: Config, settings: Settings, part: DataSettings, schema: Schema | None, cluster: Cluster
+) -> Iterable[Any]:
+    """The data of one part, training or inference. Every worker calls it.
 
     Args:
-        schema: of the model's inputs in their order.
+        schema: of the model's inputs in their order; without a format the text is MultiSlot.
 
     Raises:
         BadRequest: keys that do not fit together. DataError: no data there.
@@ -26,22 +36,88 @@ def make_dataset(settings: Settings, part: DataSettings, schema: Schema | None) 
         raise BadRequest("run: expected a Recipe with a schema, which says how to read the data")
     if part.path is None:
         raise BadRequest(f"{part.key}: expected a file, a folder or a pattern, found none")
-    return QueueDataset(
-        find_data(part.key, part.path),
+    files, options = find_data(part.key, part.path, settings)
+    own_files = not _are_shared(part.key, files, settings, cluster)
+    if settings.reader_type == "DataLoader":
+        return _examples(config, part, files, schema, own_files=own_files)
+    made: dict[str, Any] = {
+        "schema": schema,
+        "batch_size": part.batch_size,
+        "threads": part.threads,
+        "own_files": own_files,
+        "storage_options": options or None,
+    }
+    return QueueDataset(files, **made)
+
+
+def find_data(key: str, path: str, settings: Settings) -> tuple[list[str], Mapping[str, Any]]:
+    """The files of a location and how to reach them: all below a folder, in natural order, or what
+    a pattern matches.
+    """
+    prefix, options = fs_client_options(**settings.fs_client)
+    if prefix and "://" not in path:
+        path = f"{prefix}/{path.lstrip('/')}"
+    if "://" in path:
+        return _find_remote(path, options), options
+    if Path(path).is_dir():
+        files = _walk(path)
+        if not files:
+            raise DataError(f"{key}: expected files below {path}, found none")
+        return files, options
+    return [file.path for file in find_files(path)], options
+
+
+def _walk(folder: str) -> list[str]:
+    files: list[str] = []
+    for at, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [os.path.join(at, name) for name in names if not name.startswith(".")]
+    return sorted(files, key=natural_key)
+
+
+def _find_remote(location: str, options: Mapping[str, Any]) -> list[str]:
+    where, path = filesystem(location, options)
+    if not where.isdir(path):
+        return [file.path for file in find_files(location, options)]
+    return [where.unstrip_protocol(name) for name in sorted(where.find(path), key=natural_key)]
+
+
+def _are_shared(key: str, files: list[str], settings: Settings, cluster: Cluster) -> bool:
+    """Whether the workers share out the files, or each has its own and reads all of them.
+
+    Without runner.split_file_list: they share what all of them see.
+    """
+    if cluster.num_workers == 1:
+        return True
+    digest = hashlib.sha256("\n".join(files).encode()).hexdigest()
+    met = cluster.client.gather({"files": digest}, [], purpose="compare files")
+    are_same = all(body["files"] == digest for body, _ in met)
+    if settings.split_file_list is None:
+        return are_same
+    if are_same and not settings.split_file_list and cluster.worker == 0:
+        log.warning(
+            "%s: each of %d workers reads all of the same %d files, because"
+            " runner.split_file_list is False; True shares them out",
+            key, cluster.num_workers, len(files),
+        )  # fmt: skip
+    return settings.split_file_list
+
+
+def _examples(
+    config: Config, part: DataSettings, files: list[str], schema: Schema, *, own_files: bool
+) -> ExampleDataset:
+    """The class RecDataset of a Python file: made from (files, config), it yields examples."""
+    if part.reader is None:
+        raise BadRequest(
+            "runner.train_reader_path: expected a Python file that defines RecDataset, found none"
+        )
+    cls = getattr(load_file(part.reader), "RecDataset", None)
+    if not callable(cls):
+        raise BadRequest(f"{part.reader}: expected a class RecDataset, found none")
+    return ExampleDataset(
+        lambda: cls(files, config),
         schema=schema,
         batch_size=part.batch_size,
-        threads=part.threads,
+        name=str(part.reader),
+        own_files=own_files,
     )
-
-
-def find_data(key: str, path: str) -> list[str]:
-    """A folder's files, also those in folders below, in natural order; anything else as it is."""
-    if "://" in path or not Path(path).is_dir():
-        return [path]
-    files: list[str] = []
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [os.path.join(folder, name) for name in names if not name.startswith(".")]
-    if not files:
-        raise DataError(f"{key}: expected files below {path}, found none")
-    return sorted(files, key=natural_key)

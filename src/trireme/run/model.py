@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 from trireme.config import Config
 from trireme.errors import BadRequest
 from trireme.models import zoo
+from trireme.run.files import load_file
 from trireme.run.settings import Settings
 from trireme.train import Recipe
 
@@ -34,21 +32,6 @@ def create_recipe(config: Config, settings: Settings) -> Recipe:
             f" {type(recipe).__name__}"
         )
     return recipe
-
-
-def load_file(path: Path) -> ModuleType:
-    """Import a Python file by its path; it may import what lies beside it."""
-    if not path.is_file():
-        raise BadRequest(f"run: expected a Python file, found none at {path}")
-    spec = importlib.util.spec_from_file_location(f"_trireme_run_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
-    return module
 
 
 def _find(config: Config, settings: Settings) -> tuple[str, Callable[[Config], Recipe]]:

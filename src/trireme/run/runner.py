@@ -19,9 +19,9 @@ from trireme.metrics import AUC
 from trireme.run.data import make_dataset
 from trireme.run.keys import warn_of_unused
 from trireme.run.model import create_recipe
-from trireme.run.settings import Settings
+from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.strategy import Strategy
-from trireme.train import Recipe, Trainer
+from trireme.train import Dump, Recipe, Trainer
 
 log = logging.getLogger("trireme")
 
@@ -81,13 +81,19 @@ class _Work:
                     f"runner.model_save_path: expected no epoch there yet, found {path};"
                     " name another folder or remove it"
                 )
-        dataset = make_dataset(settings, settings.train, self._recipe.schema)
+        dataset = self._dataset(settings.train)
         self._warn()
         self._warm_start()
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
-        figures = self._trainer.fit(dataset)
+        figures = self._trainer.train_from_dataset(
+            dataset,
+            fetch_list=("loss", *(metric.name for metric in self._trainer.metrics)),
+            print_period=self._settings.print_interval,
+            debug=self._settings.debug,
+            dump=_dump(self._settings.train_dump, str(epoch)),
+        )
         where = "not saved: runner.model_save_path names no folder"
         if (path := self._saved(epoch)) is not None:
             self._trainer.save(path)
@@ -102,14 +108,20 @@ class _Work:
             raise BadRequest(
                 "runner.infer_load_path: expected the folder of saved epochs, found none"
             )
-        dataset = make_dataset(settings, settings.infer, self._recipe.schema)
+        dataset = self._dataset(settings.infer)
         self._warn()
         for epoch in settings.infer_epochs:
             path = settings.load_path / str(epoch)
             self._trainer.load(path)
-            results.append(self._trainer.evaluate(dataset))
+            dump = _dump(settings.infer_dump, f"infer-{epoch}")
+            figures = self._trainer.infer_from_dataset(dataset, debug=settings.debug, dump=dump)
+            results.append(figures)
             self._report(f"infer epoch {epoch}", results[-1], f"loaded from {path}")
         return results
+
+    def _dataset(self, part: DataSettings) -> Iterable[Any]:
+        schema, cluster = self._recipe.schema, self._trainer.cluster
+        return make_dataset(self._config, self._settings, part, schema, cluster)
 
     def _saved(self, epoch: int) -> Path | None:
         path = self._settings.save_path
@@ -133,6 +145,14 @@ class _Work:
         if self._says:
             values = ", ".join(f"{name} {value:.6g}" for name, value in figures.items())
             log.info("run: %s: %s; %s", title, values, where)
+
+
+def _dump(settings: DumpSettings | None, name: str) -> Dump | None:
+    """Every epoch has a folder of its own."""
+    if settings is None:
+        return None
+    path = f"{settings.path}/{name}"
+    return Dump(path=path, fields=settings.fields, params=settings.params)
 
 
 def _make_trainer(recipe: Recipe, settings: Settings) -> Trainer:

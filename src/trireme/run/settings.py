@@ -22,6 +22,7 @@ READER_TYPES = {
     "DataLoader": "DataLoader",
     "RecDataset": "DataLoader",
 }
+FS_CLIENT = ("uri", "user", "passwd", "hadoop_bin")
 LATER_MODES = {
     "geo": "geo comes in a later version",
     "heter": "heterogeneous workers come in a later version",
@@ -53,6 +54,15 @@ class DataSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DumpSettings:
+    """What to write of each example: outputs and columns, and parameters at the end of an epoch."""
+
+    path: str
+    fields: tuple[str, ...]
+    params: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What the runner reads of a configuration. Paths are absolute."""
 
@@ -63,7 +73,7 @@ class Settings:
     pipe_command: str | None
     train: DataSettings
     infer: DataSettings
-    split_file_list: bool
+    split_file_list: bool | None
     epochs: int
     print_interval: int
     save_path: Path | None
@@ -73,6 +83,11 @@ class Settings:
     use_auc: bool
     debug: bool
     seed: int | None
+    parse_ins_id: bool
+    parse_content: bool
+    train_dump: DumpSettings | None
+    infer_dump: DumpSettings | None
+    fs_client: Mapping[str, str]
 
     @classmethod
     def read(cls, config: Config) -> Settings:
@@ -94,7 +109,7 @@ class Settings:
             pipe_command=of.text("pipe_command"),
             train=_train(of),
             infer=_infer(of),
-            split_file_list=of.switch("split_file_list"),
+            split_file_list=of.switch("split_file_list") if of.has("split_file_list") else None,
             epochs=epochs,
             print_interval=of.number("print_interval", 100),
             save_path=save_path,
@@ -103,7 +118,12 @@ class Settings:
             infer_epochs=range(start, of.number("infer_end_epoch", max(epochs, start + 1))),
             use_auc=of.switch("use_auc"),
             debug=of.switch("dataset_debug"),
-            seed=of.number("seed", 0, low=0) if "runner.seed" in config else None,
+            seed=of.number("seed", 0, low=0) if of.has("seed") else None,
+            parse_ins_id=of.switch("parse_ins_id"),
+            parse_content=of.switch("parse_content"),
+            train_dump=_dump(of, "need_dump", "need_train_dump"),
+            infer_dump=_dump(of, "need_infer_dump"),
+            fs_client={key: of.text(f"fs_client.{key}") or "" for key in FS_CLIENT},
         )
 
     def model_root(self) -> Path:
@@ -119,6 +139,9 @@ class _Reader:
         assert config.path is not None
         self.config, self.base = config, config.path.parent
 
+    def has(self, key: str) -> bool:
+        return self.config.get(f"runner.{key}", None) is not None
+
     def number(self, key: str, default: int, *, low: int = 1) -> int:
         found = self.config.get(f"runner.{key}", default)
         if not isinstance(found, int) or isinstance(found, bool) or found < low:
@@ -133,9 +156,15 @@ class _Reader:
 
     def text(self, key: str) -> str | None:
         found = self.config.get(f"runner.{key}", None)
-        if found is not None and (not isinstance(found, str) or not found.strip()):
+        if found is not None and not isinstance(found, str):
             raise BadRequest(f"runner.{key}: expected text, found {found!r}")
-        return found
+        return found or None
+
+    def names(self, key: str) -> tuple[str, ...]:
+        found = self.config.get(f"runner.{key}", ())
+        if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+            raise BadRequest(f"runner.{key}: expected a list of names, found {found!r}")
+        return tuple(found)
 
     def path(self, key: str) -> str | None:
         """A location of data: anything with a scheme as it is."""
@@ -180,6 +209,19 @@ def _infer(of: _Reader) -> DataSettings:
         batch_size=of.number("infer_batch_size", train.batch_size),
         threads=of.number("infer_thread_num", train.threads),
     )
+
+
+def _dump(of: _Reader, *switches: str) -> DumpSettings | None:
+    path, fields = of.path("dump_fields_path"), of.names("dump_fields")
+    params = of.names("dump_param")
+    on = [switch for switch in switches if of.switch(switch)]
+    if not on:
+        return None
+    if path is None or not fields + params:
+        raise BadRequest(
+            f"runner.{on[0]}: expected dump_fields_path, and dump_fields or dump_param, found none"
+        )
+    return DumpSettings(path=path, fields=fields, params=params)
 
 
 def _mode(config: Config) -> str:

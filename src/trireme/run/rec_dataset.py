@@ -1,0 +1,105 @@
+"""Reader types DataLoader and RecDataset: the examples of a Python class, made into batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trireme.data import Bags, Batch, Dense, Schema, Sparse
+from trireme.data.schema import Content, Field, InsId
+from trireme.errors import BadRequest, DataError
+
+
+class ExampleDataset:
+    """Batches of the examples that an iterable yields, dealt to the workers batch by batch.
+
+    An example is a sequence of arrays in the order of the schema: the keys of a sparse feature, the
+    numbers of a dense one, one number of a label.
+
+    Args:
+        examples: makes the iterable, anew for every pass.
+        name: of where the examples come from, for messages.
+        own_files: they are this worker's own; it takes all of them.
+
+    Raises:
+        BadRequest: a schema with strings.
+    """
+
+    def __init__(
+        self,
+        examples: Callable[[], Iterable[Any]],
+        *,
+        schema: Schema,
+        batch_size: int,
+        name: str,
+        own_files: bool = False,
+    ) -> None:
+        for field in schema.fields:
+            if isinstance(field, InsId | Content):
+                raise BadRequest(f"{name}: expected fields of numbers, found {field}")
+        self._examples, self.schema = examples, schema
+        self._batch_size, self._name, self._own_files = batch_size, name, own_files
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.stream(0, 1)
+
+    def stream(
+        self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
+    ) -> Iterator[Batch]:
+        """Every num_streams-th batch from `index` on; from `start`, by replay, behind that one."""
+        examples = enumerate(self._examples())
+        skip = start[0] + 1 if start else 0
+        share = (0, 1) if self._own_files else (index, num_streams)
+        for number in itertools.count():
+            group = list(itertools.islice(examples, self._batch_size))
+            if not group:
+                return
+            if number % share[1] == share[0] and number >= skip:
+                batch = self._batch(group)
+                batch.stream, batch.position = index, (number,)
+                yield batch
+
+    def _batch(self, group: list[tuple[int, Any]]) -> Batch:
+        columns: dict[str, Any] = {}
+        values: list[Any] = []
+        for place, field in enumerate(self.schema.fields):
+            arrays = [self._array(number, example, place, field) for number, example in group]
+            if isinstance(field, Sparse):
+                values += arrays
+                continue
+            column = torch.from_numpy(np.stack(arrays))
+            columns[field.name] = column if isinstance(field, Dense) else column[:, 0]
+        return Batch(columns, _bags(self.schema.sparse, values))
+
+    def _array(self, number: int, example: Any, place: int, field: Field) -> Any:
+        """One field of one example as it lies in the batch."""
+        where = f"{self._name}: example {number + 1}"
+        num_fields = len(self.schema.fields)
+        if not isinstance(example, Sequence) or len(example) != num_fields:
+            found = f"{len(example)} of them" if isinstance(example, Sequence) else repr(example)
+            raise DataError(
+                f"{where}: expected {num_fields} arrays, for {self.schema}, found {found}"
+            )
+        array = np.asarray(example[place]).reshape(-1)
+        if isinstance(field, Sparse):
+            if array.dtype.kind not in "iu":
+                raise DataError(f"{where}: expected integer keys as {field}, found {array.dtype}")
+            return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64)
+        size = field.dim if isinstance(field, Dense) else 1
+        if array.size != size or array.dtype.kind not in "iufb":
+            raise DataError(f"{where}: expected {size} numbers as {field}, found {array!r}")
+        return array.astype(np.float32)
+
+
+def _bags(names: tuple[str, ...], values: list[Any]) -> Bags | None:
+    """values: an array per bag, feature-major."""
+    if not names:
+        return None
+    offsets = np.concatenate([[0], np.cumsum([len(array) for array in values])])
+    keys: Tensor = torch.from_numpy(np.concatenate(values))
+    return Bags(names, keys, torch.from_numpy(offsets))

@@ -1,0 +1,79 @@
+"""Examples of a Python class become batches, dealt to workers, resumed by replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trireme.data import Dense, InsId, Label, Schema, Sparse
+from trireme.errors import BadRequest, DataError
+from trireme.run.rec_dataset import ExampleDataset
+
+SCHEMA = Schema([Label("click"), Sparse("a"), Sparse("b"), Dense("d", 2)])
+
+
+def examples(num: int) -> Iterator[list[Any]]:
+    for i in range(num):
+        yield [np.array([i % 2]), np.arange(i, i + i % 3), [2**63 + i], np.array([i, -i]) / 2]
+
+
+def dataset(num: int, size: int = 4, **options: Any) -> ExampleDataset:
+    return ExampleDataset(
+        lambda: examples(num), schema=SCHEMA, batch_size=size, name="reader.py", **options
+    )
+
+
+def test_a_batch_holds_the_columns_of_its_examples() -> None:
+    (batch,) = dataset(4)
+    assert batch["click"].tolist() == [0, 1, 0, 1]
+    assert batch["d"].tolist() == [[0, 0], [0.5, -0.5], [1, -1], [1.5, -1.5]]
+    a, b = batch["a"], batch["b"]
+    assert a.values[a.offsets[0] : a.offsets[-1]].tolist() == [1, 2, 3]
+    assert (a.offsets - a.offsets[0]).tolist() == [0, 0, 1, 3, 3]
+    keys = b.values[b.offsets[0] : b.offsets[-1]].numpy().view(np.uint64)
+    assert keys.tolist() == [2**63 + i for i in range(4)]
+    assert batch["click"].dtype == torch.float32
+    assert batch.bags.names == ("a", "b")
+
+
+def test_workers_share_the_batches_or_have_their_own() -> None:
+    whole = [batch["d"].tolist() for batch in dataset(22)]
+    assert [len(rows) for rows in whole] == [4, 4, 4, 4, 4, 2]
+    shares = [[batch["d"].tolist() for batch in dataset(22).stream(i, 3)] for i in range(3)]
+    assert shares == [whole[0::3], whole[1::3], whole[2::3]]
+    own = dataset(22, own_files=True).stream(2, 3)
+    assert [batch["d"].tolist() for batch in own] == whole
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_stream_goes_on_behind_any_batch(index: int) -> None:
+    whole = list(dataset(30).stream(index, 2))
+    for done, batch in enumerate(whole, 1):
+        rest = dataset(30).stream(index, 2, start=batch.position)
+        assert [b["d"].tolist() for b in rest] == [b["d"].tolist() for b in whole[done:]]
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ([[1], [2], [3]], r"reader\.py: example 1: expected 4 arrays, for schema.*found 3 of them"),
+        (7, "expected 4 arrays, .*found 7"),
+        ([[1], [0.5], [3], [0, 0]], "expected integer keys as Sparse.*'a'.*found float64"),
+        ([[1], [2], [3], [0, 0, 0]], "expected 2 numbers as Dense"),
+        ([[1, 0], [2], [3], [0, 0]], "expected 1 numbers as Label"),
+        ([["x"], [2], [3], [0, 0]], "expected 1 numbers as Label"),
+    ],
+)  # fmt: skip
+def test_an_example_that_does_not_fit_is_named(example: Any, message: str) -> None:
+    wrong = ExampleDataset(lambda: [example], schema=SCHEMA, batch_size=2, name="reader.py")
+    with pytest.raises(DataError, match=message):
+        list(wrong)
+
+
+def test_strings_have_no_place_in_arrays() -> None:
+    with pytest.raises(BadRequest, match="expected fields of numbers"):
+        ExampleDataset(list, schema=Schema([InsId()]), batch_size=1, name="reader.py")

@@ -1,0 +1,130 @@
+"""What the runner reads of a configuration, refuses, and warns of."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from trireme.config import Config
+from trireme.errors import BadRequest
+from trireme.run.keys import warn_of_unused
+from trireme.run.settings import Settings
+
+
+def config(folder: Path, *overrides: str) -> Config:
+    path = folder / "config.yaml"
+    path.write_text("runner: {train_data_dir: data}\n")
+    return Config.load(path, overrides)
+
+
+def test_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    settings = Settings.read(
+        config(
+            tmp_path,
+            "runner.model_save_path=out",
+            "runner.model_init_path=/elsewhere/3",
+            "runner.test_data_dir=s3://bucket/test",
+            "runner.train_reader_path=reader",
+        )
+    )
+    assert settings.train.path == str(tmp_path / "data")
+    assert settings.infer.path == "s3://bucket/test"
+    assert settings.train.reader == settings.infer.reader == tmp_path / "reader.py"
+    assert (settings.save_path, settings.load_path) == (tmp_path / "out", tmp_path / "out")
+    assert settings.warm_path == Path("/elsewhere/3")
+    assert settings.model_root() == Path("/")
+    near = Settings.read(config(tmp_path, "runner.model_save_path=a/out"))
+    assert near.model_root() == tmp_path / "a" / "out"
+    assert Settings.read(config(tmp_path)).model_root() == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "QueueDataset"),
+        (["runner.reader_type=QueueDataset"], "QueueDataset"),
+        (["runner.reader_type=InMemoryDataset"], "InMemoryDataset"),
+        (["runner.reader_type=InmemoryDataset"], "InMemoryDataset"),
+        (["runner.reader_type=RecDataset"], "DataLoader"),
+        (["runner.train_reader_path=r"], "DataLoader"),
+        (["runner.train_reader_path=r", "runner.pipe_command=cat"], "QueueDataset"),
+    ],
+)
+def test_reader_types_in_every_spelling(
+    tmp_path: Path, overrides: list[str], expected: str
+) -> None:
+    assert Settings.read(config(tmp_path, *overrides)).reader_type == expected
+
+
+def test_what_is_not_said_of_inference_is_as_for_training(tmp_path: Path) -> None:
+    settings = Settings.read(
+        config(tmp_path, "runner.train_batch_size=7", "runner.thread_num=3", "runner.epochs=4")
+    )
+    assert (settings.infer.batch_size, settings.infer.threads) == (7, 3)
+    assert list(settings.infer_epochs) == [0, 1, 2, 3]
+    some = ["runner.infer_start_epoch=2", "runner.infer_end_epoch=3"]
+    assert list(Settings.read(config(tmp_path, *some)).infer_epochs) == [2]
+
+
+def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
+    optimizer = "hyper_parameters.optimizer.strategy=sync"
+    assert Settings.read(config(tmp_path)).mode == "async"
+    assert Settings.read(config(tmp_path, optimizer)).mode == "sync"
+    assert Settings.read(config(tmp_path, optimizer, "runner.sync_mode=async")).mode == "async"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("runner.sync_mode=geo", "expected sync or async, found .geo.: geo comes"),
+        ("runner.sync_mode=heter", "heterogeneous workers come"),
+        ("runner.sync_mode=gpubox", "tables in GPU memory come"),
+        ("runner.sync_mode=half", "found 'half'"),
+        ("runner.use_gpu=True", r"runner\.use_gpu: expected False, found True: training on GPUs"),
+        ("runner.use_fleet=True", "collective training comes"),
+        ("runner.use_auc=maybe", "expected True or False, found 'maybe'"),
+        ("runner.epochs=0", r"runner\.epochs: expected an integer >= 1, found 0"),
+        ("runner.epochs=1.5", "found 1.5"),
+        ("runner.thread_num=True", "found True"),
+        ("runner.reader_type=Queue", "expected one of QueueDataset, .*found 'Queue'"),
+        ("runner.pipe_command=[a]", "expected text"),
+        ("runner.model_save_path=s3://b/m", "a folder that all servers and worker 0 share"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused_by_name(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        Settings.read(config(tmp_path, override))
+
+
+def test_two_places_to_start_from_are_refused(tmp_path: Path) -> None:
+    both = ["runner.warmup_model_path=a", "runner.model_init_path=b"]
+    with pytest.raises(BadRequest, match="expected one place"):
+        Settings.read(config(tmp_path, *both))
+    assert Settings.read(config(tmp_path, both[0], "runner.model_init_path=a")).warm_path
+
+
+def test_keys_without_an_effect_are_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = config(
+        tmp_path,
+        "runner.epoch=3",
+        "runner.start_day=20190720",
+        "runner.need_infer_dump=False",
+        "runner.geo_step=400",
+        "other=1",
+    )
+    Settings.read(found)
+    with caplog.at_level(logging.WARNING):
+        warn_of_unused(found)
+    assert caplog.messages == [
+        "other: no effect: nothing reads it",
+        "runner.epoch: no effect: nothing reads it; did you mean runner.epochs?",
+        "runner.geo_step: no effect: it belongs to sync_mode geo, which comes in a later version",
+        "runner.start_day: no effect: training by day and pass comes in a later version; all files"
+        " are read, in natural order",
+    ]
