@@ -151,3 +151,19 @@ def test_data_norm_begins_as_paddles_does() -> None:
     for options in ({"num_features": 0}, {"num_features": 1, "decay": 0}):
         with pytest.raises(BadRequest, match="DataNorm: expected"):
             DataNorm(**options)  # type: ignore[arg-type]
+
+
+class _Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.cvm = DataNorm(3), CVM()
+
+    def forward(self, x: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.norm(x).sum() + self.cvm(v, v[:, :2]).sum() + sequence_pool(v, offsets).sum()
+
+
+def test_the_layers_can_be_exported() -> None:
+    model = _Layers().eval()
+    arguments = torch.randn(4, 3), torch.rand(4, 5), torch.tensor([0, 1, 1, 4])
+    exported = torch.export.export(model, arguments)
+    torch.testing.assert_close(exported.module()(*arguments), model(*arguments))

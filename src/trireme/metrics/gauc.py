@@ -37,8 +37,8 @@ class GAUC(ScoredMetric):
             merge. Up to half as many again may wait to be counted.
         from_logits, name, output, label, weights: as of `AUC`.
 
-    Cost: an update copies; every so often, and when computing, all pairs are sorted (a second for a
-    few million).
+    Cost: an update copies; every so often, and when computing, all pairs are sorted: a second
+    for each million.
     Source: Zhou et al., Deep Interest Network, KDD 2018, section 6.3 (weights: impressions).
     """
 

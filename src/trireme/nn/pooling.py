@@ -38,17 +38,22 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
             f" found {tuple(rows.shape)} and {offsets.dtype} {tuple(offsets.shape)}"
         )
     sizes = offsets.diff()
-    num_rows = int(offsets[-1] - offsets[0])
-    if num_rows != len(rows) or bool((sizes < 0).any()):
-        raise BadRequest(
-            f"sequence_pool: expected offsets over {len(rows)} rows that do not decrease, found"
-            f" {num_rows} rows and a smallest step of {int(sizes.min()) if len(sizes) else 0}"
-        )
+    if not torch.compiler.is_compiling():  # a graph cannot depend on values
+        _check_values(len(rows), offsets, sizes)
     bag_N = torch.repeat_interleave(
-        torch.arange(len(sizes), device=rows.device), sizes, output_size=num_rows
+        torch.arange(len(sizes), device=rows.device), sizes, output_size=len(rows)
     )
     sums = rows.new_zeros(len(sizes), rows.shape[1]).index_add(0, bag_N, rows)
     if mode == "sum":
         return sums
     counts = sizes.clamp(min=1).to(rows.dtype)[:, None]
     return sums / (counts if mode == "mean" else counts.sqrt())
+
+
+def _check_values(num_rows: int, offsets: Tensor, sizes: Tensor) -> None:
+    found = int(offsets[-1] - offsets[0])
+    if found != num_rows or bool((sizes < 0).any()):
+        raise BadRequest(
+            f"sequence_pool: expected offsets over {num_rows} rows that do not decrease, found"
+            f" {found} rows and a smallest step of {int(sizes.min()) if len(sizes) else 0}"
+        )
