@@ -15,6 +15,7 @@ from trireme.cluster import Cluster
 from trireme.data.batch import Batch, Strings
 
 NUM_KEYS = 200
+bce = nn.functional.binary_cross_entropy_with_logits
 WEIGHTS = np.random.default_rng(11).normal(size=NUM_KEYS)
 
 
@@ -79,10 +80,13 @@ def strings(texts: list[str]) -> Strings:
 class Linear(nn.Module):
     """One weight per id and a bias."""
 
-    def __init__(self, lr: float = 0.5) -> None:
+    def __init__(self, lr: float = 0.5, initializer: Any = None) -> None:
         super().__init__()
         table = tr.Table(
-            "w", dim=1, optimizer=tr.optim.SGD(lr=lr), initializer=tr.initializer.Constant(0.0)
+            "w",
+            dim=1,
+            optimizer=tr.optim.SGD(lr=lr),
+            initializer=initializer or tr.initializer.Constant(0.0),
         )
         self.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
         self.bias = nn.Parameter(torch.zeros(1))
@@ -101,7 +105,7 @@ def trainer_for(cluster: Cluster, mode: str = "async", threads: int = 1) -> tr.T
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
         strategy=tr.Strategy(mode),
-        loss=nn.functional.binary_cross_entropy_with_logits,
+        loss=bce,
         metrics=[tr.metrics.AUC(), tr.metrics.LogLoss()],
         threads=threads,
         progress=False,

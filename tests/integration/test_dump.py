@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 import trireme as tr
-from tests.integration.planted import Linear, Named, strings, trainer_for
+from tests.integration.dumper import untrained
+from tests.integration.planted import Linear, Named, bce, strings, trainer_for
 from tests.jobs import Job
-from tests.programs import Template
+from tests.programs import Program, Template
 from trireme import cluster as clusters
 from trireme.cluster import Cluster, embedded
 from trireme.data.batch import Batch
-from trireme.errors import BadRequest, NotFinite, ResourceExhausted
+from trireme.errors import BadRequest, NotFinite
 
-FIELDS = ("output", "label", "a")
+DUMPER = str(Path(__file__).with_name("dumper.py"))
 
 
 def read(path: Path) -> list[list[str]]:
@@ -35,58 +39,63 @@ def numbers(text: str, name: str) -> list[float]:
     return [float(value) for value in values]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("trained") / "c"
-    with embedded() as cluster:
-        trainer = trainer_for(cluster)
-        trainer.fit(Named(1000))
-        trainer.save(path)
-    return path
+@pytest.fixture
+def dumper(programs: Template) -> Iterator[Callable[..., list[Program]]]:
+    """Starts the workers of a job that dumps; one alone has its tables in the process."""
+    with ExitStack() as exit_stack:
+
+        def start(num_workers: int, *arguments: object) -> list[Program]:
+            env = {"TRIREME_THREADS": "1", "TRIREME_TIMEOUT_S": "30"}
+            started = []
+            if num_workers > 1:
+                serve = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"]
+                server = exit_stack.enter_context(programs.start("server", serve, env))
+                address = server.wait_line(r"^listening on (\S+)")[1]
+                env |= {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": address}
+                env["TRIREME_NUM_WORKERS"] = str(num_workers)
+            for worker in range(num_workers):
+                place = {"TRIREME_INDEX": str(worker)} if num_workers > 1 else {}
+                texts = [DUMPER, *map(str, arguments)]
+                program = programs.start(f"worker {worker}", texts, {**env, **place})
+                started.append(exit_stack.enter_context(program))
+            return started
+
+        yield start
 
 
 def test_parts_are_in_the_order_of_the_data_whoever_wrote_them(
-    tmp_path: Path, trained: Path
+    tmp_path: Path, dumper: Callable[..., list[Program]]
 ) -> None:
-    data = Named(1003, seed=1)
-
-    def work(cluster: Cluster, path: Path) -> Tensor:
-        trainer = trainer_for(cluster)
-        trainer.load(trained)
-        dump = tr.Dump(path=path, fields=FIELDS, params=["bias"])
-        pushes = cluster.client.stats()[0]["pushes"]
-        figures = trainer.infer_from_dataset(data, dump=dump)
-        assert figures["examples"] == 1003
-        assert cluster.client.stats()[0]["pushes"] == pushes
-        trainer.model.eval()
-        return trainer.model.bias.detach()
-
-    with embedded() as cluster:
-        bias = work(cluster, tmp_path / "1")
-        clusters.set_default(cluster)
-        model = trainer_for(cluster).model.eval()
-        with torch.no_grad():
-            expected = [model(batch) for batch in data.stream(0, 1)]
-    with Job(2) as job:
-        job.run(3, lambda cluster: work(cluster, tmp_path / "3"))
+    count = 1003
+    aucs = set()
+    for num_workers in (1, 3):
+        for worker in dumper(num_workers, tmp_path / str(num_workers), count):
+            figures = json.loads(worker.wait_line("^figures (.*)")[1])
+            assert worker.finish() == 0
+            assert figures["examples"] == count
+            aucs.add(figures["auc"])
+    assert len(aucs) == 1
+    names = sorted(p.name for p in (tmp_path / "3").iterdir())
+    assert names == ["params", "part-00000", "part-00001", "part-00002"]
+    for path in (tmp_path / "1", tmp_path / "3"):
+        assert (path / "params").read_text() == "bias:1:0.1\n"
     lines = read(tmp_path / "1")
     assert lines == read(tmp_path / "3")
+    data = Named(count)
     assert [line[0] for line in lines] == data.ids
     assert {line[1] for line in lines} == {""}
     outputs = np.float32([numbers(line[2], "output")[0] for line in lines])
-    np.testing.assert_array_equal(outputs, torch.cat(expected).numpy())
+    np.testing.assert_array_equal(outputs, outputs_of(data))
     labels = np.float32([numbers(line[3], "label")[0] for line in lines])
     np.testing.assert_array_equal(labels, data.examples.labels)
     assert [int(numbers(line[4], "a")[0]) for line in lines] == data.examples.ids[:, 0].tolist()
-    assert sorted(p.name for p in (tmp_path / "3").iterdir()) == [
-        "params",
-        "part-00000",
-        "part-00001",
-        "part-00002",
-    ]
-    for path in ("1", "3"):
-        line = (tmp_path / path / "params").read_text()
-        assert np.float32(numbers(line.rstrip("\n"), "bias")) == bias.numpy()
+
+
+def outputs_of(data: Named) -> np.ndarray:
+    with embedded() as cluster, torch.no_grad():
+        clusters.set_default(cluster)
+        model = untrained().eval()
+        return torch.cat([model(batch) for batch in data.stream(0, 1)]).numpy()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -147,6 +156,7 @@ def test_a_tower_alone_writes_the_vectors_of_unlabelled_items(tmp_path: Path) ->
         trainer = tr.Trainer(model, sgd, loss=lambda a, b: a, progress=False, cluster=cluster)
         dump = tr.Dump(path=tmp_path / "index", fields=["vector"])
         figures = trainer.infer_from_dataset(Source(), model=model.items, dump=dump)
+        assert cluster.client.stats()[0]["pushes"] == 0
     assert figures["examples"] == 8
     assert read(tmp_path / "index") == [[str(i), "", "vector:2:0:0"] for i in range(8)]
 
@@ -222,8 +232,7 @@ def test_a_run_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with embedded() as cluster:
         model = Fails()
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        loss = nn.functional.binary_cross_entropy_with_logits
-        trainer = tr.Trainer(model, sgd, loss=loss, progress=False, cluster=cluster)
+        trainer = tr.Trainer(model, sgd, loss=bce, progress=False, cluster=cluster)
         dump = tr.Dump(path=tmp_path / "d", fields=["output"])
         with pytest.raises(NotFinite, match="'id777'"):
             trainer.train_from_dataset(Named(1000, factor=factor), dump=dump)
@@ -232,35 +241,18 @@ def test_a_run_that_fails_leaves_no_file(tmp_path: Path) -> None:
         assert len(read(tmp_path / "d")) == 1000
 
 
-FULL_DISK = """
-import resource, sys
-sys.path.insert(0, sys.argv[3])
-import trireme as tr
-from tests.integration.planted import Named, trainer_for
-from trireme.cluster import embedded
-from trireme.errors import ResourceExhausted
-resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
-with embedded() as cluster:
-    dump = tr.Dump(path=sys.argv[1], fields=["output"])
-    trainer_for(cluster).train_from_dataset(Named(int(sys.argv[2])), dump=dump)
-"""
-
-
-@pytest.mark.parametrize("count", [100, 2000])  # seen at the end, and on the way
+@pytest.mark.parametrize("count", [20, 2000])  # seen at the end, and on the way
 def test_a_full_disk_is_an_error_and_leaves_no_file(
-    tmp_path: Path, programs: Template, count: int
+    tmp_path: Path, dumper: Callable[..., list[Program]], count: int
 ) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(FULL_DISK)
-    path = str(tmp_path / "d")
-    arguments = [str(script), path, str(count), str(Path(__file__).parents[2])]
-    with programs.start("dump", arguments, {}) as program:
-        assert program.finish() == 1
-        assert f"{ResourceExhausted.__name__}: Dump: cannot write part-00000 in" in program.output
-    assert not list(Path(path).iterdir())
+    path = tmp_path / "d"
+    [program] = dumper(1, path, count, "--file_bytes_max", 500)
+    assert program.finish() == 1
+    assert "ResourceExhausted: Dump: cannot write part-00000 in" in program.output
+    assert not list(path.iterdir())
 
 
-def test_any_file_system_will_do_and_strings_are_escaped(trained: Path) -> None:
+def test_any_file_system_will_do_and_strings_are_escaped() -> None:
     class Texts(Named):
         schema = tr.data.Schema(
             [tr.data.InsId("who"), tr.data.Content("what"), tr.data.Sparse("a"), tr.data.Label()]

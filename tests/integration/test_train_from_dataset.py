@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import trireme as tr
-from tests.integration.planted import Linear, Named, loader, rows_of, trainer_for
+from tests.integration.planted import Linear, Named, bce, loader, rows_of, trainer_for
 from tests.jobs import Job
 from trireme import cluster as clusters
 from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, NotFinite
-
-bce = nn.functional.binary_cross_entropy_with_logits
 
 
 class Seen(Linear):

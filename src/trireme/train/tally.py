@@ -62,8 +62,8 @@ class Tally:
         self.loss_sum += float(scored.loss.detach()) * scored.batch.num_examples
         for metric in self.metrics:
             batch, reader = scored.batch, f"metric {metric.name!r}"
-            label: Any = _attribute(metric, "label") or self._label  # see check_metrics
-            columns = (_attribute(metric, "columns") or {}).items()
+            label: Any = metric.label or self._label  # see check_metrics
+            columns = metric.columns.items()
             update: Any = metric.update  # which checks what the columns hold
             update(
                 _output_for(metric, scored.outputs),
@@ -77,7 +77,7 @@ class Tally:
         if self.has_loss:
             values["loss"] = self.loss_sum / self.num_examples if self.num_examples else math.nan
         for metric in self.metrics:
-            computed: Any = metric.compute()
+            computed = metric.compute()
             if isinstance(computed, dict):
                 values |= {f"{metric.name}.{name}": value for name, value in computed.items()}
             else:
@@ -106,7 +106,7 @@ def check_metrics(metrics: Sequence[Metric], label: str | None) -> None:
     names = [metric.name for metric in metrics]
     if len({"loss", *names}) != len(names) + 1:
         raise BadRequest(f"Trainer: expected metrics with distinct names, found {names}")
-    without = [m.name for m in metrics if label is None and _attribute(m, "label") is None]
+    without = [m.name for m in metrics if label is None and m.label is None]
     if without:
         raise BadRequest(
             "Trainer: expected a label column for each metric, because label is None; found none"
@@ -114,12 +114,8 @@ def check_metrics(metrics: Sequence[Metric], label: str | None) -> None:
         )
 
 
-def _attribute(metric: Metric, name: str) -> Any:
-    return getattr(metric, name, None)
-
-
 def _output_for(metric: Metric, outputs: dict[str, Tensor]) -> Tensor:
-    name = _attribute(metric, "output")
+    name = metric.output
     if name is None and len(outputs) == 1:
         return next(iter(outputs.values()))
     if name not in outputs:
