@@ -6,14 +6,19 @@ import gzip
 import sys
 from random import Random
 
+import fsspec
 import pytest
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.criteo_text import Example, examples_of, random_line, read_text
+from tests.integration.planted import Linear, Named, trainer_for
+from tests.jobs import Job
 from tests.s3_server import put, s3_server
 from trireme.data import QueueDataset, criteo
 from trireme.data.sources import fs_client_options
 from trireme.errors import BadRequest, DataError
+from trireme.train import Dump
+from trireme.train.dump import DumpFile
 
 RANDOM = Random(11)
 TEXTS = [b"\n".join(random_line(RANDOM) for _ in range(n)) for n in (300, 1, 40, 555, 7)]
@@ -155,3 +160,18 @@ def test_paddlerecs_file_system_becomes_storage_options():
         with pytest.raises(BadRequest, match=message) as raised:
             fs_client_options(*arguments)
         assert "secret" not in str(raised.value)
+
+
+def test_dumps_go_to_s3_and_leave_nothing_else(s3):
+    path = "s3://bucket/dumps/1"
+    dump = Dump(path=path, fields=["output"], storage_options=s3)
+    with Job(1) as job:
+        job.run(2, lambda cluster: trainer_for(cluster).infer_from_dataset(Named(101), dump=dump))
+        files = fsspec.filesystem("s3", **s3)
+        files.invalidate_cache()
+        parts = sorted(files.ls(path, detail=False))
+        assert [part.rpartition("/")[2] for part in parts] == ["part-00000", "part-00001"]
+        lines = b"".join(files.cat(part) for part in parts).decode().splitlines()
+        assert [line.split("\t")[0] for line in lines] == Named(101).ids
+    with pytest.raises(BadRequest, match="found part-00000 in s3"):
+        DumpFile(dump, Named(1), Linear(), 0)

@@ -84,6 +84,7 @@ class DumpFile:
         self._parts = [f"part-{worker:05d}", *([PARAMS] if worker == 0 and dump.params else [])]
         with self._writing():
             self._fs.makedirs(self._folder, exist_ok=True)
+            self._fs.invalidate_cache()
             there = self._fs.exists(self._folder)  # an object store has no empty folders
             paths = self._fs.ls(self._folder, detail=False) if there else []
             names = [Path(path).name for path in paths]
