@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trireme import _core, cluster
 from trireme.data.batch import Batch
+from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.nn.ids import Columns
 from trireme.nn.op import Lookup, gather_rows
@@ -136,7 +137,8 @@ class Embedding(TableModule):
         """Look the ids of the batch up.
 
         Args:
-            batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor, or Ragged.
+            batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor, or Ragged; or
+                TorchRec's KeyedJaggedTensor.
 
         Returns:
             For one name a tensor, for a list of names a tuple of tensors: (B, D) or (B, L, D)
@@ -146,6 +148,7 @@ class Embedding(TableModule):
         Raises:
             BadRequest: a feature is missing or has another form; the message names it.
         """
+        batch = as_batch(batch)
         _, lookups = self._lookups(batch)
         rows = tuple(
             self._rows_of(batch[name], lookup)
@@ -195,7 +198,7 @@ class EmbeddingBag(TableModule):
 
         Args:
             batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor (bags of 1 or L
-                ids), or Ragged.
+                ids), or Ragged; or TorchRec's KeyedJaggedTensor.
 
         Returns:
             (B, F, D) float32, contiguous: `.flatten(1)` is a view. An empty bag gives zeros.

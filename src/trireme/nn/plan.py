@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from trireme import _core
 from trireme.data.batch import Batch
+from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.nn.ids import Columns, Ids, read_ids
 from trireme.nn.op import Lookup
@@ -141,9 +142,13 @@ class Planner:
     def plan(self, batch: Columns) -> Plan:
         """The distinct keys of `batch` and where each is used.
 
+        Args:
+            batch: a Batch, or what `as_batch` makes one of.
+
         Raises:
             BadRequest: a feature is missing or has another form than expected (named).
         """
+        batch = as_batch(batch)
         tables: list[TablePlan] = []
         positions: dict[str, _Positions] = {}
         uniques: dict[tuple[object, ...], _Unique] = {}  # tables that read the same ids share them

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
 
 from trireme import _core
 from trireme.cluster import Cluster, Lookups, default
 from trireme.data.batch import Batch
+from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.nn import Plan, Planner
 from trireme.ps.client import Pulled
@@ -31,6 +31,7 @@ from trireme.ps.routing import Keys
 from trireme.train.conduit import Conduit
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.replica import Replica
+from trireme.train.share import share_of
 from trireme.train.timing import Timing
 
 
@@ -55,8 +56,8 @@ class Pipeline:
     with it.
 
     Args:
-        source: iterable of Batch, or of mappings from names to tensors; closed with the pipeline if
-            it can be.
+        source: iterable of batches, or of what `as_batch` makes one of: mappings from names to
+            tensors, KeyedJaggedTensors; closed with the pipeline if it can be.
         model: its embedding modules say what to look up.
         training: rows get gradients and the next step pushes them; else nothing is registered.
         depth: batches read and planned ahead, >= 1.
@@ -122,7 +123,7 @@ class Pipeline:
     def _plan(self) -> Iterator[_Planned]:
         behind = self._timing.behind
         for number, source in enumerate(behind.timed("read", self._source)):
-            batch = source if isinstance(source, Batch) else Batch(dict(source))
+            batch = as_batch(source)
             with behind.measure("unique"):
                 plan = self._planner.plan(batch)
             yield _Planned(number, batch, plan)
@@ -211,26 +212,3 @@ def prefetch(
         optimizer = of.steps
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.end_pass()
-
-
-def _has_order_of_its_own(dataset: Iterable[Any]) -> bool:
-    sampler = dataset.sampler if isinstance(dataset, DataLoader) else None
-    return isinstance(sampler, RandomSampler) and sampler.generator is None
-
-
-def share_of(dataset: Iterable[Any], cluster: Cluster, epoch: int = 0) -> Iterable[Any]:
-    """This worker's part of a dataset, in the order of this epoch."""
-    if hasattr(dataset, "stream"):
-        share: Iterable[Any] = dataset.stream(cluster.worker, cluster.num_workers, epoch=epoch)
-        return share
-    if cluster.num_workers > 1 and _has_order_of_its_own(dataset):
-        raise BadRequest(
-            "DataLoader: expected the same order on all workers, which share its batches, found a"
-            " random one; shuffle with generator=torch.Generator().manual_seed(n), the same n on"
-            " all"
-        )
-    return (
-        batch
-        for number, batch in enumerate(dataset)
-        if number % cluster.num_workers == cluster.worker
-    )

@@ -17,10 +17,10 @@ from trireme.train import checkpoint
 from trireme.train.dump import Dump, dumping
 from trireme.train.fetch import Fetch
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.pipeline import share_of
 from trireme.train.recipe import Recipe
 from trireme.train.run import Run, Watch
 from trireme.train.scoring import ExampleIds, Loss, Scorer
+from trireme.train.share import share_of
 from trireme.train.tally import Tally, check_metrics
 
 

@@ -1,0 +1,117 @@
+"""Batches of other kinds as ours: mappings, dataclasses, TorchRec's KeyedJaggedTensor.
+
+TorchRec is not imported: what has its methods counts. A KeyedJaggedTensor is laid out as `Bags` is,
+feature-major, so its tensors are taken as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trireme.data.batch import Bags, Batch, Strings
+from trireme.errors import BadRequest
+
+_KEYED_JAGGED = ("keys", "values", "lengths", "offsets", "weights_or_none")
+
+
+def as_batch(source: Any) -> Batch:
+    """A batch of what a loader yields.
+
+    Args:
+        source: a Batch, which is returned as it is; a mapping of names to tensors, Ragged, Strings
+            or lists of str, or a dataclass of such; a KeyedJaggedTensor, by itself or as a value:
+            its keys are the names of features.
+
+    Raises:
+        BadRequest: something else; a name given twice; a KeyedJaggedTensor whose features differ
+            in their number of examples.
+    """
+    if isinstance(source, Batch):
+        return source
+    if _is_keyed_jagged(source):
+        return Batch({}, _bags(source))
+    if dataclasses.is_dataclass(source) and not isinstance(source, type):
+        source = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
+    if not isinstance(source, Mapping):
+        raise BadRequest(
+            "batch: expected a Batch, a mapping or dataclass of names to tensors, or a "
+            f"KeyedJaggedTensor, found {type(source).__name__}"
+        )
+    columns: dict[str, Any] = {}
+    parts = []
+    for name, value in source.items():
+        if _is_keyed_jagged(value):
+            parts.append(_bags(value))
+        elif isinstance(value, list) and value and all(isinstance(text, str) for text in value):
+            columns[name] = _strings(value)
+        else:
+            columns[name] = value
+    bags = _joined(parts) if parts else None
+    twice = set(columns) & set(bags.names if bags is not None else ())
+    if twice:
+        raise BadRequest(f"batch: expected distinct names, found twice: {', '.join(sorted(twice))}")
+    return Batch(columns, bags)
+
+
+def _is_keyed_jagged(value: Any) -> bool:
+    return all(callable(getattr(value, name, None)) for name in _KEYED_JAGGED)
+
+
+def _bags(jagged: Any) -> Bags:
+    names = tuple(jagged.keys())
+    values, offsets, weights = jagged.values(), jagged.offsets(), jagged.weights_or_none()
+    if not names or (offsets.numel() - 1) % len(names) or _varies(jagged):
+        raise BadRequest(
+            f"KeyedJaggedTensor: expected the same number of examples of every feature, found "
+            f"{offsets.numel() - 1} bags of the features {', '.join(names)}"
+        )
+    if weights is not None:
+        weights = weights.to(torch.float32)
+    return Bags(names, values.to(torch.int64), offsets.to(torch.int64), weights)
+
+
+def _varies(jagged: Any) -> bool:
+    varies = getattr(jagged, "variable_stride_per_key", None)
+    return bool(callable(varies) and varies())
+
+
+def _joined(parts: Sequence[Bags]) -> Bags:
+    """The features of all, one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    names = tuple(name for part in parts for name in part.names)
+    sizes = {part.num_examples for part in parts}
+    if len(sizes) > 1 or len(set(names)) < len(names):
+        raise BadRequest(
+            "batch: expected KeyedJaggedTensors of the same examples and of different features, "
+            f"found {', '.join(map(str, sorted(sizes)))} examples of {', '.join(names)}"
+        )
+    offsets = [torch.zeros(1, dtype=torch.int64)]
+    for part in parts:
+        offsets.append(part.offsets[1:] - part.offsets[0] + offsets[-1][-1])
+    weights = None
+    if any(part.weights is not None for part in parts):
+        weights = torch.cat([_weights(part) for part in parts])
+    return Bags(names, torch.cat([_values(part) for part in parts]), torch.cat(offsets), weights)
+
+
+def _values(part: Bags) -> Tensor:
+    return part.values[int(part.offsets[0]) : int(part.offsets[-1])]
+
+
+def _weights(part: Bags) -> Tensor:
+    if part.weights is None:
+        return torch.ones(len(_values(part)))
+    return part.weights[int(part.offsets[0]) : int(part.offsets[-1])]
+
+
+def _strings(texts: list[str]) -> Strings:
+    encoded = [text.encode() for text in texts]
+    offsets = torch.zeros(len(texts) + 1, dtype=torch.int64)
+    torch.cumsum(torch.tensor([len(text) for text in encoded]), 0, out=offsets[1:])
+    return Strings(torch.frombuffer(bytearray(b"".join(encoded)), dtype=torch.uint8), offsets)
