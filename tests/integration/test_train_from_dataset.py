@@ -215,6 +215,18 @@ def test_a_loss_that_is_not_finite_names_the_batch() -> None:
         assert cluster.client.stream_position().sequence == 10
 
 
+def test_an_output_that_is_not_by_example_names_the_batch() -> None:
+    class Normed(Linear):
+        def forward(self, batch: Any) -> dict[str, Tensor]:
+            logits = super().forward(batch)
+            return {"logits": logits, "norm": logits.sum() / 0}
+
+    with embedded() as cluster:
+        trainer = trainer_of(Normed(), cluster, metrics=[], loss=lambda out, _: out["norm"])
+        with pytest.raises(NotFinite, match=r"nan in output 'norm' of .* 'id4' and 45 more; the"):
+            trainer.fit(Named(500))
+
+
 def test_figures_are_those_of_all_workers_unless_said_otherwise(tmp_path: Path) -> None:
     def work(cluster: Cluster) -> list[dict[str, float]]:
         trainer = trainer_for(cluster)

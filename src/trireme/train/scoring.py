@@ -90,16 +90,23 @@ def check_finite(scored: Scored, ids: ExampleIds) -> None:
             continue  # so are its values; the sum of finite ones may not be
         finite = torch.isfinite(output)
         if not finite.all():
-            wrong = torch.nonzero(~finite.reshape(len(output), -1).all(1)).flatten().tolist()
             value = output[~finite].flatten()[0].item()
-            raise _not_finite(f"{value} in output {name!r} of", scored.batch, wrong, ids)
+            raise _not_finite(f"{value} in output {name!r} of", scored.batch, _rows(~finite), ids)
     if scored.loss is not None and not math.isfinite(loss := float(scored.loss.detach())):
-        every = list(range(scored.batch.num_examples))
-        raise _not_finite(f"a loss of {loss} over", scored.batch, every, ids)
+        raise _not_finite(f"a loss of {loss} over", scored.batch, [], ids)
 
 
-def _not_finite(found: str, batch: Batch, wrong: list[int], ids: ExampleIds) -> NotFinite:
+def _rows(is_wrong: Tensor) -> list[int]:
+    """Which examples have a wrong value; none if the output is not by example."""
+    if is_wrong.dim() == 0:
+        return []
+    return torch.nonzero(is_wrong.reshape(len(is_wrong), -1).any(1)).flatten().tolist()
+
+
+def _not_finite(found: str, batch: Batch, rows: list[int], ids: ExampleIds) -> NotFinite:
     names = ids.of(batch)
+    is_by_example = rows and rows[-1] < batch.num_examples
+    wrong = rows if is_by_example else list(range(batch.num_examples))
     called = "examples" if names is None else "examples with ins_id"
     shown = ", ".join(str(i) if names is None else repr(names[i]) for i in wrong[:SHOWN_MAX])
     more = f" and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else ""
