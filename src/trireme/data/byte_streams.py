@@ -29,7 +29,8 @@ class ByteStream(Protocol):
     Threads: readinto and close from one thread at a time; stop from any.
     """
 
-    num_bytes_in: int
+    @property
+    def num_bytes_in(self) -> int: ...
 
     def readinto(self, buffer: NDArray[np.uint8]) -> int:
         """Write up to len(buffer) >= 1 of the next bytes; returns how many, 0 only at the end.
@@ -43,9 +44,6 @@ class ByteStream(Protocol):
 
     def close(self) -> None:
         """Release everything. Twice does nothing."""
-
-
-Opener = Callable[[File], ByteStream]
 
 
 def open_bytes(file: File, offset: int = 0) -> ByteStream:

@@ -57,9 +57,7 @@ class Pipe:
     """
 
     def __init__(self, command: str, *, patience_s: float = PATIENCE_S) -> None:
-        if not isinstance(command, str) or not command.strip():
-            raise BadRequest(f"pipe_command: expected a command, found {command!r}")
-        self.command = command
+        self.command = checked_command(command)
         self.patience_s = patience_s
         self._lock = threading.Lock()
         self._waiting: list[_Process] = []
@@ -414,6 +412,13 @@ def _open_input(file: File) -> _FileInput | _FedInput:
             return _FileInput(file, raw)
         raw.close()  # it has changed; the other way knows what that means
     return _FedInput(open_bytes(file))
+
+
+def checked_command(command: str) -> str:
+    """The command. Raises BadRequest if it is none."""
+    if not isinstance(command, str) or not command.strip():
+        raise BadRequest(f"pipe_command: expected a command, found {command!r}")
+    return command
 
 
 def needs_shell(command: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from trireme.data.arrow_reader import ArrowReader, ArrowTable
 from trireme.data.batch import Batch
+from trireme.data.pipe import Pipe, checked_command
 from trireme.data.read_ahead import ReadAhead
 from trireme.data.schema import Schema, TextFormat
 from trireme.data.shares import Share, share_of_files
@@ -34,6 +35,10 @@ class QueueDataset:
         on_error: "raise": a broken line is a DataError naming file, line and value. "count": it is
             skipped and counted, and the log says how many there were and what the first was.
         batches_ahead: batches that each stream keeps ready; bounds its memory.
+        pipe_command: a shell command. Each file goes through it, decompressed, and what it writes
+            is read in place of the file; `threads` of them run at once. A script built on
+            trireme.fleet's generators serves one file after the other. A command that fails is a
+            DataError, with its exit code and the last lines of its stderr.
         own_files: the paths are this worker's own: a stream reads all of them.
         storage_options: for fsspec, which opens the locations.
 
@@ -54,6 +59,7 @@ class QueueDataset:
         drop_last: bool = False,
         on_error: Literal["raise", "count"] = "raise",
         batches_ahead: int = 4,
+        pipe_command: str | None = None,
         own_files: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -80,10 +86,16 @@ class QueueDataset:
         self.own_files = own_files
         self._format = schema.format
         if isinstance(self._format, ArrowTable):
+            if pipe_command is not None:
+                raise BadRequest(
+                    f"QueueDataset: expected a schema with a text format with pipe_command, found "
+                    f"{self._format}"
+                )
             self._format.check_names(self.files)
         self._threads = threads
         self._skip_broken = on_error == "count"
         self._batches_ahead = batches_ahead
+        self._pipe_command = None if pipe_command is None else checked_command(pipe_command)
 
     @property
     def num_bytes(self) -> int:
@@ -98,8 +110,9 @@ class QueueDataset:
     ) -> Stream:
         """Stream `index` of `num_streams`: every line in exactly one, unless the files are its own.
 
-        Streams get about as many bytes each; where files cannot be cut because they are compressed,
-        contiguous blocks of files, one more for the first len(files) % num_streams streams.
+        Streams get about as many bytes each; where files cannot be cut because they are compressed
+        or go through a command, contiguous blocks of files, one more for the first
+        len(files) % num_streams streams.
 
         Args:
             start: the `position` of a batch of this stream, over the same files: the stream goes
@@ -108,8 +121,8 @@ class QueueDataset:
 
         Raises:
             BadRequest: index, num_streams or start out of range, or start is not at a line; fewer
-                files than streams where files cannot be cut. In compressed files, start is looked
-                at when the first batch is read.
+                files than streams where files cannot be cut; there, start is looked at when the
+                first batch is read.
         """
         if not 0 <= index < num_streams:
             raise BadRequest(
@@ -120,7 +133,7 @@ class QueueDataset:
             self.files,
             index,
             num_streams,
-            can_seek=all(file.codec is None for file in self.files),
+            can_seek=self._pipe_command is None and all(f.codec is None for f in self.files),
             own_files=self.own_files,
         )
         reader = self._reader(share, tuple(start or ()))
@@ -144,7 +157,13 @@ class QueueDataset:
             skip_broken=self._skip_broken,
         )
         return TextReader(
-            self.files, self.schema, parser, share, files_ahead=self._threads, start=start
+            self.files,
+            self.schema,
+            parser,
+            share,
+            pipe=None if self._pipe_command is None else Pipe(self._pipe_command),
+            files_ahead=self._threads,
+            start=start,
         )
 
 

@@ -9,14 +9,15 @@ import functools
 import logging
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trireme.data.batch import Batch
-from trireme.data.byte_streams import ByteStream, Opener, StreamsAhead, open_bytes, read_full
+from trireme.data.byte_streams import ByteStream, StreamsAhead, open_bytes, read_full
+from trireme.data.pipe import Pipe
 from trireme.data.schema import HEAD_BYTES, Parser, Schema
 from trireme.data.shares import Share
 from trireme.data.sources import File, file_starts
@@ -32,7 +33,8 @@ class TextReader:
     """The batches of one share of the files, from `start` on.
 
     Args:
-        opener: gives the text of a file from its beginning.
+        pipe: what gives the text of a file, from its beginning, instead of the file itself; closed
+            by batches().
         files_ahead: files opened and read at once, each by a thread of its own. Local files whose
             bytes are their text are read directly: the system reads them ahead.
 
@@ -48,7 +50,7 @@ class TextReader:
         parser: Parser,
         share: Share,
         *,
-        opener: Opener = open_bytes,
+        pipe: Pipe | None = None,
         files_ahead: int = 1,
         start: tuple[int, ...] = (),
     ) -> None:
@@ -67,7 +69,7 @@ class TextReader:
                 self._offset = _line_start(files[self._file], self._offset)
         # The first file may be done with already; a file that cannot be cut is not known to be.
         self._first_file = self._file + (share.can_seek and self._offset >= self._limit)
-        self._opener = opener
+        self._pipe = pipe
         self._is_direct = share.can_seek and all(file.is_local for file in files)
         numbers = range(self._first_file, share.last + 1)
         first_offset = self._offset if self._first_file == self._file else 0
@@ -122,7 +124,10 @@ class TextReader:
         Raises:
             DataError: a broken line (unless skipped), or a file that cannot be read.
         """
-        with closing(self._streams):
+        with ExitStack() as stack:
+            if self._pipe is not None:
+                stack.enter_context(self._pipe)
+            stack.enter_context(closing(self._streams))
             for number in range(self._first_file, self._share.last + 1):
                 if number > self._file:
                     self._file, self._offset, self._num_lines = number, 0, 0
@@ -156,9 +161,8 @@ class TextReader:
                     is_end = self._offset + filled == file.num_bytes
                 done = yield from self._batches_of_buffer(file, filled, limit, is_end)
                 if done == 0 and filled == len(self._buffer) and self._offset < limit:
-                    line = self._line_number(file, self._buffer[:0])
                     raise DataError(
-                        f"QueueDataset: {file.path} line {line}: expected fewer than "
+                        f"QueueDataset: {self._place(file, self._buffer[:0])}: expected fewer than "
                         f"{filled} bytes, found more"
                     )
                 filled -= done
@@ -203,13 +207,16 @@ class TextReader:
         if broken is None or self._first_broken:
             return
         begin, what = broken
-        line = self._line_number(file, text[:begin])
-        self._first_broken = f"{file.path} line {line}: {what}"
+        self._first_broken = f"{self._place(file, text[:begin])}: {what}"
         if not self._parser.skips_broken:
             raise DataError(f"QueueDataset: {self._first_broken}\n{self._schema}")
 
+    def _place(self, file: File, text: NDArray[np.uint8]) -> str:
+        """File and number, from 1, of the line behind `text`, which begins at _offset."""
+        line = f"{file.path} line {self._line_number(file, text)}"
+        return f"{line} of what {self._pipe.command!r} makes of it" if self._pipe else line
+
     def _line_number(self, file: File, text: NDArray[np.uint8]) -> int:
-        """The number, from 1, of the line that begins behind `text`, which begins at _offset."""
         if not self._share.can_seek:
             return self._num_lines + int(np.count_nonzero(text == _NEWLINE)) + 1
         end = self._offset + len(text)
@@ -229,7 +236,9 @@ class TextReader:
             yield stream, self._start_file(file, stream)
 
     def _open(self, file: File, offset: int) -> ByteStream:
-        return open_bytes(file, offset) if self._share.can_seek else self._opener(file)
+        if self._pipe is not None:
+            return self._pipe.open(file)
+        return open_bytes(file, offset if self._share.can_seek else 0)
 
     def _start_file(self, file: File, stream: ByteStream) -> int:
         """Show the parser the head of the file and go to _offset, or behind the header; returns how
