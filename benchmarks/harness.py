@@ -7,6 +7,7 @@ a claim is taken within each round, so that a change of the machine's speed betw
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import statistics
@@ -167,9 +168,22 @@ def _results(
             "ratio_min": _rounded(min(ratios)),
             "ratio_max": _rounded(max(ratios)),
             "vs_value": _rounded(middle(theirs)),
+            **(_difference(values, theirs) if statistic == "mean" else {}),
             **tail,
             "vs_detail": dict(runs[name][-1].detail),
         }
+
+
+def _difference(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+    """Of the means over the seeds, with the standard error of such a difference, if there are
+    several.
+    """
+    error = None
+    if len(ours) > 1:
+        variances = statistics.variance(ours) + statistics.variance(theirs)
+        error = _rounded(math.sqrt(variances / len(ours)))
+    difference = statistics.fmean(ours) - statistics.fmean(theirs)
+    return {"difference": _rounded(difference), "standard_error": error}
 
 
 def _same_hash(claim: Claim, runs: Sequence[Run]) -> str | None:

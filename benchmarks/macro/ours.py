@@ -38,12 +38,12 @@ def run_job(
         if not is_embedded:
             launch = ["-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "1"]
             command = [*launch, "--log_dir", folder, *command]
-        run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=_environment())
+        run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=environment())
         result: dict[str, Any] = json.loads(out.read_text())
         return result
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, less what it may say of a place in another job."""
     prefixes = ("TRIREME_", "PADDLE_", "TRAINING_ROLE")
     return {name: v for name, v in os.environ.items() if not name.startswith(prefixes)}

@@ -14,6 +14,7 @@ import pytest
 from benchmarks import rivals
 from benchmarks.__main__ import BENCHES, main
 from benchmarks.harness import Absent, BenchError, Claim, Contest, Run, Settings, run_contest
+from benchmarks.macro.zoo_cases import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT_FIELDS = ("bench", "metric", "value", "unit", "vs", "ratio", "ratio_min", "ratio_max")
@@ -33,6 +34,11 @@ REAL_CLAIMS = {
     ("fleet", "rows_adagrad"): (),
     ("fleet", "rows_std_adagrad"): (),
     ("fleet", "rows_adam"): (),
+    **{("zoo", case): ("torch",) for case in CASES},
+    ("zoo", "deepfm_adult_async"): ("torch",),
+    ("zoo", "din_history_async"): ("torch",),
+    ("zoo", "two_tower_choice_async"): ("torch",),
+    ("zoo", "word2vec_text_async"): ("torch",),
     ("table", "overhead_bytes_per_row"): (),
     ("table", "lookup"): ("gather",),
     ("table", "update_adagrad"): ("gather",),
@@ -97,6 +103,18 @@ def test_contest_alternates_and_takes_ratios_within_rounds():
         "ratio_max": 4,
     }
     assert (result["vs_value"], result["hash"], result["rounds"]) == (10, "same", 3)
+
+
+def test_scores_are_compared_by_their_means_and_the_error_of_these():
+    contest = Contest(
+        {"ours": replay([], "ours", [1, 2, 6]), "rival": replay([], "rival", [2, 2, 2])},
+        [Claim("score", "ours", ("rival",))],
+        num_rounds=3,
+        statistic="mean",
+    )
+    (result,) = run_contest("toy", contest)
+    assert (result["value"], result["vs_value"], result["difference"]) == (3, 2, 1)
+    assert result["standard_error"] == pytest.approx((7 / 3) ** 0.5, rel=1e-5)
 
 
 def test_contest_reports_a_value_without_ratio_when_the_rival_is_absent(capsys):
@@ -177,3 +195,5 @@ def test_benchmark_runs_in_smoke_mode(bench, tmp_path):
     for result in results:
         assert set(RESULT_FIELDS) <= set(result)
         assert result["value"] > 0
+        if bench == "zoo" and not result["metric"].endswith("_async"):
+            assert result["ratio"] == pytest.approx(1, abs=1e-3)
