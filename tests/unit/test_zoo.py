@@ -101,3 +101,67 @@ def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
             zoo.load("ctr_dnn").create(Config({"hyper_parameters": values}))
     with pytest.raises(BadRequest, match="act: expected one of relu, sigmoid, found 'dice'"):
         zoo.load("din").create(Config({"hyper_parameters": {"act": "dice"}}))
+
+
+def accessor(**parts: Any) -> Config:
+    """A configuration with table_parameters.embedding.accessor."""
+    return Config({"table_parameters": {"embedding": {"accessor": parts}}})
+
+
+ADAGRAD = {
+    "learning_rate": 0.1,
+    "initial_g2sum": 2.0,
+    "initial_range": 0.01,
+    "weight_bounds": [-3, 4],
+}
+ADAM = {
+    "learning_rate": 0.01,
+    "beta1_decay_rate": 0.8,
+    "beta2_decay_rate": 0.9,
+    "ada_epsilon": 1e-6,
+}
+BOUNDS = (-3.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "rule"),
+    [
+        (
+            "SparseAdaGradSGDRule",
+            {"adagrad": ADAGRAD},
+            tr.optim.FleetAdagrad(lr=0.1, initial_g2sum=2.0, bounds=BOUNDS),
+        ),
+        (
+            "StdAdaGradSGDRule",
+            {"adagrad": ADAGRAD},
+            tr.optim.FleetAdagrad(lr=0.1, initial_g2sum=2.0, bounds=BOUNDS, shared=False),
+        ),
+        (
+            "SparseAdamSGDRule",
+            {"adam": ADAM},
+            tr.optim.FleetAdam(lr=0.01, betas=(0.8, 0.9), eps=1e-6),
+        ),
+        ("SparseNaiveSGDRule", {}, tr.optim.FleetSGD(lr=0.05)),
+    ],
+)
+def test_table_parameters_say_how_rows_learn(name: str, values: Any, rule: Any) -> None:
+    param = {"name": name, **values}
+    config = accessor(embed_sgd_param=param, embedx_sgd_param=param, embedx_dim=8, fea_dim=11)
+    table = zoo.load("ctr_dnn").create(config).model.inputs.embedding.table
+    assert table.optimizer == rule
+    assert table.schema.absent == "zeros"
+    initial = 0.01 if "adagrad" in values else 1e-4
+    assert table.schema.initializer == ("tail_uniform", -initial, initial)
+    assert config.unread() == []
+
+
+def test_table_parameters_that_do_not_fit_are_refused() -> None:
+    naive, adam = {"name": "SparseNaiveSGDRule"}, {"name": "SparseAdamSGDRule"}
+    for config, message in (
+        (accessor(embedx_dim=9), "embedx_dim: expected 8, as the model's rows have 9 floats"),
+        (accessor(fea_dim=9), "fea_dim: expected 11"),
+        (accessor(embed_sgd_param={"name": "SparseSharedAdamSGDRule"}), "expected one of Sparse"),
+        (accessor(embed_sgd_param=naive, embedx_sgd_param=adam), "one rule for head and tail"),
+    ):
+        with pytest.raises(BadRequest, match=message):
+            zoo.load("ctr_dnn").create(config)

@@ -9,6 +9,7 @@ models.
 | sparse_feature_dim | 9 | floats per row |
 | dense_input_dim | 13 | width of the column dense_feature, 0 for none |
 
+table_parameters.*, if it is there, says how rows learn: see trireme.models.table_parameters.
 sparse_feature_number, the size of PaddleRec's table, has no counterpart: a table takes every key.
 """
 
@@ -25,6 +26,7 @@ from trireme.config import Config
 from trireme.data.schema import Dense, Field, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
+from trireme.models.table_parameters import table_options
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -85,11 +87,15 @@ class HyperParameters:
         return Schema(fields)
 
     def table(self, name: str = "embedding", *, dim: int | None = None, **options: Any) -> Table:
-        """A table whose rows learn with the configured optimizer."""
+        """A table whose rows start and learn as table_parameters says; where it says nothing, as
+        the options say, and with the configured optimizer.
+        """
+        dim = self.dim if dim is None else dim
         _, rule = self._optimizer()
-        lr = float(self.get("optimizer.learning_rate", 1e-3))
-        options.setdefault("optimizer", rule(lr=lr))
-        return Table(name, dim=self.dim if dim is None else dim, **options)
+        default = {"optimizer": rule(lr=float(self.get("optimizer.learning_rate", 1e-3)))}
+        return Table(
+            name, dim=dim, **{**default, **options, **table_options(self._config, name, dim)}
+        )
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         """The configured optimizer over the dense parameters; None where there are none."""
