@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/array.h"
 #include "base/error.h"
 #include "bind.h"
 #include "feed/bags.h"
@@ -28,30 +27,6 @@ using Offsets = std::optional<Array1<const std::int64_t>>;
 using Bags = std::optional<Index>;
 using Grads = nb::ndarray<const float, nb::ndim<3>, nb::device::cpu>;
 using Weights = std::optional<Array1<const float>>;
-template <class T>
-using Result1 = nb::ndarray<nb::numpy, T, nb::ndim<1>, nb::c_contig>;
-template <class T>
-using Result2 = nb::ndarray<nb::numpy, T, nb::ndim<2>, nb::c_contig>;
-
-template <class T>
-nb::capsule owner_of(T* data) {
-  return nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
-}
-
-template <class T>
-Result1<T> result(Array<T>&& array) {
-  const std::size_t size = array.size();
-  T* const data = array.release();
-  return Result1<T>(data, {size}, owner_of(data));
-}
-
-template <class T>
-Result2<T> result(Array<T>&& array, std::size_t dim) {
-  const std::size_t rows = array.size() / dim;
-  T* const data = array.release();
-  return Result2<T>(data, {rows, dim}, owner_of(data));
-}
-
 template <class ArrayOrNone>
 auto span_or_empty(const ArrayOrNone& array) {
   return array ? as_span(*array) : decltype(as_span(*array)){};

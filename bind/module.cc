@@ -7,9 +7,9 @@ NB_MODULE(_core, m) {
   m.doc() = "Trireme's C++ core.";
   trireme::bind::register_errors(m);
   trireme::bind::register_base(m);
-  trireme::bind::register_criteo(m);
   trireme::bind::register_feed(m);
   trireme::bind::register_metrics(m);
   trireme::bind::register_strings(m);
   trireme::bind::register_table(m);
+  trireme::bind::register_text(m);
 }

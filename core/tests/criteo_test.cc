@@ -1,7 +1,6 @@
 // CriteoParser: known lines, pieces of any size, threads, and random damage (for the sanitizers).
 #include "feed/criteo.h"
 
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -9,8 +8,10 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "text_parsing.h"
 
 using namespace trireme;
+using test::Exact;
 
 namespace {
 
@@ -22,15 +23,9 @@ std::string line_of(const std::string& label, const std::string& integer,
   return line;
 }
 
-// A copy in memory of exactly its size, so that the sanitizer sees a read past the end.
-struct Exact {
-  explicit Exact(const std::string& text) : size(text.size()), data(new char[text.size()]) {
-    std::copy(text.begin(), text.end(), data.get());
-  }
-  std::span<const char> span() const { return {data.get(), size}; }
-  std::size_t size;
-  std::unique_ptr<char[]> data;
-};
+std::unique_ptr<TextParser> make(const TextOptions& options) {
+  return std::make_unique<CriteoParser>(options);
+}
 
 void parses_a_known_line() {
   Pool pool(1);
@@ -40,21 +35,22 @@ void parses_a_known_line() {
   CHECK_EQUAL(parser.parse(text.span(), text.size, true, pool), text.size);
   CHECK_EQUAL(parser.num_examples(), 3u);
   CHECK(!parser.broken_line());
-  const CriteoBatch batch = parser.take();
-  CHECK_EQUAL(batch.num_values, 52u);
-  CHECK_EQUAL(batch.labels[0], 1.0f);
-  CHECK_EQUAL(batch.labels[1], 0.0f);
+  const Columns batch = parser.take(pool);
+  const Array<float>&labels = batch.numbers[0], &dense = batch.numbers[1];
+  CHECK_EQUAL(batch.keys.size(), 52u);
+  CHECK_EQUAL(labels[0], 1.0f);
+  CHECK_EQUAL(labels[1], 0.0f);
   for (std::size_t i = 0; i < 13; ++i) {
-    CHECK_EQUAL(batch.dense[i], static_cast<float>(std::log1p(7.0) * 0.125));
-    CHECK_EQUAL(batch.dense[13 + i], 0.0f);
-    CHECK_EQUAL(batch.dense[26 + i], 0.0f);
+    CHECK_EQUAL(dense[i], static_cast<float>(std::log1p(7.0) * 0.125));
+    CHECK_EQUAL(dense[13 + i], 0.0f);
+    CHECK_EQUAL(dense[26 + i], 0.0f);
   }
   for (std::int64_t f = 0; f < 26; ++f) {
     CHECK_EQUAL(batch.offsets[static_cast<std::size_t>(3 * f)], 2 * f);
     CHECK_EQUAL(batch.offsets[static_cast<std::size_t>(3 * f + 1)], 2 * f + 1);
     CHECK_EQUAL(batch.offsets[static_cast<std::size_t>(3 * f + 2)], 2 * f + 1);
-    CHECK_EQUAL(batch.values[static_cast<std::size_t>(2 * f)], (f << 32) + 0x00ff00aa);
-    CHECK_EQUAL(batch.values[static_cast<std::size_t>(2 * f + 1)], (f << 32) + 5);
+    CHECK_EQUAL(batch.keys[static_cast<std::size_t>(2 * f)], (f << 32) + 0x00ff00aa);
+    CHECK_EQUAL(batch.keys[static_cast<std::size_t>(2 * f + 1)], (f << 32) + 5);
   }
 }
 
@@ -84,63 +80,23 @@ void names_what_is_wrong() {
       {line_of("1", "7", std::string(100, '\xff')), 14, "... (100 bytes)"},
       {std::string(5000, 'a'), -1, "aaaa'..."},
   };
-  Pool pool(1);
-  for (const Case& c : cases) {
-    for (const std::string& ending : {std::string(), "\n" + good + "\n"}) {
-      CriteoParser parser({.batch_size = 8});
-      const Exact text(good + "\n" + c.line + (c.line.empty() ? "\n" : ending));
-      parser.parse(text.span(), text.size, true, pool);
-      CHECK(parser.broken_line());
-      CHECK_EQUAL(parser.broken_line()->offset, good.size() + 1);
-      CHECK_EQUAL(parser.broken_line()->field, c.field);
-      if (parser.broken_line()->found.find(c.found) == std::string::npos) {
-        CHECK_EQUAL(parser.broken_line()->found, c.found);
-      }
-    }
-  }
+  for (const Case& c : cases) test::check_broken(make, good, c.line, c.field, c.found);
 }
 
 void refuses_options_out_of_range() {
-  for (const CriteoOptions& options :
-       {CriteoOptions{.batch_size = 0}, CriteoOptions{.batch_size = (1u << 24) + 1},
-        CriteoOptions{.batch_size = 1, .scale = NAN}}) {
+  struct Case {
+    std::size_t batch_size;
+    double scale;
+  };
+  for (const Case& c : {Case{0, 1}, Case{(1u << 24) + 1, 1}, Case{1, NAN}}) {
     bool refused = false;
     try {
-      CriteoParser parser(options);
+      CriteoParser parser({.batch_size = c.batch_size}, true, c.scale);
     } catch (const Error& error) {
       refused = error.code() == ErrorCode::kBadRequest;
     }
     CHECK(refused);
   }
-}
-
-// Everything that came out of a text, as one comparable string.
-std::string parse_all(const std::string& text, std::size_t batch_size, std::size_t piece_bytes,
-                      int threads) {
-  Pool pool(threads);
-  CriteoParser parser({.batch_size = batch_size, .skip_broken = true});
-  std::string out;
-  auto flush = [&] {
-    const CriteoBatch batch = parser.take();
-    auto add = [&](const auto* data, std::size_t size) {
-      out.append(reinterpret_cast<const char*>(data), size * sizeof *data);
-    };
-    add(batch.labels.get(), batch.num_examples);
-    add(batch.dense.get(), batch.num_examples * 13);
-    add(batch.values.get(), batch.num_values);
-    add(batch.offsets.get(), batch.num_examples * 26 + 1);
-  };
-  std::size_t begin = 0;
-  while (begin < text.size()) {
-    const std::size_t size = std::min(piece_bytes, text.size() - begin);
-    const Exact piece(text.substr(begin, size));
-    const std::size_t done = parser.parse(piece.span(), size, begin + size == text.size(), pool);
-    CHECK(done > 0 || parser.is_full());
-    begin += done;
-    if (parser.is_full()) flush();
-  }
-  flush();
-  return out + std::to_string(parser.num_broken_lines());
 }
 
 std::string random_text(test::Random& random) {
@@ -157,29 +113,7 @@ std::string random_text(test::Random& random) {
       std::snprintf(buffer, sizeof buffer, format, static_cast<unsigned long long>(value));
       line += random.below(20) == 0 && field < 14 ? "-" + std::string(buffer) : buffer;
     }
-    if (random.below(4) == 0) {  // damage
-      const std::size_t at = random.below(line.size());
-      switch (random.below(6)) {
-        case 0:
-          line[at] = static_cast<char>(random.next());
-          break;
-        case 1:
-          line.erase(at, 1 + random.below(4));
-          break;
-        case 2:
-          line.insert(at, 1, static_cast<char>(random.next()));
-          break;
-        case 3:
-          line.insert(at, 1, '\t');
-          break;
-        case 4:
-          line.resize(at);
-          break;
-        default:
-          line.insert(at, std::string(random.below(9000), 'a'));
-          break;
-      }
-    }
+    if (random.below(4) == 0) line = test::damaged(line, random);
     text += line;
     if (i + 1 < num_lines || random.below(2)) text += random.below(5) ? "\n" : "\r\n";
   }
@@ -191,11 +125,7 @@ void pieces_and_threads_change_nothing(std::uint64_t seed) {
   for (int round = 0; round < 30; ++round) {
     const std::string text = random_text(random);
     const std::size_t batch_size = 1 + random.below(300);
-    const std::string expected = parse_all(text, batch_size, text.size() + 1, 1);
-    CHECK(parse_all(text, batch_size, text.size() + 1, 3) == expected);
-    for (std::size_t piece_bytes : {4097, 5000, 20000}) {
-      CHECK(parse_all(text, batch_size, piece_bytes, 2) == expected);
-    }
+    test::check_pieces_and_threads(make, text, batch_size, CriteoParser::kMaxLineBytes);
   }
 }
 

@@ -154,4 +154,6 @@ def test_core_refuses_wrong_arguments():
     empty = np.zeros(0, np.uint8)
     empty.flags.writeable = False
     assert parser.parse(empty, 0, True, pool) == 0
-    assert [array.shape for array in parser.take()] == [(0,), (0, 13), (0,), (1,)]
+    numbers, strings, keys, offsets, weights = parser.take(pool)
+    assert [array.shape for array in (*numbers, keys, offsets)] == [(0, 1), (0, 13), (0,), (1,)]
+    assert (strings, weights) == ([], None)

@@ -4,6 +4,7 @@ from trireme.data.array_dataset import ArrayDataset, ArrayStream
 from trireme.data.arrow_reader import arrow
 from trireme.data.batch import Bags, Batch, Ragged, Strings
 from trireme.data.criteo import criteo
+from trireme.data.multislot import multislot
 from trireme.data.queue_dataset import QueueDataset, Stream
 from trireme.data.schema import Content, Dense, InsId, Label, Schema, Show, Sparse, Weight
 from trireme.data.skip_gram import SkipGramDataset, SkipGramStream, read_words, words_of
@@ -30,6 +31,7 @@ __all__ = [
     "Weight",
     "arrow",
     "criteo",
+    "multislot",
     "read_words",
     "string_keys",
     "words_of",

@@ -10,13 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from trireme import _core
-from trireme.data.batch import Bags, Batch
 from trireme.data.schema import Dense, Field, Label, Schema, Sparse
+from trireme.data.text_parser import TextParser
 from trireme.errors import BadRequest
 
 NUM_DENSE = 13
@@ -59,8 +55,11 @@ class CriteoText:
 
     def open(
         self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
-    ) -> CriteoParser:
-        return CriteoParser(schema, self, batch_size, threads, skip_broken)
+    ) -> TextParser:
+        core = _core.CriteoParser(batch_size, self.transform == "log1p", self.scale, skip_broken)
+        return TextParser(
+            schema, core, threads=threads, skip_broken=skip_broken, field_names=_FIELDS
+        )
 
 
 def criteo(*, transform: Literal["log1p", "none"] = "log1p", scale: float = 1 / 8) -> Schema:
@@ -71,56 +70,3 @@ def criteo(*, transform: Literal["log1p", "none"] = "log1p", scale: float = 1 / 
         scale: see transform.
     """
     return Schema(_SCHEMA_FIELDS, format=CriteoText(transform=transform, scale=scale))
-
-
-class CriteoParser:
-    """Fills batches from pieces of text; one thread at a time. See _core.CriteoParser."""
-
-    def __init__(
-        self, schema: Schema, text: CriteoText, batch_size: int, threads: int, skip_broken: bool
-    ) -> None:
-        self.skips_broken = skip_broken
-        self._schema = schema
-        self._pool = _core.Pool(threads)
-        self._core = _core.CriteoParser(
-            batch_size, text.transform == "log1p", text.scale, skip_broken
-        )
-
-    def start_file(self, head: NDArray[np.uint8]) -> int:
-        """Criteo's files have no header."""
-        return 0
-
-    def parse(self, text: NDArray[np.uint8], limit: int, is_end: bool) -> int:
-        """Parse whole lines that begin before `limit`; returns the bytes done with."""
-        return self._core.parse(text, limit, is_end, self._pool)
-
-    @property
-    def num_examples(self) -> int:
-        """Examples in the batch so far."""
-        return self._core.num_examples
-
-    @property
-    def is_full(self) -> bool:
-        return self._core.is_full
-
-    @property
-    def broken_line(self) -> tuple[int, str] | None:
-        """The first broken line of the latest parse(): where it begins, and what is wrong."""
-        broken = self._core.broken_line
-        if broken is None:
-            return None
-        offset, field, expected, found = broken
-        where = "" if field < 0 else f"field {field + 1} ({_FIELDS[field]}): "
-        return offset, f"{where}expected {expected}, found {found}"
-
-    @property
-    def num_broken_lines(self) -> int:
-        return self._core.num_broken_lines
-
-    def take(self) -> Batch:
-        """The examples parsed since the last take(), as a batch."""
-        labels, dense, values, offsets = map(torch.from_numpy, self._core.take())
-        return Batch(
-            columns={"label": labels, "dense": dense},
-            bags=Bags(self._schema.sparse, values, offsets),
-        )

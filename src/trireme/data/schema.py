@@ -86,6 +86,10 @@ class Parser(Protocol):
 
     skips_broken: bool
 
+    @property
+    def max_line_bytes(self) -> int:
+        """A longer line is broken. parse() makes progress with more than this, or with the end."""
+
     def start_file(self, head: NDArray[np.uint8]) -> int:
         """How many bytes at the beginning of a file are not lines of data, a header say.
 

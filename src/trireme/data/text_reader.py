@@ -81,7 +81,9 @@ class TextReader:
             ahead=files_ahead,
         )
         self._stream: ByteStream | None = None
-        self._buffer: NDArray[np.uint8] = np.empty(_BUFFER_BYTES, np.uint8)
+        # Always room for more than a line, so that the parser makes progress.
+        num_bytes = max(_BUFFER_BYTES, parser.max_line_bytes + HEAD_BYTES)
+        self._buffer: NDArray[np.uint8] = np.empty(num_bytes, np.uint8)
         self._num_lines = 0  # before _offset; counted only where the text cannot be read again
         self._first_broken = ""
         self._is_finished = False
@@ -160,11 +162,6 @@ class TextReader:
                 if self._share.can_seek:
                     is_end = self._offset + filled == file.num_bytes
                 done = yield from self._batches_of_buffer(file, filled, limit, is_end)
-                if done == 0 and filled == len(self._buffer) and self._offset < limit:
-                    raise DataError(
-                        f"QueueDataset: {self._place(file, self._buffer[:0])}: expected fewer than "
-                        f"{filled} bytes, found more"
-                    )
                 filled -= done
                 self._buffer[:filled] = self._buffer[done : done + filled]
 

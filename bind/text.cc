@@ -1,0 +1,136 @@
+// The parsers of text: one class for what they share, and a constructor for each format.
+#include "feed/text.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "bind.h"
+#include "feed/criteo.h"
+#include "feed/fields.h"
+#include "feed/multislot.h"
+
+namespace trireme::bind {
+namespace {
+
+using namespace nb::literals;
+
+std::size_t parse(TextParser& parser, Array1<const std::uint8_t> text, std::size_t limit,
+                  bool is_end, Pool& pool) {
+  nb::gil_scoped_release release;
+  return parser.parse({reinterpret_cast<const char*>(text.data()), text.size()}, limit, is_end,
+                      pool);
+}
+
+using Broken = std::tuple<std::size_t, int, std::string, std::string>;
+
+std::optional<Broken> broken_line(const TextParser& parser) {
+  const auto& broken = parser.broken_line();
+  if (!broken) return std::nullopt;
+  return Broken(broken->offset, broken->field, broken->expected, broken->found);
+}
+
+nb::tuple take(TextParser& parser, Pool& pool) {
+  Columns columns;
+  {
+    nb::gil_scoped_release release;
+    columns = parser.take(pool);
+  }
+  const Layout& layout = parser.layout();
+  nb::list numbers, strings;
+  for (std::size_t i = 0; i < layout.dims.size(); ++i) {
+    numbers.append(result(std::move(columns.numbers[i]), layout.dims[i]));
+  }
+  for (StringColumn& column : columns.strings) {
+    strings.append(
+        nb::make_tuple(result(std::move(column.bytes)), result(std::move(column.offsets))));
+  }
+  nb::object weights = nb::none();
+  if (layout.has_weights) weights = nb::cast(result(std::move(columns.weights)));
+  return nb::make_tuple(numbers, strings, result(std::move(columns.keys)),
+                        result(std::move(columns.offsets)), weights);
+}
+
+TextOptions options_of(std::int64_t batch_size, bool skip_broken) {
+  if (batch_size < 1) {
+    throw Error(ErrorCode::kBadRequest,
+                "TextParser: expected batch_size 1..2^24, found " + std::to_string(batch_size));
+  }
+  return {static_cast<std::size_t>(batch_size), skip_broken};
+}
+
+using FieldTuple = std::tuple<std::string, std::string, std::size_t>;
+
+FieldKind kind_of(const std::string& name) {
+  constexpr std::pair<const char*, FieldKind> kKinds[] = {
+      {"number", FieldKind::kNumber}, {"amount", FieldKind::kAmount},
+      {"dense", FieldKind::kDense},   {"keys", FieldKind::kKeys},
+      {"hashes", FieldKind::kHashes}, {"string", FieldKind::kString},
+  };
+  for (const auto& [known, kind] : kKinds) {
+    if (name == known) return kind;
+  }
+  throw Error(ErrorCode::kBadRequest, "TextParser: unknown kind of field: " + name);
+}
+
+std::vector<Field> fields_of(const std::vector<FieldTuple>& tuples) {
+  std::vector<Field> fields;
+  for (const auto& [kind, name, dim] : tuples) fields.emplace_back(kind_of(kind), name, dim);
+  return fields;
+}
+
+}  // namespace
+
+void register_text(nb::module_& m) {
+  nb::class_<TextParser>(m, "TextParser", "Text into batches of columns; one thread at a time.")
+      .def("parse", &parse, "text"_a.noconvert(), "limit"_a, "is_end"_a, "pool"_a,
+           "Parse lines of text ((N,) uint8, at the start of a line) until the batch is full, the "
+           "next line begins at `limit` or later, or the rest is not a whole line (`is_end`: it is "
+           "the last). Returns the bytes done with. Give more than max_line_bytes, or the end.")
+      .def_prop_ro("max_line_bytes", &TextParser::max_line_bytes, "A longer line is broken.")
+      .def_prop_ro("num_examples", &TextParser::num_examples, "Examples in the batch so far.")
+      .def_prop_ro("is_full", &TextParser::is_full)
+      .def_prop_ro("broken_line", &broken_line,
+                   "First broken line of the latest parse(): (offset in its text, number of its "
+                   "field or -1, what was expected, what was found), or None.")
+      .def_prop_ro("num_broken_lines", &TextParser::num_broken_lines)
+      .def(
+          "take", &take, "pool"_a,
+          "The B examples parsed since the last take(): (numbers, strings, keys, offsets, "
+          "weights). numbers: a list of (B, dim) float32; strings: a list of ((M,) uint8, (B + 1,) "
+          "int64 offsets), both in the order of their fields. keys: (N,) int64, feature-major; "
+          "offsets: (F*B + 1,) int64; weights: (N,) float32 or None.");
+
+  nb::class_<CriteoParser, TextParser>(m, "CriteoParser", "Criteo's tab-separated text.")
+      .def(
+          "__init__",
+          [](CriteoParser* self, std::int64_t batch_size, bool log1p, double scale,
+             bool skip_broken) {
+            new (self) CriteoParser(options_of(batch_size, skip_broken), log1p, scale);
+          },
+          "batch_size"_a, "log1p"_a = true, "scale"_a = 0.125, "skip_broken"_a = false,
+          "Dense value of an integer x: scale * log(1 + max(x, 0)), or scale * x without log1p.");
+
+  nb::class_<MultiSlotParser, TextParser>(m, "MultiSlotParser", "Fleet's MultiSlot text.")
+      .def(
+          "__init__",
+          [](MultiSlotParser* self, const std::vector<FieldTuple>& fields, std::int64_t batch_size,
+             bool drop_zeros, bool pad_empty, bool skip_broken) {
+            new (self) MultiSlotParser(options_of(batch_size, skip_broken), fields_of(fields),
+                                       {drop_zeros, pad_empty});
+          },
+          "fields"_a, "batch_size"_a, "drop_zeros"_a = false, "pad_empty"_a = false,
+          "skip_broken"_a = false,
+          "fields: (kind, name, dim) each; kind is number, amount (a number that is not negative), "
+          "dense, keys, hashes or string; dim is 1 except for dense.");
+}
+
+}  // namespace trireme::bind

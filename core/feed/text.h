@@ -1,0 +1,112 @@
+// What all text formats have in common: lines, pieces, broken lines, batches.
+//
+// A line is an example. It ends with LF or CR LF, the last one of a file with nothing. A format
+// says what a line means (parse_line); a line that means nothing is broken.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/pool.h"
+#include "feed/columns.h"
+#include "feed/rows.h"
+
+namespace trireme {
+
+struct TextOptions {
+  std::size_t batch_size = 0;
+  bool skip_broken = false;  // count broken lines and go on; else the first one stops the parser
+};
+
+struct BrokenLine {
+  std::size_t offset = 0;  // of its first byte in the text of the parse() call that met it
+  int field = -1;          // a number that the format defines, or -1 when the line itself is wrong
+  std::string expected;    // "an integer ..."
+  std::string found;       // the value, quoted, escaped and cut; plain ASCII
+};
+
+// A line without its end.
+struct Line {
+  const char* begin;
+  const char* end;
+  const char* text_end;  // up to here the text can be read
+
+  std::string_view text() const noexcept { return {begin, static_cast<std::size_t>(end - begin)}; }
+};
+
+// Fills batches of exactly batch_size examples from pieces of text of any size.
+//
+// Threads: one at a time; the work inside is spread over the pool. The result depends neither on
+// the pieces nor on the number of threads.
+class TextParser {
+ public:
+  virtual ~TextParser() = default;
+  TextParser(const TextParser&) = delete;
+  TextParser& operator=(const TextParser&) = delete;
+
+  // Parses lines of `text`, which starts at the beginning of a line, until the batch is full, the
+  // next line begins at `limit` or later, or the rest is not a whole line. `is_end`: no text
+  // follows, so that the rest is the last line. Returns how many bytes are done with; the next call
+  // continues there. To make progress, give more than max_line_bytes() at a time, or the end.
+  // A broken line (unless skipped) ends the batch for good: see broken_line().
+  std::size_t parse(std::span<const char> text, std::size_t limit, bool is_end, Pool& pool);
+
+  std::size_t max_line_bytes() const noexcept { return max_line_bytes_; }
+  const Layout& layout() const noexcept { return layout_; }
+  std::size_t num_examples() const noexcept { return num_examples_; }
+  bool is_full() const noexcept { return num_examples_ == options_.batch_size; }
+
+  // The first broken line of the latest parse() call, and how many there were since construction.
+  const std::optional<BrokenLine>& broken_line() const noexcept { return broken_line_; }
+  std::uint64_t num_broken_lines() const noexcept { return num_broken_lines_; }
+
+  // Hands over the examples parsed since the last take(), possibly none.
+  Columns take(Pool& pool);
+
+ protected:
+  // Errors: kBadRequest for a batch size outside 1..2^24.
+  TextParser(const TextOptions& options, Layout layout, std::size_t max_line_bytes);
+
+  // Writes the example of one line. False: it is broken; fills all of `broken` but the offset.
+  // Called from several threads at a time.
+  virtual bool parse_line(const Line& line, Row& row, BrokenLine& broken) const = 0;
+
+ private:
+  struct Piece {  // what one task works on and finds
+    std::span<const Line> lines;
+    Rows* rows = nullptr;
+    std::size_t num_broken = 0;
+    std::optional<BrokenLine> first_broken;
+  };
+
+  std::size_t find_lines(std::span<const char> text, std::size_t begin, std::size_t limit,
+                         bool is_end);
+  bool parse_lines(std::span<const char> text, Pool& pool);
+  std::vector<Piece> cut_lines(const Pool& pool);
+  void parse_piece(const char* text_begin, Piece& piece) const;
+  BrokenLine overlong(std::size_t offset, const char* begin) const;
+  std::size_t skip_overlong(std::span<const char> text, std::size_t begin, bool is_end);
+
+  TextOptions options_;
+  Layout layout_;
+  std::size_t max_line_bytes_;
+  std::vector<Line> lines_;        // of the round at work
+  bool in_overlong_line_ = false;  // skipping to the end of a line that is too long
+  std::optional<BrokenLine> broken_line_;
+  std::uint64_t num_broken_lines_ = 0;
+
+  // The batch at work: the first num_blocks_ blocks, in order; the others are empty.
+  std::vector<Rows> blocks_;
+  std::size_t num_blocks_ = 0;
+  std::size_t num_examples_ = 0;
+};
+
+// The bytes as people may see them: quoted, escaped, cut after 40.
+std::string quoted(std::string_view bytes);
+
+}  // namespace trireme

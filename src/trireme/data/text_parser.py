@@ -1,0 +1,114 @@
+"""What the parsers of all text formats share: a parser of the core, its columns as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trireme import _core
+from trireme.data.batch import Bags, Batch, Column, Strings
+from trireme.data.schema import Content, Dense, Field, InsId, Label, Schema, Show, Sparse, Weight
+
+
+class TextParser:
+    """Fills batches from pieces of text; see Parser in schema.py. One thread at a time.
+
+    Args:
+        core: a parser whose columns are the fields of the schema.
+        field_names: what messages call the fields that the parser numbers.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        core: _core.TextParser,
+        *,
+        threads: int,
+        skip_broken: bool,
+        field_names: Sequence[str] | None = None,
+    ) -> None:
+        self.skips_broken = skip_broken
+        self._schema = schema
+        self._core = core
+        self._pool = _core.Pool(threads)
+        self._field_names = tuple(field_names or schema.names)
+
+    def start_file(self, head: NDArray[np.uint8]) -> int:
+        """Everything is data, unless a format says otherwise."""
+        return 0
+
+    def parse(self, text: NDArray[np.uint8], limit: int, is_end: bool) -> int:
+        """Parse whole lines that begin before `limit`; returns the bytes done with."""
+        return self._core.parse(text, limit, is_end, self._pool)
+
+    @property
+    def max_line_bytes(self) -> int:
+        """A longer line is broken."""
+        return self._core.max_line_bytes
+
+    @property
+    def num_examples(self) -> int:
+        """Examples in the batch so far."""
+        return self._core.num_examples
+
+    @property
+    def is_full(self) -> bool:
+        return self._core.is_full
+
+    @property
+    def broken_line(self) -> tuple[int, str] | None:
+        """The first broken line of the latest parse(): where it begins, and what is wrong."""
+        broken = self._core.broken_line
+        if broken is None:
+            return None
+        offset, field, expected, found = broken
+        where = "" if field < 0 else f"field {field + 1} ({self._field_names[field]}): "
+        return offset, f"{where}expected {expected}, found {found}"
+
+    @property
+    def num_broken_lines(self) -> int:
+        return self._core.num_broken_lines
+
+    def take(self) -> Batch:
+        """The examples parsed since the last take(), as a batch."""
+        numbers, strings, keys, offsets, weights = self._core.take(self._pool)
+        numbers_left, strings_left = iter(numbers), iter(strings)
+        columns: dict[str, Column] = {}
+        for field in self._schema.fields:
+            if isinstance(field, (InsId, Content)):
+                columns[field.name] = Strings(*map(torch.from_numpy, next(strings_left)))
+            elif isinstance(field, Dense):
+                columns[field.name] = torch.from_numpy(next(numbers_left))
+            elif not isinstance(field, Sparse):
+                columns[field.name] = torch.from_numpy(next(numbers_left)).view(-1)
+        if not self._schema.sparse:
+            return Batch(columns)
+        bags = Bags(
+            self._schema.sparse,
+            torch.from_numpy(keys),
+            torch.from_numpy(offsets),
+            None if weights is None else torch.from_numpy(weights),
+        )
+        return Batch(columns, bags)
+
+
+def core_fields(schema: Schema) -> list[tuple[str, str, int]]:
+    """The fields as the parsers of the core want them: kind, name and dim."""
+    return [_core_field(field) for field in schema.fields]
+
+
+def _core_field(field: Field) -> tuple[str, str, int]:
+    match field:
+        case Label():
+            return "number", field.name, 1
+        case Weight() | Show():
+            return "amount", field.name, 1
+        case Dense():
+            return "dense", field.name, field.dim
+        case Sparse():
+            return "hashes" if field.hashed else "keys", field.name, 1
+        case InsId() | Content():
+            return "string", field.name, 1
