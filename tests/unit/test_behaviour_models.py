@@ -109,7 +109,9 @@ def test_din_refuses_histories_that_do_not_fit() -> None:
     model = DIN(table("items", 4), table("categories", 4)).eval()
     batch = din_batch([[7, 8], [9]])
     batch.columns["hist_cat_seq"] = Ragged(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3]))
-    with pytest.raises(BadRequest, match="as many ids in 'hist_item_seq' as in 'hist_cat_seq'"):
+    with pytest.raises(
+        BadRequest, match="'hist_cat_seq' of every example, found 2 and 1 in example 0"
+    ):
         model(batch)
     batch.columns["hist_cat_seq"] = torch.ones(2, 3, dtype=torch.int64)
     with pytest.raises(BadRequest, match="expected 'hist_cat_seq' as Ragged, found Tensor"):

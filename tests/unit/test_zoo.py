@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.export import Dim
 
 import trireme as tr
 from trireme.cluster import embedded, set_default
@@ -14,18 +15,17 @@ from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.models import zoo
 
-NUM = 6
 TWO_OF_EACH = ("hist_item_seq", "hist_cat_seq", "negatives")
 
 
-def batch_of(schema: Schema) -> Batch:
+def batch_of(schema: Schema, num: int = 6) -> Batch:
     """Some examples of a schema; histories and negatives have two ids."""
     columns: dict[str, Any] = {}
     for field in schema.fields:
         if not isinstance(field, Sparse):
-            shape = (NUM, field.dim) if isinstance(field, Dense) else (NUM,)
+            shape = (num, field.dim) if isinstance(field, Dense) else (num,)
             columns[field.name] = (torch.rand(shape) > 0.5).float()
-    sizes = [2 if name in TWO_OF_EACH else 1 for name in schema.sparse for _ in range(NUM)]
+    sizes = [2 if name in TWO_OF_EACH else 1 for name in schema.sparse for _ in range(num)]
     offsets = torch.tensor([0, *sizes]).cumsum(0)
     values = torch.randint(1, 1000, (int(offsets[-1]),))
     return Batch(columns, Bags(schema.sparse, values, offsets))
@@ -63,6 +63,31 @@ def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Any) -> None:
     recipe = zoo.load(name).create(Config.load(empty))
     assert recipe.schema is not None
     assert (recipe.optimizer is None) == (name == "word2vec")
+
+
+@pytest.mark.parametrize("name", ["din", "esmm", "slot_dnn", "two_tower", "word2vec"])
+def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> None:
+    recipe = zoo.load(name).create(Config({"hyper_parameters": {"slot_num": 3}}))
+    model = recipe.model.eval()
+    with embedded() as cluster:
+        planner = tr.nn.Planner(model, pool=cluster.pool)
+
+        def attached(num: int) -> Batch:
+            batch = batch_of(recipe.schema, num)
+            plan = planner.plan(batch)
+            rows = {p.table.name: torch.randn(len(p.keys), p.table.dim) for p in plan.tables}
+            plan.attach(batch, rows, train=False)
+            return batch
+
+        batch = attached(20)
+        shapes = torch.export.ShapesCollection()
+        for tensor in torch.utils._pytree.tree_leaves(batch):
+            if tensor is not None and tensor.numel() > 0:
+                shapes[tensor] = [Dim.AUTO] + [Dim.STATIC] * (tensor.dim() - 1)
+        exported = torch.export.export(model, (batch,), dynamic_shapes=shapes).module()
+        for num in (20, 33):
+            batch = attached(num)
+            torch.testing.assert_close(exported(batch), model(batch))
 
 
 def test_paddlerecs_inputs_come_in_their_order() -> None:

@@ -41,10 +41,8 @@ class TargetAttention(nn.Module):
             offsets_B1: the history of example b is rows offsets[b] - offsets[0] and on, before
                 offsets[b + 1] - offsets[0].
         """
-        lengths_B = offsets_B1.diff()
-        examples_N = torch.repeat_interleave(
-            torch.arange(len(lengths_B)), lengths_B, output_size=len(events_ND)
-        )
+        places_N = torch.arange(events_ND.shape[0], device=events_ND.device) + offsets_B1[0]
+        examples_N = torch.searchsorted(offsets_B1, places_N, right=True) - 1
         candidate_ND = candidate_BD[examples_N]
         pairs = [candidate_ND, events_ND, candidate_ND - events_ND, candidate_ND * events_ND]
         relevance_N1 = self.relevance(torch.cat(pairs, 1))

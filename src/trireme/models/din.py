@@ -72,16 +72,23 @@ class DIN(nn.Module):
             BadRequest: a history is not ragged, or has other numbers of items than of categories.
         """
         items, categories = (self._history(batch, name) for name in self.history)
-        if not torch.equal(items.offsets.diff(), categories.offsets.diff()):
-            raise BadRequest(
-                f"DIN: expected as many ids in {self.history[0]!r} as in {self.history[1]!r} of "
-                "every example, found other numbers"
-            )
+        if not torch.compiler.is_compiling():  # a graph cannot look at values
+            self._expect_equal_sizes(items, categories)
         events = torch.cat([part(batch) for part in self.events], 1)
         candidate = torch.cat([part(batch).squeeze(1) for part in self.candidate], 1)
         interest = self.attention(candidate, events, items.offsets)
         logits: Tensor = self.mlp(torch.cat([interest, candidate, interest * candidate], 1))
         return logits.squeeze(1)
+
+    def _expect_equal_sizes(self, items: Ragged, categories: Ragged) -> None:
+        differ = items.offsets.diff() != categories.offsets.diff()
+        if differ.any():
+            i = int(differ.int().argmax())
+            raise BadRequest(
+                f"DIN: expected as many ids in {self.history[0]!r} as in {self.history[1]!r} of "
+                f"every example, found {items.offsets.diff()[i]} and"
+                f" {categories.offsets.diff()[i]} in example {i}"
+            )
 
     def _history(self, batch: Batch, name: str) -> Ragged:
         column = batch[name]

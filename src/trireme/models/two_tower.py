@@ -103,7 +103,7 @@ class InBatchSoftmax:
         ids = self._ids(batch)
         same = (ids[:, None] == ids).fill_diagonal_(False)
         logits = (logits - share_B1.clamp(min=1e-9).log().T).masked_fill(same, -torch.inf)
-        return nn.functional.cross_entropy(logits, torch.arange(len(logits)))
+        return nn.functional.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
 
     def _ids(self, batch: Batch) -> Tensor:
         column = batch[self.item]
