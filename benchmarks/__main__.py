@@ -29,6 +29,8 @@ BENCHES = {
     "service": ("benchmarks.macro.service", "the parameter service alone: examples/s"),
     "fleet": ("benchmarks.macro.fleet_rows", "Fleet's rules beside Paddle's: distance of rows"),
     "zoo": ("benchmarks.macro.zoo", "each model, beside itself with torch's embeddings: scores"),
+    "slot": ("benchmarks.macro.slot", "slot_dnn's shape, 300 ragged features: examples/s"),
+    "feed": ("benchmarks.macro.feed", "from files to batches: parsing, shuffled memory, commands"),
     "table": ("benchmarks.micro.bench_table", "rows of the table core, on one thread"),
     "batch": ("benchmarks.micro.bench_batch", "the batch work of a step, on one thread"),
     "rpc": ("benchmarks.micro.bench_rpc", "calls between processes, beside plain TCP"),

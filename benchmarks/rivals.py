@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import slot_data
 from benchmarks.criteo import rivals_folder
 from benchmarks.harness import Absent, BenchError, Run, Settings
 from benchmarks.process import run_process
@@ -72,6 +74,25 @@ def paddle_rows(settings: Settings, *, data: str, out: str, rule: str) -> None:
     """The rows that Paddle pulls while training by one of Fleet's rules, written to `out`."""
     script = str(_OWN_SCRIPTS / "rows.py")
     _run([_paddle_python(settings), script], {"--data": data, "--out": out, "--rule": rule})
+
+
+def paddle_slot(settings: Settings, *, files: Sequence[str], num_warm: int) -> Run:
+    """Paddle's service alone on data of slot_dnn's shape; the better of 1 and 2 threads."""
+    if settings.is_smoke:
+        raise Absent("it takes a minute, which smoke mode does without")
+    script = str(_OWN_SCRIPTS / "slot.py")
+    options = {
+        "--files": ",".join(files),
+        "--names": ",".join(["show", "click", *slot_data.NAMES]),
+        "--num_warm": num_warm,
+    }
+    examples = slot_data.EXAMPLES_PER_FILE * (len(files) - num_warm)
+    rates = {
+        f"ex_s_threads_{n}": examples
+        / _run([_paddle_python(settings), script], {**options, "--threads": n})["wall_s"]
+        for n in _PADDLE_THREADS
+    }
+    return Run(max(rates.values()), detail=rates)
 
 
 def _torch(

@@ -14,6 +14,7 @@ import math
 import os
 import resource
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import trireme as tr
 
 NUM_SPARSE, NUM_DENSE = 26, 13
 FEATURES = [f"C{i}" for i in range(1, NUM_SPARSE + 1)]
+SLOT_NAMES = [str(number) for number in range(2, 302)]  # as slot_data.NAMES, out of reach here
 HIDDEN = (512, 256, 128, 32)
 
 
@@ -49,9 +51,11 @@ class CTR(nn.Module):
 class Sum(nn.Module):
     """Nothing but embeddings, summed: the parameter service alone. Its output is its own loss."""
 
-    def __init__(self, rows: tr.Table) -> None:
+    def __init__(
+        self, rows: tr.Table, features: Sequence[str], padding_key: int | None = None
+    ) -> None:
         super().__init__()
-        self.emb = tr.nn.EmbeddingBag(rows, features=FEATURES)
+        self.emb = tr.nn.EmbeddingBag(rows, features=features, padding_key=padding_key)
         self.w = nn.Parameter(torch.ones(1))
 
     def forward(self, batch: Any) -> Tensor:
@@ -86,7 +90,8 @@ def cpu_s() -> dict[str, float]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--net", choices=["ctr", "sum"], required=True)
+    parser.add_argument("--net", choices=["ctr", "sum", "slot_dnn"], required=True)
+    parser.add_argument("--data", choices=["criteo", "slot"], required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--dim", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -98,30 +103,57 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def make_trainer(args: argparse.Namespace) -> tr.Trainer:
+    """The model and how it is trained, as the rivals do."""
+    is_slot = args.data == "slot"
+    rule = tr.optim.FleetAdagrad(lr=0.05) if is_slot else tr.optim.Adam(lr=1e-3)
+    rows = tr.Table(
+        "ctr",
+        dim=args.dim,
+        optimizer=rule,
+        initializer=tr.initializer.Uniform(-0.05, 0.05),
+        seed=args.seed,
+    )
+    models: dict[str, Callable[[], nn.Module]] = {
+        "ctr": lambda: CTR(rows),
+        "sum": lambda: Sum(
+            rows, SLOT_NAMES if is_slot else FEATURES, padding_key=0 if is_slot else None
+        ),
+        "slot_dnn": lambda: tr.models.SlotDnn(rows, features=SLOT_NAMES),
+    }
+    losses = {
+        "ctr": cross_entropy,
+        "sum": mean_output,
+        "slot_dnn": nn.functional.binary_cross_entropy_with_logits,
+    }
+    model = models[args.net]()
+    return tr.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), 5e-6 if is_slot else 1e-3),
+        loss=losses[args.net],
+        strategy=tr.Strategy("async"),
+        metrics=[] if args.net == "sum" else [tr.metrics.AUC()],
+        label="click" if is_slot else "label",
+        threads=args.threads,
+    )
+
+
+def schema_of(data: str) -> tr.data.Schema:
+    if data == "criteo":
+        return tr.data.criteo()
+    fields = [tr.data.Show("show"), tr.data.Label("click"), *map(tr.data.Sparse, SLOT_NAMES)]
+    return tr.data.multislot(fields)
+
+
 def main() -> None:
     args = arguments()
     tr.init()
     torch.manual_seed(args.seed)
-    rows = tr.Table(
-        "ctr",
-        dim=args.dim,
-        optimizer=tr.optim.Adam(lr=1e-3),
-        initializer=tr.initializer.Uniform(-0.05, 0.05),
-        seed=args.seed,
-    )
-    is_ctr = args.net == "ctr"
-    model = CTR(rows) if is_ctr else Sum(rows)
-    trainer = tr.Trainer(
-        model,
-        torch.optim.Adam(model.parameters(), 1e-3),
-        loss=cross_entropy if is_ctr else mean_output,
-        strategy=tr.Strategy("async"),
-        metrics=[tr.metrics.AUC()] if is_ctr else [],
-        threads=args.threads,
-    )
+    trainer = make_trainer(args)
+    schema = schema_of(args.data)
 
     def dataset(files: list[str]) -> tr.data.QueueDataset:
-        return tr.data.QueueDataset(files, schema=tr.data.criteo(), batch_size=args.batch)
+        return tr.data.QueueDataset(files, schema=schema, batch_size=args.batch)
 
     trainer.fit(dataset(args.warm))
     started, cpu_before = time.monotonic(), cpu_s()

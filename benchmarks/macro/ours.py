@@ -20,6 +20,7 @@ def run_job(
     *,
     is_embedded: bool,
     net: str,
+    data: str = "criteo",
     batch: int,
     dim: int,
     threads: int,
@@ -31,7 +32,14 @@ def run_job(
     """Train over the warm-up files, then over the timed ones, in processes of their own."""
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
-        command = [_JOB, f"--net={net}", f"--batch={batch}", f"--dim={dim}", f"--seed={seed}"]
+        command = [
+            _JOB,
+            f"--net={net}",
+            f"--data={data}",
+            f"--batch={batch}",
+            f"--dim={dim}",
+            f"--seed={seed}",
+        ]
         command += [f"--threads={threads}"]
         command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
         command += ["--test", *test] if test else []

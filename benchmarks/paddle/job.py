@@ -19,7 +19,7 @@ def is_launcher() -> bool:
     return "TRAINING_ROLE" not in os.environ
 
 
-def launch(options: dict[str, object]) -> None:
+def launch(options: dict[str, object], *, threads: int = 1) -> None:
     """Run this script again as server and worker, in a folder of their own; ends with the worker.
 
     options: of the script, by name; paths in them absolute.
@@ -40,8 +40,8 @@ def launch(options: dict[str, object]) -> None:
         PADDLE_GLOO_FS_PATH=folder,
         FLAGS_enable_pir_api="0",
         POD_IP="127.0.0.1",
+        CPU_NUM=str(threads),
     )
-    base.setdefault("CPU_NUM", "1")
     command = [sys.executable, os.path.abspath(sys.argv[0])]
     command += [f"--{name}={value}" for name, value in options.items()]
     processes = []

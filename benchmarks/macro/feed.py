@@ -1,0 +1,10 @@
+"""Feeding: from files to batches. One module per group of workloads, together one benchmark."""
+
+from __future__ import annotations
+
+from benchmarks.harness import Contest, Settings
+from benchmarks.macro import feed_share
+
+
+def contests(settings: Settings) -> list[Contest]:
+    return [feed_share.contest(settings)]
