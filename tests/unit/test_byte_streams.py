@@ -170,7 +170,7 @@ def test_reading_ahead_is_bounded():
             Endless.num_read += 1
             return len(buffer)
 
-    ahead = AheadStream(Endless)
+    ahead = AheadStream(Endless, bytes_ahead=1 << 20)
     shared = ahead._ahead._shared
     with shared.changed:
         assert shared.changed.wait_for(lambda: len(shared.items) == shared.depth, 60)

@@ -17,7 +17,7 @@ from trireme.data.sources import File, filesystem, reason
 from trireme.errors import DataError, Internal
 
 BLOCK_BYTES = 1 << 18  # read ahead at a time
-_BLOCKS_AHEAD = 16  # 4 MiB per file at work
+_BYTES_AHEAD = 128 << 20  # of all files together: files of some ten MiB are read at once whole
 _REMOTE_BLOCK_BYTES = 8 << 20  # asked of a server at a time
 
 
@@ -161,12 +161,14 @@ class _DecodedStream:
 class AheadStream:
     """Another stream, opened and read by a thread of its own, a bounded number of bytes ahead."""
 
-    def __init__(self, opener: Callable[[], ByteStream]) -> None:
+    def __init__(
+        self, opener: Callable[[], ByteStream], *, bytes_ahead: int = _BYTES_AHEAD
+    ) -> None:
         self.num_bytes_in = 0
         self._source = _Source(opener)
         self._ahead = ReadAhead(
             self._source.blocks(),
-            depth=_BLOCKS_AHEAD,
+            depth=max(bytes_ahead // BLOCK_BYTES, 2),
             name="trireme-bytes",
             stop=self._source.stop,
         )
@@ -194,6 +196,9 @@ class AheadStream:
 class StreamsAhead:
     """Streams one after the other, `ahead` of them open at once, each with a thread of its own.
 
+    They share a bound on the bytes that wait. So `ahead` files are decompressed, or go through a
+    command, at the same time as long as one's part of it holds most of a file.
+
     Threads: next and close from one thread at a time; stop from any.
     """
 
@@ -215,7 +220,7 @@ class StreamsAhead:
                 opener = next(self._openers, None)
                 if opener is None:
                     break
-                self._streams.append(AheadStream(opener))
+                self._streams.append(AheadStream(opener, bytes_ahead=_BYTES_AHEAD // self._ahead))
             if not self._streams or self._is_stopped:
                 raise Internal("StreamsAhead.next: expected another stream, found the end")
             return self._streams[0]
