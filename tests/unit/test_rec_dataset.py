@@ -57,11 +57,21 @@ def test_a_stream_goes_on_behind_any_batch(index: int) -> None:
         assert [b["d"].tolist() for b in rest] == [b["d"].tolist() for b in whole[done:]]
 
 
+def test_a_class_may_yield_batches() -> None:
+    ready = [{"x": torch.full((3,), float(i))} for i in range(5)]
+    shared = ExampleDataset(lambda: ready, schema=SCHEMA, batch_size=2, name="reader.py")
+    assert [int(batch["x"][0]) for batch in shared.stream(1, 2)] == [1, 3]
+    assert [batch.position for batch in shared.stream(1, 2)] == [(1,), (3,)]
+    mixed = ExampleDataset(lambda: [*examples(1), 7], schema=SCHEMA, batch_size=2, name="reader.py")
+    with pytest.raises(DataError, match=r"example 2: expected 4 arrays, .*found 7"):
+        list(mixed)
+
+
 @pytest.mark.parametrize(
     ("example", "message"),
     [
         ([[1], [2], [3]], r"reader\.py: example 1: expected 4 arrays, for schema.*found 3 of them"),
-        (7, "expected 4 arrays, .*found 7"),
+        ((), "expected 4 arrays, .*found 0 of them"),
         ([[1], [0.5], [3], [0, 0]], "expected integer keys as Sparse.*'a'.*found float64"),
         ([[1], [2], [3], [0, 0, 0]], "expected 2 numbers as Dense"),
         ([[1, 0], [2], [3], [0, 0]], "expected 1 numbers as Label"),

@@ -11,9 +11,11 @@ from typing import Any
 
 from trireme.cluster import Cluster
 from trireme.config import Config
-from trireme.data import QueueDataset, Schema
+from trireme.data import Content, InsId, QueueDataset, Schema, multislot
+from trireme.data.schema import Field
 from trireme.data.sources import filesystem, find_files, fs_client_options, natural_key
 from trireme.errors import BadRequest, DataError
+from trireme.fleet.reader_command import reader_command
 from trireme.run.files import load_file
 from trireme.run.rec_dataset import ExampleDataset
 from trireme.run.settings import DataSettings, Settings
@@ -41,13 +43,16 @@ def make_dataset(
     if settings.reader_type == "DataLoader":
         return _examples(config, part, files, schema, own_files=own_files)
     made: dict[str, Any] = {
-        "schema": schema,
+        "schema": _text_schema(schema, settings),
         "batch_size": part.batch_size,
         "threads": part.threads,
         "own_files": own_files,
         "storage_options": options or None,
+        "pipe_command": _pipe_command(config, settings, part),
     }
-    return QueueDataset(files, **made)
+    if settings.reader_type == "QueueDataset":
+        return QueueDataset(files, **made)
+    raise BadRequest("runner.reader_type: expected QueueDataset or DataLoader in this version")
 
 
 def find_data(key: str, path: str, settings: Settings) -> tuple[list[str], Mapping[str, Any]]:
@@ -101,6 +106,36 @@ def _are_shared(key: str, files: list[str], settings: Settings, cluster: Cluster
             key, cluster.num_workers, len(files),
         )  # fmt: skip
     return settings.split_file_list
+
+
+def _text_schema(schema: Schema, settings: Settings) -> Schema:
+    """The model's inputs as the columns of text: MultiSlot, with the names of examples in front."""
+    if schema.format is not None:
+        if settings.parse_ins_id or settings.parse_content:
+            raise BadRequest(
+                "runner.parse_ins_id, parse_content: expected a Recipe whose schema leaves the"
+                f" format to the runner, found {schema}"
+            )
+        return schema
+    front: list[Field] = [InsId()] if settings.parse_ins_id else []
+    front += [Content()] if settings.parse_content else []
+    return multislot([*front, *schema.fields])
+
+
+def _pipe_command(config: Config, settings: Settings, part: DataSettings) -> str | None:
+    command = settings.pipe_command
+    if command is None:
+        if part.reader is not None:
+            raise BadRequest(
+                f"runner.pipe_command: expected the command that runs the reader with"
+                f" reader_type {settings.reader_type}, found none; or reader_type: DataLoader for"
+                f" {part.reader.name}"
+            )
+        return None
+    if command.strip() == "cat":
+        return None
+    assert config.path is not None
+    return reader_command(command, config.path, config.overrides)
 
 
 def _examples(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import logging
+from fnmatch import fnmatchcase
+from typing import Any
 
 from trireme.config import Config
 
@@ -12,46 +14,57 @@ log = logging.getLogger("trireme")
 _ONLINE = "training by day and pass comes in a later version; all files are read, in natural order"
 _EXPORT = "models for inference come in a later version; model_save_path holds checkpoints"
 _TABLES = "tables live on the servers, where there are some, and have no size"
-_WHY = {
-    "runner.checkpoint_per_pass": _ONLINE,
-    "runner.data_donefile": _ONLINE,
-    "runner.data_sleep_second": _ONLINE,
-    "runner.days": _ONLINE,
-    "runner.end_day": _ONLINE,
-    "runner.prefetch": _ONLINE,
-    "runner.preload_thread_num": _ONLINE,
-    "runner.save_delta_frequency": _ONLINE,
-    "runner.save_first_base": _ONLINE,
-    "runner.shuffle_thread_num": _ONLINE,
-    "runner.split_interval": _ONLINE,
-    "runner.split_per_pass": _ONLINE,
-    "runner.start_day": _ONLINE,
-    "runner.train_thread_num": _ONLINE,
-    "runner.use_inference": _EXPORT,
-    "runner.save_inference_feed_varnames": _EXPORT,
-    "runner.save_inference_fetch_varnames": _EXPORT,
-    "runner.geo_step": "it belongs to sync_mode geo, which comes in a later version",
-    "runner.with_coordinator": "federated training is not supported; server 0 coordinates",
-    "runner.local_sparse": _TABLES,
-    "runner.remote_sparse": _TABLES,
-    "runner.num_workers": "a reader class runs in the process that trains; use more workers",
-    "runner.example_count_method": "examples are counted as they are read",
-    "hyper_parameters.sparse_feature_number": _TABLES,
-    "hyper_parameters.distributed_embedding": _TABLES,
-    "hyper_parameters.adam_d2sum": "Adam is Adam; its variant d2sum is not supported",
+_STATISTICS = "rows have no shows and clicks: admission, decay, expiry come in a later version"
+_BUCKETS = "a table has 4096 buckets, dealt to the servers"
+
+# Patterns of keys that PaddleRec reads and nothing here does: why, and values that ask for nothing
+# besides False, 0 and "".
+_WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "runner.checkpoint_per_pass": (_ONLINE, ()),
+    "runner.data_donefile": (_ONLINE, ()),
+    "runner.data_sleep_second": (_ONLINE, ()),
+    "runner.days": (_ONLINE, ()),
+    "runner.end_day": (_ONLINE, ()),
+    "runner.prefetch": (_ONLINE, ()),
+    "runner.preload_thread_num": (_ONLINE, ()),
+    "runner.save_delta_frequency": (_ONLINE, ()),
+    "runner.save_first_base": (_ONLINE, ()),
+    "runner.shuffle_thread_num": (_ONLINE, ()),
+    "runner.split_interval": (_ONLINE, ()),
+    "runner.split_per_pass": (_ONLINE, ()),
+    "runner.start_day": (_ONLINE, ()),
+    "runner.train_thread_num": (_ONLINE, ()),
+    "runner.use_inference": (_EXPORT, ()),
+    "runner.save_inference_*": (_EXPORT, ()),
+    "runner.geo_step": ("it belongs to sync_mode geo, which comes in a later version", ()),
+    "runner.with_coordinator": ("federated training is not supported; server 0 coordinates", ()),
+    "runner.local_sparse": (_TABLES, ()),
+    "runner.remote_sparse": (_TABLES, ()),
+    "runner.num_workers": ("a reader class runs in the process that trains; use more workers", ()),
+    "runner.example_count_method": ("examples are counted as they are read", ()),
+    "hyper_parameters.sparse_feature_number": (_TABLES, ()),
+    "hyper_parameters.distributed_embedding": (_TABLES, ()),
+    "hyper_parameters.adam_d2sum": ("create() chooses the optimizer; see fleet.AdamD2Sum", ()),
+    "table_parameters.*.table_class": ("rows are kept in memory", ("MemorySparseTable",)),
+    "table_parameters.*.shard_num": (_BUCKETS, ()),
+    "table_parameters.*.compress_in_save": ("checkpoints are not compressed", ()),
+    "table_parameters.*.enable_sparse_table_cache": (_TABLES, ()),
+    "table_parameters.*.accessor.accessor_class": (_STATISTICS, ("SparseAccessor",)),
+    "table_parameters.*.accessor.embedx_threshold": (_STATISTICS, ()),
+    "table_parameters.*.ctr_accessor_param.show_click_decay_rate": (_STATISTICS, (1,)),
+    "table_parameters.*.ctr_accessor_param.*": (_STATISTICS, ()),
 }
 
 
 def warn_of_unused(config: Config) -> None:
-    """Log the keys that nothing has read, once everything has been; near names may be meant.
-
-    Keys of _WHY whose value asks for nothing (False, 0, "") are passed over.
-    """
+    """Log the keys that nothing has read, once everything has been; near names may be meant."""
     known = config.known()
     for key in config.unread():
-        if key not in _WHY:
+        reasons = (reason for pattern, reason in _WHY.items() if fnmatchcase(key, pattern))
+        why, nothing = next(reasons, ("", ()))
+        if not why:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             log.warning("%s: no effect: nothing reads it%s", key, hint)
-        elif config.get(key, None):
-            log.warning("%s: no effect: %s", key, _WHY[key])
+        elif (value := config.get(key, None)) and value not in nothing:
+            log.warning("%s: no effect: %s", key, why)

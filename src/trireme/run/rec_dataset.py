@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
+from trireme.data.foreign import as_batch
 from trireme.data.schema import Content, Field, InsId
 from trireme.errors import BadRequest, DataError
 
@@ -18,8 +20,9 @@ from trireme.errors import BadRequest, DataError
 class ExampleDataset:
     """Batches of the examples that an iterable yields, dealt to the workers batch by batch.
 
-    An example is a sequence of arrays in the order of the schema: the keys of a sparse feature, the
-    numbers of a dense one, one number of a label.
+    An example is a list or tuple of arrays in the order of the schema: the keys of a sparse
+    feature, the numbers of a dense one, one number of a label. Anything else is a batch already, as
+    any loader may yield it.
 
     Args:
         examples: makes the iterable, anew for every pass.
@@ -52,17 +55,23 @@ class ExampleDataset:
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Iterator[Batch]:
         """Every num_streams-th batch from `index` on; from `start`, by replay, behind that one."""
-        examples = enumerate(self._examples())
         skip = start[0] + 1 if start else 0
         share = (0, 1) if self._own_files else (index, num_streams)
-        for number in itertools.count():
-            group = list(itertools.islice(examples, self._batch_size))
-            if not group:
-                return
+        for number, make in enumerate(self._batches()):
             if number % share[1] == share[0] and number >= skip:
-                batch = self._batch(group)
+                batch = make()
                 batch.stream, batch.position = index, (number,)
                 yield batch
+
+    def _batches(self) -> Iterator[Callable[[], Batch]]:
+        """Batch by batch, made only if it is wanted."""
+        examples = enumerate(self._examples())
+        while group := list(itertools.islice(examples, 1)):
+            if not isinstance(group[0][1], list | tuple):
+                yield functools.partial(as_batch, group[0][1])
+                continue
+            group += itertools.islice(examples, self._batch_size - 1)
+            yield functools.partial(self._batch, group)
 
     def _batch(self, group: list[tuple[int, Any]]) -> Batch:
         columns: dict[str, Any] = {}
@@ -80,8 +89,10 @@ class ExampleDataset:
         """One field of one example as it lies in the batch."""
         where = f"{self._name}: example {number + 1}"
         num_fields = len(self.schema.fields)
-        if not isinstance(example, Sequence) or len(example) != num_fields:
-            found = f"{len(example)} of them" if isinstance(example, Sequence) else repr(example)
+        if not isinstance(example, list | tuple) or len(example) != num_fields:
+            found = (
+                f"{len(example)} of them" if isinstance(example, list | tuple) else repr(example)
+            )
             raise DataError(
                 f"{where}: expected {num_fields} arrays, for {self.schema}, found {found}"
             )
