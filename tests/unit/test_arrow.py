@@ -280,6 +280,13 @@ def test_columns_that_do_not_fit_show_the_schema_and_the_file(
         list(missing)
 
 
+def test_a_column_without_any_value_has_empty_bags(tmp_path):
+    (batch,) = one_column(tmp_path, pa.nulls(3), Sparse("a"), "arrow", more=[])
+    assert batch["a"].offsets.tolist() == [0, 0, 0, 0]
+    (batch,) = one_column(tmp_path, pa.nulls(3), InsId("i"), "arrow")
+    assert batch["i"].decode() == ["", "", ""]
+
+
 def test_broken_rows_keep_positions_of_the_file(tmp_path):
     values = [None if i % 3 == 0 else float(i) for i in range(100)]
     dataset = one_column(tmp_path, pa.array(values), Label("y"), on_error="count")

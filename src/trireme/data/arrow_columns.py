@@ -233,6 +233,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
+    """Strings, bytes, or nothing: a column without any value has no other type."""
     types = pa.types
     return any(
         is_kind(kind)
@@ -243,5 +244,6 @@ def _is_text(kind: pa.DataType) -> bool:
             types.is_binary,
             types.is_large_binary,
             types.is_fixed_size_binary,
+            types.is_null,
         )
     )
