@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "bind.h"
+#include "columns.h"
 #include "feed/criteo.h"
 #include "feed/fields.h"
 #include "feed/multislot.h"
@@ -44,19 +45,7 @@ nb::tuple take(TextParser& parser, Pool& pool) {
     nb::gil_scoped_release release;
     columns = parser.take(pool);
   }
-  const Layout& layout = parser.layout();
-  nb::list numbers, strings;
-  for (std::size_t i = 0; i < layout.dims.size(); ++i) {
-    numbers.append(result(std::move(columns.numbers[i]), layout.dims[i]));
-  }
-  for (StringColumn& column : columns.strings) {
-    strings.append(
-        nb::make_tuple(result(std::move(column.bytes)), result(std::move(column.offsets))));
-  }
-  nb::object weights = nb::none();
-  if (layout.has_weights) weights = nb::cast(result(std::move(columns.weights)));
-  return nb::make_tuple(numbers, strings, result(std::move(columns.keys)),
-                        result(std::move(columns.offsets)), weights);
+  return to_tuple(std::move(columns), parser.layout());
 }
 
 TextOptions options_of(std::int64_t batch_size, bool skip_broken) {
