@@ -96,6 +96,8 @@ class Cluster:
         client: calls to the servers. pool: threads for the core.
         worker, num_workers: place among the workers.
         is_embedded: the tables are in this process.
+        keys, insecure: how workers talk to each other: with these keys, or without keys beyond
+            loopback all the same.
         is_prefetching: a pipeline pulls for the coming steps, dense parameters included; step()
     need not.
     """
@@ -107,9 +109,12 @@ class Cluster:
         *,
         is_embedded: bool,
         heartbeat: Transport | None = None,
+        keys: rpc.ClientKeys | None = None,
+        insecure: bool = False,
     ) -> None:
         self.client, self.pool = client, pool
         self.is_embedded = is_embedded
+        self.keys, self.insecure = keys, insecure
         self.worker, self.num_workers = client.worker, client.num_workers
         self._pending = Lookups()
         self._of_thread = threading.local()
@@ -277,8 +282,12 @@ def connect(
     threads: int = 0,
     timeout_s: float = 60.0,
     keys: rpc.ClientKeys | None = None,
+    insecure: bool = False,
 ) -> Cluster:
     """Join a job as one of its workers; waits for servers that are not up yet.
+
+    Args:
+        insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
 
     Raises:
         DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
@@ -303,7 +312,7 @@ def connect(
         pool=pool,
         timeout_s=timeout_s,
     )
-    return Cluster(client, pool, is_embedded=False, heartbeat=base)
+    return Cluster(client, pool, is_embedded=False, heartbeat=base, keys=keys, insecure=insecure)
 
 
 def wait_for_servers(servers: Sequence[str], client: rpc.Client, timeout_s: float) -> None:
@@ -339,6 +348,11 @@ def default() -> Cluster:
     if _default is None:
         raise NotReady("trireme: no cluster yet; call trireme.init() first")
     return _default
+
+
+def is_default_set() -> bool:
+    """Whether `trireme.init()` has made a cluster that is still open."""
+    return _default is not None
 
 
 def set_default(cluster: Cluster) -> None:

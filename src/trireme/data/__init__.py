@@ -4,6 +4,7 @@ from trireme.data.array_dataset import ArrayDataset, ArrayStream
 from trireme.data.arrow_reader import arrow
 from trireme.data.batch import Bags, Batch, Ragged, Strings
 from trireme.data.criteo import criteo
+from trireme.data.in_memory_dataset import InMemoryDataset, InMemoryStream
 from trireme.data.multislot import multislot
 from trireme.data.queue_dataset import QueueDataset, Stream
 from trireme.data.schema import Content, Dense, InsId, Label, Schema, Show, Sparse, Weight
@@ -17,6 +18,8 @@ __all__ = [
     "Batch",
     "Content",
     "Dense",
+    "InMemoryDataset",
+    "InMemoryStream",
     "InsId",
     "Label",
     "QueueDataset",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from trireme import _core
-from trireme.data.batch import Bags, Batch, Column, Strings
+from trireme.data.batch import Batch
+from trireme.data.column_layout import to_batch
 from trireme.data.schema import Content, Dense, Field, InsId, Label, Schema, Show, Sparse, Weight
 
 
@@ -74,25 +74,7 @@ class TextParser:
 
     def take(self) -> Batch:
         """The examples parsed since the last take(), as a batch."""
-        numbers, strings, keys, offsets, weights = self._core.take(self._pool)
-        numbers_left, strings_left = iter(numbers), iter(strings)
-        columns: dict[str, Column] = {}
-        for field in self._schema.fields:
-            if isinstance(field, (InsId, Content)):
-                columns[field.name] = Strings(*map(torch.from_numpy, next(strings_left)))
-            elif isinstance(field, Dense):
-                columns[field.name] = torch.from_numpy(next(numbers_left))
-            elif not isinstance(field, Sparse):
-                columns[field.name] = torch.from_numpy(next(numbers_left)).view(-1)
-        if not self._schema.sparse:
-            return Batch(columns)
-        bags = Bags(
-            self._schema.sparse,
-            torch.from_numpy(keys),
-            torch.from_numpy(offsets),
-            None if weights is None else torch.from_numpy(weights),
-        )
-        return Batch(columns, bags)
+        return to_batch(self._schema, self._core.take(self._pool))
 
 
 def core_fields(schema: Schema) -> list[tuple[str, str, int]]:

@@ -70,6 +70,7 @@ def join(place: Role) -> Cluster:
         threads=place.threads or 0,
         timeout_s=place.timeout_s,
         keys=None if place.keys is None else _client_keys(Path(place.keys)),
+        insecure=place.insecure,
     )
 
 
