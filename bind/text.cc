@@ -16,7 +16,9 @@
 #include "bind.h"
 #include "columns.h"
 #include "feed/criteo.h"
+#include "feed/csv.h"
 #include "feed/fields.h"
+#include "feed/libsvm.h"
 #include "feed/multislot.h"
 
 namespace trireme::bind {
@@ -76,6 +78,12 @@ std::vector<Field> fields_of(const std::vector<FieldTuple>& tuples) {
   return fields;
 }
 
+char mark_of(const std::string& text) {
+  if (text.size() <= 1) return text.empty() ? '\0' : text[0];
+  throw Error(ErrorCode::kBadRequest,
+              "CsvParser: expected a mark of one ASCII character, found " + quoted(text));
+}
+
 }  // namespace
 
 void register_text(nb::module_& m) {
@@ -120,6 +128,33 @@ void register_text(nb::module_& m) {
           "skip_broken"_a = false,
           "fields: (kind, name, dim) each; kind is number, amount (a number that is not negative), "
           "dense, keys, hashes or string; dim is 1 except for dense.");
+
+  nb::class_<CsvParser, TextParser>(m, "CsvParser", "Cells with a delimiter between them.")
+      .def(
+          "__init__",
+          [](CsvParser* self, const std::vector<FieldTuple>& fields, std::int64_t batch_size,
+             const std::string& delimiter, const std::string& quote,
+             const std::string& list_separator, bool skip_broken) {
+            new (self) CsvParser(options_of(batch_size, skip_broken), fields_of(fields),
+                                 {mark_of(delimiter), mark_of(quote), mark_of(list_separator)});
+          },
+          "fields"_a, "batch_size"_a, "delimiter"_a = ",", "quote"_a = "\"",
+          "list_separator"_a = "", "skip_broken"_a = false,
+          "fields: as of MultiSlotParser. The marks are ASCII; empty for none.")
+      .def_prop_ro("num_cells", &CsvParser::num_cells, "How many cells the fields have together.")
+      .def(
+          "set_columns", &CsvParser::set_columns, "columns"_a, "num_columns"_a,
+          "Lines have num_columns cells from now on; columns[i] is where cell i of the fields is.");
+
+  nb::class_<LibsvmParser, TextParser>(m, "LibsvmParser", "A label and index:value pairs.")
+      .def(
+          "__init__",
+          [](LibsvmParser* self, const FieldTuple& indices, std::int64_t batch_size,
+             bool skip_broken) {
+            new (self) LibsvmParser(options_of(batch_size, skip_broken), fields_of({indices})[0]);
+          },
+          "indices"_a, "batch_size"_a, "skip_broken"_a = false,
+          "indices: a field of keys or hashes, as of MultiSlotParser.");
 }
 
 }  // namespace trireme::bind

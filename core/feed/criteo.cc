@@ -69,7 +69,7 @@ float CriteoParser::compute_dense(std::int64_t x) const noexcept {
   return static_cast<float>(scale_ * (log1p_ ? std::log1p(std::max(value, 0.0)) : value));
 }
 
-bool CriteoParser::parse_line(const Line& line, Row& row, BrokenLine& broken) const {
+bool CriteoParser::parse_line(const Slice& line, Row& row, BrokenLine& broken) const {
   const Row start = row;
   if (line.text_end - line.end >= kReadAhead && parse_fast(line, row)) [[likely]] {
     return true;
@@ -103,7 +103,7 @@ const char* CriteoParser::parse_field(std::string_view text, std::size_t field,
   return nullptr;
 }
 
-bool CriteoParser::parse_carefully(const Line& line, Row& row, BrokenLine& broken) const {
+bool CriteoParser::parse_carefully(const Slice& line, Row& row, BrokenLine& broken) const {
   broken.field = -1;
   std::string_view rest = line.text();
   const std::size_t num_fields =
@@ -149,7 +149,7 @@ inline bool CriteoParser::parse_integer_fast(const char*& p, float& out) const n
 
 // False: not one of the usual forms, ask the careful parser. Requires: kReadAhead bytes can be read
 // behind the line.
-bool CriteoParser::parse_fast(const Line& line, Row& row) const noexcept {
+bool CriteoParser::parse_fast(const Slice& line, Row& row) const noexcept {
   const char* p = line.begin;
   if (line.end - p > kMaxUsualBytes || line.end - p < 2) return false;
   if ((*p != '0' && *p != '1') || p[1] != '\t') return false;

@@ -33,9 +33,9 @@ class CriteoParser final : public TextParser {
   static Layout layout_of_lines();
 
  private:
-  bool parse_line(const Line& line, Row& row, BrokenLine& broken) const override;
-  bool parse_fast(const Line& line, Row& row) const noexcept;
-  bool parse_carefully(const Line& line, Row& row, BrokenLine& broken) const;
+  bool parse_line(const Slice& line, Row& row, BrokenLine& broken) const override;
+  bool parse_fast(const Slice& line, Row& row) const noexcept;
+  bool parse_carefully(const Slice& line, Row& row, BrokenLine& broken) const;
   const char* parse_field(std::string_view text, std::size_t field, Row& row) const noexcept;
   bool parse_integer_fast(const char*& p, float& out) const noexcept;
   float dense_of(std::int64_t x) const noexcept;

@@ -1,33 +1,26 @@
 #include "feed/multislot.h"
 
-#include <algorithm>
 #include <cstdint>
-#include <string_view>
 #include <utility>
 
 #include "feed/numbers.h"
+#include "feed/words.h"
 
 namespace trireme {
-namespace {
-
-const char* end_of_word(const char* p, const char* end) noexcept { return std::find(p, end, ' '); }
-
-}  // namespace
-
 MultiSlotParser::MultiSlotParser(const TextOptions& options, std::vector<Field> fields,
                                  const MultiSlotRules& rules)
     : TextParser(options, layout_of(fields), kMaxLineBytes),
       fields_(std::move(fields)),
       rules_(rules) {}
 
-bool MultiSlotParser::parse_line(const Line& line, Row& row, BrokenLine& broken) const {
+bool MultiSlotParser::parse_line(const Slice& line, Row& row, BrokenLine& broken) const {
   const char* p = line.begin;
   for (std::size_t i = 0; i < fields_.size(); ++i) {
     if (i > 0 && p < line.end) ++p;  // the space behind the slot before
     broken.expected = parse_slot(fields_[i], line, p, row);
     if (!broken.expected.empty()) {
       broken.field = static_cast<int>(i);
-      broken.found = quoted({p, end_of_word(p, line.end)});
+      broken.found = quoted({p, find_byte(p, line.end, line.text_end, ' ')});
       return false;
     }
   }
@@ -41,7 +34,7 @@ bool MultiSlotParser::parse_line(const Line& line, Row& row, BrokenLine& broken)
 
 // What was expected, with `p` at what was found; or nothing, with `p` at the end of the line or at
 // the space behind the slot.
-std::string MultiSlotParser::parse_slot(const Field& field, const Line& line, const char*& p,
+std::string MultiSlotParser::parse_slot(const Field& field, const Slice& line, const char*& p,
                                         Row& row) const {
   const char* word = p;
   auto is_at_end_of_word = [&] { return p == line.end || *p == ' '; };
@@ -58,7 +51,7 @@ std::string MultiSlotParser::parse_slot(const Field& field, const Line& line, co
   for (std::uint64_t i = 0; i < count; ++i) {
     if (p < line.end) ++p;  // the space
     word = p;
-    const char* const end = field.is_text() ? end_of_word(p, line.end) : line.end;
+    const char* const end = field.is_text() ? find_byte(p, line.end, line.text_end, ' ') : line.end;
     if (p == end || !parse_value(field, p, end, line.text_end, row) || !is_at_end_of_word()) {
       p = word;
       return expected_value(field);

@@ -31,8 +31,8 @@ class MultiSlotParser final : public TextParser {
                   const MultiSlotRules& rules = {});
 
  private:
-  bool parse_line(const Line& line, Row& row, BrokenLine& broken) const override;
-  std::string parse_slot(const Field& field, const Line& line, const char*& p, Row& row) const;
+  bool parse_line(const Slice& line, Row& row, BrokenLine& broken) const override;
+  std::string parse_slot(const Field& field, const Slice& line, const char*& p, Row& row) const;
 
   std::vector<Field> fields_;
   MultiSlotRules rules_;

@@ -124,7 +124,7 @@ std::vector<TextParser::Piece> TextParser::cut_lines(const Pool& pool) {
     const char* const bound = begin + chunk_begin(num_bytes, i + 1, parts);
     const auto last = static_cast<std::size_t>(
         std::partition_point(lines_.begin(), lines_.end(),
-                             [&](const Line& line) { return line.begin < bound; }) -
+                             [&](const Slice& line) { return line.begin < bound; }) -
         lines_.begin());
     const std::size_t end = i + 1 == parts ? lines_.size() : last;
     if (end > first) pieces.emplace_back().lines = std::span(lines_).subspan(first, end - first);
@@ -139,7 +139,7 @@ std::vector<TextParser::Piece> TextParser::cut_lines(const Pool& pool) {
 
 void TextParser::parse_piece(const char* text_begin, Piece& piece) const {
   BrokenLine broken;
-  for (Line line : piece.lines) {
+  for (Slice line : piece.lines) {
     const std::size_t num_bytes = line.text().size();
     const auto offset = static_cast<std::size_t>(line.begin - text_begin);
     // A key has at least one character and one that separates it from the next; and a feature

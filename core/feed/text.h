@@ -30,8 +30,8 @@ struct BrokenLine {
   std::string found;       // the value, quoted, escaped and cut; plain ASCII
 };
 
-// A line without its end.
-struct Line {
+// A line without its end, or a part of one.
+struct Slice {
   const char* begin;
   const char* end;
   const char* text_end;  // up to here the text can be read
@@ -74,11 +74,11 @@ class TextParser {
 
   // Writes the example of one line. False: it is broken; fills all of `broken` but the offset.
   // Called from several threads at a time.
-  virtual bool parse_line(const Line& line, Row& row, BrokenLine& broken) const = 0;
+  virtual bool parse_line(const Slice& line, Row& row, BrokenLine& broken) const = 0;
 
  private:
   struct Piece {  // what one task works on and finds
-    std::span<const Line> lines;
+    std::span<const Slice> lines;
     Rows* rows = nullptr;
     std::size_t num_broken = 0;
     std::optional<BrokenLine> first_broken;
@@ -95,7 +95,7 @@ class TextParser {
   TextOptions options_;
   Layout layout_;
   std::size_t max_line_bytes_;
-  std::vector<Line> lines_;        // of the round at work
+  std::vector<Slice> lines_;       // of the round at work
   bool in_overlong_line_ = false;  // skipping to the end of a line that is too long
   std::optional<BrokenLine> broken_line_;
   std::uint64_t num_broken_lines_ = 0;

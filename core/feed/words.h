@@ -46,6 +46,16 @@ inline unsigned find_byte(std::uint64_t word, char byte) noexcept {
   return first_mark((x - repeat(1)) & ~x);
 }
 
+// The first such byte in [p, end), or end. Requires: end <= text_end, see load_word.
+inline const char* find_byte(const char* p, const char* end, const char* text_end,
+                             char byte) noexcept {
+  for (; p < end; p += kWordBytes) {
+    const unsigned position = find_byte(load_word(p, text_end), byte);
+    if (position < kWordBytes) return p + position < end ? p + position : end;
+  }
+  return end;
+}
+
 // How many of the first bytes are decimal digits, 0..8. (A carry marks later bytes only.)
 inline unsigned count_digits(std::uint64_t word) noexcept {
   const std::uint64_t x = word ^ kZeros;

@@ -4,7 +4,9 @@ from trireme.data.array_dataset import ArrayDataset, ArrayStream
 from trireme.data.arrow_reader import arrow
 from trireme.data.batch import Bags, Batch, Ragged, Strings
 from trireme.data.criteo import criteo
+from trireme.data.csv import csv
 from trireme.data.in_memory_dataset import InMemoryDataset, InMemoryStream
+from trireme.data.libsvm import libsvm
 from trireme.data.multislot import multislot
 from trireme.data.queue_dataset import QueueDataset, Stream
 from trireme.data.schema import Content, Dense, InsId, Label, Schema, Show, Sparse, Weight
@@ -34,6 +36,8 @@ __all__ = [
     "Weight",
     "arrow",
     "criteo",
+    "csv",
+    "libsvm",
     "multislot",
     "read_words",
     "string_keys",

@@ -1,0 +1,178 @@
+"""Separated values: CSV with or without a header, TSV and the like.
+
+A line is an example, its cells have a delimiter between them. A cell that begins with the quote
+goes up to the closing one; delimiters inside are text, two quotes stand for one. Lines end within
+quotes, too: a cell cannot hold a line break. Elsewhere a quote is a character like any other.
+
+- Label, Weight, Show: a cell with a number; Weight and Show are not negative.
+- Dense: dim cells, each a number, or empty for 0. With a list separator: one cell with dim numbers,
+  or empty for zeros; empty numbers are 0.
+- Sparse: one cell with a key, or empty for an empty bag: an integer up to 2^64 - 1, or from -2^63,
+  which stands for its two's complement; with hashed=True a string, whose hash is the key (see
+  trireme.data.strings). With a list separator: any number of them; empty ones do not count.
+- InsId and Content: a cell as it is.
+
+A number is decimal, with or without an exponent, and rounds to a finite float32; there are no
+blanks around it. A line ends with LF or CR LF and has at most 1 MiB. Anything else is broken.
+The parser is in C++: core/feed/csv.h.
+"""
+
+from __future__ import annotations
+
+import csv as python_csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trireme import _core
+from trireme.data.schema import HEAD_BYTES, Dense, Field, Schema
+from trireme.data.text_parser import TextParser, core_fields
+from trireme.errors import BadRequest, DataError
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvText:
+    """How separated values become columns: see `csv`.
+
+    columns: for some fields, the names of their cells in the header.
+    """
+
+    delimiter: str = ","
+    header: bool = True
+    quote: str = '"'
+    list_separator: str = ""
+    columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def check(self, schema: Schema) -> None:
+        """Every field knows its cells."""
+        self._open_core(schema, batch_size=1, skip_broken=False)
+        named = dict(self.columns)
+        if named and not self.header:
+            raise BadRequest("csv: columns are names in a header, found header=False")
+        unknown = [name for name in named if name not in schema.names]
+        if unknown:
+            raise BadRequest(f"csv: columns of no field: {', '.join(unknown)}")
+        for field in schema.fields:
+            num_cells = self._num_cells(field)
+            names = self.cells_of(field)
+            if self.header and len(names) != num_cells:
+                raise BadRequest(
+                    f"csv: expected the names of {num_cells} columns for {field}, found "
+                    f"{', '.join(names)}; say columns={{{field.name!r}: [...]}} or list_separator"
+                )
+
+    def cells_of(self, field: Field) -> tuple[str, ...]:
+        """What the header calls the cells of a field."""
+        return dict(self.columns).get(field.name, (field.name,))
+
+    def open(
+        self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
+    ) -> CsvParser:
+        core = self._open_core(schema, batch_size=batch_size, skip_broken=skip_broken)
+        return CsvParser(schema, core, self, threads=threads, skip_broken=skip_broken)
+
+    def _num_cells(self, field: Field) -> int:
+        return field.dim if isinstance(field, Dense) and not self.list_separator else 1
+
+    def _open_core(self, schema: Schema, *, batch_size: int, skip_broken: bool) -> _core.CsvParser:
+        return _core.CsvParser(
+            core_fields(schema),
+            batch_size,
+            self.delimiter,
+            self.quote,
+            self.list_separator,
+            skip_broken,
+        )
+
+
+def csv(
+    fields: Iterable[Field],
+    *,
+    delimiter: str = ",",
+    header: bool = True,
+    quote: str | None = '"',
+    list_separator: str | None = None,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+) -> Schema:
+    """The schema of separated values.
+
+    Args:
+        fields: the columns to read. With a header, in any order, and others are not read; without,
+            exactly those of a line, in order.
+        delimiter: one ASCII character between cells.
+        header: the first line of every file names the columns.
+        quote: one ASCII character around cells that hold delimiters; None: there is none.
+        list_separator: one ASCII character between the values of a cell; None: one value each.
+        columns: name of a field -> what the header calls its column, or its dim columns if it is
+            dense. A field that is not here is called by its name.
+
+    Raises:
+        BadRequest: as Schema; marks that are equal or could be part of a number; columns without a
+            header, of no field, or of another number than the field has cells.
+    """
+    named = {
+        name: (cells,) if isinstance(cells, str) else tuple(cells)
+        for name, cells in (columns or {}).items()
+    }
+    text = CsvText(
+        delimiter=delimiter,
+        header=header,
+        quote=quote or "",
+        list_separator=list_separator or "",
+        columns=tuple(named.items()),
+    )
+    return Schema(fields, format=text)
+
+
+class CsvParser(TextParser):
+    """Finds the columns of each file by its header."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        core: _core.CsvParser,
+        text: CsvText,
+        *,
+        threads: int,
+        skip_broken: bool,
+    ) -> None:
+        super().__init__(schema, core, threads=threads, skip_broken=skip_broken)
+        self._cells = core
+        self._text = text
+
+    def start_file(self, head: NDArray[np.uint8]) -> int:
+        """The bytes of the header."""
+        if not self._text.header:
+            return 0
+        line, newline, _ = head.tobytes().partition(b"\n")
+        if not newline and len(head) >= HEAD_BYTES:
+            raise DataError(f"expected a header of fewer than {HEAD_BYTES} bytes, found more")
+        names = self._names(line.removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK))
+        wanted = [cell for field in self._schema.fields for cell in self._text.cells_of(field)]
+        missing = [name for name in wanted if name not in names]
+        twice = sorted({name for name in wanted if names.count(name) > 1})
+        if missing or twice:
+            problem = f"missing: {', '.join(missing)}" if missing else f"twice: {', '.join(twice)}"
+            raise DataError(
+                f"expected a header with columns {', '.join(wanted)}, found "
+                f"{', '.join(names)}; {problem}"
+            )
+        self._cells.set_columns([names.index(name) for name in wanted], len(names))
+        return len(line) + len(newline)
+
+    def _names(self, line: bytes) -> list[str]:
+        try:
+            (names,) = python_csv.reader(
+                [line.decode()],
+                delimiter=self._text.delimiter,
+                quotechar=self._text.quote or None,
+                quoting=python_csv.QUOTE_MINIMAL if self._text.quote else python_csv.QUOTE_NONE,
+                strict=True,
+            )
+        except (UnicodeDecodeError, ValueError, python_csv.Error) as error:
+            raise DataError(f"expected a header, found {line[:80]!r}: {error}") from error
+        return names

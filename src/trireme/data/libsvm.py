@@ -1,0 +1,53 @@
+"""libsvm's text: a label, then index:value pairs, separated by blanks.
+
+A line is an example: a number, then any number of pairs, spaces or tabs between them and, if need
+be, around them; what follows a # is a comment. The indices are the keys of one sparse feature:
+integers up to 2^64 - 1, or from -2^63, in any order; the values are their weights. With hashed=True
+an index is any characters up to the last colon of the pair, and the key is its hash (see
+trireme.data.strings).
+
+Numbers are decimal, with or without an exponent, and round to a finite float32. A line ends with LF
+or CR LF and has at most 1 MiB. Anything else is broken, "qid:1" too: groups of examples for ranking
+have no column here. The parser is in C++: core/feed/libsvm.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trireme import _core
+from trireme.data.schema import Label, Schema, Sparse
+from trireme.data.text_parser import TextParser, core_fields
+from trireme.errors import BadRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibsvmText:
+    """How libsvm's text becomes columns: see `libsvm`."""
+
+    def check(self, schema: Schema) -> None:
+        """A label and one sparse feature."""
+        if [type(field) for field in schema.fields] != [Label, Sparse]:
+            raise BadRequest(
+                f"libsvm: expected one Label and one Sparse, found {list(schema.fields)}"
+            )
+
+    def open(
+        self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
+    ) -> TextParser:
+        core = _core.LibsvmParser(core_fields(schema)[1], batch_size, skip_broken)
+        return TextParser(schema, core, threads=threads, skip_broken=skip_broken)
+
+
+def libsvm(*, label: str = "label", feature: str = "features", hashed: bool = False) -> Schema:
+    """The schema of libsvm's text: a label, and a feature whose bags have weights.
+
+    Args:
+        label: name of the label's column.
+        feature: name of the feature that all pairs belong to.
+        hashed: indices are strings, and their hashes the keys.
+
+    Raises:
+        BadRequest: as Schema.
+    """
+    return Schema([Label(label), Sparse(feature, hashed)], format=LibsvmText())
