@@ -2,83 +2,95 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import re
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import clean_environment
+from tests.integration.processes import Processes, clean_environment
 from tests.paddlerec import sample
+from trireme import cli
+from trireme.launch import roles
 
-MODELS = {"dnn": "ctr_dnn"}
+MODELS = {"dnn": "ctr_dnn", "wide_deep": "wide_deep", "slot_dnn": "slot_dnn"}
 NUM_TRAIN = {"dnn": 3000, "wide_deep": 3000, "slot_dnn": 450}
 
 
-def trireme(folder: Path, *arguments: str) -> str:
-    """What a command says, which must end well, in the folder of the configuration."""
-    done = subprocess.run(
-        [sys.executable, "-m", "trireme.cli", *arguments],
-        cwd=folder,
-        env={**clean_environment(), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name in roles.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", clean_environment()["PYTHONPATH"])  # of reader scripts
+    caplog.set_level(logging.INFO)
 
 
-def epochs(output: str, title: str) -> list[dict[str, float]]:
-    lines = re.findall(rf"run: {title} \d+: (.*);", output)
+def epochs(lines: Sequence[str], title: str) -> list[dict[str, float]]:
+    found = [re.search(rf"run: {title} \d+: (.*);", line) for line in lines]
     return [
-        {name: float(value) for name, value in re.findall(r"(\w+) ([\d.e+-]+)", line)}
-        for line in lines
+        {name: float(value) for name, value in re.findall(r"(\w+) ([\d.e+-]+)", match[1])}
+        for match in found
+        if match
     ]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_configuration_trains_and_infers_as_it_is(name: str, tmp_path: Path) -> None:
+def test_a_configuration_trains_and_infers_as_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = sample.copy(name, tmp_path / name)
     (folder / "model.py").write_text(f"from trireme.models.{MODELS[name]} import create\n")
-    output = trireme(folder, "run", "-m", "config.yaml")
-    trained = epochs(output, "epoch")
+    monkeypatch.chdir(folder)
+    assert cli.main(["run", "-m", "config.yaml"]) == 0
+    trained = epochs(caplog.messages, "epoch")
     assert {figures["examples"] for figures in trained} == {NUM_TRAIN[name]}
-    assert "did you mean" not in output
+    assert cli.main(["run", "--infer", "-m", "config.yaml"]) == 0
+    tested = epochs(caplog.messages, "infer epoch")
     if name == "slot_dnn":
-        assert "runner.start_day: no effect: training by day and pass comes" in output
-        assert "decay" in output  # row statistics come later: each key says so
+        assert tested[0]["examples"] == NUM_TRAIN[name]
+        for key in ("runner.start_day", "ctr_accessor_param.show_click_decay_rate"):
+            assert f"{key}: no effect: " in caplog.text
     else:
-        tested = epochs(trireme(folder, "run", "--infer", "-m", "config.yaml"), "infer epoch")
-        assert tested[-1]["auc"] > 0.8
         assert {figures["examples"] for figures in tested} == {500}
+        assert tested[-1]["auc"] > 0.8
 
 
-@pytest.mark.parametrize("name", ["dnn"])
-def test_a_configuration_trains_as_a_job(name: str, tmp_path: Path) -> None:
-    folder = sample.copy(name, tmp_path / name)
-    job = ["launch", "--server_num", "1", "--worker_num", "1", "-m", "config.yaml"]
-    output = trireme(folder, *job, "-o", f"model={MODELS[name]}", "runner.epochs=1")
-    (trained,) = epochs(output, "epoch")
-    assert trained["examples"] == NUM_TRAIN[name]
-    assert "1 server and 1 worker ended well" in output
-    where = "output_model_dnn" if name == "dnn" else "output_model"
-    assert (folder / where / "0" / "manifest.json").is_file()
+def test_a_configuration_trains_as_a_job(tmp_path: Path) -> None:
+    folder = sample.copy("slot_dnn", tmp_path / "slot_dnn")
+    job = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+    job += ["--worker_num", "1", "-m", "config.yaml", "-o", "model=slot_dnn"]
+    with Processes(folder) as processes:
+        processes.start("job", job, {})
+        output = processes.finish(100.0)["job"]
+    (trained,) = epochs(output.splitlines(), "epoch")
+    assert trained["examples"] == NUM_TRAIN["slot_dnn"]
+    assert (folder / "output_model" / "0" / "manifest.json").is_file()
 
 
-def test_a_reader_that_fails_ends_the_job_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_dump_and_a_reader_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = sample.copy("dnn", tmp_path / "dnn")
+    monkeypatch.chdir(folder)
+    text = "1 {} 1 {} " + " ".join(f"1 {i}" for i in range(1, 27)) + " 13" + " 0.5" * 13 + "\n"
+    named = [text.format(f"name-{i}", i % 2) for i in range(60)]
+    (folder / "named").mkdir()
+    (folder / "named" / "part").write_text("".join(named))
+    command = ["run", "-m", "config.yaml", "-o", "model=ctr_dnn", "runner.epochs=1"]
+    dump = ["runner.need_dump=True", "runner.dump_fields_path=dumped", "runner.parse_ins_id=True"]
+    dump += ["runner.dump_fields=[click]", "runner.dump_param=[mlp.0.bias]"]
+    data = ["runner.train_data_dir=named", "runner.pipe_command=cat"]
+    assert cli.main([*command, *dump, *data]) == 0
+    lines = (folder / "dumped" / "0" / "part-00000").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == [f"name-{i}" for i in range(60)]
+    assert lines[1].split("\t")[2] == "click:1:1"
+
     with (folder / "data" / "sample_data" / "train" / "part-1").open("a") as file:
         file.write("click:yes\n")
-    command = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
-    command += ["--worker_num", "1", "-m", "config.yaml", "-o", "model=ctr_dnn"]
-    done = subprocess.run(
-        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=110
-    )
-    assert done.returncode == 2
-    assert "invalid literal for int() with base 10: 'yes'" in done.stderr
-    assert "part-1" in done.stderr
-    assert list((folder / "output_model_dnn").iterdir()) == []
+    assert cli.main([*command, "runner.model_save_path=none"]) == 2
+    error = capsys.readouterr().err
+    assert "part-1" in error
+    assert "invalid literal for int() with base 10: 'yes'" in error
+    assert not (folder / "none").exists()

@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trireme.fleet import metrics, util
+    from trireme.fleet.dataset import InMemoryDataset, QueueDataset
     from trireme.fleet.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
     from trireme.fleet.job import (
         barrier_worker,
         distributed_optimizer,
+        infer_from_dataset,
         init,
         init_server,
         init_worker,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         server_num,
         sparse_embedding,
         stop_worker,
+        train_from_dataset,
         worker_index,
         worker_num,
     )
@@ -58,17 +61,20 @@ __all__ = [
     "AdamD2Sum",
     "CountFilterEntry",
     "DistributedStrategy",
+    "InMemoryDataset",
     "MultiSlotDataGenerator",
     "MultiSlotStringDataGenerator",
     "PaddleCloudRoleMaker",
     "ParamAttr",
     "ProbabilityEntry",
+    "QueueDataset",
     "Role",
     "ShowClickEntry",
     "UserDefinedRoleMaker",
     "barrier_worker",
     "ctr_metric_bundle",
     "distributed_optimizer",
+    "infer_from_dataset",
     "init",
     "init_server",
     "init_worker",
@@ -82,6 +88,7 @@ __all__ = [
     "server_num",
     "sparse_embedding",
     "stop_worker",
+    "train_from_dataset",
     "util",
     "worker_index",
     "worker_num",
@@ -93,10 +100,12 @@ _HOMES = {
     "AdamD2Sum": "trireme.ps.adam_d2sum",
     "CountFilterEntry": "trireme.fleet.layers",
     "DistributedStrategy": "trireme.fleet.strategy",
+    "InMemoryDataset": "trireme.fleet.dataset",
     "MultiSlotDataGenerator": "trireme.fleet.generator",
     "MultiSlotStringDataGenerator": "trireme.fleet.generator",
     "PaddleCloudRoleMaker": "trireme.fleet.roles",
     "ParamAttr": "trireme.fleet.layers",
+    "QueueDataset": "trireme.fleet.dataset",
     "ProbabilityEntry": "trireme.fleet.layers",
     "Role": "trireme.fleet.roles",
     "ShowClickEntry": "trireme.fleet.layers",

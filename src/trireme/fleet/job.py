@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from trireme.fleet.strategy import DistributedStrategy
 from trireme.launch.init import join, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.ps.adam_d2sum import AdamD2Sum
-from trireme.train import DistributedOptimizer, checkpoint
+from trireme.train import DistributedOptimizer, Trainer, checkpoint
 
 
 class Job:
@@ -127,6 +128,27 @@ class Job:
         )
         return self._optimizer
 
+    def train_from_dataset(
+        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
+    ) -> dict[str, float]:
+        """One pass over the data; every worker calls it. `save_persistables` then saves its
+        model.
+
+        Args:
+            trainer: in the place of Fleet's program.
+            dataset: of this package, or any other.
+            options: as of Trainer.train_from_dataset: fetch_list, fetch_info, print_period, debug.
+        """
+        self._optimizer = trainer.optimizer
+        return trainer.train_from_dataset(dataset, **options)
+
+    def infer_from_dataset(
+        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
+    ) -> dict[str, float]:
+        """As `train_from_dataset`, without training."""
+        self._optimizer = trainer.optimizer
+        return trainer.infer_from_dataset(dataset, **options)
+
     def _trained(self) -> DistributedOptimizer:
         if self._optimizer is None:
             raise NotReady("fleet: expected fleet.distributed_optimizer() first")
@@ -201,6 +223,8 @@ init_worker = _job.init_worker
 barrier_worker = _job.barrier_worker
 stop_worker = _job.stop_worker
 distributed_optimizer = _job.distributed_optimizer
+train_from_dataset = _job.train_from_dataset
+infer_from_dataset = _job.infer_from_dataset
 save_persistables = _job.save_persistables
 load_model = _job.load_model
 sparse_embedding = _job.tables.sparse_embedding

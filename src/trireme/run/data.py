@@ -11,7 +11,7 @@ from typing import Any
 
 from trireme.cluster import Cluster
 from trireme.config import Config
-from trireme.data import Content, InsId, QueueDataset, Schema, multislot
+from trireme.data import Content, InMemoryDataset, InsId, QueueDataset, Schema, multislot
 from trireme.data.schema import Field
 from trireme.data.sources import filesystem, find_files, fs_client_options, natural_key
 from trireme.errors import BadRequest, DataError
@@ -52,7 +52,9 @@ def make_dataset(
     }
     if settings.reader_type == "QueueDataset":
         return QueueDataset(files, **made)
-    raise BadRequest("runner.reader_type: expected QueueDataset or DataLoader in this version")
+    dataset = InMemoryDataset(files, **made, cluster=cluster)
+    dataset.load_into_memory()
+    return dataset
 
 
 def find_data(key: str, path: str, settings: Settings) -> tuple[list[str], Mapping[str, Any]]:

@@ -1,0 +1,228 @@
+"""Fleet's datasets: made empty, told what to read by `init` and `set_filelist`.
+
+    dataset = fleet.InMemoryDataset()
+    dataset.init(batch_size=512, thread_num=4, schema=schema, pipe_command="python reader.py")
+    dataset.set_filelist(fleet.util.get_file_shard(files))
+    dataset.load_into_memory()
+    dataset.global_shuffle(fleet)
+    fleet.train_from_dataset(trainer, dataset)
+
+The list is this worker's own: it reads all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trireme import data
+from trireme.cluster import default
+from trireme.data.sources import fs_client_options
+from trireme.errors import BadRequest, NotReady
+
+# Settings that Fleet has and that mean nothing here, with the value that asks for nothing and why.
+WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
+    "input_type": (0, "a line is an example; batches in lines are not read"),
+    "download_cmd": ("cat", "files are read where they are; give pipe_command"),
+    "queue_num": (-1, "every worker has one stream"),
+    "data_feed_type": (None, "the schema's format says how text is read"),
+    "merge_size": (-1, "examples of one line id are not merged"),
+    "fleet_send_batch_size": (1024, "a shuffle sends what fits into a message"),
+    "fleet_send_sleep_seconds": (0, "a shuffle waits for its receivers"),
+}
+_DEFAULTS: dict[str, Any] = {
+    "batch_size": 1,
+    "thread_num": 1,
+    "use_var": (),
+    "schema": None,
+    "pipe_command": "cat",
+    "fs_name": "",
+    "fs_ugi": "",
+    "parse_ins_id": False,
+    "parse_content": False,
+    "seed": 0,
+}
+
+
+class _Dataset:
+    """What both datasets share."""
+
+    _kind: type[Any]
+
+    def __init__(self) -> None:
+        self._settings = dict(_DEFAULTS)
+        self._files: list[str] = []
+        self._made: Any = None
+
+    def init(self, **settings: Any) -> None:
+        """Say what to read.
+
+        Args:
+            batch_size: examples per batch. Default 1.
+            thread_num: reader threads. Default 1.
+            use_var: the fields of the data in their order, as trireme.data.Label("click"):
+                MultiSlot text of such slots.
+            schema: instead of use_var, a schema, with any text format.
+            pipe_command: a shell command for every file, which it gets on stdin. Default "cat":
+                files are read as they are.
+            fs_name, fs_ugi: hdfs://HOST:PORT and its user, for files elsewhere.
+            parse_ins_id, parse_content: use_var leaves out the example's id and text in front.
+            seed: of shuffles.
+
+        Raises:
+            BadRequest: an unknown setting, or one of Fleet's without an effect here.
+        """
+        for name, value in settings.items():
+            if name in WITHOUT_EFFECT:
+                nothing, why = WITHOUT_EFFECT[name]
+                if value != nothing:
+                    raise BadRequest(
+                        f"{self._name}.init: expected {name}={nothing!r}, found {value!r}: {why}"
+                    )
+            elif name not in _DEFAULTS:
+                raise BadRequest(
+                    f"{self._name}.init: expected settings of {', '.join(_DEFAULTS)}, found {name}"
+                )
+            else:
+                self._settings[name] = value
+        self._made = None
+
+    def update_settings(self, **settings: Any) -> None:
+        """Change settings of `init`; what was loaded is forgotten."""
+        self.init(**settings)
+
+    def set_filelist(self, filelist: Sequence[str]) -> None:
+        """The files of this worker, in the order in which they are read."""
+        if isinstance(filelist, str):
+            raise BadRequest(f"{self._name}.set_filelist: expected a list, found {filelist!r}")
+        self._files, self._made = list(filelist), None
+
+    def __iter__(self) -> Iterator[data.Batch]:
+        return iter(self.stream(0, 1))
+
+    def stream(
+        self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
+    ) -> Any:
+        """The batches of this worker's files, as of any dataset."""
+        return self._dataset().stream(index, num_streams, start=start, epoch=epoch)
+
+    @property
+    def schema(self) -> data.Schema:
+        """What the files hold."""
+        return self._fields_and_format()
+
+    @property
+    def _name(self) -> str:
+        return f"fleet.{type(self).__name__}"
+
+    def _dataset(self) -> Any:
+        if self._made is None:
+            if not self._files:
+                raise NotReady(f"{self._name}: expected set_filelist() with files first")
+            self._made = self._kind(**self._arguments())
+        return self._made
+
+    def _arguments(self) -> dict[str, Any]:
+        settings = self._settings
+        user = str(settings["fs_ugi"]).partition(",")[0]
+        prefix, options = fs_client_options(uri=settings["fs_name"], user=user)
+        files = [
+            file if not prefix or "://" in file else f"{prefix}/{file.lstrip('/')}"
+            for file in self._files
+        ]
+        command = settings["pipe_command"]
+        return {
+            "paths": files,
+            "schema": self._fields_and_format(),
+            "batch_size": settings["batch_size"],
+            "threads": settings["thread_num"],
+            "own_files": True,
+            "storage_options": options or None,
+            "pipe_command": None if command == "cat" else command,
+        }
+
+    def _fields_and_format(self) -> data.Schema:
+        settings = self._settings
+        fields, schema = tuple(settings["use_var"]), settings["schema"]
+        if (schema is None) == (not fields):
+            raise BadRequest(
+                f"{self._name}.init: expected use_var or schema, found both or neither"
+            )
+        front: list[Any] = [data.InsId()] if settings["parse_ins_id"] else []
+        front += [data.Content()] if settings["parse_content"] else []
+        if isinstance(schema, data.Schema):
+            if schema.format is not None:
+                if front:
+                    raise BadRequest(
+                        f"{self._name}.init: expected parse_ins_id and parse_content with use_var,"
+                        f" found {schema}"
+                    )
+                return schema
+            fields = schema.fields
+        return data.multislot([*front, *fields])
+
+
+class QueueDataset(_Dataset):
+    """Streams the files, with bounded memory."""
+
+    _kind = data.QueueDataset
+
+
+class InMemoryDataset(_Dataset):
+    """Reads the files into memory, where they can be shuffled. The methods are those of
+    trireme.data.InMemoryDataset.
+    """
+
+    _kind = data.InMemoryDataset
+
+    def _init_distributed_settings(self, **settings: Any) -> None:
+        """Fleet's name for more settings of `init`; fea_eval and candidate_size need none here."""
+        ignored = ("fea_eval", "candidate_size")
+        self.init(**{name: value for name, value in settings.items() if name not in ignored})
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "seed": self._settings["seed"]}
+
+    def load_into_memory(self, is_shuffle: bool = False) -> None:
+        """Read all files; `is_shuffle`: shuffle them behind it."""
+        self._dataset().load_into_memory(is_shuffle)
+
+    def preload_into_memory(self, thread_num: int | None = None) -> None:
+        """Begin to read all files, in the background."""
+        self._dataset().preload_into_memory(thread_num)
+
+    def wait_preload_done(self) -> None:
+        """Wait until all files are read."""
+        self._dataset().wait_preload_done()
+
+    def local_shuffle(self) -> None:
+        """Shuffle this worker's examples."""
+        self._dataset().local_shuffle()
+
+    def global_shuffle(
+        self, fleet: Any = None, thread_num: int = 12, *, by_ins_id: bool = False
+    ) -> None:
+        """Shuffle the examples of all workers; every worker calls it.
+
+        Args:
+            fleet: as Fleet has it; the job is the default one whatever is given.
+            thread_num: as Fleet has it; the dataset's own threads shuffle.
+            by_ins_id: the examples of one ins_id come to one worker.
+        """
+        self._dataset().global_shuffle(by_ins_id=by_ins_id)
+
+    def slots_shuffle(self, slots: Sequence[str]) -> None:
+        """Shuffle the values of these features among the examples."""
+        self._dataset().slots_shuffle(slots)
+
+    def release_memory(self) -> None:
+        """Forget the examples."""
+        self._dataset().release_memory()
+
+    def get_memory_data_size(self, fleet: Any = None) -> int:
+        """Examples that were loaded: by this worker, or by all, with `fleet`."""
+        return int(self._dataset().get_memory_data_size(None if fleet is None else default()))
+
+    def get_shuffle_data_size(self, fleet: Any = None) -> int:
+        """Examples after a shuffle: of this worker, or of all, with `fleet`."""
+        return int(self._dataset().get_shuffle_data_size(None if fleet is None else default()))

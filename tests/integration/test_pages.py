@@ -1,0 +1,74 @@
+"""The pages for people who come from elsewhere: every command and every script in them runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.integration.processes import clean_environment
+from tests.paddlerec import sample
+from tests.repo import tree
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a page with their languages, in order."""
+    text = (tree.ROOT / "docs" / page).read_text()
+    found = re.findall(r"^( *)```(\w+)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    return [(language, textwrap.dedent(body)) for _, language, body in found]
+
+
+def run(folder: Path, command: list[str]) -> str:
+    """Run in the folder, with `trireme` and `python` being these."""
+    shims = folder / "bin"
+    if not shims.is_dir():
+        shims.mkdir()
+        for name, arguments in (("trireme", "-m trireme.cli"), ("python", "")):
+            shim = shims / name
+            shim.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+            shim.chmod(0o755)
+    env = clean_environment()
+    env |= {"PATH": f"{shims}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, timeout=110, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def run_blocks(page: str, folder: Path) -> str:
+    """Python blocks become the files that their first lines name; shell blocks run."""
+    output = ""
+    for language, body in blocks(page):
+        if language == "python":
+            name = body.splitlines()[0].removeprefix("# ")
+            (folder / name).write_text(body)
+        else:
+            assert language == "sh"
+            output += run(folder, ["sh", "-ec", body])
+    return output
+
+
+def test_the_page_for_people_from_torch(tmp_path: Path) -> None:
+    output = run_blocks("torch.md", tmp_path)
+    assert "1 server and 2 workers ended well" in output
+
+
+def test_the_page_for_people_from_paddlerec(tmp_path: Path) -> None:
+    folder = sample.copy("dnn", tmp_path / "dnn")
+    output = run_blocks("paddlerec.md", folder)
+    assert "1 server and 2 workers ended well" in output
+    assert len(re.findall(r"run: infer epoch [01]: ", output)) == 2
+    assert f"starting from {folder}/output_job/0" in output
+    text = run(
+        folder,
+        [
+            "sh",
+            "-c",
+            "cat data/sample_data/train/* | python queuedataset_reader.py"
+            f" config.yaml {tree.ROOT}/src/trireme/fleet/reader_utils",
+        ],
+    )
+    (folder / "multislot.txt").write_text(text)
+    assert "'examples': 3000" in run(folder, ["python", "train.py"])

@@ -1,0 +1,146 @@
+"""Fleet's datasets: what they read is what was said, and what has no meaning here is refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trireme as tr
+from trireme import fleet
+from trireme.cluster import embedded, set_default
+from trireme.data import Dense, Label, Sparse
+from trireme.errors import BadRequest, NotReady
+from trireme.fleet.dataset import WITHOUT_EFFECT
+
+FIELDS = [Label("click"), Sparse("a"), Sparse("b"), Dense("d", 2)]
+
+
+@pytest.fixture(autouse=True)
+def job() -> Iterator[None]:
+    with embedded(threads=1) as cluster:
+        set_default(cluster)
+        yield
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Two files of 30 lines; d[0] counts them."""
+    paths = [tmp_path / f"part-{i}" for i in range(2)]
+    for i, path in enumerate(paths):
+        numbers = range(30 * i, 30 * i + 30)
+        path.write_text("".join(f"1 {n % 2} 1 {n} 2 {n} {n + 1} 2 {n} 0.5\n" for n in numbers))
+    return [str(path) for path in paths]
+
+
+def numbers(dataset: Any) -> list[int]:
+    return [int(row[0]) for batch in dataset for row in batch["d"].tolist()]
+
+
+def test_a_queue_reads_the_list_in_its_order(files: list[str]) -> None:
+    dataset = fleet.QueueDataset()
+    dataset.init(batch_size=7, thread_num=2, use_var=FIELDS, pipe_command="cat")
+    dataset.set_filelist(files[::-1])
+    assert numbers(dataset) == [*range(30, 60), *range(30)]
+    dataset.update_settings(batch_size=60)
+    (batch,) = dataset
+    assert batch["a"].values[:60].tolist() == numbers([batch])
+    own = dataset.stream(2, 3)  # the list is this worker's own
+    assert numbers(own) == [*range(30, 60), *range(30)]
+
+
+def test_a_command_runs_for_every_file(files: list[str]) -> None:
+    dataset = fleet.QueueDataset()
+    head = f"{sys.executable} -c 'import sys; sys.stdout.writelines(sys.stdin.readlines()[:2])'"
+    dataset.init(batch_size=100, schema=tr.data.Schema(FIELDS), pipe_command=head)
+    dataset.set_filelist(files)
+    assert numbers(dataset) == [0, 1, 30, 31]
+
+
+def test_examples_have_names_where_the_settings_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    path.write_text("1 first 1 some-text 1 1 1 7 1 8 2 0.5 0.5\n")
+    dataset = fleet.InMemoryDataset()
+    dataset.init(use_var=FIELDS)
+    dataset._init_distributed_settings(parse_ins_id=True, parse_content=True, merge_size=-1)
+    dataset.set_filelist([str(path)])
+    dataset.load_into_memory()
+    (batch,) = dataset
+    assert batch["ins_id"].decode() == ["first"]
+    assert batch["content"].decode() == ["some-text"]
+
+
+def test_memory_is_loaded_shuffled_counted_and_released(files: list[str]) -> None:
+    dataset = fleet.InMemoryDataset()
+    dataset.init(batch_size=16, thread_num=1, use_var=FIELDS, seed=3)
+    dataset.set_filelist(files)
+    dataset.preload_into_memory()
+    dataset.wait_preload_done()
+    assert numbers(dataset) == list(range(60))
+    assert dataset.get_memory_data_size() == dataset.get_memory_data_size(fleet) == 60
+    dataset.global_shuffle(fleet)
+    shuffled = numbers(dataset)
+    assert shuffled != list(range(60))
+    assert sorted(shuffled) == list(range(60))
+    assert dataset.get_shuffle_data_size(fleet) == 60
+    dataset.local_shuffle()
+    assert numbers(dataset) != shuffled
+    dataset.slots_shuffle(["a"])
+    dataset.release_memory()
+    assert dataset.get_memory_data_size() == 0
+    dataset.load_into_memory(is_shuffle=True)
+    assert sorted(numbers(dataset)) == list(range(60))
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_settings_without_a_meaning_are_refused_unless_they_ask_for_nothing(name: str) -> None:
+    nothing, why = WITHOUT_EFFECT[name]
+    dataset = fleet.InMemoryDataset()
+    dataset.init(**{name: nothing})
+    with pytest.raises(BadRequest, match=re.escape(f"expected {name}={nothing!r}, found 7: {why}")):
+        dataset.init(**{name: 7})
+
+
+def test_what_is_missing_is_said(files: list[str]) -> None:
+    dataset = fleet.QueueDataset()
+    with pytest.raises(BadRequest, match="found batchsize"):
+        dataset.init(batchsize=3)
+    with pytest.raises(BadRequest, match="expected a list, found 'part'"):
+        dataset.set_filelist("part")
+    with pytest.raises(NotReady, match=r"expected set_filelist\(\) with files first"):
+        iter(dataset)
+    dataset.set_filelist(files)
+    with pytest.raises(BadRequest, match="expected use_var or schema, found both or neither"):
+        iter(dataset)
+    dataset.init(schema=tr.data.criteo(), parse_ins_id=True)
+    with pytest.raises(BadRequest, match="parse_content with use_var, found schema"):
+        iter(dataset)
+    dataset.init(use_var=FIELDS, schema=tr.data.Schema(FIELDS))
+    with pytest.raises(BadRequest, match="expected use_var or schema, found both or neither"):
+        iter(dataset)
+
+
+def test_a_script_trains_infers_and_saves(files: list[str], tmp_path: Path) -> None:
+    fleet.init()
+    fleet.init_worker()
+    dataset = fleet.QueueDataset()
+    dataset.init(batch_size=10, use_var=FIELDS)
+    dataset.set_filelist(fleet.util.get_file_shard(files))
+    rows = tr.Table("embedding", dim=2)
+    model = tr.models.CtrDnn(rows, features=["a", "b"], num_dense=2, dense="d", layers=[4])
+    trainer = tr.Trainer(
+        model,
+        torch.optim.Adam(model.parameters()),
+        loss=torch.nn.functional.binary_cross_entropy_with_logits,
+        label="click",
+        progress=False,
+    )
+    assert fleet.train_from_dataset(trainer, dataset)["examples"] == 60
+    assert fleet.infer_from_dataset(trainer, dataset)["examples"] == 60
+    fleet.save_persistables(dirname=str(tmp_path / "ckpt"))
+    assert (tmp_path / "ckpt" / "manifest.json").is_file()
