@@ -46,7 +46,7 @@ def test_word2vec_finds_the_words_of_a_topic(tmp_path: Path) -> None:
         for topic in random.choices("ao", k=3000)
     ]
     text.write_text("\n\n".join(paragraphs))
-    options = ["--words", "bga,clo", "--epochs", "6", "--dim", "8"]
+    options = ["--words", "bga,clo", "--epochs", "5", "--dim", "8", "--mode", "sync"]
     result = result_of(tmp_path, "word2vec.py", str(text), *options)
     assert result["words"] == 32
     for word, others in result["near"].items():
