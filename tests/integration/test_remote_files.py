@@ -142,6 +142,16 @@ def test_a_missing_package_is_named(monkeypatch):
         QueueDataset("nfs3://x", schema=criteo(), batch_size=1)
 
 
+def test_hdfs_without_its_library_says_what_it_needs(monkeypatch):
+    def refuse(location: str, **options: object) -> None:
+        raise OSError("Unable to load libjvm " + "dlopen failed: " * 1000)
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(DataError, match=r"Unable to load libjvm.*; HDFS needs JAVA_HOME") as raised:
+        QueueDataset("hdfs://host:9000/x-*", schema=criteo(), batch_size=1)
+    assert len(str(raised.value)) < 700
+
+
 def test_storage_options_without_effect_are_refused(tmp_path):
     (tmp_path / "part-1").write_bytes(TEXTS[0])
     with pytest.raises(BadRequest, match=r"storage_options only with locations .*found key"):

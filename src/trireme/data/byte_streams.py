@@ -205,7 +205,7 @@ class StreamsAhead:
     def __init__(self, openers: Iterable[Callable[[], ByteStream]], *, ahead: int) -> None:
         self._openers = iter(openers)
         self._ahead = ahead
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # stop() may run while next() does: in a finalizer
         self._streams: deque[AheadStream] = deque()  # guarded by _lock, as is the next
         self._is_stopped = False
 

@@ -10,6 +10,7 @@ import glob
 import os
 import re
 import stat
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -21,6 +22,7 @@ from trireme.errors import BadRequest, DataError
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
+_REASON_CHARACTERS = 400  # libhdfs lists every place where it did not find Java
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -104,14 +106,18 @@ def filesystem(location: str, storage_options: Mapping[str, Any]) -> tuple[Any, 
     except ValueError as error:
         raise BadRequest(f"QueueDataset: cannot read {location!r}: {error}") from error
     except Exception as error:
-        raise DataError(f"QueueDataset: cannot read {location!r}: {reason(error)}") from error
+        needs = ""
+        if protocol in ("hdfs", "viewfs"):
+            needs = "; HDFS needs JAVA_HOME, HADOOP_HOME and CLASSPATH, see docs/data.md"
+        what = f"QueueDataset: cannot read {location!r}: {reason(error)}{needs}"
+        raise DataError(what) from error
 
 
 def reason(error: Exception) -> str:
-    """What an error of a file system says, in one line."""
+    """What an error of a file system says, in one line of bounded length."""
     strerror = getattr(error, "strerror", None)
     text = strerror if strerror and "Detail:" not in strerror else str(error)
-    return " ".join(text.split()) or type(error).__name__
+    return textwrap.shorten(text, _REASON_CHARACTERS) or type(error).__name__
 
 
 def fs_client_options(
