@@ -283,7 +283,9 @@ def _launched(arguments: argparse.Namespace) -> tuple[str, ...]:
         raise BadRequest(
             f"launch: expected a script or -m config.yaml, found both: {arguments.script}"
         )
-    Settings.read(Config.load(arguments.config_yaml, arguments.opt))  # before anything starts
+    # Before anything starts; the servers will do the same.
+    settings = Settings.read(Config.load(arguments.config_yaml, arguments.opt))
+    settings.model_root(arguments.root)
     options = ["--infer"] if arguments.infer else []
     options += ["-o", *arguments.opt] if arguments.opt else []
     return ("-m", "trireme.cli", "run", "-m", str(arguments.config_yaml), *options)

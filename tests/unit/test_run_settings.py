@@ -34,7 +34,11 @@ def test_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
     assert settings.train.reader == settings.infer.reader == tmp_path / "reader.py"
     assert (settings.save_path, settings.load_path) == (tmp_path / "out", tmp_path / "out")
     assert settings.warm_path == Path("/elsewhere/3")
-    assert settings.model_root() == Path("/")
+    with pytest.raises(BadRequest, match=r"below one folder, found .*/out, /elsewhere/3, .*--root"):
+        settings.model_root()
+    assert settings.model_root("/") == Path("/")
+    with pytest.raises(BadRequest, match="expected models below --root /elsewhere, found"):
+        settings.model_root("/elsewhere")
     near = Settings.read(config(tmp_path, "runner.model_save_path=a/out"))
     assert near.model_root() == tmp_path / "a" / "out"
     assert Settings.read(config(tmp_path)).model_root() == tmp_path

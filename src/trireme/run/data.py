@@ -13,7 +13,7 @@ from trireme.cluster import Cluster
 from trireme.config import Config
 from trireme.data import Content, InMemoryDataset, InsId, QueueDataset, Schema, multislot
 from trireme.data.schema import Field
-from trireme.data.sources import filesystem, find_files, fs_client_options, natural_key
+from trireme.data.sources import filesystem, find_files, fs_client_options, natural_key, reason
 from trireme.errors import BadRequest, DataError
 from trireme.fleet.reader_command import reader_command
 from trireme.run.files import load_file
@@ -84,9 +84,13 @@ def _walk(folder: str) -> list[str]:
 
 def _find_remote(location: str, options: Mapping[str, Any]) -> list[str]:
     where, path = filesystem(location, options)
-    if not where.isdir(path):
+    try:
+        names = where.find(path) if where.isdir(path) else None
+    except Exception as error:
+        raise DataError(f"run: cannot list {location!r}: {reason(error)}") from error
+    if names is None:
         return [file.path for file in find_files(location, options)]
-    return [where.unstrip_protocol(name) for name in sorted(where.find(path), key=natural_key)]
+    return [where.unstrip_protocol(name) for name in sorted(names, key=natural_key)]
 
 
 def _are_shared(key: str, files: list[str], settings: Settings, cluster: Cluster) -> bool:

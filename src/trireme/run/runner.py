@@ -54,11 +54,9 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
 
 def _serve(place: Role, settings: Settings) -> None:
     """Serve, and keep models where the configuration says."""
-    if place.root is None:
-        root = settings.model_root()
-        root.mkdir(parents=True, exist_ok=True)
-        place = dataclasses.replace(place, root=str(root))
-    serve_role(place)
+    root = settings.model_root(place.root)
+    root.mkdir(parents=True, exist_ok=True)
+    serve_role(dataclasses.replace(place, root=str(root)))
 
 
 class _Work:

@@ -126,10 +126,28 @@ class Settings:
             fs_client={key: of.text(f"fs_client.{key}") or "" for key in FS_CLIENT},
         )
 
-    def model_root(self) -> Path:
-        """The folder below which this configuration keeps its models."""
+    def model_root(self, root: str | None = None) -> Path:
+        """The folder below which the servers keep the models of this configuration.
+
+        Args:
+            root: as given by --root; None: the innermost folder that holds all of them.
+
+        Raises:
+            BadRequest: a model outside of `root`, or no folder but / for all.
+        """
         named = [path for path in (self.save_path, self.warm_path, self.load_path) if path]
-        return Path(os.path.commonpath(named)) if named else self.folder
+        found = ", ".join(map(str, named))
+        if root is not None:
+            if not all(path.resolve().is_relative_to(Path(root).resolve()) for path in named):
+                raise BadRequest(f"run: expected models below --root {root}, found {found}")
+            return Path(root)
+        inner = Path(os.path.commonpath(named)) if named else self.folder
+        if inner == inner.parent:
+            raise BadRequest(
+                f"run: expected models below one folder, found {found}; name it for the servers:"
+                " --root or TRIREME_ROOT"
+            )
+        return inner
 
 
 class _Reader:

@@ -1,0 +1,140 @@
+"""Which files a run reads, and which worker reads them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.jobs import Job
+from trireme.cluster import Cluster
+from trireme.config import Config
+from trireme.data import InsId, Label, Schema, Sparse, criteo, multislot
+from trireme.errors import BadRequest, DataError
+from trireme.run.data import find_data, make_dataset
+from trireme.run.settings import Settings
+
+SCHEMA = Schema([Label("click"), Sparse("a")])
+
+
+def load(folder: Path, *overrides: str) -> tuple[Config, Settings]:
+    path = folder / "config.yaml"
+    path.write_text("runner: {train_data_dir: data, train_batch_size: 4}\n")
+    config = Config.load(path, overrides)
+    return config, Settings.read(config)
+
+
+def write_files(folder: Path, num: int = 4) -> None:
+    folder.mkdir(exist_ok=True)
+    for number in range(num):
+        (folder / f"part-{number}").write_text(f"1 {number % 2} 1 {number}\n")
+
+
+def test_a_folder_means_all_files_below_it_in_natural_order(tmp_path: Path) -> None:
+    _, settings = load(tmp_path)
+    names = ["20190720/0030/part-10", "20190720/0030/part-9", "20190720/0000/part-0", "20190719/x"]
+    for name in [*names, ".hidden", ".folder/x"]:
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("x\n")
+    files, _ = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
+    assert [str(Path(file).relative_to(tmp_path / "data")) for file in files] == [
+        "20190719/x", "20190720/0000/part-0", "20190720/0030/part-9", "20190720/0030/part-10",
+    ]  # fmt: skip
+    pattern = str(tmp_path / "data" / "20190720" / "0030" / "*-9")
+    assert find_data("k", pattern, settings)[0] == [files[2]]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"runner\.x: expected files below .*empty, found none"):
+        find_data("runner.x", str(tmp_path / "empty"), settings)
+
+
+def test_a_folder_elsewhere_is_listed_too(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("b/part-2", "b/part-10", "a"):
+        memory.pipe(f"/listed/{name}", b"x\n")
+    _, settings = load(tmp_path)
+    files, options = find_data("k", "memory://listed", settings)
+    assert [file.removeprefix("memory:///") for file in files] == [
+        "listed/a", "listed/b/part-2", "listed/b/part-10",
+    ]  # fmt: skip
+    assert options == {}
+    assert find_data("k", "memory://listed/a", settings)[0] == ["memory://listed/a"]
+    with pytest.raises(DataError, match="found nothing at 'memory://listed/c'"):
+        find_data("k", "memory://listed/c", settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shares", "is_warned"),
+    [
+        ([], [2, 2], False),
+        (["runner.split_file_list=True"], [2, 2], False),
+        (["runner.split_file_list=False"], [4, 4], True),
+        (["own"], [4, 4], False),
+    ],
+)
+def test_workers_share_what_all_see_unless_they_are_told_otherwise(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    overrides: list[str],
+    shares: list[int],
+    is_warned: bool,
+) -> None:
+    def work(cluster: Cluster) -> int:
+        folder = tmp_path / (str(cluster.worker) if overrides == ["own"] else "all")
+        folder.mkdir(exist_ok=True)
+        config, settings = load(folder, *[o for o in overrides if o != "own"])
+        write_files(folder / "data")
+        dataset: Any = make_dataset(config, settings, settings.train, SCHEMA, cluster)
+        stream = dataset.stream(cluster.worker, cluster.num_workers)
+        return sum(batch.num_examples for batch in stream)
+
+    with caplog.at_level(logging.WARNING), Job(1) as job:
+        assert job.run(2, work) == shares
+    assert ("each of 2 workers reads all of the same 4 files" in caplog.text) is is_warned
+
+
+@pytest.mark.parametrize("reader", ["QueueDataset", "InMemoryDataset"])
+def test_text_is_multislot_with_names_in_front_unless_the_model_says_otherwise(
+    tmp_path: Path, reader: str
+) -> None:
+    def work(cluster: Cluster) -> None:
+        write_files(tmp_path / "data")
+        (tmp_path / "data" / "part-0").write_text("1 name 1 0 1 7\n")
+        config, settings = load(
+            tmp_path,
+            f"runner.reader_type={reader}",
+            "runner.parse_ins_id=True",
+            "runner.train_data_dir=data/part-0",
+        )
+        dataset: Any = make_dataset(config, settings, settings.train, SCHEMA, cluster)
+        (batch,) = dataset.stream(0, 1)
+        assert dataset.schema == multislot([InsId(), *SCHEMA.fields])
+        assert batch["ins_id"].decode() == ["name"]
+        with pytest.raises(BadRequest, match="leaves the format to the runner, found schema"):
+            make_dataset(config, settings, settings.train, criteo(), cluster)
+        with pytest.raises(BadRequest, match="expected a Recipe with a schema"):
+            make_dataset(config, settings, settings.train, None, cluster)
+
+    with Job(1) as job:
+        job.run(1, work)
+
+
+def test_a_reader_class_without_a_command_is_explained(tmp_path: Path) -> None:
+    def work(cluster: Cluster) -> None:
+        write_files(tmp_path / "data")
+        queue = ["runner.reader_type=QueueDataset", "runner.train_reader_path=reader"]
+        config, settings = load(tmp_path, *queue)
+        with pytest.raises(BadRequest, match=r"or reader_type: DataLoader for reader\.py"):
+            make_dataset(config, settings, settings.train, SCHEMA, cluster)
+        (tmp_path / "reader.py").write_text("x = 1\n")
+        config, settings = load(tmp_path, "runner.train_reader_path=reader")
+        with pytest.raises(BadRequest, match=r"reader\.py: expected a class RecDataset, found"):
+            make_dataset(config, settings, settings.train, SCHEMA, cluster)
+        config, settings = load(tmp_path, "runner.reader_type=RecDataset")
+        with pytest.raises(BadRequest, match="a Python file that defines RecDataset, found none"):
+            make_dataset(config, settings, settings.train, SCHEMA, cluster)
+
+    with Job(1) as job:
+        job.run(1, work)
