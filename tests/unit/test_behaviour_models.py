@@ -189,9 +189,12 @@ def test_in_batch_softmax_corrects_by_share_and_forgets_repetitions() -> None:
     corrected[0, 2] = corrected[2, 0] = -torch.inf
     expected = -torch.log_softmax(corrected, 1).diagonal().mean()
     torch.testing.assert_close(InBatchSoftmax()(logits, batch), expected)
-    batch.columns["item_id"] = Ragged(torch.tensor([1, 2, 1]), torch.tensor([0, 1, 2, 3, 3]))
-    with pytest.raises(BadRequest, match="expected one id in 'item_id' of each of 4 examples"):
-        InBatchSoftmax()(logits, batch)
+    for ends in ([0, 1, 2, 3, 3], [0, 1, 1, 3, 4]):
+        batch.columns["item_id"] = Ragged(
+            torch.tensor([1, 2, 1, 3])[: ends[-1]], torch.tensor(ends)
+        )
+        with pytest.raises(BadRequest, match="expected one id in 'item_id' of each of 4 examples"):
+            InBatchSoftmax()(logits, batch)
 
 
 def test_skip_gram_puts_words_of_one_topic_together() -> None:
@@ -229,6 +232,9 @@ def test_skip_gram_takes_negatives_as_bags_or_as_a_tensor() -> None:
         )
         expected = torch.stack([center[0] @ other for other in (context, *others)])
         torch.testing.assert_close(found[0], expected)
+    uneven = Ragged(negatives.flatten(), torch.tensor([0, 1, 4]))
+    with pytest.raises(BadRequest, match="'negatives' in every example, found between 1 and 3"):
+        model({**ids, "negatives": uneven})
     logits = torch.tensor([[0.5, -1.0, 2.0]])
     log_sigmoid = nn.functional.logsigmoid
     expected = -(log_sigmoid(logits[0, 0]) + log_sigmoid(-logits[0, 1:]).sum())

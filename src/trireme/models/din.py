@@ -28,7 +28,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmo
 
 
 class DIN(nn.Module):
-    """logit = MLP(attended history, candidate, their product) + bias of the item.
+    """logit = MLP(attended history, candidate, their product).
 
     Key 0 is padding in both tables: a history may be padded with it, or be empty.
 

@@ -109,7 +109,8 @@ class InBatchSoftmax:
         column = batch[self.item]
         ids = column
         if isinstance(column, Ragged):
-            ids = column.values[int(column.offsets[0]) : int(column.offsets[-1])]
+            is_one_each = bool((column.offsets.diff() == 1).all())
+            ids = column.values[column.offsets[:-1]] if is_one_each else None
         if not isinstance(ids, Tensor) or ids.shape != (batch.num_examples,):
             raise BadRequest(
                 f"InBatchSoftmax: expected one id in {self.item!r} of each of "

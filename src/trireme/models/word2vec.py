@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch
+from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Schema, Sparse
+from trireme.errors import BadRequest
 from trireme.initializer import Constant, Uniform
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.nn import Embedding, EmbeddingBag
@@ -38,12 +39,27 @@ class SkipGram(nn.Module):
         self.negatives = Embedding(contexts, features="negatives")
 
     def forward(self, batch: Batch) -> Tensor:
-        """(B, 1 + K) logits: of the context, then of the K negatives."""
+        """(B, 1 + K) logits: of the context, then of the K negatives.
+
+        Raises:
+            BadRequest: examples differ in their number of negatives.
+        """
+        if not torch.compiler.is_compiling():  # a graph cannot look at values
+            _expect_equal_sizes(batch)
         center_B1D = self.center(batch)
         num, _, dim = center_B1D.shape
         others = torch.cat([self.context(batch), self.negatives(batch).view(num, -1, dim)], 1)
         logits: Tensor = (others @ center_B1D.transpose(1, 2)).squeeze(2)
         return logits
+
+
+def _expect_equal_sizes(batch: Batch) -> None:
+    negatives = batch["negatives"]
+    if isinstance(negatives, Ragged) and negatives.offsets.diff().unique().numel() > 1:
+        raise BadRequest(
+            "SkipGram: expected as many 'negatives' in every example, found between"
+            f" {int(negatives.offsets.diff().min())} and {int(negatives.offsets.diff().max())}"
+        )
 
 
 def skip_gram_loss(logits: Tensor, batch: Batch) -> Tensor:
