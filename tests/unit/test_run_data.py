@@ -36,7 +36,7 @@ def write_files(folder: Path, num: int = 4) -> None:
 def test_a_folder_means_all_files_below_it_in_natural_order(tmp_path: Path) -> None:
     _, settings = load(tmp_path)
     names = ["20190720/0030/part-10", "20190720/0030/part-9", "20190720/0000/part-0", "20190719/x"]
-    for name in [*names, ".hidden", ".folder/x"]:
+    for name in [*names, ".hidden", ".folder/x", "20190719/_SUCCESS", "_temporary/part-1"]:
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_text("x\n")
     files, _ = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
@@ -52,7 +52,7 @@ def test_a_folder_means_all_files_below_it_in_natural_order(tmp_path: Path) -> N
 
 def test_a_folder_elsewhere_is_listed_too(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
-    for name in ("b/part-2", "b/part-10", "a"):
+    for name in ("b/part-2", "b/part-10", "a", "b/_SUCCESS", "_old/a"):
         memory.pipe(f"/listed/{name}", b"x\n")
     _, settings = load(tmp_path)
     files, options = find_data("k", "memory://listed", settings)

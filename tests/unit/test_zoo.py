@@ -14,6 +14,7 @@ from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.models import zoo
+from trireme.ps.adam_d2sum import AdamD2Sum
 
 TWO_OF_EACH = ("hist_item_seq", "hist_cat_seq", "negatives")
 
@@ -95,6 +96,16 @@ def test_paddlerecs_inputs_come_in_their_order() -> None:
     assert schema.names == ("click", *map(str, range(1, 27)), "dense_feature")
     schema = zoo.load("slot_dnn").create(Config({})).schema
     assert schema.names == ("show", "click", *map(str, range(2, 302)))
+
+
+def test_adam_d2sum_trains_the_dense_part() -> None:
+    values: dict[str, Any] = {"adam_d2sum": True, "optimizer": {"learning_rate": 0.02}}
+    recipe = zoo.load("ctr_dnn").create(Config({"hyper_parameters": values}))
+    assert isinstance(recipe.optimizer, AdamD2Sum)
+    assert recipe.optimizer.param_groups[0]["lr"] == 0.02
+    values["optimizer"]["class"] = "SGD"
+    with pytest.raises(BadRequest, match="expected optimizer.class Adam with it, found SGD"):
+        zoo.load("ctr_dnn").create(Config({"hyper_parameters": values}))
 
 
 def test_hyper_parameters_shape_the_model() -> None:

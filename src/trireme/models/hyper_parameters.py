@@ -5,6 +5,7 @@ models.
 |---|---|---|
 | optimizer.class | Adam | Adam, Adagrad or SGD: for the dense part and for the rows |
 | optimizer.learning_rate | 0.001 | of both |
+| adam_d2sum | False | with Adam: the dense part learns by trireme.ps.adam_d2sum, as Fleet's |
 | sparse_inputs_slots | 27 | sparse inputs with the label among them: features "1" to "26" |
 | sparse_feature_dim | 9 | floats per row |
 | dense_input_dim | 13 | width of the column dense_feature, 0 for none |
@@ -27,6 +28,7 @@ from trireme.data.schema import Dense, Field, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
 from trireme.models.table_parameters import table_options
+from trireme.ps.adam_d2sum import AdamD2Sum
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -100,6 +102,13 @@ class HyperParameters:
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         """The configured optimizer over the dense parameters; None where there are none."""
         cls, _ = self._optimizer()
+        if self.get("adam_d2sum", False):
+            if cls is not torch.optim.Adam:
+                raise BadRequest(
+                    "hyper_parameters.adam_d2sum: expected optimizer.class Adam with it, found"
+                    f" {self.get('optimizer.class')}"
+                )
+            cls = AdamD2Sum
         parameters = list(model.parameters())
         lr = float(self.get("optimizer.learning_rate", 1e-3))
         return cls(parameters, lr=lr) if parameters else None  # type: ignore[call-arg]

@@ -59,7 +59,8 @@ def make_dataset(
 
 def find_data(key: str, path: str, settings: Settings) -> tuple[list[str], Mapping[str, Any]]:
     """The files of a location and how to reach them: all below a folder, in natural order, or what
-    a pattern matches.
+    a pattern matches. Below a folder, names that begin with "." or "_" are passed over, as Hadoop
+    and Spark do: _SUCCESS is a mark, not data.
     """
     prefix, options = fs_client_options(**settings.fs_client)
     if prefix and "://" not in path:
@@ -74,11 +75,14 @@ def find_data(key: str, path: str, settings: Settings) -> tuple[list[str], Mappi
     return [file.path for file in find_files(path)], options
 
 
+_HIDDEN = (".", "_")
+
+
 def _walk(folder: str) -> list[str]:
     files: list[str] = []
     for at, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [os.path.join(at, name) for name in names if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
+        files += [os.path.join(at, name) for name in names if not name.startswith(_HIDDEN)]
     return sorted(files, key=natural_key)
 
 
@@ -90,7 +94,12 @@ def _find_remote(location: str, options: Mapping[str, Any]) -> list[str]:
         raise DataError(f"run: cannot list {location!r}: {reason(error)}") from error
     if names is None:
         return [file.path for file in find_files(location, options)]
-    return [where.unstrip_protocol(name) for name in sorted(names, key=natural_key)]
+    below = [name for name in names if not _is_hidden(name.removeprefix(path))]
+    return [where.unstrip_protocol(name) for name in sorted(below, key=natural_key)]
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(_HIDDEN) for part in path.split("/"))
 
 
 def _are_shared(key: str, files: list[str], settings: Settings, cluster: Cluster) -> bool:
