@@ -104,7 +104,7 @@ def test_adam_d2sum_trains_the_dense_part() -> None:
     assert isinstance(recipe.optimizer, AdamD2Sum)
     assert recipe.optimizer.param_groups[0]["lr"] == 0.02
     values["optimizer"]["class"] = "SGD"
-    with pytest.raises(BadRequest, match="expected optimizer.class Adam with it, found SGD"):
+    with pytest.raises(BadRequest, match=r"expected optimizer\.class Adam with it, found SGD"):
         zoo.load("ctr_dnn").create(Config({"hyper_parameters": values}))
 
 
