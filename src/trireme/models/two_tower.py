@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch, Column, Ragged
 from trireme.data.schema import Dense, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters
@@ -107,7 +107,7 @@ class InBatchSoftmax:
 
     def _ids(self, batch: Batch) -> Tensor:
         column = batch[self.item]
-        ids = column
+        ids: Column | None = column
         if isinstance(column, Ragged):
             is_one_each = bool((column.offsets.diff() == 1).all())
             ids = column.values[column.offsets[:-1]] if is_one_each else None
