@@ -31,6 +31,7 @@ REAL_CLAIMS = {
     ("service", "sum_dim16"): ("paddle",),
     ("service", "sum_dim64"): ("paddle",),
     ("feed", "feed_cpu_share"): (),
+    ("feed", "inmemory_batches"): (),
     ("slot", "slot_dnn_1x1"): ("paddle",),
     ("slot", "slot_dnn_model_1x1"): ("paddle",),
     ("fleet", "rows_sgd"): (),
