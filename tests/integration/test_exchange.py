@@ -27,6 +27,7 @@ from trireme.errors import (
     Unavailable,
 )
 from trireme.rpc import Client, ClientKeys, Server, ServerKeys, make_keys
+from trireme.train.pipeline import share_of
 
 SCHEMA = Schema([Label(), InsId(), Dense("d", 3), *(Sparse(f"s{i}") for i in range(3))])
 CHUNK_EXAMPLES = 20
@@ -153,6 +154,17 @@ def test_by_ins_id_all_examples_of_one_meet() -> None:
     assert not names[0] & names[1]
     assert not names[0] & names[2]
     assert not names[1] & names[2]
+
+
+def test_a_trainer_reads_the_examples_of_its_own_worker() -> None:
+    given = some_examples([150, 100])
+
+    def work(cluster: Cluster) -> list[Example]:
+        dataset = dataset_of(cluster, given[cluster.worker])
+        return [e for batch in share_of(dataset, cluster) for e in examples_of(SCHEMA, batch)]
+
+    with Job(1) as job:
+        assert job.run(2, work) == given
 
 
 def test_a_second_shuffle_deals_anew_and_positions_hold_at_each_worker() -> None:

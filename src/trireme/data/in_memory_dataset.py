@@ -212,6 +212,7 @@ class InMemoryDataset:
             what = f"global_shuffle by_ins_id={by_ins_id}"
             self._shuffle(store, what, self._layout.all_numbers)
             self._num_shuffled = store.num_rows
+        _core.give_back_memory()
 
     def slots_shuffle(self, features: Iterable[str]) -> None:
         """Give every example the values that another one has of these features (or other fields).
