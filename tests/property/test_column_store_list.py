@@ -105,7 +105,7 @@ class Pair:
         return examples_of(self.schema, self.layout.batch(store, 0, store.num_rows, self.pool))
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(12))
 def test_a_column_store_equals_a_list_of_examples(number: int) -> None:
     pair = Pair(Random(f"{SEED} {number}"))
     with named_in_failure(lambda: pair.doing):

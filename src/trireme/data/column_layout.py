@@ -43,7 +43,7 @@ class ColumnLayout:
         names = set(names)
         if unknown := names - set(self._names):
             raise BadRequest(
-                f"InMemoryDataset: expected names out of {', '.join(self._names)}, "
+                f"InMemoryDataset.slots_shuffle: expected names out of {', '.join(self._names)}, "
                 f"found {', '.join(sorted(unknown))}"
             )
         return [number for number, name in enumerate(self._names) if name in names]

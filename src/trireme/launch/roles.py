@@ -128,7 +128,8 @@ def read_role(
         num: number of workers.
         listen: `host:port` that a server binds; default its entry in `servers`.
         timeout_s: how long to wait for the other processes of the job; > 0.
-        insecure: a server may listen beyond loopback without keys.
+        insecure: a server may listen beyond loopback without keys, and so may a worker, to the
+            others, in a global shuffle.
         keys: folder with the keys of this process.
         root: folder below which a server writes and reads checkpoints.
         threads: threads of Trireme's own work in this process; default: chosen from the machine.
