@@ -49,9 +49,9 @@ class InMemoryDataset:
     process, with any number of threads; with other calls it is refused. The order is the same in
     every epoch: shuffle again in between for another.
 
-    Memory: at most 1.3 times the values (8 bytes a key, 4 a number, 1 a character) for examples of a
-    few values or more. A shuffle takes one column more, and 8 bytes an example; a global shuffle, at
-    its peak, less than half as much again.
+    Memory: at most 1.3 times the values (8 bytes a key, 4 a number, 1 a character) for examples of
+    a few values or more. A shuffle takes one column more, and 8 bytes an example; a global shuffle,
+    at its peak, less than half as much again.
 
     Args:
         paths, schema: as QueueDataset.
