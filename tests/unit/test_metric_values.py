@@ -226,6 +226,18 @@ def test_errors_of_regression_take_any_numbers(make: Any) -> None:
         AUC(from_logits=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_numbers_that_float32_does_not_hold_are_refused_and_nothing_is_added(name: str) -> None:
+    metric = DEFINITIONS[name][0]()
+    ones, huge, users = np.ones(1), np.full(1, 1e300), np.zeros(1, np.int64)
+    with pytest.raises(BadRequest, match=r"update: expected finite logits, found 1e\+300 at 0"):
+        update(metric, huge, ones, None, users)
+    with pytest.raises(BadRequest, match=r"update: .* weights >= 0, found 1e\+300 at 0"):
+        update(metric, ones, ones, huge, users)
+    for key, array in DEFINITIONS[name][0]().state().items():
+        np.testing.assert_array_equal(metric.state()[key], array)
+
+
 def test_thresholds_are_checked_and_belong_to_the_state() -> None:
     metric = Accuracy()
     metric.update(np.array([0.0, -1e-6]), np.array([1, 0]))

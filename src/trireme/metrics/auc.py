@@ -12,7 +12,7 @@ class AUC(HistogramMetric):
     """Share of the pairs (positive, negative) whose scores are in the right order; ties count half.
 
     Scores are counted in buckets, even in the exponent of the logit (or of p and of 1 - p), so that
-    scores tie when they are closer than 32 / num_buckets of a power of two: with the default, when
+    scores tie when they are closer than 64 / num_buckets of a power of two: with the default, when
     they differ by less than about one part in 6000. Merging is exact in any order while weights are
     whole numbers (or there are none), else to the rounding of float64.
 

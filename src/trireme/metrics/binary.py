@@ -113,7 +113,7 @@ def binary_examples(
             )
     if from_logits is not False:
         what = "finite logits" if from_logits else "finite scores"
-        _require(subject, what, scores_B, np.isfinite(scores_B))
+        _require(subject, what, scores_B, _is_finite(scores_B))
     else:
         _require(
             subject,
@@ -122,11 +122,11 @@ def binary_examples(
             (scores_B >= 0) & (scores_B <= 1),
         )
     if from_logits is None:
-        _require(subject, "finite labels", labels_B, np.isfinite(labels_B))
+        _require(subject, "finite labels", labels_B, _is_finite(labels_B))
     else:
         _require(subject, "labels 0 or 1", labels_B, (labels_B == 0) | (labels_B == 1))
     if weights_B is not None:
-        right = np.isfinite(weights_B) & (weights_B >= 0)
+        right = _is_finite(weights_B) & (weights_B >= 0)
         _require(subject, "finite weights >= 0", weights_B, right)
     return Examples(
         _float32(scores_B), _float32(labels_B), None if weights_B is None else _float32(weights_B)
@@ -175,6 +175,12 @@ def probabilities(examples: Examples, *, from_logits: bool | None) -> NDArray[np
     small = np.exp(-np.abs(x))
     p: NDArray[np.float64] = np.where(x >= 0, 1, small) / (1 + small)
     return p
+
+
+def _is_finite(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """In float32, which the examples are kept in."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(_float32(array))
 
 
 def _float32(array: NDArray[Any]) -> NDArray[np.float32]:

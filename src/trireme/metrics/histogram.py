@@ -18,7 +18,7 @@ class HistogramMetric(ScoredMetric):
     """Base of metrics over the order of scores, up to ties within a bucket.
 
     Scores are counted in buckets, even in the exponent of the logit (or of p and of 1 - p), so that
-    scores tie when they are closer than 32 / num_buckets of a power of two: with the default, when
+    scores tie when they are closer than 64 / num_buckets of a power of two: with the default, when
     they differ by less than about one part in 6000. Merging is exact in any order while weights are
     whole numbers (or there are none), else to the rounding of float64.
 
