@@ -125,11 +125,19 @@ def test_loaders_that_would_not_yield_the_same_batches_everywhere_are_refused():
         job.run(2, work)
 
 
-def test_a_distributed_sampler_shares_by_itself():
-    def work(cluster: Cluster) -> int:
-        sampler = DistributedSampler(Examples(100), cluster.num_workers, cluster.worker)
-        batches = DataLoader(Examples(100), batch_size=10, sampler=sampler)
-        return sum(len(batch["a"]) for batch in share_of(batches, cluster))
+def test_a_distributed_sampler_shares_by_itself_in_an_order_of_each_epoch():
+    def work(cluster: Cluster) -> list[list[int]]:
+        sampler = DistributedSampler(range(100), cluster.num_workers, cluster.worker)
+        batches = DataLoader(
+            range(100), batch_size=10, sampler=sampler, collate_fn=lambda rows: rows
+        )
+        return [
+            [row for batch in share_of(batches, cluster, epoch) for row in batch]
+            for epoch in (0, 1, 0)
+        ]
 
     with Job(1) as job:
-        assert job.run(2, work) == [50, 50]
+        first, second = job.run(2, work)
+    for one, other in zip(first, second, strict=True):
+        assert sorted(one + other) == list(range(100))
+    assert first[0] == first[2] != first[1]

@@ -16,7 +16,7 @@ def share_of(dataset: Iterable[Any], cluster: Cluster, epoch: int = 0) -> Iterab
 
     A dataset with streams gives one. Of any other iterable, which must yield the same batches on
     all workers, each takes every num_workers-th; a DataLoader with a DistributedSampler shares by
-    itself.
+    itself. A sampler with a `set_epoch` is told the epoch.
 
     Raises:
         BadRequest: a DataLoader that would not yield the same batches on all workers.
@@ -24,10 +24,14 @@ def share_of(dataset: Iterable[Any], cluster: Cluster, epoch: int = 0) -> Iterab
     if hasattr(dataset, "stream"):
         share: Iterable[Any] = dataset.stream(cluster.worker, cluster.num_workers, epoch=epoch)
         return share
-    if isinstance(dataset, DataLoader) and cluster.num_workers > 1:
-        if _is_shared(dataset, cluster):
-            return (batch for batch in dataset)
-        _require_one_order(dataset)
+    if isinstance(dataset, DataLoader):
+        for sampler in _samplers(dataset):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)  # else every epoch has the order of the first
+        if cluster.num_workers > 1:
+            if _is_shared(dataset, cluster):
+                return (batch for batch in dataset)
+            _require_one_order(dataset)
     return (
         batch
         for number, batch in enumerate(dataset)
