@@ -90,8 +90,8 @@ class Transposition {
       float* weights = has_weights ? out.weights.data() + next[f] : nullptr;
       for (std::size_t r = 0; r < num_rows; ++r) {
         offsets[r] = keys - out.keys.data();
-        const std::uint32_t count = tile.counts[r * num_features + f];
-        for (std::uint32_t i = 0; i < count; ++i) {
+        std::uint32_t count = tile.counts[r * num_features + f];
+        for (; count > 0; --count) {
           *keys++ = static_cast<std::int64_t>(*tile.keys[r]++);
           if constexpr (has_weights) *weights++ = *tile.weights[r]++;
         }

@@ -8,7 +8,7 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
+#include <cstdint>
 #include <vector>
 
 #include "feed/fields.h"
@@ -32,7 +32,9 @@ class MultiSlotParser final : public TextParser {
 
  private:
   bool parse_line(const Slice& line, Row& row, BrokenLine& broken) const override;
-  std::string parse_slot(const Field& field, const Slice& line, const char*& p, Row& row) const;
+  bool parse_slot(const Field& field, Slice& rest, Row& row, BrokenLine& broken) const;
+  bool parse_values(const Field& field, std::uint64_t count, Slice& rest, Row& row) const noexcept;
+  bool parse_keys(std::uint64_t count, Slice& rest, Row& row) const noexcept;
 
   std::vector<Field> fields_;
   MultiSlotRules rules_;

@@ -12,8 +12,6 @@
 namespace trireme {
 namespace {
 
-constexpr std::uint64_t kTens[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
-
 // The powers of ten that a double holds exactly.
 constexpr std::array<double, 23> kExactTens = [] {
   std::array<double, 23> tens{};
@@ -89,34 +87,12 @@ bool parse_exactly(const Decimal& number, const char* end, float& value) noexcep
 
 }  // namespace
 
-bool parse_digits(const char*& p, const char* text_end, std::uint64_t& value) noexcept {
-  std::uint64_t word = load_word(p, text_end);
-  unsigned size = count_digits(word);
-  if (size == 0) return false;
-  value = decimal_of(right_align(word, size));
-  p += size;
-  if (size < kWordBytes) return true;
-  word = load_word(p, text_end);
-  size = count_digits(word);
-  value = value * kTens[size] + decimal_of(right_align(word, size));
-  p += size;
-  if (size < kWordBytes) return true;
+bool parse_more_digits(const char*& p, const char* text_end, std::uint64_t& value) noexcept {
   for (; p < text_end && is_digit(*p); ++p) {
     if (__builtin_mul_overflow(value, std::uint64_t{10}, &value)) return false;
     if (__builtin_add_overflow(value, static_cast<std::uint64_t>(*p - '0'), &value)) return false;
   }
   return true;
-}
-
-bool parse_key(const char*& p, const char* text_end, std::uint64_t& key) noexcept {
-  if (p < text_end && *p == '-') {
-    ++p;
-    std::uint64_t size;
-    if (!parse_digits(p, text_end, size) || size > 1ULL << 63) return false;
-    key = 0 - size;
-    return true;
-  }
-  return parse_digits(p, text_end, key);
 }
 
 bool parse_float(const char*& p, const char* text_end, float& value) noexcept {
