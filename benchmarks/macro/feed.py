@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.harness import Contest, Settings
-from benchmarks.macro import feed_memory, feed_share
+from benchmarks.macro import feed_memory, feed_parse, feed_share
 
 
 def contests(settings: Settings) -> list[Contest]:
-    return [feed_share.contest(settings), feed_memory.contest(settings)]
+    return [module.contest(settings) for module in (feed_parse, feed_share, feed_memory)]

@@ -30,6 +30,8 @@ REAL_CLAIMS = {
     ("service", "sum_dim8"): ("paddle",),
     ("service", "sum_dim16"): ("paddle",),
     ("service", "sum_dim64"): ("paddle",),
+    ("feed", "parse_tsv"): ("pyarrow_csv",),
+    ("feed", "parse_multislot"): ("pyarrow_csv",),
     ("feed", "feed_cpu_share"): (),
     ("feed", "inmemory_batches"): (),
     ("slot", "slot_dnn_1x1"): ("paddle",),
