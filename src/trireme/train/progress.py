@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 LINE_S = 5.0
 REFRESH_S = 0.25
+REST = 20
+"""It rests so many times as long as the figures took: some metrics sort all that they have seen."""
 
 
 class Display:
@@ -24,25 +26,25 @@ class Display:
     def __init__(self, title: str, progress: Progress | None, *, is_quiet: bool = False) -> None:
         self._title, self._progress, self._is_quiet = title, progress, is_quiet
         self._task = None if progress is None else progress.add_task(title, total=1.0, figures="")
-        self._started = self._shown = time.monotonic()
+        self._period_s = LINE_S if progress is None else REFRESH_S
+        self._started = self._asked = time.monotonic()
+        self._due = self._started + self._period_s
         self.num_examples = 0
 
     def is_due(self) -> bool:
-        """Whether it is time to show something new; asking is cheap."""
+        """Whether it is time to compute the figures and show them; asking is cheap."""
         if self._is_quiet:
             return False
-        now = time.monotonic()
-        period_s = LINE_S if self._progress is None else REFRESH_S
-        if now - self._shown < period_s:
-            return False
-        self._shown = now
-        return True
+        self._asked = time.monotonic()
+        return self._asked >= self._due
 
     def show(self, fraction: float | None, figures: dict[str, float]) -> None:
         """fraction: 0 to 1, None if nobody knows."""
         if self._is_quiet:
             return
-        elapsed_s = max(time.monotonic() - self._started, 1e-9)
+        now = time.monotonic()
+        self._due = now + max(self._period_s, REST * (now - self._asked))
+        elapsed_s = max(now - self._started, 1e-9)
         text = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
         text = f"{text} {self.num_examples / elapsed_s:,.0f} examples/s"
         if self._progress is None or self._task is None:
