@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 
 import trireme as tr
@@ -219,6 +221,31 @@ def test_a_dump_that_one_worker_cannot_begin_is_refused_to_all(tmp_path: Path) -
         messages = job.run(2, work)
     assert messages[0].startswith("begin of dump: worker 1: Dump: expected a folder without an")
     assert not list((tmp_path / "0").iterdir())
+
+
+def test_a_part_that_cannot_get_its_name_takes_those_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "d"
+    move = LocalFileSystem.mv
+
+    def fails(fs: Any, source: str, target: str, **options: Any) -> None:
+        if target.endswith("part-00001"):
+            raise OSError(errno.EIO, "Input/output error")
+        move(fs, source, target, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "mv", fails)
+
+    def work(cluster: Cluster) -> str:
+        dump = tr.Dump(path=path, fields=["output"], params=["bias"])
+        with pytest.raises(BadRequest) as refused:
+            trainer_for(cluster).infer_from_dataset(Named(100), dump=dump)
+        return str(refused.value)
+
+    with Job(1) as job:
+        messages = job.run(2, work)
+    assert messages[0].startswith("names of dump: worker 1: Dump: cannot write part-00001 in")
+    assert not list(path.iterdir())
 
 
 def test_a_run_that_fails_leaves_no_file(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class DumpFile:
             str(dump.path), **dict(dump.storage_options or {})
         )
         self._parts = [f"part-{worker:05d}", *([PARAMS] if worker == 0 and dump.params else [])]
+        self._published: list[str] = []
         with self._writing():
             self._fs.makedirs(self._folder, exist_ok=True)
             self._fs.invalidate_cache()
@@ -142,13 +143,15 @@ class DumpFile:
         with self._writing():
             for name in self._parts:
                 self._fs.mv(self._path(name, partial=True), self._path(name))
+                self._published.append(name)
 
     def discard(self) -> None:
         """Leave nothing behind, after an error."""
         with contextlib.suppress(OSError):  # of a full disk, again
             self._file.close()
-        for name in self._parts:
-            if self._fs.exists(path := self._path(name, partial=True)):
+        paths = [self._path(name, partial=True) for name in self._parts]
+        for path in [*paths, *map(self._path, self._published)]:
+            if self._fs.exists(path):
                 self._fs.rm(path)
 
     def _path(self, name: str, *, partial: bool = False) -> str:
@@ -180,7 +183,7 @@ def dumping(
 ) -> Iterator[DumpFile | None]:
     """A file to write to while the block runs; there when all workers have come to its end.
 
-    Every worker calls it. If one fails, all that meet it are told, and no part gets its name.
+    Every worker calls it. If one fails, all that meet it are told, and no part keeps its name.
     """
     if dump is None:
         yield None
