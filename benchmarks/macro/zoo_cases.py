@@ -275,6 +275,11 @@ def _slot_dnn(seed: int) -> nn.Module:
     return SlotDnn(_table("embedding", seed), features=tr.data.criteo().sparse, layers=_LAYERS)
 
 
+def _lr_ids(seed: int) -> nn.Module:
+    """LR on what slot_dnn reads."""
+    return LR(_table("embedding", seed, 1), features=tr.data.criteo().sparse, num_dense=0)
+
+
 def _two_tower(seed: int) -> nn.Module:
     return TwoTower(_table("user", seed, 16), _table("item", seed, 16), layers=(64, 32))
 
@@ -295,7 +300,7 @@ CASES: dict[str, Case] = {
     },
     **{
         f"{name}_criteo": Case(make, criteo, auc(), epochs=5)
-        for name, make in {**_clicks(_ADAM), "slot_dnn": _slot_dnn}.items()
+        for name, make in {**_clicks(_ADAM), "lr_ids": _lr_ids, "slot_dnn": _slot_dnn}.items()
     },
     "lr_history": Case(_history_lr, histories, auc()),
     "din_history": Case(_din, histories, auc()),
