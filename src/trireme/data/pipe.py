@@ -11,6 +11,7 @@ file that is read at the same time, not once for each file.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -35,6 +36,10 @@ PATIENCE_S = 600.0
 _STDERR_BYTES = 1 << 16  # as much as a pipe holds: one read empties it
 _TAIL_BYTES = 1 << 13
 _LAST_LINES = 10
+# A command may write in small pieces, and each would wake us. What it writes in this time is taken
+# at once; the pipe is large enough that even a fast command hardly waits for us.
+_COLLECT_S = 0.002
+_PIPE_BYTES = 1 << 20
 _GOODBYE_S = 5.0
 _JOIN_S = 30.0
 # What a shell does not take for itself, outside single quotes.
@@ -116,8 +121,14 @@ class PipeStream:
         self._pipe = pipe
         self._file = file
         self._is_at_end = self._is_stopped = False
+        self._is_short = True  # the latest read took all there was
         self._input = _open_input(file)
         output, theirs = os.pipe()
+        try:
+            fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            self._collect_s = _COLLECT_S
+        except OSError:  # the user's limit for pipes is reached: it stays small, and must not fill
+            self._collect_s = 0.0
         self._output = FileIO(output)
         self._process: _Process | None = None
         try:
@@ -139,8 +150,11 @@ class PipeStream:
                 return 0
             raise Internal(f"PipeStream.readinto: expected an open stream of {self._file.path}")
         while not process.is_done:
+            if self._is_short:
+                process.attend(_ready(process.sources(), self._collect_s))
             if self._wait(process, [self._output]):
                 num_bytes = self._output.readinto(buffer.data)
+                self._is_short = num_bytes < len(buffer)
                 if num_bytes:
                     return num_bytes
                 while not process.is_done:
