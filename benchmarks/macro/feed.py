@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.harness import Contest, Settings
-from benchmarks.macro import feed_memory, feed_parse, feed_share
+from benchmarks.macro import feed_memory, feed_parse, feed_pipe, feed_share
 
 
 def contests(settings: Settings) -> list[Contest]:
-    return [module.contest(settings) for module in (feed_parse, feed_share, feed_memory)]
+    modules = (feed_parse, feed_share, feed_memory, feed_pipe)
+    return [module.contest(settings) for module in modules]

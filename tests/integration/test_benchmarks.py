@@ -34,6 +34,7 @@ REAL_CLAIMS = {
     ("feed", "parse_multislot"): ("pyarrow_csv",),
     ("feed", "feed_cpu_share"): (),
     ("feed", "inmemory_batches"): (),
+    ("feed", "pipe_overhead"): ("script",),
     ("slot", "slot_dnn_1x1"): ("paddle",),
     ("slot", "slot_dnn_model_1x1"): ("paddle",),
     ("fleet", "rows_sgd"): (),

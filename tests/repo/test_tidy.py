@@ -187,7 +187,6 @@ def test_every_module_is_imported_by_another() -> None:
 
 ENTRY_POINTS = {
     "src/trireme/cli.py": "the command trireme",
-    "src/trireme/fleet/reader_command.py": "for `trireme run`, which takes PaddleRec's commands",
     "src/trireme/fleet/reader_utils/common_ps.py": "found by path, by reader scripts",
 }
 

@@ -144,6 +144,7 @@ def _keeper() -> _Keeper:
 
 
 @atexit.register
-def _close() -> None:
+def close() -> None:
+    """End the keeper, and with it what it still keeps; another Child starts another one."""
     if _kept is not None and _kept.is_there():
         _kept.close()
