@@ -134,10 +134,14 @@ def test_what_is_compressed_is_fed_as_text_and_no_more_than_the_command_wants(
 def test_the_command_waits_for_its_reader(file: File) -> None:
     """It writes for ever and gets no further than the pipe is large."""
     with Pipe("yes") as pipe, pipe.open(file) as stream:
-        buffer = np.empty(1 << 20, np.uint8)
+        buffer = np.empty(1 << 22, np.uint8)
         sizes = [stream.readinto(buffer) for _ in range(10)]
-    assert max(sizes) <= 1 << 16
+    assert max(sizes) <= 1 << 20
     assert buffer[: sizes[-1]].tobytes().strip(b"y\n") == b""
+
+
+def test_what_a_command_leaves_behind_does_not_go_on(file: File) -> None:
+    assert set(through("yes & sleep 0.05", file)) == {"y", "\n"}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ import shlex
 import shutil
 import signal
 import socket
+import struct
+import termios
 import threading
 from collections.abc import Iterable
 from io import FileIO
@@ -124,6 +126,7 @@ class PipeStream:
         self._file = file
         self._is_at_end = self._is_stopped = False
         self._num_bytes = 0  # of the latest read
+        self._num_left: int | None = None  # to read, once the command is done
         self._input = _open_input(file)
         output, theirs = os.pipe()
         try:
@@ -160,8 +163,12 @@ class PipeStream:
                     return self._num_bytes
                 while not process.is_done:
                     self._wait(process, [])
-        # All that it has written is in the pipe, even if something else holds the other end.
-        if _ready([self._output], 0) and (num_bytes := self._output.readinto(buffer.data)):
+        # All that it has written is in the pipe; what else holds the other end may write for ever.
+        if self._num_left is None:
+            self._num_left = _bytes_in(self._output)
+        if self._num_left:
+            num_bytes = self._output.readinto(buffer[: self._num_left].data)
+            self._num_left -= num_bytes
             return num_bytes
         self._finish(process)
         return 0
@@ -464,6 +471,11 @@ def _ready(sources: Iterable[FileIO | socket.socket | Child], timeout_s: float) 
     for source in sources:
         poll.register(source.fileno(), select.POLLIN)
     return {fd for fd, _ in poll.poll(timeout_s * 1000)}
+
+
+def _bytes_in(pipe: FileIO) -> int:
+    (num_bytes,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(num_bytes)
 
 
 def _end(status: int) -> str:
