@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pydoc_data.topics
 import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 import trireme as tr
 from benchmarks.harness import Absent
+from benchmarks.macro import zoo_text
 from trireme.data import ArrayDataset, Batch, Dense, Label, Ragged, Schema, SkipGramDataset, Sparse
 from trireme.data import planted_behaviour as planted
 from trireme.models import (
@@ -126,6 +126,23 @@ def adult(place: Place, seed: int) -> Data:
     return _arrays(train, test, schema, batch_size=256, seed=seed)
 
 
+_ABOUT_MARRIAGE = ("marital_status", "relationship")
+_OF_THE_MARRIED = tuple(name for name in _FEATURES if name not in _ABOUT_MARRIAGE)
+
+
+def marriages(place: Place, seed: int) -> Data:
+    """The census: in place of the click, a marriage; of the conversion, that and a high income."""
+    fields = [Label("click"), Label("conversion"), Dense("dense", _NUM_DENSE)]
+    schema = Schema([*fields, *map(Sparse, _OF_THE_MARRIED)])
+    parts = []
+    for columns in _census(place):
+        married = np.char.startswith(columns["marital_status"], "Married")
+        both = married & (columns["label"] > 0)
+        named = {name: columns[name] for name in (*_OF_THE_MARRIED, "dense")}
+        parts.append({**named, "click": married, "conversion": both})
+    return _arrays(*parts, schema, batch_size=256, seed=seed)
+
+
 @functools.cache
 def _census(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
     if place.is_smoke:
@@ -207,10 +224,27 @@ def chosen_items(place: Place, seed: int) -> Data:
     return Data(data.train, data.test, items)
 
 
+def next_words(place: Place, seed: int) -> Data:
+    """Of a word, the one that follows it."""
+    schema = Schema([*map(Sparse, (*USER, *ITEM)), Dense("item_share")])
+    words, *texts = zoo_text.parts(zoo_text.paragraphs(place.is_smoke))
+    train, test = (zoo_text.next_words(words, text) for text in texts)
+    data = _arrays(train, test, schema, batch_size=256, seed=seed)
+    items = {name: torch.as_tensor(column) for name, column in words.items.items()}
+    return Data(data.train, data.test, items)
+
+
+def words_after_others(place: Place, seed: int) -> Data:
+    """Whether a word is the next one after some others, or drawn."""
+    schema = Schema([*map(Sparse, (*HISTORY, *TARGET)), Label()])
+    words, *texts = zoo_text.parts(zoo_text.paragraphs(place.is_smoke))
+    train, test = (zoo_text.words_after_others(words, t, i) for i, t in enumerate(texts))
+    return _arrays(train, test, schema, batch_size=200, seed=seed)
+
+
 def words(place: Place, seed: int) -> Data:
     """Reference pages that come with Python. The test is pairs and negatives drawn anew."""
-    text = [w for page in pydoc_data.topics.topics.values() for w in tr.data.words_of(page)]
-    dataset = SkipGramDataset(text[: 60 if place.is_smoke else None], batch_size=1024, seed=seed)
+    dataset = SkipGramDataset(zoo_text.paragraphs(place.is_smoke), batch_size=1024, seed=seed)
     return Data(dataset, list(dataset.stream(0, 1, epoch=10_000)))
 
 
@@ -267,6 +301,16 @@ def _esmm(seed: int) -> nn.Module:
     return ESMM(_table("embedding", seed), features=_ESMM_FEATURES, num_dense=0, layers=(64, 32))
 
 
+def _esmm_married(seed: int) -> nn.Module:
+    rows = tr.Table("embedding", dim=_DIM, optimizer=_ADAGRAD, seed=seed)
+    return ESMM(rows, features=_OF_THE_MARRIED, num_dense=_NUM_DENSE, layers=_LAYERS)
+
+
+def _lr_married(seed: int) -> nn.Module:
+    rows = tr.Table("weights", dim=1, optimizer=_ADAGRAD, seed=seed)
+    return LR(rows, features=_OF_THE_MARRIED, num_dense=_NUM_DENSE)
+
+
 def _conversion_lr(seed: int) -> nn.Module:
     return LR(_table("weights", seed, 1), features=_ESMM_FEATURES, num_dense=0)
 
@@ -310,6 +354,15 @@ CASES: dict[str, Case] = {
     ),
     "two_tower_choice": Case(
         _two_tower, chosen_items, recall, loss=InBatchSoftmax(), label=None, unit=f"recall@{_K}"
+    ),
+    "lr_married": Case(_lr_married, marriages, auc("conversion"), label="conversion"),
+    "esmm_married": Case(
+        _esmm_married, marriages, auc("conversion", "ctcvr"), loss=esmm_loss, label=None
+    ),
+    "lr_text": Case(_history_lr, words_after_others, auc()),
+    "din_text": Case(_din, words_after_others, auc()),
+    "two_tower_text": Case(
+        _two_tower, next_words, recall, loss=InBatchSoftmax(), label=None, unit=f"recall@{_K}"
     ),
     "word2vec_text": Case(
         _skip_gram, words, held_out_loss, loss=skip_gram_loss, label=None, unit="loss"
