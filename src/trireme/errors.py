@@ -20,7 +20,12 @@ The same names stand in the C++ core, on the wire and here::
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class TriremeError(Exception):
@@ -123,6 +128,24 @@ CLASSES: tuple[type[TriremeError], ...] = (
     DeadlineExceeded,
     Internal,
 )
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """A block that writes files. `what`, as "Dump: cannot write PATH", begins its errors.
+
+    Raises:
+        ResourceExhausted: the disk is full. BadRequest: another OSError.
+    """
+    try:
+        yield
+    except TriremeError:  # some are OSErrors too: of a process, not of a file
+        raise
+    except OSError as error:
+        kind = ResourceExhausted if error.errno in _FULL else BadRequest
+        raise kind(f"{what}: {error.strerror or error}") from error
+
+
 _CLASS_OF_CODE = {cls.code: cls for cls in CLASSES}
 
 

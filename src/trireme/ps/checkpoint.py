@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from trireme import _core
-from trireme.errors import Corruption, SchemaMismatch
+from trireme.errors import Corruption, SchemaMismatch, writing
 from trireme.ps.manifest import inside, read_manifest, verify_file, written
 from trireme.ps.routing import Keys
 from trireme.ps.shard import Handler, ServedTable, Shard
@@ -42,7 +42,9 @@ class CheckpointHandlers:
         return {"checkpoint.save": self._on_save, "checkpoint.load": self._on_load}
 
     def _on_save(self, request: Request) -> Reply:
-        return Reply(save_shard(self._shard, self._folder(request)))
+        folder = self._folder(request)
+        with writing(f"checkpoint: cannot write {folder}"):
+            return Reply(save_shard(self._shard, folder))
 
     def _on_load(self, request: Request) -> Reply:
         is_part = request.body.get("parameters") is not None

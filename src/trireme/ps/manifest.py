@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, writing
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -132,19 +132,19 @@ def published(path: Path) -> Iterator[Path]:
     error.
 
     Raises:
-        BadRequest: `path` exists.
+        BadRequest: `path` exists or cannot be written. ResourceExhausted: the disk is full.
     """
     if path.exists():
         raise BadRequest(f"checkpoint: expected a new folder, found {path} existing; name another")
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.parent / f".{path.name}.{uuid.uuid4().hex}.partial"
-    partial.mkdir()
     try:
-        yield partial
-        for folder in (*(p for p in partial.rglob("*") if p.is_dir()), partial):
-            sync_folder(folder)
-        partial.rename(path)
-        sync_folder(path.parent)
+        with writing(f"checkpoint: cannot write {path}"):
+            partial.mkdir(parents=True)
+            yield partial
+            for folder in (*(p for p in partial.rglob("*") if p.is_dir()), partial):
+                sync_folder(folder)
+            partial.rename(path)
+            sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

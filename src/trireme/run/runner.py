@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 
 from trireme import cluster as clusters
 from trireme.config import Config
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, writing
 from trireme.launch.init import join, log_to_stderr, serve_role
 from trireme.launch.roles import Role, read_role
 from trireme.metrics import AUC
@@ -55,7 +57,7 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
 def _serve(place: Role, settings: Settings) -> None:
     """Serve, and keep models where the configuration says."""
     root = settings.model_root(place.root)
-    root.mkdir(parents=True, exist_ok=True)
+    _make_folder("run: cannot keep models in", root)
     serve_role(dataclasses.replace(place, root=str(root)))
 
 
@@ -82,6 +84,8 @@ class _Work:
         dataset = self._dataset(settings.train)
         self._warn()
         self._warm_start()
+        if self._says and settings.save_path is not None:  # better now than behind an epoch
+            _make_folder("runner.model_save_path: cannot write", settings.save_path)
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
@@ -143,6 +147,14 @@ class _Work:
         if self._says:
             values = ", ".join(f"{name} {value:.6g}" for name, value in figures.items())
             log.info("run: %s: %s; %s", title, values, where)
+
+
+def _make_folder(what: str, path: Path) -> None:
+    """Raises BadRequest: nothing can be written there."""
+    with writing(f"{what} {path}"):
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _dump(settings: DumpSettings | None, name: str) -> Dump | None:
