@@ -25,6 +25,7 @@ from trireme import cluster as clusters
 from trireme.cluster import Cluster, embedded
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest, NotFinite
+from trireme.train import part
 
 DUMPER = str(Path(__file__).with_name("dumper.py"))
 
@@ -223,18 +224,24 @@ def test_a_dump_that_one_worker_cannot_begin_is_refused_to_all(tmp_path: Path) -
     assert not list((tmp_path / "0").iterdir())
 
 
+@pytest.mark.parametrize("has_nameless", [True, False])
 def test_a_part_that_cannot_get_its_name_takes_those_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_nameless: bool
 ) -> None:
     path = tmp_path / "d"
-    move = LocalFileSystem.mv
 
-    def fails(fs: Any, source: str, target: str, **options: Any) -> None:
-        if target.endswith("part-00001"):
-            raise OSError(errno.EIO, "Input/output error")
-        move(fs, source, target, **options)
+    def failing(name_it: Callable[..., None]) -> Callable[..., None]:
+        def fails(*arguments: Any) -> None:
+            if arguments[-1].endswith("part-00001"):
+                raise OSError(errno.EIO, "Input/output error")
+            name_it(*arguments)
 
-    monkeypatch.setattr(LocalFileSystem, "mv", fails)
+        return fails
+
+    if not has_nameless:
+        monkeypatch.setattr(part, "_open_nameless", lambda folder: None)
+    monkeypatch.setattr(part, "_link", failing(part._link))
+    monkeypatch.setattr(LocalFileSystem, "mv", failing(LocalFileSystem.mv))
 
     def work(cluster: Cluster) -> str:
         dump = tr.Dump(path=path, fields=["output"], params=["bias"])

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import fsspec
 import pyarrow as pa
-from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 
 from trireme.cluster import Cluster
 from trireme.data.batch import Batch, Column, Strings
 from trireme.data.schema import Content, Schema
-from trireme.errors import BadRequest, ResourceExhausted, TriremeError, class_of_code
+from trireme.errors import BadRequest, TriremeError, class_of_code, writing
 from trireme.train import dump_text
+from trireme.train.part import Part
 from trireme.train.scoring import ExampleIds, Scored
 
 PARAMS = "params"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +58,7 @@ class Dump:
 
 
 class DumpFile:
-    """The part of one worker, written to another name until all workers have all of theirs."""
+    """The part of one worker, which gets its name when all workers have all of theirs."""
 
     def __init__(self, dump: Dump, dataset: object, model: nn.Module, worker: int) -> None:
         """Raises BadRequest: the data has no InsId column, the model no such parameter, the folder
@@ -81,9 +77,10 @@ class DumpFile:
         self._fs, self._folder = fsspec.core.url_to_fs(
             str(dump.path), **dict(dump.storage_options or {})
         )
-        self._parts = [f"part-{worker:05d}", *([PARAMS] if worker == 0 and dump.params else [])]
-        self._published: list[str] = []
-        with self._writing():
+        self._what = f"Dump: cannot write part-{worker:05d} in {dump.path}"
+        self._has_params = worker == 0 and bool(dump.params)
+        self._parts: list[Part] = []
+        with writing(self._what):
             self._fs.makedirs(self._folder, exist_ok=True)
             self._fs.invalidate_cache()
             there = self._fs.exists(self._folder)  # an object store has no empty folders
@@ -94,7 +91,7 @@ class DumpFile:
                     f"Dump: expected a folder without an earlier dump, found {old[0]} in"
                     f" {dump.path}; remove it or choose another"
                 )
-            self._file: BinaryIO = self._open(self._parts[0])
+            self._examples = self._part(f"part-{worker:05d}")
 
     def observe(self, model: nn.Module, scored: Scored) -> None:
         """Write the lines of a batch.
@@ -110,8 +107,8 @@ class DumpFile:
         if isinstance(found, Strings):
             content = dump_text.texts(found)
         text = dump_text.lines(self._ids_of(batch), content, *columns)
-        with self._writing():
-            self._file.write(text)
+        with writing(self._what):
+            self._examples.write(text)
 
     def _ids_of(self, batch: Batch) -> Any:
         column = batch.get(str(self._ids.column))
@@ -126,55 +123,31 @@ class DumpFile:
         return pa.array(ids, pa.string())
 
     def close(self) -> None:
-        """Write what is left; it still has its other name. Raises what observe() raises."""
-        with self._writing():
-            self._close(self._file)
-            if PARAMS in self._parts:
-                file = self._open(PARAMS)
-                try:
-                    for name, values in self._values.items():
-                        line = dump_text.field(name, values.detach().reshape(1, -1))
-                        file.write(dump_text.lines(line))
-                finally:
-                    self._close(file)
+        """Write what is left; nothing has its name yet. Raises what observe() raises."""
+        with writing(self._what):
+            if self._has_params:
+                params = self._part(PARAMS)
+                for name, values in self._values.items():
+                    line = dump_text.field(name, values.detach().reshape(1, -1))
+                    params.write(dump_text.lines(line))
+            for part in self._parts:
+                part.finish()
 
     def publish(self) -> None:
         """Give the files their names."""
-        with self._writing():
-            for name in self._parts:
-                self._fs.mv(self._path(name, partial=True), self._path(name))
-                self._published.append(name)
+        with writing(self._what):
+            for part in self._parts:
+                part.publish()
 
     def discard(self) -> None:
         """Leave nothing behind, after an error."""
-        with contextlib.suppress(OSError):  # of a full disk, again
-            self._file.close()
-        paths = [self._path(name, partial=True) for name in self._parts]
-        for path in [*paths, *map(self._path, self._published)]:
-            if self._fs.exists(path):
-                self._fs.rm(path)
+        for part in self._parts:
+            part.discard()
 
-    def _path(self, name: str, *, partial: bool = False) -> str:
-        return f"{self._folder.rstrip('/')}/{f'.{name}.partial' if partial else name}"
-
-    def _open(self, name: str) -> BinaryIO:
-        file: BinaryIO = self._fs.open(self._path(name, partial=True), "wb")
-        return file
-
-    def _close(self, file: BinaryIO) -> None:
-        if isinstance(self._fs, LocalFileSystem):
-            file.flush()
-            os.fsync(file.fileno())
-        file.close()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            kind = ResourceExhausted if error.errno in _FULL else BadRequest
-            where = f"{self._parts[0]} in {self._dump.path}"
-            raise kind(f"Dump: cannot write {where}: {error}") from error
+    def _part(self, name: str) -> Part:
+        part = Part(self._fs, self._folder, name)
+        self._parts.append(part)
+        return part
 
 
 @contextmanager
