@@ -22,7 +22,7 @@ from tests.integration.planted import (
 )
 from tests.jobs import Job, in_threads
 from trireme.cluster import Cluster, embedded
-from trireme.errors import BadRequest, DeadlineExceeded, SchemaMismatch
+from trireme.errors import BadRequest, DataError, DeadlineExceeded, SchemaMismatch
 
 
 @pytest.mark.parametrize(("mode", "threads"), [("sync", 1), ("async", 1), ("async", 3)])
@@ -132,6 +132,8 @@ def test_no_data_has_no_loss_and_an_iterator_no_second_epoch() -> None:
         trainer = trainer_for(cluster)
         trainer.fit(loader(500))
         assert math.isnan(trainer.evaluate([])["loss"])
+        with pytest.raises(DataError, match="train: expected examples, found none"):
+            trainer.fit([])
         with pytest.raises(BadRequest, match="found generator, an iterator"):
             trainer.fit((batch for batch in loader(500)), epochs=2)
 

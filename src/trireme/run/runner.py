@@ -14,7 +14,7 @@ import torch
 
 from trireme import cluster as clusters
 from trireme.config import Config
-from trireme.errors import BadRequest, writing
+from trireme.errors import BadRequest, DataError, writing
 from trireme.launch.init import join, log_to_stderr, serve_role
 from trireme.launch.roles import Role, read_role
 from trireme.metrics import AUC
@@ -117,6 +117,10 @@ class _Work:
             self._trainer.load(path)
             dump = _dump(settings.infer_dump, f"infer-{epoch}")
             figures = self._trainer.infer_from_dataset(dataset, debug=settings.debug, dump=dump)
+            if figures["examples"] == 0:
+                raise DataError(
+                    f"{settings.infer.key}: expected examples, found none at any worker"
+                )
             results.append(figures)
             self._report(f"infer epoch {epoch}", results[-1], f"loaded from {path}")
         return results

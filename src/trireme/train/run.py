@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trireme.errors import DataError
 from trireme.ps.process import settled
 from trireme.train.dump import DumpFile
 from trireme.train.fetch import Fetch, Fetcher
@@ -62,11 +63,13 @@ class Run:
     shows: bool
 
     def train(self) -> dict[str, float]:
-        """Figures of all workers; every worker's pushes have been applied."""
+        """Figures of all workers; every worker's pushes have been applied. Raises DataError: no
+        worker had an example.
+        """
         return self._run(self._train, training=True)
 
     def evaluate(self) -> dict[str, float]:
-        """Figures of all workers; nothing is pushed."""
+        """Figures of all workers, without examples no loss (NaN); nothing is pushed."""
         with torch.no_grad():
             return self._run(self._evaluate, training=False)
 
@@ -94,6 +97,11 @@ class Run:
             if report is not None:
                 report.end()
             self.tally.merge(cluster, self.title)
+            if training and self.tally.num_examples == 0:
+                raise DataError(
+                    f"{self.title}: expected examples, found none at any worker: there is no data,"
+                    " or with drop_last less than a batch"
+                )
             shown.num_examples = self.tally.num_examples
             shown.show(1.0, self.tally.figures())
         elapsed_s = time.monotonic() - started

@@ -111,6 +111,7 @@ class Trainer:
             Metrics are of each batch before it was trained on (progressive).
 
         Raises:
+            DataError: there are no examples at all.
             NotFinite: outputs or a loss that are NaN or infinite; nothing of that batch is pushed.
         """
         return self.train_from_dataset(dataset, epochs=epochs)
