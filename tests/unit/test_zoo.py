@@ -135,6 +135,23 @@ def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
     ):
         with pytest.raises(BadRequest, match=message):
             zoo.load("ctr_dnn").create(Config({"hyper_parameters": values}))
+    for name, key, value, message in (
+        ("two_tower", "user_features", "user_id", "a list of names"),
+        ("two_tower", "temperature", 0, "a number > 0"),
+        ("two_tower", "fc_sizes", [], "a list of positive integers, at least 1"),
+        ("dlrm", "bot_layer_sizes", [], "a list of positive integers, at least 1"),
+        ("dcn_v2", "is_Stacked", "no", "true or false"),
+        ("dcn_v2", "low_rank", 0, "an integer >= 1"),
+        ("slot_dnn", "slot_num", "300", "an integer >= 1"),
+        ("ctr_dnn", "sparse_inputs_slots", 1, "an integer >= 2"),
+        ("ctr_dnn", "dense_input_dim", -1, "an integer >= 0"),
+        ("ctr_dnn", "sparse_feature_dim", 8.5, "an integer >= 1"),
+        ("ctr_dnn", "optimizer.learning_rate", "fast", "a number > 0"),
+    ):
+        with pytest.raises(BadRequest) as refused:
+            zoo.load(name).create(Config({"hyper_parameters": {key: value}}))
+        expected = f"hyper_parameters.{key}: expected {message}, found {value!r}"
+        assert str(refused.value) == expected
     with pytest.raises(BadRequest, match="act: expected one of relu, sigmoid, found 'dice'"):
         zoo.load("din").create(Config({"hyper_parameters": {"act": "dice"}}))
 

@@ -86,14 +86,14 @@ def create(config: Config) -> Recipe:
         num_experts (4).
     """
     hyper = HyperParameters(config)
-    is_mixture = bool(hyper.get("use_low_rank_mixture", True))
+    is_mixture = hyper.flag("use_low_rank_mixture", True)
     model = DCNv2(
         hyper.table(),
-        num_cross=int(hyper.get("cross_num", 2)),
-        stacked=bool(hyper.get("is_Stacked", True)),
-        layers=hyper.sizes("fc_sizes", (768, 768)),
-        rank=int(hyper.get("low_rank", 256)) if is_mixture else None,
-        experts=int(hyper.get("num_experts", 4)) if is_mixture else None,
+        num_cross=hyper.whole("cross_num", 2),
+        stacked=hyper.flag("is_Stacked", True),
+        layers=hyper.sizes("fc_sizes", (768, 768), least=1),
+        rank=hyper.whole("low_rank", 256) if is_mixture else None,
+        experts=hyper.whole("num_experts", 4) if is_mixture else None,
         **hyper.inputs(),
     )
     return click_recipe(model, hyper)

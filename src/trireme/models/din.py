@@ -113,8 +113,8 @@ def create(config: Config) -> Recipe:
             f"hyper_parameters.act: expected one of {', '.join(_ACTIVATIONS)}, found {name!r}"
         )
     model = DIN(
-        hyper.table("item", dim=int(hyper.get("item_emb_size", 64))),
-        hyper.table("category", dim=int(hyper.get("cat_emb_size", 64))),
+        hyper.table("item", dim=hyper.whole("item_emb_size", 64)),
+        hyper.table("category", dim=hyper.whole("cat_emb_size", 64)),
         layers=hyper.sizes("fc_sizes", (80, 40)),
         activation=_ACTIVATIONS[name],
     )

@@ -74,10 +74,10 @@ def create(config: Config) -> Recipe:
         2 logits, as a last one: it is left out.
     """
     hyper = HyperParameters(config, sparse_feature_dim=16)
-    top = hyper.sizes("top_layer_sizes", (512, 256))
+    top = hyper.sizes("top_layer_sizes", (512, 256), least=1)
     model = DLRM(
         hyper.table(),
-        bottom=hyper.sizes("bot_layer_sizes", (512, 256, 64, 16)),
+        bottom=hyper.sizes("bot_layer_sizes", (512, 256, 64, 16), least=1),
         top=top[:-1] if top[-1] <= 2 else top,
         **hyper.inputs(),
     )

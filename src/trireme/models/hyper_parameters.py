@@ -16,6 +16,7 @@ sparse_feature_number, the size of PaddleRec's table, has no counterpart: a tabl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,30 +54,62 @@ class HyperParameters:
         """The value of hyper_parameters.KEY; the model's default, or else this one, without it."""
         return self._config.get(f"hyper_parameters.{key}", self._defaults.get(key, default))
 
-    def sizes(self, key: str, default: Sequence[int]) -> tuple[int, ...]:
-        """Widths of layers: a list of positive integers. Raises BadRequest for anything else."""
+    def whole(self, key: str, default: int, *, least: int = 1) -> int:
+        """An integer, at least `least`. Raises BadRequest for anything else, as do those below."""
         found = self.get(key, default)
-        if not isinstance(found, (list, tuple)) or not all(
-            isinstance(size, int) and size > 0 for size in found
+        if type(found) is not int or found < least:
+            raise self._refusal(key, f"an integer >= {least}", found)
+        return found
+
+    def number(self, key: str, default: float) -> float:
+        """A number above 0."""
+        found = self.get(key, default)
+        if type(found) not in (int, float) or not 0 < found < math.inf:
+            raise self._refusal(key, "a number > 0", found)
+        return float(found)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        found = self.get(key, default)
+        if not isinstance(found, bool):
+            raise self._refusal(key, "true or false", found)
+        return found
+
+    def sizes(self, key: str, default: Sequence[int], *, least: int = 0) -> tuple[int, ...]:
+        """Widths of layers: a list of positive integers, at least so many."""
+        found = self.get(key, default)
+        if (
+            not isinstance(found, (list, tuple))
+            or not all(type(size) is int and size > 0 for size in found)
+            or len(found) < least
         ):
-            raise BadRequest(
-                f"hyper_parameters.{key}: expected a list of positive integers, found {found!r}"
-            )
+            what = "a list of positive integers" + (f", at least {least}" if least else "")
+            raise self._refusal(key, what, found)
         return tuple(found)
+
+    def names(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
+        """Names of features: a list of strings, at least one."""
+        found = self.get(key, default)
+        if not isinstance(found, (list, tuple)) or not found or not all(map(_is_text, found)):
+            raise self._refusal(key, "a list of names", found)
+        return tuple(found)
+
+    def _refusal(self, key: str, expected: str, found: object) -> BadRequest:
+        return BadRequest(f"hyper_parameters.{key}: expected {expected}, found {found!r}")
 
     @property
     def dim(self) -> int:
-        return int(self.get("sparse_feature_dim", 9))
+        return self.whole("sparse_feature_dim", 9)
 
     def features(self) -> tuple[str, ...]:
         """ "1", "2", ...: one less than sparse_inputs_slots, which counts the label."""
-        return tuple(str(i) for i in range(1, int(self.get("sparse_inputs_slots", 27))))
+        return tuple(str(i) for i in range(1, self.whole("sparse_inputs_slots", 27, least=2)))
 
     def inputs(self) -> dict[str, Any]:
         """The keyword arguments of the models that say what they read."""
         return {
             "features": self.features(),
-            "num_dense": int(self.get("dense_input_dim", 13)),
+            "num_dense": self.whole("dense_input_dim", 13, least=0),
             "dense": "dense_feature",
         }
 
@@ -94,7 +127,7 @@ class HyperParameters:
         """
         dim = self.dim if dim is None else dim
         _, rule = self._optimizer()
-        default = {"optimizer": rule(lr=float(self.get("optimizer.learning_rate", 1e-3)))}
+        default = {"optimizer": rule(lr=self.number("optimizer.learning_rate", 1e-3))}
         return Table(
             name, dim=dim, **{**default, **options, **table_options(self._config, name, dim)}
         )
@@ -102,7 +135,7 @@ class HyperParameters:
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         """The configured optimizer over the dense parameters; None where there are none."""
         cls, _ = self._optimizer()
-        if self.get("adam_d2sum", False):
+        if self.flag("adam_d2sum", False):
             if cls is not torch.optim.Adam:
                 raise BadRequest(
                     "hyper_parameters.adam_d2sum: expected optimizer.class Adam with it, found"
@@ -110,7 +143,7 @@ class HyperParameters:
                 )
             cls = AdamD2Sum
         parameters = list(model.parameters())
-        lr = float(self.get("optimizer.learning_rate", 1e-3))
+        lr = self.number("optimizer.learning_rate", 1e-3)
         return cls(parameters, lr=lr) if parameters else None  # type: ignore[call-arg]
 
     def _optimizer(self) -> tuple[type[torch.optim.Optimizer], type[optim.Rule]]:
@@ -120,6 +153,10 @@ class HyperParameters:
                 f"hyper_parameters.optimizer.class: expected Adam, Adagrad or SGD, found {name!r}"
             )
         return _OPTIMIZERS[name.lower()]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def click_recipe(model: nn.Module, hyper: HyperParameters) -> Recipe:

@@ -63,7 +63,7 @@ def create(config: Config) -> Recipe:
     says otherwise: FleetAdagrad with learning rate 0.05, initial_g2sum 3.0, weights within +-10.
     """
     hyper = HyperParameters(config, **{"optimizer.learning_rate": 5e-6})
-    features = tuple(str(i) for i in range(2, 2 + int(hyper.get("slot_num", 300))))
+    features = tuple(str(i) for i in range(2, 2 + hyper.whole("slot_num", 300)))
     rows = hyper.table(
         optimizer=optim.FleetAdagrad(lr=0.05, initial_g2sum=3.0, bounds=(-10.0, 10.0)),
         initializer=TailUniform(-1e-4, 1e-4),

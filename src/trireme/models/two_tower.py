@@ -132,15 +132,15 @@ def create(config: Config) -> Recipe:
     """
     hyper = HyperParameters(config, sparse_feature_dim=16)
     user, item = (
-        tuple(hyper.get(f"{key}_features", of)) for key, of in (("user", USER), ("item", ITEM))
+        hyper.names(f"{key}_features", of) for key, of in (("user", USER), ("item", ITEM))
     )
     model = TwoTower(
         hyper.table("user"),
         hyper.table("item"),
         user_features=user,
         item_features=item,
-        layers=hyper.sizes("fc_sizes", (64, 32)),
-        temperature=float(hyper.get("temperature", 0.1)),
+        layers=hyper.sizes("fc_sizes", (64, 32), least=1),
+        temperature=hyper.number("temperature", 0.1),
     )
     return Recipe(
         model=model,
