@@ -155,8 +155,8 @@ class PipeStream:
                 return 0
             raise Internal(f"PipeStream.readinto: expected an open stream of {self._file.path}")
         while not process.is_done:
-            if self._is_large and self._num_bytes < len(buffer):
-                self._collect(process)
+            if self._is_large and self._num_bytes < len(buffer) and self._collect(process):
+                break
             if self._wait(process, [self._output]):
                 self._num_bytes = self._output.readinto(buffer.data)
                 if self._num_bytes:
@@ -173,10 +173,11 @@ class PipeStream:
         self._finish(process)
         return 0
 
-    def _collect(self, process: _Process) -> None:
-        """Let it write for a moment, unless it ends."""
+    def _collect(self, process: _Process) -> bool:
+        """Let it write for a moment; True: it is done."""
         moment_s = _COLLECT_SLOW_S if self._num_bytes < _SLOW_BYTES else _COLLECT_S
         process.attend(_ready(process.sources(), moment_s))
+        return process.is_done
 
     def _wait(self, process: _Process, output: list[FileIO]) -> bool:
         """Until something happens; True: there is output, or its end."""
