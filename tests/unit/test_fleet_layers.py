@@ -150,6 +150,12 @@ def test_a_strategy_with_adam_d2sum_trains_the_dense_part_by_it(home: Cluster) -
         strategy.adam_d2sum = 1  # type: ignore[assignment]
 
 
+def test_a_strategy_says_where_what_is_dumped_goes() -> None:
+    strategy = fleet.DistributedStrategy()
+    with pytest.raises(BadRequest, match=r"found \['dump_fields'\]; .* dump=trireme\.Dump\("):
+        strategy.trainer_desc_configs = {"dump_fields": ["auc"]}
+
+
 # ---- metrics ----
 
 

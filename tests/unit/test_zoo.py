@@ -214,6 +214,11 @@ def test_table_parameters_that_do_not_fit_are_refused() -> None:
         (accessor(embedx_dim=9), "embedx_dim: expected 8, as the model's rows have 9 floats"),
         (accessor(fea_dim=9), "fea_dim: expected 11"),
         (accessor(embed_sgd_param={"name": "SparseSharedAdamSGDRule"}), "expected one of Sparse"),
+        (accessor(embed_sgd_param={**naive, "naive": {"learning_rate": "x"}}), "number, found 'x'"),
+        (
+            accessor(embed_sgd_param={**naive, "naive": {"weight_bounds": 10}}),
+            r"weight_bounds: expected \[lowest, highest\], found 10",
+        ),
         (accessor(embed_sgd_param=naive, embedx_sgd_param=adam), "one rule for head and tail"),
     ):
         with pytest.raises(BadRequest, match=message):

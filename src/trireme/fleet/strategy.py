@@ -78,6 +78,18 @@ class DistributedStrategy:
                 )
         self._configs = dict(configs)
 
+    @property
+    def trainer_desc_configs(self) -> Mapping[str, object]:
+        return {}
+
+    @trainer_desc_configs.setter
+    def trainer_desc_configs(self, configs: Mapping[str, object]) -> None:
+        raise BadRequest(
+            f"DistributedStrategy: trainer_desc_configs has no place here, found {sorted(configs)};"
+            " give train_from_dataset dump=trireme.Dump(path=dump_fields_path, fields=dump_fields,"
+            " params=dump_param), and stat_var_names"
+        )
+
     def mode(self) -> Strategy:
         """The same in Trireme's words."""
         return Strategy("async" if self._a_sync else "sync")

@@ -65,22 +65,37 @@ def _options(config: Config, key: str) -> dict[str, Any]:
         raise BadRequest(f"{key}.name: expected one of {', '.join(_RULES)}, found {name!r}")
     part, rule, values = _RULES[name]
     lr = 1e-3 if rule is optim.FleetAdam else 0.05
-    low, high = config.get(f"{key}.{part}.weight_bounds", (-10.0, 10.0))
+
+    def number(option: str, default: float) -> float:
+        found = config.get(f"{key}.{part}.{option}", default)
+        if type(found) not in (int, float):
+            raise BadRequest(f"{key}.{part}.{option}: expected a number, found {found!r}")
+        return float(found)
+
     values = {
         **values,
-        "lr": float(config.get(f"{key}.{part}.learning_rate", lr)),
-        "bounds": (float(low), float(high)),
+        "lr": number("learning_rate", lr),
+        "bounds": _bounds(config, f"{key}.{part}.weight_bounds"),
     }
     if rule is optim.FleetAdagrad:
-        values["initial_g2sum"] = float(config.get(f"{key}.adagrad.initial_g2sum", 3.0))
+        values["initial_g2sum"] = number("initial_g2sum", 3.0)
     elif rule is optim.FleetAdam:
-        beta1 = float(config.get(f"{key}.adam.beta1_decay_rate", 0.9))
-        beta2 = float(config.get(f"{key}.adam.beta2_decay_rate", 0.999))
-        values["betas"] = (beta1, beta2)
-        values["eps"] = float(config.get(f"{key}.adam.ada_epsilon", 1e-8))
-    start = float(config.get(f"{key}.{part}.initial_range", 1e-4))
+        values["betas"] = number("beta1_decay_rate", 0.9), number("beta2_decay_rate", 0.999)
+        values["eps"] = number("ada_epsilon", 1e-8)
+    start = number("initial_range", 1e-4)
     return {
         "optimizer": rule(**values),
         "initializer": TailUniform(-start, start),
         "absent": "zeros",
     }
+
+
+def _bounds(config: Config, key: str) -> tuple[float, float]:
+    found = config.get(key, (-10.0, 10.0))
+    if (
+        not isinstance(found, (list, tuple))
+        or len(found) != 2
+        or any(type(bound) not in (int, float) for bound in found)
+    ):
+        raise BadRequest(f"{key}: expected [lowest, highest], found {found!r}")
+    return float(found[0]), float(found[1])
