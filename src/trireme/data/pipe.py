@@ -250,7 +250,7 @@ class _Process:
         self.is_done = False
         self.status: int | None = None
         self._command = command
-        self._tail = b""
+        self._line = self._tail = b""  # of stderr: an unfinished line, the last bytes
         self._offer, offer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors, stderr = os.pipe()
         self._errors = FileIO(errors)
@@ -339,8 +339,9 @@ class _Process:
     def _read_errors(self) -> None:
         text = os.read(self._errors.fileno(), _STDERR_BYTES)
         self._has_errors = bool(text)
-        for line in text.splitlines():
-            log.info("%s: %s", self._command, line.decode(errors="replace"))
+        *lines, self._line = (self._line + text)[-_STDERR_BYTES:].split(b"\n")
+        for line in lines:
+            log.info("pipe_command: %s", line.decode(errors="replace"))
         self._tail = (self._tail + text)[-_TAIL_BYTES:]
 
 
