@@ -171,8 +171,9 @@ class FleetRule(Rule):
     Fleet does.
 
     scale: "fleet": a gradient is multiplied by the number of examples in the batch; FleetAdagrad
-        divides it by the number of times the key occurs there (how often it was shown). Not in
-        sync with several workers. "loss": a gradient is that of the loss as written.
+        divides it by the number of times the key occurs there (each is one show; Fleet's
+        ShowClickEntry can say another number, nothing here can). Not in sync with several workers.
+        "loss": a gradient is that of the loss as written.
     """
 
     scale: Literal["loss", "fleet"] = "fleet"  # type: ignore[misc]  # a field here

@@ -59,8 +59,9 @@ def create(config: Config) -> Recipe:
     slot_num: ragged features, default 300: "2" to "301".
     fc_sizes: widths of the hidden layers, default 512, 256, 128.
 
-    Inputs: show, click, the features. Rows learn as Fleet's do, unless table_parameters
-    says otherwise: FleetAdagrad with learning rate 0.05, initial_g2sum 3.0, weights within +-10.
+    Inputs: show, click, the features. show has no effect: every occurrence of a key is one show, as
+    in Fleet where the column is 1. Rows learn as Fleet's do, unless table_parameters says
+    otherwise: FleetAdagrad with learning rate 0.05, initial_g2sum 3.0, weights within +-10.
     """
     hyper = HyperParameters(config, **{"optimizer.learning_rate": 5e-6})
     features = tuple(str(i) for i in range(2, 2 + hyper.whole("slot_num", 300)))
