@@ -38,7 +38,9 @@ class Trainer:
             batch in place of the labels if `label` is None.
         metrics: updated with (outputs, labels) while training and evaluating. A metric may name its
             `output`, its `label` and further `columns` of the batch.
-        label: name of the label column; None for a loss that reads several columns.
+        label: name of the label column; None for a loss that reads several columns. Weights of
+            examples have no effect by themselves: a loss without `label` may read them, and
+            metrics take them as `weights`.
         depth: batches to read and plan ahead.
         threads: that train in this process, async only, each on a batch and a replica of its own,
             with its share of torch's threads. Weights are then at most threads - 1 steps old. Pays
