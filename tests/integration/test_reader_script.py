@@ -71,6 +71,15 @@ def test_a_reader_script_makes_multislot_text(written: str, folder: Path) -> Non
     assert through(command, folder, before) == behind
 
 
+@pytest.mark.parametrize("name", ["python3.7", "python3.99"])
+def test_a_python_3_that_cannot_run_the_script_gives_way_to_ours(
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, behind = examples(5)
+    assert through(reader_command(f"{name} reader.py", "config.yaml"), folder, before) == behind
+    assert f"{name} is not here, or too old for trireme" in caplog.text
+
+
 def test_overrides_reach_the_script(folder: Path) -> None:
     overrides = ["hyper_parameters.sparse_inputs_slots=2", "hyper_parameters.dense_input_dim=1"]
     for command in ("python reader.py", f"cat | {sys.executable} reader.py"):

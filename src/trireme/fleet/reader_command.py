@@ -7,6 +7,8 @@ imports `common_ps` from there. Overrides of the run reach it through TRIREME_OV
 from __future__ import annotations
 
 import json
+import logging
+import re
 import shlex
 import shutil
 import sys
@@ -18,16 +20,19 @@ from trireme.errors import BadRequest
 
 UTILS_PATH = str(Path(__file__).with_name("reader_utils"))
 
+log = logging.getLogger("trireme.fleet")
+
 _OURS = ("python", "python3")
+_OLDEST = 10  # Python 3.10: what trireme needs, which the reader imports
 
 
 def reader_command(pipe_command: str, yaml_path: str | Path, overrides: Sequence[str] = ()) -> str:
     """The shell command that runs a reader script as PaddleRec does.
 
     `python` and `python3` are the interpreter that runs Trireme, so that the script finds trireme;
-    any other interpreter, as python3.7, is taken as written and must be there. The script's path
-    is relative to the working directory. What a shell has to run, `cat | python x.py` say, is left
-    as written, its arguments added; a command without a Python script is left as it is.
+    so is, with a warning, another version that is not here or too old, as python3.7. The script's
+    path is relative to the working directory. What a shell has to run, `cat | python x.py` say, is
+    left as written, its arguments added; a command without a Python script is left as it is.
 
     Args:
         overrides: "key=value" each, as for Config.load.
@@ -63,6 +68,13 @@ def reader_command(pipe_command: str, yaml_path: str | Path, overrides: Sequence
 
 def _program(name: str) -> str:
     if name in _OURS:
+        return sys.executable
+    version = re.fullmatch(r"python3\.(\d+)", name)
+    if version and (int(version[1]) < _OLDEST or shutil.which(name) is None):
+        log.warning(
+            "pipe_command: %s is not here, or too old for trireme; %s, Python %s, runs the reader",
+            name, sys.executable, sys.version.split()[0],
+        )  # fmt: skip
         return sys.executable
     if shutil.which(name) is None:
         raise BadRequest(
