@@ -3,6 +3,7 @@
 # make check    formatters, linters, types; the C++ tests under sanitizers
 # make bench    benchmarks (BENCH=name: one of them; RIVAL=name: beside a rival)
 # make format   rewrite the sources as `make check` wants them
+# make fuzz     SECONDS=150 of random text for each parser (needs clang and libFuzzer)
 # make core     build the C++ core in place, quick while working on it (PYTHONPATH=src finds it)
 #
 # Each sets up .venv first, if need be: Python >= 3.10 with venv, make and a C++20 compiler suffice.
@@ -12,13 +13,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JOBS := $(shell nproc)
+SECONDS ?= 150
 CXX_FILES := $(shell find core bind -name '*.h' -o -name '*.cc' | sort)
 BUILD_FILES := $(shell find core bind -type f) CMakeLists.txt pyproject.toml constraints.txt
 
 # TSan of older compilers cannot live with the address randomization of newer kernels.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test check bench paddle setup core format clean lint cxx-asan cxx-tsan
+.PHONY: help demo test check bench paddle setup core format fuzz clean lint cxx-asan cxx-tsan
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -94,6 +96,24 @@ format: setup
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/clang-format -i $(CXX_FILES)
+
+# Inputs that reach new code stay in build/fuzz; the smallest set that reaches all of it is the corpus.
+FUZZ := core/tests/fuzz
+FUZZ_SOURCES := core/tests/fuzz/fuzz.cc core/base/pool.cc $(addprefix core/feed/,columns.cc criteo.cc csv.cc \
+  fields.cc libsvm.cc multislot.cc numbers.cc rows.cc strings.cc text.cc)
+fuzz:
+	@for format in criteo csv libsvm multislot; do \
+	  mkdir -p build/fuzz/$$format build/fuzz/kept $(FUZZ)/corpus/$$format && \
+	  clang++ -std=c++20 -O2 -g -Icore -DFUZZ_FORMAT="\"$$format\"" \
+	    -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+	    $(FUZZ_SOURCES) -pthread -o build/fuzz/fuzz_$$format && \
+	  build/fuzz/fuzz_$$format -max_total_time=$(SECONDS) -max_len=600 -verbosity=0 \
+	    -artifact_prefix=build/fuzz/ build/fuzz/$$format $(FUZZ)/corpus/$$format && \
+	  rm -rf build/fuzz/kept && mkdir build/fuzz/kept && \
+	  build/fuzz/fuzz_$$format -set_cover_merge=1 -use_counters=0 -max_len=600 -verbosity=0 build/fuzz/kept \
+	    $(FUZZ)/corpus/$$format build/fuzz/$$format && \
+	  rm -rf $(FUZZ)/corpus/$$format && mv build/fuzz/kept $(FUZZ)/corpus/$$format || exit 1; \
+	done
 
 clean:
 	rm -rf build $(VENV) src/trireme/_core*

@@ -98,7 +98,8 @@ bool CsvParser::split(const Slice& line, std::vector<Slice>& cells, std::string&
   copies.clear();
   const char* p = line.begin;
   while (true) {
-    Slice& cell = cells.emplace_back(p, p, line.text_end);
+    cells.push_back({p, p, line.text_end});
+    Slice& cell = cells.back();
     if (marks_.quote != 0 && p < line.end && *p == marks_.quote) {
       const char* const begin = p;
       p = split_quoted(line, p, cell, copies);
