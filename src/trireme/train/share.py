@@ -41,8 +41,9 @@ def share_of(dataset: Iterable[Any], cluster: Cluster, epoch: int = 0) -> Iterab
 
 def _samplers(loader: DataLoader[Any]) -> list[Any]:
     """What decides the order of a DataLoader."""
-    samplers = [loader.sampler, loader.batch_sampler]
-    return [*samplers, getattr(loader.batch_sampler, "sampler", None)]
+    batches = loader.batch_sampler  # None with batch_size=None
+    samplers = [loader.sampler, batches, getattr(batches, "sampler", None)]
+    return [sampler for sampler in samplers if sampler is not None]
 
 
 def _is_shared(loader: DataLoader[Any], cluster: Cluster) -> bool:
