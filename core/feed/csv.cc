@@ -29,6 +29,18 @@ void check_marks(const CsvMarks& marks) {
   }
 }
 
+// How often the number that is there most often is there.
+std::size_t most_repeated(std::vector<std::size_t> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  std::size_t most = 0;
+  for (auto begin = numbers.begin(); begin != numbers.end();) {
+    const auto end = std::upper_bound(begin, numbers.end(), *begin);
+    most = std::max(most, static_cast<std::size_t>(end - begin));
+    begin = end;
+  }
+  return most;
+}
+
 bool broken_value(const Field& field, std::string_view text, BrokenLine& broken) {
   broken.expected = expected_value(field);
   broken.found = quoted(text);
@@ -67,6 +79,7 @@ void CsvParser::set_columns(std::vector<std::size_t> columns, std::size_t num_co
                                             std::to_string(num_columns) + ", found " +
                                             std::to_string(columns.size()) + " columns");
   }
+  set_max_readers(most_repeated(columns));
   columns_ = std::move(columns);
   num_columns_ = num_columns;
 }

@@ -142,9 +142,9 @@ void TextParser::parse_piece(const char* text_begin, Piece& piece) const {
   for (Slice line : piece.lines) {
     const std::size_t num_bytes = line.text().size();
     const auto offset = static_cast<std::size_t>(line.begin - text_begin);
-    // A key has at least one character and one that separates it from the next; and a feature
-    // without any may be given one.
-    Row row = piece.rows->start(num_bytes / 2 + 1 + layout_.num_features);
+    // A key has at least one character and one that separates it from the next; several fields may
+    // read the same ones; and a feature without any may be given one.
+    Row row = piece.rows->start(max_readers_ * (num_bytes / 2 + 1) + layout_.num_features);
     bool is_right = false;
     if (num_bytes > max_line_bytes_) {
       broken = overlong(offset, line.begin);

@@ -76,6 +76,9 @@ class TextParser {
   // Called from several threads at a time.
   virtual bool parse_line(const Slice& line, Row& row, BrokenLine& broken) const = 0;
 
+  // How many fields at most read the same characters of a line: 1 unless set.
+  void set_max_readers(std::size_t max_readers) noexcept { max_readers_ = max_readers; }
+
  private:
   struct Piece {  // what one task works on and finds
     std::span<const Slice> lines;
@@ -95,6 +98,7 @@ class TextParser {
   TextOptions options_;
   Layout layout_;
   std::size_t max_line_bytes_;
+  std::size_t max_readers_ = 1;
   std::vector<Slice> lines_;       // of the round at work
   bool in_overlong_line_ = false;  // skipping to the end of a line that is too long
   std::optional<BrokenLine> broken_line_;

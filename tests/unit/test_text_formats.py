@@ -183,6 +183,15 @@ def test_csv_lists(path):
     ]
 
 
+def test_csv_fields_may_share_a_long_list(path):
+    """More keys in a line than it has characters."""
+    fields = [Label(), *(Sparse(name) for name in "abcd")]
+    schema = csv(fields, list_separator="|", columns=dict.fromkeys("abcd", "x"))
+    keys = (7,) * 200_000
+    text = f"label,x\n1,{'|'.join(map(str, keys))}\n"
+    assert read(schema, path, text) == [(1.0, keys, keys, keys, keys)]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
