@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -349,6 +350,16 @@ def test_a_piece_that_is_none_is_refused() -> None:
         with pytest.raises(Corruption, match=r"ColumnStore\.append_piece: expected"):
             store.append_piece(np.frombuffer(junk, np.uint8))
     assert store.num_rows == 0
+
+
+def test_a_piece_that_claims_many_rows_costs_no_memory() -> None:
+    """2^31 rows with counts of 32 bits: the bits of all rows do not fit 32 bits."""
+    store = _core.ColumnStore([], 0, 1, False)
+    piece = np.array([0x31435254, 1, 1 << 31, 0, 1 << 31, 0, 32, 0], np.uint32).view(np.uint8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Corruption, match="expected no more than 0 bytes, found a column of 2147"):
+        store.append_piece(piece)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 @pytest.mark.parametrize("when", ["before", "midway"])
