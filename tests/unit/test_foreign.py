@@ -66,6 +66,10 @@ def test_values_of_a_mapping_and_of_a_dataclass_are_columns_or_bags(kind):
     assert batch.bags.weights.tolist() == [1.0] * 5
 
 
+def test_strings_may_all_be_empty():
+    assert as_batch({"id": ["", ""]})["id"].decode() == ["", ""]
+
+
 def test_what_is_no_batch_is_refused(kind):
     for source in ((torch.ones(2), torch.ones(2)), torch.ones(2), None, TorchRecBatch):
         with pytest.raises(BadRequest, match="expected a Batch, a mapping or dataclass"):

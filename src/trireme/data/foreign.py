@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,4 +115,5 @@ def _strings(texts: list[str]) -> Strings:
     encoded = [text.encode() for text in texts]
     offsets = torch.zeros(len(texts) + 1, dtype=torch.int64)
     torch.cumsum(torch.tensor([len(text) for text in encoded]), 0, out=offsets[1:])
-    return Strings(torch.frombuffer(bytearray(b"".join(encoded)), dtype=torch.uint8), offsets)
+    data = np.frombuffer(bytearray(b"".join(encoded)), np.uint8)  # torch refuses an empty one
+    return Strings(torch.from_numpy(data), offsets)
