@@ -70,6 +70,9 @@ def test_what_is_not_said_of_inference_is_as_for_training(tmp_path: Path) -> Non
     assert list(settings.infer_epochs) == [0, 1, 2, 3]
     some = ["runner.infer_start_epoch=2", "runner.infer_end_epoch=3"]
     assert list(Settings.read(config(tmp_path, *some)).infer_epochs) == [2]
+    none = ["runner.infer_start_epoch=2", "runner.infer_end_epoch=2"]
+    with pytest.raises(BadRequest, match=r"runner\.infer_end_epoch: expected an integer >= 3"):
+        Settings.read(config(tmp_path, *none))
 
 
 def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:

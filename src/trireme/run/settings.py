@@ -115,7 +115,9 @@ class Settings:
             save_path=save_path,
             warm_path=_either(of, "warmup_model_path", "model_init_path"),
             load_path=of.folder("infer_load_path") or save_path,
-            infer_epochs=range(start, of.number("infer_end_epoch", max(epochs, start + 1))),
+            infer_epochs=range(
+                start, of.number("infer_end_epoch", max(epochs, start + 1), low=start + 1)
+            ),
             use_auc=of.switch("use_auc"),
             debug=of.switch("dataset_debug"),
             seed=of.number("seed", 0, low=0) if of.has("seed") else None,
