@@ -40,6 +40,14 @@ def test_a_batch_holds_the_columns_of_its_examples() -> None:
     assert batch.bags.names == ("a", "b")
 
 
+def test_an_empty_list_is_an_empty_bag() -> None:
+    (batch,) = ExampleDataset(
+        lambda: [[[1], [], [3], [0, 0]]], schema=SCHEMA, batch_size=2, name="reader.py"
+    )
+    assert batch.bags.offsets.tolist() == [0, 0, 1]
+    assert batch.bags.values.tolist() == [3]
+
+
 def test_workers_share_the_batches_or_have_their_own() -> None:
     whole = [batch["d"].tolist() for batch in dataset(22)]
     assert [len(rows) for rows in whole] == [4, 4, 4, 4, 4, 2]
@@ -73,9 +81,11 @@ def test_a_class_may_yield_batches() -> None:
         ([[1], [2], [3]], r"reader\.py: example 1: expected 4 arrays, for schema.*found 3 of them"),
         ((), "expected 4 arrays, .*found 0 of them"),
         ([[1], [0.5], [3], [0, 0]], "expected integer keys as Sparse.*'a'.*found float64"),
-        ([[1], [2], [3], [0, 0, 0]], "expected 2 numbers as Dense"),
-        ([[1, 0], [2], [3], [0, 0]], "expected 1 numbers as Label"),
-        ([["x"], [2], [3], [0, 0]], "expected 1 numbers as Label"),
+        ([[1], [2], [3], [0, 0, 0]], "expected 2 finite float32 numbers as Dense"),
+        ([[1, 0], [2], [3], [0, 0]], "expected 1 finite float32 numbers as Label"),
+        ([[float("nan")], [2], [3], [0, 0]], "expected 1 finite float32 numbers as Label"),
+        ([[1], [2], [3], [0, 1e39]], "expected 2 finite float32 numbers as Dense"),
+        ([["x"], [2], [3], [0, 0]], "expected 1 finite float32 numbers as Label"),
     ],
 )  # fmt: skip
 def test_an_example_that_does_not_fit_is_named(example: Any, message: str) -> None:

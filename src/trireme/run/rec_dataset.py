@@ -98,13 +98,18 @@ class ExampleDataset:
             )
         array = np.asarray(example[place]).reshape(-1)
         if isinstance(field, Sparse):
-            if array.dtype.kind not in "iu":
+            if array.dtype.kind not in "iu" and array.size:  # [] has no type of its own
                 raise DataError(f"{where}: expected integer keys as {field}, found {array.dtype}")
             return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64)
         size = field.dim if isinstance(field, Dense) else 1
-        if array.size != size or array.dtype.kind not in "iufb":
-            raise DataError(f"{where}: expected {size} numbers as {field}, found {array!r}")
-        return array.astype(np.float32)
+        is_right = array.size == size and array.dtype.kind in "iufb"
+        with np.errstate(over="ignore"):  # found below
+            numbers = array.astype(np.float32) if is_right else array
+        if not is_right or not np.isfinite(numbers).all():
+            raise DataError(
+                f"{where}: expected {size} finite float32 numbers as {field}, found {array!r}"
+            )
+        return numbers
 
 
 def _bags(names: tuple[str, ...], values: list[Any]) -> Bags | None:
