@@ -2,6 +2,7 @@
 
 Source: Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale
 Learning to Rank Systems", WWW 2021.
+Result: AUC 0.917 on Adult (LR 0.900); docs/models.md has all.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
 Systems", 2019.
+Result: AUC 0.914 on Adult (LR 0.900); docs/models.md has all.
 """
 
 from __future__ import annotations
