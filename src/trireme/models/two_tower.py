@@ -3,7 +3,7 @@ Item vectors are written once, as an index; a user's nearest ones are found ther
 
 Source: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations",
 RecSys 2019.
-Result: recall@20 0.507 of the next of 1,146 words (the most frequent: 0.353); docs/models.md has all.
+Result: recall@20 0.507 of the next word of 1,146 (by frequency: 0.353); docs/models.md has all.
 """
 
 from __future__ import annotations
