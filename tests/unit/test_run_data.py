@@ -81,11 +81,16 @@ def test_workers_share_what_all_see_unless_they_are_told_otherwise(
     shares: list[int],
     is_warned: bool,
 ) -> None:
-    def work(cluster: Cluster) -> int:
-        folder = tmp_path / (str(cluster.worker) if overrides == ["own"] else "all")
+    is_own = overrides == ["own"]
+    made = []  # before the workers run, which are threads
+    for worker in range(2):
+        folder = tmp_path / (str(worker) if is_own else "all")
         folder.mkdir(exist_ok=True)
-        config, settings = load(folder, *[o for o in overrides if o != "own"])
+        made.append(load(folder, *([] if is_own else overrides)))
         write_files(folder / "data")
+
+    def work(cluster: Cluster) -> int:
+        config, settings = made[cluster.worker]
         dataset: Any = make_dataset(config, settings, settings.train, SCHEMA, cluster)
         stream = dataset.stream(cluster.worker, cluster.num_workers)
         return sum(batch.num_examples for batch in stream)
