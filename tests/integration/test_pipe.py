@@ -326,7 +326,7 @@ import os, sys
 import numpy as np
 from trireme.data.pipe import Pipe
 from trireme.data.sources import find_files
-stream = Pipe("sleep 1000 | cat & echo $$; cat >&2; wait").open(find_files(sys.argv[1])[0])
+stream = Pipe("sleep 1000 | cat & cat >&2; echo $$; wait").open(find_files(sys.argv[1])[0])
 buffer = np.empty(100, np.uint8)
 print(buffer[:stream.readinto(buffer)].tobytes().decode().strip(), flush=True)
 sys.stdin.read()
