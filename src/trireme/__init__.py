@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trireme import data, errors, initializer, metrics, models, nn, optim
+    from trireme import data, errors, initializer, metrics, models, nn, optim, policy
     from trireme.cluster import Cluster
     from trireme.config import Config
     from trireme.launch.init import init
@@ -34,6 +34,7 @@ __all__ = [
     "models",
     "nn",
     "optim",
+    "policy",
     "prefetch",
 ]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.initializer import Initializer, Uniform
 from trireme.optim import Adagrad, Rule
+from trireme.policy import Admission, Policy, ScoreFilter, ScorePolicy, admission_of, policy_of
 
 DIM_MAX = 4096
 NAME_BYTES_MAX = 200
@@ -25,6 +26,8 @@ class TableSchema:
         rule: name and fixed values of the update rule, as `Rule.fixed()`.
         initializer: (kind, a, b), as `Initializer.spec()`.
         absent: what a lookup answers for a key without a row: its "initial" weights, or "zeros".
+        policy: how long rows live and what they remember, as `Policy.fixed()`.
+        admission: which keys get a row, as `Admission.fixed()`; None: all.
     """
 
     name: str
@@ -35,10 +38,17 @@ class TableSchema:
     seed: int
     columns: tuple[str, ...] = ()
     absent: str = "initial"
+    policy: Mapping[str, Any] = field(default_factory=lambda: Policy().fixed())
+    admission: Mapping[str, Any] | None = None
 
     @property
     def dim(self) -> int:
         return self.dims[0]
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether rows count shows and clicks."""
+        return bool(self.policy["name"] == ScorePolicy.name)
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -50,6 +60,8 @@ class TableSchema:
             "seed": self.seed,
             "columns": list(self.columns),
             "absent": self.absent,
+            "policy": dict(self.policy),
+            "admission": None if self.admission is None else dict(self.admission),
         }
 
     @staticmethod
@@ -65,7 +77,10 @@ class TableSchema:
                 initializer=(str(kind), float(a), float(b)),
                 seed=int(body["seed"]),
                 columns=tuple(str(column) for column in body["columns"]),
-                absent=str(body.get("absent", "initial")),  # checkpoints of 0.1.0 lack it
+                # checkpoints of 0.1.0 lack these
+                absent=str(body.get("absent", "initial")),
+                policy=dict(body.get("policy", Policy().fixed())),
+                admission=None if (found := body.get("admission")) is None else dict(found),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadRequest(f"TableSchema: expected a complete schema, found {body!r}") from error
@@ -95,6 +110,13 @@ def _check_schema(schema: TableSchema) -> None:
             f"Table {schema.name!r}: no policy of this version reads columns,"
             f" found {schema.columns}"
         )
+    policy_of(schema.policy)  # raises for what is none
+    if schema.admission is not None:
+        admission = admission_of(schema.admission)
+        if isinstance(admission, ScoreFilter) and not schema.is_scored:
+            raise BadRequest(
+                f"Table {schema.name!r}: ScoreFilter needs a ScorePolicy, found {schema.policy}"
+            )
     if not 0 <= schema.seed < 2**64:
         raise BadRequest(f"Table {schema.name!r}: expected 0 <= seed < 2**64, found {schema.seed}")
 
@@ -111,6 +133,8 @@ class Table:
             rows.
         seed: of the initial weights.
         absent: what a key without a row looks like: its "initial" weights, or "zeros".
+        admit: which keys get a row, one of `trireme.policy`; None: every key that is pushed.
+        policy: how long rows live and what they remember, one of `trireme.policy`.
 
     Raises:
         BadRequest: a value is out of range.
@@ -126,6 +150,8 @@ class Table:
         salt: bool = False,
         seed: int = 0,
         absent: str = "initial",
+        admit: Admission | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.optimizer = Adagrad() if optimizer is None else optimizer
         if not isinstance(self.optimizer, Rule):
@@ -133,6 +159,13 @@ class Table:
                 f"Table {name!r}: expected optimizer to be one of trireme.optim,"
                 f" found {type(optimizer).__name__}"
             )
+        self.policy = Policy() if policy is None else policy
+        for what, value, kind in (("policy", self.policy, Policy), ("admit", admit, Admission)):
+            if value is not None and not isinstance(value, kind):
+                raise BadRequest(
+                    f"Table {name!r}: expected {what} to be one of trireme.policy,"
+                    f" found {type(value).__name__}"
+                )
         self.salt = bool(salt)
         self.schema = TableSchema(
             name=name,
@@ -142,6 +175,8 @@ class Table:
             initializer=(Uniform() if initializer is None else initializer).spec(),
             seed=seed,
             absent=absent,
+            policy=self.policy.fixed(),
+            admission=None if admit is None else admit.fixed(),
         )
         _check_schema(self.schema)
 

@@ -11,7 +11,7 @@ LAYERS = (
     ("config",),
     ("_core",),
     ("rpc",),
-    ("initializer", "optim", "strategy"),
+    ("initializer", "optim", "policy", "strategy"),
     ("table",),
     ("ps",),
     ("cluster",),
