@@ -62,6 +62,9 @@ class CheckpointHandlers:
 
 def save_shard(shard: Shard, folder: Path) -> dict[str, Any]:
     """Write this server's files into `folder`; returns its part of the manifest."""
+    # First: what is written from now on holds at least the batches up to these positions. What it
+    # holds beyond them, its marks tell from what a run that goes on from here repeats.
+    streams = shard.applied_streams()
     owned = shard.map().owned_by(shard.index)
     tables = {}
     for number, (name, table) in enumerate(sorted(shard.tables.items())):
@@ -73,9 +76,7 @@ def save_shard(shard: Shard, folder: Path) -> dict[str, Any]:
     return {
         "tables": tables,
         "blocks": _save_blocks(shard, folder),
-        "streams": [
-            [stream, state.last, list(state.position)] for stream, state in shard.streams.items()
-        ],
+        "streams": streams,
     }
 
 
@@ -225,32 +226,25 @@ def load_shard(shard: Shard, folder: Path, parameters: Collection[str] | None = 
     for part in wanted.values():
         shard.create_table(TableSchema.from_wire(part["schema"]))
     keep_marks = parameters is None
-    lasts: dict[int, list[int]] = {}
     for name, part in wanted.items():
         table = shard.tables[name]
         for entry in part["files"]:
             low, high = entry["buckets"]
             if not owned.isdisjoint(range(low, high + 1)):
-                for marks in _load_buckets(table, folder, entry, owned, keep_marks=keep_marks):
-                    _note_marks(lasts, marks)
-    _load_blocks(shard, folder, manifest["blocks"], lasts, parameters)
-    positions = {
-        stream: tuple(int(number) for number in at) for stream, _, at in manifest["streams"]
+                _load_buckets(table, folder, entry, owned, keep_marks=keep_marks)
+    _load_blocks(shard, folder, manifest["blocks"], parameters)
+    streams = {
+        int(stream): (int(last), tuple(int(number) for number in at))
+        for stream, last, at in manifest["streams"]
+        if keep_marks
     }
-    shard.reset_streams({stream: min(values) for stream, values in lasts.items()}, positions)
+    shard.reset_streams(streams)
 
 
 def _forget_marks(table: ServedTable, buckets: Collection[int]) -> None:
     for bucket in buckets:
         keys, classes, rows, _ = table.rows.snapshot(bucket)
         table.rows.restore(bucket, keys, classes, rows, {})
-
-
-def _note_marks(lasts: dict[int, list[int]], marks: Mapping[int, int]) -> None:
-    for stream, sequence in marks.items():
-        known = lasts.setdefault(stream, [])
-        if sequence not in known:
-            known.append(sequence)
 
 
 def _load_buckets(
@@ -260,7 +254,7 @@ def _load_buckets(
     owned: set[int],
     *,
     keep_marks: bool,
-) -> Iterator[Marks]:
+) -> None:
     path = verify_file(folder, entry)
     marks_of: dict[int, Marks] = {
         bucket: {int(stream): int(sequence) for stream, sequence in pairs if keep_marks}
@@ -280,10 +274,8 @@ def _load_buckets(
                 if bucket in owned:
                     table.rows.restore(bucket, keys, classes, rows, marks_of[bucket])
     for bucket, marks in marks_of.items():
-        if bucket in owned:
-            if bucket not in loaded:
-                table.rows.restore(bucket, *_no_rows(table.rows), marks)
-            yield marks
+        if bucket in owned and bucket not in loaded:
+            table.rows.restore(bucket, *_no_rows(table.rows), marks)
 
 
 def _buckets_of(batch: pa.RecordBatch) -> Iterator[tuple[int, Keys, Array, Array]]:
@@ -313,7 +305,6 @@ def _load_blocks(
     shard: Shard,
     folder: Path,
     part: Mapping[str, Any],
-    lasts: dict[int, list[int]],
     parameters: Collection[str] | None,
 ) -> None:
     with shard.blocks_locked():
@@ -350,4 +341,3 @@ def _load_blocks(
                     if name.startswith(prefix)
                 }
                 blocks.restore(block_id, of_block, marks)
-                _note_marks(lasts, marks)

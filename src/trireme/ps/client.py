@@ -3,8 +3,8 @@
 Exactly once: a push is named (stream, sequence). It is re-sent under the same name after a lost
 answer or a change of the bucket map, and the servers' marks make the repetition harmless.
 
-Threads: pull, push and the rest each use a connection of their own, so one thread may pull while
-another pushes.
+Threads: pull, push, what is asked aside, and the rest each use a connection of their own, so one
+thread may pull while another pushes and a third waits for a save.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class Client:
         self._pull = _Channel(connect("pull"))
         self._push = _Channel(connect("push"))
         self._control = _Channel(connect("control"))
+        self._aside = _Channel(connect("aside"))
         self._dense: DenseParameters | None = None
         self._num_gathers = 0
         self._calls = itertools.count(1)
@@ -387,7 +388,7 @@ class Client:
         return [reply.body for reply in self._everywhere("ps.stats", {})]
 
     def close(self) -> None:
-        for channel in (self._pull, self._push, self._control):
+        for channel in (self._pull, self._push, self._control, self._aside):
             channel.transport.close()
 
     # ---- calls ----
@@ -412,11 +413,21 @@ class Client:
         return self._until_current(method, attempt, timeout_s)
 
     def everywhere(
-        self, method: str, body: dict[str, Any], *, timeout_s: float | None = None
+        self,
+        method: str,
+        body: dict[str, Any],
+        *,
+        timeout_s: float | None = None,
+        aside: bool = False,
     ) -> list[Reply]:
-        """Call a method on every server, in parallel; replies in the order of the servers."""
+        """Call a method on every server, in parallel; replies in the order of the servers.
+
+        Args:
+            aside: over a connection of its own, because it takes long and other calls go on.
+        """
         calls = [Call(endpoint, method, body, []) for endpoint in self._servers]
-        return self._control.call_all(calls, self.timeout_s if timeout_s is None else timeout_s)
+        channel = self._aside if aside else self._control
+        return channel.call_all(calls, self.timeout_s if timeout_s is None else timeout_s)
 
     def _everywhere(self, method: str, body: dict[str, Any]) -> list[Reply]:
         return self._until_current(

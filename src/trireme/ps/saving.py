@@ -29,7 +29,7 @@ def save_checkpoint(
     timeout_s: float = SAVE_TIMEOUT_S,
 ) -> None:
     """Write all tables, blocks and marks of the cluster into a new folder. One worker calls it;
-    others train on.
+    others train on, and so may other threads of this one.
 
     Args:
         extra: JSON values that `load_checkpoint` gives back.
@@ -42,7 +42,9 @@ def save_checkpoint(
     """
     path = path.absolute()
     with published(path) as partial:
-        replies = client.everywhere("checkpoint.save", {"path": str(partial)}, timeout_s=timeout_s)
+        replies = client.everywhere(
+            "checkpoint.save", {"path": str(partial)}, timeout_s=timeout_s, aside=True
+        )
         parts = [reply.body for reply in replies]
         files = [
             entry
@@ -79,11 +81,16 @@ def _merge(parts: list[dict[str, Any]], client: Client) -> dict[str, Any]:
         "files": [entry for part in parts for entry in part["blocks"]["files"]],
         "blocks": {k: v for part in parts for k, v in part["blocks"]["blocks"].items()},
     }
-    streams: dict[int, list[Any]] = {}
+    found: dict[int, list[list[Any]]] = {}
     for part in parts:
-        for stream, last, position in part["streams"]:
-            if stream not in streams or last < streams[stream][1]:
-                streams[stream] = [stream, last, position]
+        for entry in part["streams"]:
+            found.setdefault(entry[0], []).append(entry)
+    # What every server has of a stream; one that a server does not name begins anew.
+    streams = {
+        stream: min(entries, key=lambda entry: int(entry[1]))
+        for stream, entries in found.items()
+        if len(entries) == len(parts)
+    }
     return {
         "servers": list(client.map.servers),
         "map_version": client.map.version,

@@ -390,16 +390,7 @@ class Shard:
         """Last sequence and position of each stream, as far as everything here has seen it."""
         del request
         with self._lock:
-            return Reply(
-                {
-                    "streams": [
-                        [stream, state.last, list(state.position)]
-                        for stream, state in self.streams.items()
-                        if state.last
-                    ],
-                    "applied_step": self._staging.applied,
-                }
-            )
+            return Reply({"streams": self.applied_streams(), "applied_step": self._staging.applied})
 
     def _on_stats(self, request: Request) -> Reply:
         del request
@@ -424,17 +415,26 @@ class Shard:
 
     # ---- checkpoints ----
 
-    def reset_streams(
-        self, lasts: Mapping[int, int], positions: Mapping[int, tuple[int, ...]]
-    ) -> None:
-        """After a load: the marks of the checkpoint are the truth about what has been applied."""
+    def applied_streams(self) -> list[list[Any]]:
+        """[stream, last sequence, position behind it] of each stream. Every bucket and block here
+        has it, or more by the time that one looks.
+        """
         with self._lock:
-            for stream, last in lasts.items():
-                state = self.streams.setdefault(stream, StreamState())
-                state.last, state.position = last, positions.get(stream, ())
+            return [
+                [stream, state.last, list(state.position)]
+                for stream, state in self.streams.items()
+                if state.last
+            ]
+
+    def reset_streams(self, streams: Mapping[int, tuple[int, tuple[int, ...]]]) -> None:
+        """After a load: each stream goes on behind this sequence and position, where it is not
+        named from the beginning.
+        """
+        with self._lock:
+            for stream in streams:
+                self.streams.setdefault(stream, StreamState())
             for stream, state in self.streams.items():
-                if stream not in lasts:
-                    state.last, state.position = 0, ()
+                state.last, state.position = streams.get(stream, (0, ()))
 
     def blocks_locked(self) -> threading.Lock:
         return self._blocks_lock
