@@ -10,6 +10,7 @@ NB_MODULE(_core, m) {
   trireme::bind::register_column_store(m);
   trireme::bind::register_feed(m);
   trireme::bind::register_metrics(m);
+  trireme::bind::register_row_text(m);
   trireme::bind::register_strings(m);
   trireme::bind::register_table(m);
   trireme::bind::register_text(m);

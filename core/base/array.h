@@ -22,6 +22,9 @@ class Array {
   std::span<T> span() noexcept { return {data(), size_}; }
   std::span<const T> span() const noexcept { return {data(), size_}; }
 
+  // Forgets the elements from `size` on. Requires: size <= size().
+  void truncate(std::size_t size) noexcept { size_ = size; }
+
   // Hands the memory over to the caller, who deletes it with delete[].
   T* release() noexcept {
     size_ = 0;

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstddef>
 #include <system_error>
+#include <type_traits>
 
 #include "feed/words.h"
 
@@ -63,8 +64,9 @@ void scan_exponent(const char*& p, const char* text_end, Decimal& number) noexce
   p = q;
 }
 
-// What the fast way of parse_float cannot do exactly.
-bool parse_exactly(const Decimal& number, const char* end, float& value) noexcept {
+// What the fast way of parse_number cannot do exactly.
+template <class T>
+bool parse_exactly(const Decimal& number, const char* end, T& value) noexcept {
   const auto [stop, error] = std::from_chars(number.begin, end, value);
   if (error == std::errc()) return true;
   // Out of range: too large, or nearer to 0 than to the smallest float. The first digit that is
@@ -81,7 +83,48 @@ bool parse_exactly(const Decimal& number, const char* end, float& value) noexcep
     fraction_digits = std::find_if(point + 1, end, [](char c) { return !is_digit(c); }) - point - 1;
   }
   if (place + number.exponent + fraction_digits > 0) return false;
-  value = 0.0F;
+  value = 0;
+  return true;
+}
+
+// Whether rounding to T what was rounded to a double gives the T nearest to the number: not where
+// the double lies half-way between two floats.
+template <class T>
+bool is_rounded_once(double x) noexcept {
+  if constexpr (std::is_same_v<T, double>) return true;
+  constexpr std::uint64_t kLostBits = (1ULL << 29) - 1;
+  return (std::bit_cast<std::uint64_t>(x) & kLostBits) != 1ULL << 28;
+}
+
+template <class T>
+bool parse_number(const char*& p, const char* text_end, T& value) noexcept {
+  Decimal number;
+  if (p < text_end && (*p == '-' || *p == '+')) number.is_negative = *p++ == '-';
+  number.begin = p;
+  scan_digits(p, text_end, number);
+  if (p < text_end && *p == '.') {
+    const char* const point = p++;
+    scan_digits(p, text_end, number);
+    number.exponent = point + 1 - p;
+  }
+  if (number.num_digits == 0) return false;
+  scan_exponent(p, text_end, number);
+
+  // Mantissa and power of ten are exact doubles: their product or quotient is rounded once. A
+  // float is rounded once more.
+  const std::int64_t tens = number.exponent < 0 ? -number.exponent : number.exponent;
+  if (number.num_digits <= kMaxMantissaDigits && number.mantissa <= kMaxExact &&
+      tens < static_cast<std::int64_t>(kExactTens.size())) {
+    const double ten = kExactTens[static_cast<std::size_t>(tens)];
+    const double mantissa = static_cast<double>(number.mantissa);
+    const double x = number.exponent < 0 ? mantissa / ten : mantissa * ten;
+    if (is_rounded_once<T>(x)) {
+      value = static_cast<T>(number.is_negative ? -x : x);
+      return true;
+    }
+  }
+  if (!parse_exactly(number, p, value)) return false;
+  if (number.is_negative) value = -value;
   return true;
 }
 
@@ -96,35 +139,11 @@ bool parse_more_digits(const char*& p, const char* text_end, std::uint64_t& valu
 }
 
 bool parse_float(const char*& p, const char* text_end, float& value) noexcept {
-  Decimal number;
-  if (p < text_end && (*p == '-' || *p == '+')) number.is_negative = *p++ == '-';
-  number.begin = p;
-  scan_digits(p, text_end, number);
-  if (p < text_end && *p == '.') {
-    const char* const point = p++;
-    scan_digits(p, text_end, number);
-    number.exponent = point + 1 - p;
-  }
-  if (number.num_digits == 0) return false;
-  scan_exponent(p, text_end, number);
+  return parse_number(p, text_end, value);
+}
 
-  // Mantissa and power of ten are exact doubles: their product or quotient is rounded once. It is
-  // rounded once more to float, which goes wrong only where the double lies half-way between two.
-  const std::int64_t tens = number.exponent < 0 ? -number.exponent : number.exponent;
-  if (number.num_digits <= kMaxMantissaDigits && number.mantissa <= kMaxExact &&
-      tens < static_cast<std::int64_t>(kExactTens.size())) {
-    const double ten = kExactTens[static_cast<std::size_t>(tens)];
-    const double mantissa = static_cast<double>(number.mantissa);
-    const double x = number.exponent < 0 ? mantissa / ten : mantissa * ten;
-    constexpr std::uint64_t kLostBits = (1ULL << 29) - 1;
-    if ((std::bit_cast<std::uint64_t>(x) & kLostBits) != 1ULL << 28) {
-      value = static_cast<float>(number.is_negative ? -x : x);
-      return true;
-    }
-  }
-  if (!parse_exactly(number, p, value)) return false;
-  if (number.is_negative) value = -value;
-  return true;
+bool parse_double(const char*& p, const char* text_end, double& value) noexcept {
+  return parse_number(p, text_end, value);
 }
 
 }  // namespace trireme

@@ -46,5 +46,7 @@ inline bool parse_key(const char*& p, const char* text_end, std::uint64_t& key) 
 // The float nearest to a decimal number: [+-] digits [. digits] [e [+-] digits], with at least one
 // digit before or behind the point. False: no such number, or it is beyond the largest float.
 bool parse_float(const char*& p, const char* text_end, float& value) noexcept;
+// The same for a double.
+bool parse_double(const char*& p, const char* text_end, double& value) noexcept;
 
 }  // namespace trireme
