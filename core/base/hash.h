@@ -21,4 +21,13 @@ constexpr std::uint32_t bucket_of_hash(std::uint64_t hash) noexcept {
 }
 constexpr std::uint32_t bucket_of(std::uint64_t key) noexcept { return bucket_of_hash(mix64(key)); }
 
+// The random bits of one key in one push: a retry of the push draws the same, on any server. Never
+// changes. `salt` tells purposes apart; a table's seed gives tables draws of their own.
+constexpr std::uint64_t push_bits(std::uint64_t seed, std::uint64_t salt, std::uint64_t key,
+                                  std::int64_t stream, std::int64_t sequence) noexcept {
+  const std::uint64_t of_table = mix64(seed + salt * 0x9E3779B97F4A7C15ULL);
+  const std::uint64_t of_stream = mix64(mix64(of_table ^ key) ^ static_cast<std::uint64_t>(stream));
+  return mix64(of_stream ^ static_cast<std::uint64_t>(sequence));
+}
+
 }  // namespace trireme
