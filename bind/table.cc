@@ -58,14 +58,15 @@ auto to_numpy(Array<T>&& array, Shape... shape) {
 }
 
 void init_table(Table* self, std::vector<int> dims, std::string rule, bool shared,
-                std::string bias_correction, float initial_accumulator, std::string initializer,
-                float init_a, float init_b, std::uint64_t seed, std::string absent,
-                int num_streams_max, std::string simd) {
+                std::string bias_correction, float initial_accumulator, bool nesterov,
+                std::string initializer, float init_a, float init_b, std::uint64_t seed,
+                std::string absent, int num_streams_max, std::string simd) {
   new (self) Table({.dims = std::move(dims),
                     .rule = {.name = std::move(rule),
                              .shared = shared,
                              .bias_correction = std::move(bias_correction),
-                             .initial_accumulator = initial_accumulator},
+                             .initial_accumulator = initial_accumulator,
+                             .nesterov = nesterov},
                     .initializer = std::move(initializer),
                     .init_a = init_a,
                     .init_b = init_b,
@@ -202,12 +203,14 @@ void register_table(nb::module_& m) {
       .def(
           "__init__",
           [](RuleValues* self, double lr, double weight_decay, double eps, double beta1,
-             double beta2, double lower, double upper, std::int64_t step) {
+             double beta2, double l1, double l2, double lower, double upper, std::int64_t step) {
             const RuleValues values{.lr = lr,
                                     .weight_decay = weight_decay,
                                     .eps = eps,
                                     .beta1 = beta1,
                                     .beta2 = beta2,
+                                    .l1 = l1,
+                                    .l2 = l2,
                                     .lower = lower,
                                     .upper = upper,
                                     .step = step};
@@ -215,7 +218,8 @@ void register_table(nb::module_& m) {
             new (self) RuleValues(values);
           },
           nb::kw_only(), "lr"_a, "weight_decay"_a = 0.0, "eps"_a = 1e-10, "beta1"_a = 0.9,
-          "beta2"_a = 0.999, "lower"_a = -kInfinity, "upper"_a = kInfinity, "step"_a = 1,
+          "beta2"_a = 0.999, "l1"_a = 0.0, "l2"_a = 0.0, "lower"_a = -kInfinity,
+          "upper"_a = kInfinity, "step"_a = 1,
           "weight_decay is added to the gradient (g += weight_decay * w); weights are clipped to "
           "[lower, upper] "
           "after the step; step, from 1, drives Adam's global bias correction. Errors: BadRequest.")
@@ -224,6 +228,8 @@ void register_table(nb::module_& m) {
       .def_ro("eps", &RuleValues::eps)
       .def_ro("beta1", &RuleValues::beta1)
       .def_ro("beta2", &RuleValues::beta2)
+      .def_ro("l1", &RuleValues::l1)
+      .def_ro("l2", &RuleValues::l2)
       .def_ro("lower", &RuleValues::lower)
       .def_ro("upper", &RuleValues::upper)
       .def_ro("step", &RuleValues::step);
@@ -237,13 +243,14 @@ void register_table(nb::module_& m) {
   nb::class_<Table>(m, "Table",
                     "Rows of weights and state by 64-bit key. Any thread may call anything.")
       .def("__init__", &init_table, nb::kw_only(), "dims"_a, "rule"_a, "shared"_a = false,
-           "bias_correction"_a = "global", "initial_accumulator"_a = 0.0F,
+           "bias_correction"_a = "global", "initial_accumulator"_a = 0.0F, "nesterov"_a = false,
            "initializer"_a = "uniform", "init_a"_a, "init_b"_a, "seed"_a, "absent"_a = "initial",
            "num_streams_max"_a = 1024, "simd"_a = "auto",
            "dims: weights of a row, per row class (one class for now).\n"
-           "rule: sgd, adagrad (shared: one accumulator per row; initial_accumulator), adam "
-           "(bias_correction: "
-           "global or row) or count.\n"
+           "rule: sgd, momentum (nesterov), adagrad (shared: one accumulator per row; "
+           "initial_accumulator), adam (shared; bias_correction: global or row), ftrl, count, "
+           "fleet_sgd, fleet_adagrad (shared), fleet_adagrad_v2, fleet_adam or "
+           "fleet_shared_adam.\n"
            "initializer: uniform in [init_a, init_b), normal (mean init_a, standard deviation "
            "init_b) or constant "
            "(init_a; init_b 0).\n"

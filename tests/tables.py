@@ -13,15 +13,22 @@ MASK = 2**64 - 1
 POOL = _core.Pool(2)
 RULES: dict[str, dict[str, Any]] = {
     "sgd": {"rule": "sgd"},
+    "momentum": {"rule": "momentum"},
+    "nesterov": {"rule": "momentum", "nesterov": True},
     "adagrad": {"rule": "adagrad", "initial_accumulator": 0.1},
     "shared adagrad": {"rule": "adagrad", "shared": True},
     "adam": {"rule": "adam"},
     "row adam": {"rule": "adam", "bias_correction": "row"},
+    "shared adam": {"rule": "adam", "shared": True},
+    "shared row adam": {"rule": "adam", "shared": True, "bias_correction": "row"},
+    "ftrl": {"rule": "ftrl"},
     "count": {"rule": "count"},
     "fleet sgd": {"rule": "fleet_sgd"},
     "fleet adagrad": {"rule": "fleet_adagrad"},
     "shared fleet adagrad": {"rule": "fleet_adagrad", "shared": True},
+    "fleet adagrad v2": {"rule": "fleet_adagrad_v2"},
     "fleet adam": {"rule": "fleet_adam"},
+    "shared fleet adam": {"rule": "fleet_shared_adam"},
 }
 INITIALIZERS = {
     "uniform": {"initializer": "uniform", "init_a": -0.5, "init_b": 0.25},

@@ -26,7 +26,9 @@ _RULES: dict[str, Any] = {
     "sgd": tr.optim.FleetSGD,
     "adagrad": tr.optim.FleetAdagrad,
     "std_adagrad": partial(tr.optim.FleetAdagrad, shared=False),
+    "adagrad_v2": tr.optim.FleetAdagradV2,
     "adam": tr.optim.FleetAdam,
+    "shared_adam": tr.optim.FleetSharedAdam,
 }
 
 

@@ -26,7 +26,9 @@ RULES = {
     "sgd": ("SparseNaiveSGDRule", "naive", 5e-4),
     "adagrad": ("SparseAdaGradSGDRule", "adagrad", 0.05),
     "std_adagrad": ("StdAdaGradSGDRule", "adagrad", 0.05),
+    "adagrad_v2": ("SparseAdaGradV2SGDRule", "adagrad", 0.05),
     "adam": ("SparseAdamSGDRule", "adam", 1e-3),
+    "shared_adam": ("SparseSharedAdamSGDRule", "adam", 1e-3),
 }
 
 

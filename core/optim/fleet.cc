@@ -4,34 +4,24 @@
 // A new row has a head alone: its first update moves that, and then the tail begins with its
 // initial weights (Fleet extends a row at the end of an update). Formulas, per part of n weights:
 //
-//   sgd:      w -= lr * g
-//   adagrad:  w -= lr * g * sqrt(g0 / (g0 + sum));  sum += mean(g * g)      the sum of before; g0
-//   is
-//             the step's eps                        (sum += g * g per weight without `shared`)
-//   adam:     m = beta1 * m + (1 - beta1) * g;  v likewise of g * g
-//             w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps), t per part
+//   sgd:          w -= lr * g
+//   adagrad:      w -= lr * g * sqrt(g0 / (g0 + sum));  sum += mean(g * g)
+//                 with the sum of before (g0 travels as eps), one per weight without `shared`
+//   adagrad_v2:   sum += mean(g * g);  w -= lr * g / (sqrt(sum) + eps)
+//   adam, shared_adam:   as moments.h has them, t per part
 //
 // Source: behaviour of paddlepaddle 2.6.2's SparseNaiveSGDRule, SparseAdaGradSGDRule,
-// StdAdaGradSGDRule and SparseAdamSGDRule.
+// StdAdaGradSGDRule, SparseAdaGradV2SGDRule, SparseAdamSGDRule and SparseSharedAdamSGDRule.
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
+#include "optim/counter.h"
 #include "optim/kernel.h"
-#include "optim/power.h"
+#include "optim/moments.h"
 #include "optim/rules.h"
 
 namespace trireme {
 namespace {
-
-// How many updates a row has had, kept as an integer in a float of its state; counts this one.
-TRIREME_INLINE std::uint32_t next_count(float* count) noexcept {
-  std::uint32_t t;
-  std::memcpy(&t, count, sizeof t);
-  t += t != UINT32_MAX;
-  std::memcpy(count, &t, sizeof t);
-  return t;
-}
 
 struct FleetSgd {
   explicit FleetSgd(const RuleValues& v) noexcept
@@ -86,40 +76,57 @@ struct SharedFleetAdagrad : FleetAdagrad {
   }
 };
 
-struct FleetAdam {
-  explicit FleetAdam(const RuleValues& v) noexcept
-      : values(v),
-        rate1(static_cast<float>(1.0 - v.beta1)),
-        rate2(static_cast<float>(1.0 - v.beta2)),
+struct FleetAdagradV2 {
+  explicit FleetAdagradV2(const RuleValues& v) noexcept
+      : lr(static_cast<float>(v.lr)),
         eps(static_cast<float>(v.eps)),
         lower(static_cast<float>(v.lower)),
         upper(static_cast<float>(v.upper)) {}
 
-  // state: (2 * dim + 1,): first moments, second moments, then the count.
+  // state: (3,): the sums of head and tail, then the count.
   TRIREME_INLINE void row(float* w, float* state, const float* g, int dim) const noexcept {
-    const std::uint32_t t = next_count(state + 2 * dim);
-    part(w, state, state + dim, g, 1, step_size_at(t));
-    if (t > 1) part(w + 1, state + 1, state + dim + 1, g + 1, dim - 1, step_size_at(t - 1));
+    part(w, state, g, 1);
+    if (next_count(state + 2) > 1 && dim > 1) part(w + 1, state + 1, g + 1, dim - 1);
   }
 
-  TRIREME_INLINE void part(float* w, float* m, float* v, const float* g, int size,
-                           float step) const noexcept {
-    for_lanes(size, [=, this](int j) {
-      const float mean = m[j] + rate1 * (g[j] - m[j]);
-      const float square = v[j] + rate2 * (g[j] * g[j] - v[j]);
-      m[j] = mean;
-      v[j] = square;
-      w[j] = clip(w[j] - step * (mean / (std::sqrt(square) + eps)), lower, upper);
-    });
+  TRIREME_INLINE void part(float* w, float* sum, const float* g, int size) const noexcept {
+    *sum += sum_lanes(size, [=](int j) { return g[j] * g[j]; }) / static_cast<float>(size);
+    const float divisor = std::sqrt(*sum) + eps;
+    for_lanes(size, [=, this](int j) { w[j] = clip(w[j] - lr * g[j] / divisor, lower, upper); });
   }
 
-  float step_size_at(std::uint64_t t) const noexcept {
-    return static_cast<float>(values.lr * std::sqrt(1.0 - power(values.beta2, t)) /
-                              (1.0 - power(values.beta1, t)));
-  }
+  float lr, eps, lower, upper;
+};
 
-  RuleValues values;
-  float rate1, rate2, eps, lower, upper;
+// Moments of a head and a tail, which count their steps apart.
+struct FleetMoments : Moments {
+  explicit FleetMoments(const RuleValues& v) noexcept : Moments(v) { weight_decay = 0.0F; }
+};
+
+struct FleetAdam : FleetMoments {
+  using FleetMoments::FleetMoments;
+
+  // state: (2 * dim + 2,): first moments, second moments, then the counts.
+  TRIREME_INLINE void row(float* w, float* m, const float* g, int dim) const noexcept {
+    float* v = m + dim;
+    float* counts = v + dim;
+    const std::uint32_t t = next_count(counts);
+    own(w, m, v, g, 1, step_size_at(t));
+    if (t == 1) return;
+    own(w + 1, m + 1, v + 1, g + 1, dim - 1, step_size_at(next_count(counts + 1)));
+  }
+};
+
+struct SharedFleetAdam : FleetMoments {
+  using FleetMoments::FleetMoments;
+
+  // state: (6,): m and v of the head, of the tail, then the counts.
+  TRIREME_INLINE void row(float* w, float* state, const float* g, int dim) const noexcept {
+    const std::uint32_t t = next_count(state + 4);
+    shared(w, state, g, 1, step_size_at(t));
+    if (t == 1 || dim == 1) return;
+    shared(w + 1, state + 2, g + 1, dim - 1, step_size_at(next_count(state + 5)));
+  }
 };
 
 }  // namespace
@@ -142,9 +149,23 @@ Rule make_fleet_adagrad(const RuleConfig& config) {
           .update = update<FleetAdagrad>};
 }
 
+Rule make_fleet_adagrad_v2(const RuleConfig&) {
+  return {.state_per_weight = 0,
+          .state_per_row = 3,
+          .initial_state = 0,
+          .update = update<FleetAdagradV2>};
+}
+
 Rule make_fleet_adam(const RuleConfig&) {
   return {
-      .state_per_weight = 2, .state_per_row = 1, .initial_state = 0, .update = update<FleetAdam>};
+      .state_per_weight = 2, .state_per_row = 2, .initial_state = 0, .update = update<FleetAdam>};
+}
+
+Rule make_fleet_shared_adam(const RuleConfig&) {
+  return {.state_per_weight = 0,
+          .state_per_row = 6,
+          .initial_state = 0,
+          .update = update<SharedFleetAdam>};
 }
 
 }  // namespace trireme

@@ -13,19 +13,27 @@ namespace {
 struct Entry {
   const char* name;
   Rule (*make)(const RuleConfig&);
-  bool has_shared;
-  bool has_bias_correction;
-  bool has_initial_accumulator;
+  bool has_shared = false;
+  bool has_bias_correction = false;
+  bool has_initial_accumulator = false;
+  bool has_nesterov = false;
 };
 
 constexpr std::array kRules = {
-    Entry{"sgd", make_sgd, false, false, false},
-    Entry{"adagrad", make_adagrad, true, false, true},
-    Entry{"adam", make_adam, false, true, false},
-    Entry{"count", make_count, false, false, false},
-    Entry{"fleet_sgd", make_fleet_sgd, false, false, false},
-    Entry{"fleet_adagrad", make_fleet_adagrad, true, false, false},
-    Entry{"fleet_adam", make_fleet_adam, false, false, false},
+    Entry{.name = "sgd", .make = make_sgd},
+    Entry{.name = "momentum", .make = make_momentum, .has_nesterov = true},
+    Entry{.name = "adagrad",
+          .make = make_adagrad,
+          .has_shared = true,
+          .has_initial_accumulator = true},
+    Entry{.name = "adam", .make = make_adam, .has_shared = true, .has_bias_correction = true},
+    Entry{.name = "ftrl", .make = make_ftrl},
+    Entry{.name = "count", .make = make_count},
+    Entry{.name = "fleet_sgd", .make = make_fleet_sgd},
+    Entry{.name = "fleet_adagrad", .make = make_fleet_adagrad, .has_shared = true},
+    Entry{.name = "fleet_adagrad_v2", .make = make_fleet_adagrad_v2},
+    Entry{.name = "fleet_adam", .make = make_fleet_adam},
+    Entry{.name = "fleet_shared_adam", .make = make_fleet_shared_adam},
 };
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::kBadRequest, what); }
@@ -33,6 +41,9 @@ constexpr std::array kRules = {
 void check_options(const Entry& rule, const RuleConfig& config) {
   const std::string subject = "rule " + config.name + ": ";
   if (config.shared && !rule.has_shared) refuse(subject + "expected shared = false, found true");
+  if (config.nesterov && !rule.has_nesterov) {
+    refuse(subject + "expected nesterov = false, found true");
+  }
   if (config.bias_correction != "global" && !rule.has_bias_correction) {
     refuse(subject + "expected no bias_correction, found " + config.bias_correction);
   }
@@ -68,6 +79,8 @@ void RuleValues::check() const {
   check_value(is_finite_float(eps) && eps >= 0, "eps", "a finite number >= 0", eps);
   check_value(beta1 >= 0 && beta1 < 1, "beta1", "a number in [0, 1)", beta1);
   check_value(beta2 >= 0 && beta2 < 1, "beta2", "a number in [0, 1)", beta2);
+  check_value(is_finite_float(l1) && l1 >= 0, "l1", "a finite number >= 0", l1);
+  check_value(is_finite_float(l2) && l2 >= 0, "l2", "a finite number >= 0", l2);
   check_value(!std::isnan(upper), "upper", "a number", upper);
   check_value(lower <= upper, "lower", "a number <= upper", lower);
   check_value(step >= 1, "step", "a number >= 1", static_cast<double>(step));

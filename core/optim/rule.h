@@ -26,6 +26,8 @@ struct RuleValues {
   double eps = 1e-10;
   double beta1 = 0.9;
   double beta2 = 0.999;
+  double l1 = 0.0;  // of FTRL, like l2
+  double l2 = 0.0;
   double lower = -std::numeric_limits<double>::infinity();  // weights are clipped to [lower, upper]
   double upper = std::numeric_limits<double>::infinity();
   std::int64_t step = 1;  // number of this step, from 1: Adam's global bias correction
@@ -46,10 +48,11 @@ struct Updates {
 // What is fixed when a table is made.
 struct RuleConfig {
   std::string name;
-  bool shared = false;  // one accumulator for the row instead of one per weight
+  bool shared = false;  // one accumulator, or pair of moments, for the row, not one per weight
   std::string bias_correction =
       "global";  // "global": by RuleValues::step; "row": by the row's own count
   float initial_accumulator = 0.0F;
+  bool nesterov = false;  // momentum: step ahead of the buffer
 };
 
 struct Rule {

@@ -32,10 +32,12 @@ class Rule:
     """Base of the update rules. `name` is permanent: it is stored in schemas and checkpoints.
 
     scale: what a gradient means: "loss", that of the loss as written; "fleet", see FleetRule.
+    is_per_show: whether scale="fleet" divides a gradient by the shows of its key.
     """
 
     name: ClassVar[str]
     scale: ClassVar[str] = "loss"
+    is_per_show: ClassVar[bool] = False
 
     lr: float
     weight_decay: float = 0.0
@@ -69,10 +71,51 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Rule):
-    """w -= lr * g. As torch.optim.SGD without momentum."""
+    """w -= lr * g. With momentum: b = momentum * b + (1 - dampening) * g; w -= lr * b.
+
+    In a row's first update b = g. With `nesterov`, w -= lr * (g + momentum * b). As
+    torch.optim.SGD, but lazy: rows without a gradient do not move on. Whether there is momentum is
+    fixed with the table; its value travels with each push. State: D + 1 floats with momentum, else
+    none.
+    """
 
     name: ClassVar[str] = "sgd"
     lr: float = 0.01
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        Rule.__post_init__(self)
+        needs = "0 without momentum" if self.momentum == 0 else "0 with nesterov"
+        is_free = self.momentum > 0 and not self.nesterov
+        _check(
+            "SGD",
+            momentum=(0 <= self.momentum < 1, "in [0, 1)", self.momentum),
+            dampening=(
+                0 <= self.dampening < 1 and (is_free or self.dampening == 0),
+                "in [0, 1)" if is_free else needs,
+                self.dampening,
+            ),
+            nesterov=(
+                not self.nesterov or self.momentum > 0,
+                "False without momentum",
+                self.nesterov,
+            ),
+        )
+
+    def fixed(self) -> dict[str, Any]:
+        if self.momentum == 0:
+            return Rule.fixed(self)
+        return {"name": "momentum", "nesterov": bool(self.nesterov)}
+
+    def group(self) -> dict[str, Any]:
+        if self.momentum == 0:
+            return Rule.group(self)
+        own = {"momentum": self.momentum}
+        if not self.nesterov:
+            own["dampening"] = self.dampening
+        return {**Rule.group(self), **own}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +147,7 @@ class Adagrad(Rule):
     def fixed(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "shared": self.shared,
+            "shared": bool(self.shared),
             "initial_accumulator": float(self.initial_accumulator_value),
         }
 
@@ -120,7 +163,10 @@ class Adam(Rule):
     torch.optim.SparseAdam (torch.optim.Adam has it outside). With bias_correction="global", t is
     the step of the optimizer, which travels with the push (as torch.optim.SparseAdam); with "row",
     t counts the updates of the row (as Fleet). Kingma, Ba, ICLR 2015.
-    State: 2 D floats, one more for "row".
+
+    With `shared`, one m and one v for the row: each weight steps by its own new m and v, then their
+    means over the row are kept (as Fleet's SparseSharedAdamSGDRule).
+    State: 2 D floats, or 2; one more for "row".
     """
 
     name: ClassVar[str] = "adam"
@@ -128,6 +174,7 @@ class Adam(Rule):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     bias_correction: str = "global"
+    shared: bool = False
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
@@ -142,10 +189,47 @@ class Adam(Rule):
         )
 
     def fixed(self) -> dict[str, Any]:
-        return {"name": self.name, "bias_correction": self.bias_correction}
+        return {
+            "name": self.name,
+            "bias_correction": self.bias_correction,
+            "shared": bool(self.shared),
+        }
 
     def group(self) -> dict[str, Any]:
         return {**Rule.group(self), "betas": self.betas, "eps": self.eps}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FTRL(Rule):
+    """FTRL-proximal, for sparse weights: those with |z| <= l1 are exactly 0.
+
+    sigma = (sqrt(n + g*g) - sqrt(n)) / lr; z += g - sigma*w; n += g*g;
+    w = 0 if |z| <= l1, else (sign(z)*l1 - z) / ((beta + sqrt(n)) / lr + l2).
+    McMahan et al., KDD 2013, algorithm 1; lr is its alpha. Weights follow from z and n, which start
+    at 0: use it with `initializer.Constant(0.0)`, as other initial weights fade with the first
+    update. A step with lr 0 changes nothing. State: 2 D floats.
+    """
+
+    name: ClassVar[str] = "ftrl"
+    lr: float = 0.1
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        Rule.__post_init__(self)
+        _check(
+            "FTRL",
+            weight_decay=(self.weight_decay == 0, "0: l2 regularizes", self.weight_decay),
+            **{
+                name: (math.isfinite(value) and value >= 0, ">= 0 and finite", value)
+                for name, value in (("beta", self.beta), ("l1", self.l1), ("l2", self.l2))
+            },
+        )
+
+    def group(self) -> dict[str, Any]:
+        # beta travels in the place of eps: a number beside the root, too.
+        return {**Rule.group(self), "eps": self.beta, "l1": self.l1, "l2": self.l2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +255,9 @@ class FleetRule(Rule):
     Fleet does.
 
     scale: "fleet": a gradient is multiplied by the number of examples in the batch; FleetAdagrad
-        divides it by the number of times the key occurs there (each is one show; Fleet's
-        ShowClickEntry can say another number, nothing here can). Not in sync with several workers.
+        and FleetAdagradV2 divide it by the number of times the key occurs there (each is one show;
+        Fleet's ShowClickEntry can say another number, nothing here can). Not in sync with several
+        workers.
         "loss": a gradient is that of the loss as written.
     """
 
@@ -208,6 +293,7 @@ class FleetAdagrad(FleetRule):
     """
 
     name: ClassVar[str] = "fleet_adagrad"
+    is_per_show: ClassVar[bool] = True
     lr: float = 0.05
     initial_g2sum: float = 3.0
     shared: bool = True
@@ -217,7 +303,7 @@ class FleetAdagrad(FleetRule):
         initial = self.initial_g2sum
         _check(
             "FleetAdagrad",
-            initial_g2sum=(math.isfinite(initial) and initial > 0, "> 0 and finite", initial),
+            initial_g2sum=(_is_positive(initial), "> 0 and finite", initial),
         )
 
     def fixed(self) -> dict[str, Any]:
@@ -226,6 +312,26 @@ class FleetAdagrad(FleetRule):
     def group(self) -> dict[str, Any]:
         # It travels in the place of eps: a number below the root, too.
         return {**Rule.group(self), "eps": self.initial_g2sum}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetAdagradV2(FleetRule):
+    """sum += mean(g*g), then w -= lr * g / (sqrt(sum) + eps): Fleet's SparseAdaGradV2SGDRule.
+
+    Head and tail have a sum each, which starts at 0.
+    """
+
+    name: ClassVar[str] = "fleet_adagrad_v2"
+    is_per_show: ClassVar[bool] = True
+    lr: float = 0.05
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        FleetRule.__post_init__(self)
+        _check("FleetAdagradV2", eps=(_is_positive(self.eps), "> 0 and finite", self.eps))
+
+    def group(self) -> dict[str, Any]:
+        return {**Rule.group(self), "eps": self.eps}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,23 +345,40 @@ class FleetAdam(FleetRule):
 
     def __post_init__(self) -> None:
         FleetRule.__post_init__(self)
-        _check_adam("FleetAdam", self.betas, self.eps)
+        _check_adam(type(self).__name__, self.betas, self.eps)
 
     def group(self) -> dict[str, Any]:
         return {**Rule.group(self), "betas": self.betas, "eps": self.eps}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSharedAdam(FleetAdam):
+    """FleetAdam with one m and one v for the head, and for the tail: SparseSharedAdamSGDRule.
+
+    Each weight steps by its own new m and v, then their means over the part are kept. State: 6
+    floats.
+    """
+
+    name: ClassVar[str] = "fleet_shared_adam"
+
+
+def _is_positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
 
 
 def _check_adam(rule: str, betas: tuple[float, float], eps: float) -> None:
     _check(
         rule,
         betas=(all(0 <= beta < 1 for beta in betas), "two values in [0, 1)", betas),
-        eps=(math.isfinite(eps) and eps > 0, "> 0 and finite", eps),
+        eps=(_is_positive(eps), "> 0 and finite", eps),
     )
 
 
 def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | int]:
     """The values of a param group as they travel with a push (docs/protocol.md, `values`)."""
-    beta1, beta2 = group.get("betas", (0.0, 0.0))
+    # Momentum and dampening travel as betas: rates at which old and new are mixed, too.
+    mixed = group.get("momentum", 0.0), group.get("dampening", 0.0)
+    beta1, beta2 = group.get("betas", mixed)
     low, high = group["bounds"] or (-math.inf, math.inf)
     return {
         "lr": float(group["lr"]),
@@ -263,6 +386,8 @@ def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | in
         "eps": float(group.get("eps", 0.0)),
         "beta1": float(beta1),
         "beta2": float(beta2),
+        "l1": float(group.get("l1", 0.0)),
+        "l2": float(group.get("l2", 0.0)),
         "lower": float(low),
         "upper": float(high),
         "step": int(step),

@@ -6,6 +6,7 @@ marks an array per stream. Every operation in float32 stands for one of the core
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Values:
     eps: float = 1e-10
     beta1: float = 0.9
     beta2: float = 0.999
+    l1: float = 0.0
+    l2: float = 0.0
     lower: float = -np.inf
     upper: float = np.inf
     step: int = 1
@@ -61,6 +64,22 @@ def move(weights: np.ndarray, step: np.ndarray, v: Values) -> None:
 
 def sgd(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
     move(weights, F32(v.lr) * decayed(weights, grad, v), v)
+
+
+def momentum(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    buffer = next_buffer(state, decayed(weights, grad, v), v, F32(1 - v.beta2))
+    move(weights, F32(v.lr) * buffer, v)
+
+
+def nesterov(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    grad = decayed(weights, grad, v)
+    move(weights, F32(v.lr) * (grad + F32(v.beta1) * next_buffer(state, grad, v, F32(1))), v)
+
+
+def next_buffer(state: np.ndarray, grad: np.ndarray, v: Values, share: np.float32) -> np.ndarray:
+    taken = F32(1) if next_count(state[-1:]) == 1 else share
+    state[:-1] = F32(v.beta1) * state[:-1] + taken * grad
+    return state[:-1]
 
 
 def adagrad(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
@@ -92,9 +111,7 @@ def adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) ->
 
 
 def row_adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
-    count = state[-1:].view(np.uint32)
-    count += np.uint32(1)
-    adam_at(int(count[0]), weights, state[:-1], grad, v)
+    adam_at(next_count(state[-1:]), weights, state[:-1], grad, v)
 
 
 def adam_at(t: int, weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
@@ -102,8 +119,11 @@ def adam_at(t: int, weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v:
     grad = decayed(weights, grad, v)
     means += F32(1 - v.beta1) * (grad - means)
     squares += F32(1 - v.beta2) * (grad * grad - squares)
-    size = F32(v.lr * np.sqrt(1 - power(v.beta2, t)) / (1 - power(v.beta1, t)))
-    move(weights, size * (means / (np.sqrt(squares) + F32(v.eps))), v)
+    move(weights, adam_size(t, v) * (means / (np.sqrt(squares) + F32(v.eps))), v)
+
+
+def adam_size(t: int, v: Values) -> np.float32:
+    return F32(v.lr * np.sqrt(1 - power(v.beta2, t)) / (1 - power(v.beta1, t)))
 
 
 @functools.cache
@@ -118,12 +138,44 @@ def power(base: float, n: int) -> float:
     return result
 
 
+def shared_adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    shared_adam_at(v.step, weights, state, grad, v)
+
+
+def shared_row_adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    shared_adam_at(next_count(state[-1:]), weights, state[:-1], grad, v)
+
+
+def shared_adam_at(
+    t: int, weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values
+) -> None:
+    grad = decayed(weights, grad, v)
+    mean = state[0] + F32(1 - v.beta1) * (grad - state[0])
+    square = state[1] + F32(1 - v.beta2) * (grad * grad - state[1])
+    state[:] = sum_of(mean) / F32(len(grad)), sum_of(square) / F32(len(grad))
+    move(weights, adam_size(t, v) * (mean / (np.sqrt(square) + F32(v.eps))), v)
+
+
+def ftrl(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    if v.lr == 0:
+        return
+    z, n = np.split(state, 2)
+    root = np.sqrt(n + grad * grad)
+    z += grad - (root - np.sqrt(n)) / F32(v.lr) * weights
+    n += grad * grad
+    beyond = np.abs(z) - F32(v.l1)
+    divisor = (F32(v.eps) + root) / F32(v.lr) + F32(v.l2)
+    with np.errstate(invalid="ignore"):  # 0 / 0, not used
+        weights[:] = np.where(beyond <= 0, F32(0), -np.copysign(beyond, z) / divisor)
+    move(weights, F32(0), v)
+
+
 def count(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
     move(weights, F32(-1), v)
 
 
 def next_count(state: np.ndarray) -> int:
-    """Counts an update in the last float of the state, as an integer."""
+    """Counts an update in the last float of a state, as an integer."""
     count = state[-1:].view(np.uint32)
     count += np.uint32(1)
     return int(count[0])
@@ -154,28 +206,61 @@ def shared_fleet_adagrad(
         sums += sum_of(of * of) / F32(len(of))
 
 
+def fleet_adagrad_v2(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    for sums, part in zip((state[:1], state[1:2]), parts_of(grad, next_count(state)), strict=False):
+        of = grad[part]
+        sums += sum_of(of * of) / F32(len(of))
+        move(weights[part], F32(v.lr) * of / (np.sqrt(sums[0]) + F32(v.eps)), v)
+
+
+def parts_of(grad: np.ndarray, count: int) -> list[slice]:
+    """The parts of a row that learn in the update of this number: head and tail."""
+    return [slice(0, 1), slice(1, None)][: 2 if count > 1 and len(grad) > 1 else 1]
+
+
 def fleet_adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
-    t = next_count(state)
-    means, squares = np.split(state[:-1], 2)
-    for part, count in ((slice(0, 1), t), (slice(1, None), t - 1)):
-        if count and len(grad[part]):
-            moments = np.concatenate([means[part], squares[part]])
-            adam_at(count, weights[part], moments, grad[part], v)
-            means[part], squares[part] = np.split(moments, 2)
+    v = dataclasses.replace(v, weight_decay=0.0)
+    means, squares = np.split(state[:-2], 2)
+    for part, t in steps_of(state[-2:], grad):
+        moments = np.concatenate([means[part], squares[part]])
+        adam_at(t, weights[part], moments, grad[part], v)
+        means[part], squares[part] = np.split(moments, 2)
+
+
+def shared_fleet_adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
+    v = dataclasses.replace(v, weight_decay=0.0)
+    for moments, (part, t) in zip((state[:2], state[2:4]), steps_of(state[4:], grad), strict=False):
+        shared_adam_at(t, weights[part], moments, grad[part], v)
+
+
+def steps_of(counts: np.ndarray, grad: np.ndarray) -> list[tuple[slice, int]]:
+    """The parts of a row that learn, each with the number of its step; counts them."""
+    head = next_count(counts[:1])
+    parts = parts_of(grad, head)
+    return list(
+        zip(parts, [head, next_count(counts[1:])] if len(parts) == 2 else [head], strict=True)
+    )
 
 
 # Rule of tests.tables.RULES -> how it applies, floats of state per weight and per row.
 RULES: dict[str, tuple[Apply, int, int]] = {
     "sgd": (sgd, 0, 0),
+    "momentum": (momentum, 1, 1),
+    "nesterov": (nesterov, 1, 1),
     "adagrad": (adagrad, 1, 0),
     "shared adagrad": (shared_adagrad, 0, 1),
     "adam": (adam, 2, 0),
     "row adam": (row_adam, 2, 1),
+    "shared adam": (shared_adam, 0, 2),
+    "shared row adam": (shared_row_adam, 0, 3),
+    "ftrl": (ftrl, 2, 0),
     "count": (count, 0, 0),
     "fleet sgd": (fleet_sgd, 0, 1),
     "fleet adagrad": (fleet_adagrad, 1, 1),
     "shared fleet adagrad": (shared_fleet_adagrad, 0, 3),
-    "fleet adam": (fleet_adam, 2, 1),
+    "fleet adagrad v2": (fleet_adagrad_v2, 0, 3),
+    "fleet adam": (fleet_adam, 2, 2),
+    "shared fleet adam": (shared_fleet_adam, 0, 6),
 }
 
 

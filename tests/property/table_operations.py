@@ -131,6 +131,8 @@ class Operations:
             weight_decay=self.random.choice((0.0, 0.01)),
             eps=self.random.choice((1e-8, 1e-3)),
             beta1=self.random.choice((0.9, 0.5)),
+            l1=self.random.choice((0.0, 0.5)),
+            l2=self.random.choice((0.0, 0.1)),
             lower=bounds[0],
             upper=bounds[1],
             step=self.random.randint(1, 100),

@@ -21,6 +21,15 @@ TABLES: list[tuple[str, int, dict[str, Any]]] = [
     ("shared adagrad", 21, {"initial_accumulator": 0.5}),
     ("adam", 8, {"absent": "zeros"}),
     ("row adam", 5, {}),
+    ("momentum", 6, {}),
+    ("nesterov", 17, {}),
+    ("shared adam", 10, {}),
+    ("ftrl", 7, {}),
+    ("fleet sgd", 4, {}),
+    ("shared fleet adagrad", 9, {}),
+    ("fleet adagrad v2", 9, {}),
+    ("fleet adam", 9, {}),
+    ("shared fleet adam", 9, {}),
     ("count", 3, {"simd": "scalar"}),
 ]
 

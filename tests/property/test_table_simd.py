@@ -28,6 +28,8 @@ def random_values(rng: np.random.Generator, step: int) -> _core.RuleValues:
         lr=rng.choice([0.1, 0.037]),
         weight_decay=rng.choice([0.0, 0.013]),
         eps=rng.choice([1e-10, 1e-5]),
+        l1=rng.choice([0.0, 0.3]),
+        l2=rng.choice([0.0, 0.1]),
         step=step,
         lower=bounds[0],
         upper=bounds[1],

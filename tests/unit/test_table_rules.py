@@ -85,6 +85,41 @@ def test_sgd_is_torchs(weight_decay: float) -> None:
     assert_equals(run_table(table, steps, lr=0.05, weight_decay=weight_decay), expected, start)
 
 
+class LazySGD(torch.optim.SGD):
+    """torch's SGD on each row as a parameter of its own: rows without a gradient stay."""
+
+    def __init__(self, weight: torch.Tensor, **options: Any) -> None:
+        self.weight = weight
+        self.rows = [row.clone().requires_grad_() for row in weight.detach()]
+        super().__init__(self.rows, **options)
+
+    def step(self) -> None:  # type: ignore[override]
+        touched = self.weight.grad.abs().sum(1) > 0
+        for row, grad, is_touched in zip(self.rows, self.weight.grad, touched, strict=True):
+            row.grad = grad if is_touched else None
+        super().step()
+        self.weight.data.copy_(torch.stack([row.detach() for row in self.rows]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "dampening", "weight_decay"),
+    [("momentum", 0.0, 0.0), ("momentum", 0.4, 0.0), ("momentum", 0.4, 0.3), ("nesterov", 0, 0.3)],
+)
+def test_momentum_is_torchs_sgd_on_the_rows_with_a_gradient(
+    rule: str, dampening: float, weight_decay: float
+) -> None:
+    steps = make_steps()
+    table = make_table(DIM, rule)
+    assert table.state_floats == DIM + 1
+    start = lookup(table, KEYS)
+    options = {"lr": 0.05, "momentum": 0.8, "dampening": dampening, "weight_decay": weight_decay}
+    expected = run_torch(
+        start, steps, lambda p: LazySGD(p[0], **options, nesterov=rule == "nesterov")
+    )
+    rates = {"lr": 0.05, "beta1": 0.8, "beta2": dampening, "weight_decay": weight_decay}
+    assert_equals(run_table(table, steps, **rates), expected, start)
+
+
 @pytest.mark.parametrize(
     ("accumulator", "eps", "weight_decay"),
     [(0.0, 1e-10, 0.0), (0.1, 1e-10, 0.0), (0.1, 0.5, 0.0), (2.0, 1e-3, 0.3)],
@@ -186,7 +221,57 @@ def test_row_adam_counts_the_updates_of_each_row() -> None:
     np.testing.assert_array_equal(again, lookup(table, KEYS), err_msg="the push's step is not used")
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "shared adagrad", "adam", "row adam"])
+@pytest.mark.parametrize("rule", ["shared adam", "shared row adam"])
+def test_shared_adam_keeps_the_mean_moments_of_the_row(rule: str) -> None:
+    beta1, beta2 = 0.8, 0.95
+
+    def apply(w: np.ndarray, state: dict[str, Any], grad: np.ndarray) -> None:
+        g = grad + 0.2 * w
+        t = state["t"] = state.get("t", 0) + 1
+        m = beta1 * state.get("m", 0.0) + (1 - beta1) * g
+        v = beta2 * state.get("v", 0.0) + (1 - beta2) * g * g
+        state["m"], state["v"] = m.mean(), v.mean()
+        w -= 0.01 * np.sqrt(1 - beta2**t) / (1 - beta1**t) * m / (np.sqrt(v) + 1e-4)
+
+    by_row = rule == "shared row adam"
+    steps = make_steps(touch_all=not by_row)  # so that the step is the row's count, too
+    table = make_table(DIM, rule)
+    assert table.state_floats == 2 + by_row
+    start = lookup(table, KEYS)
+    rates = {"lr": 0.01, "beta1": beta1, "beta2": beta2, "eps": 1e-4, "weight_decay": 0.2}
+    assert_equals(run_table(table, steps, **rates), run_numpy(start, steps, apply), start)
+
+
+@pytest.mark.parametrize(("beta", "l1", "l2"), [(1.0, 0.0, 0.0), (0.3, 0.7, 0.2), (0.0, 0.1, 0.0)])
+def test_ftrl_is_the_papers_algorithm(beta: float, l1: float, l2: float) -> None:
+    alpha = 0.05
+
+    def apply(w: np.ndarray, state: dict[str, Any], grad: np.ndarray) -> None:
+        """Algorithm 1 of McMahan et al. 2013, a coordinate at a time."""
+        z, n = state.setdefault("z", np.zeros(DIM)), state.setdefault("n", np.zeros(DIM))
+        for i, g in enumerate(grad):
+            sigma = (np.sqrt(n[i] + g * g) - np.sqrt(n[i])) / alpha
+            z[i] += g - sigma * w[i]
+            n[i] += g * g
+            if abs(z[i]) <= l1:
+                w[i] = 0
+            else:
+                w[i] = -(z[i] - np.sign(z[i]) * l1) / ((beta + np.sqrt(n[i])) / alpha + l2)
+
+    steps = make_steps()
+    table = make_table(DIM, "ftrl", initializer="constant", init_a=0.0, init_b=0.0)
+    start = lookup(table, KEYS)
+    expected = run_numpy(start, steps, apply)
+    found = run_table(table, steps, lr=alpha, eps=beta, l1=l1, l2=l2)
+    assert_equals(found, expected, start)
+    if l1 > 0:
+        assert ((found == 0) & (expected == 0)).any(), "expected weights that are exactly 0"
+    unmoved = make_table(DIM, "ftrl")
+    before = lookup(unmoved, KEYS)
+    np.testing.assert_array_equal(run_table(unmoved, steps[:2], lr=0.0), before)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "adagrad", "shared adagrad", "adam", "ftrl"])
 def test_bounds_clip_the_weights_after_each_update(rule: str) -> None:
     free, bounded = make_table(DIM, rule), make_table(DIM, rule)
     (rows, grads), *_ = make_steps(touch_all=True)
@@ -213,6 +298,16 @@ def fleet_part(kind: str, w: np.ndarray, state: dict[str, Any], g: np.ndarray) -
     if kind == "sgd":
         w -= 0.05 * g
         return
+    if kind == "shared adam":
+        t = state["t"] = state.get("t", 0) + 1
+        m, v = 0.8 * state.get("m", 0.0) + 0.2 * g, 0.95 * state.get("v", 0.0) + 0.05 * g * g
+        state["m"], state["v"] = m.mean(), v.mean()
+        w -= 0.05 * np.sqrt(1 - 0.95**t) / (1 - 0.8**t) * m / (np.sqrt(v) + 0.7)
+        return
+    if kind == "adagrad v2":
+        state["sum"] = state.get("sum", 0.0) + (g * g).mean()
+        w -= 0.05 * g / (np.sqrt(state["sum"]) + 0.7)
+        return
     if kind == "adam":
         t = state["t"] = state.get("t", 0) + 1
         m = state["m"] = 0.8 * state.get("m", 0.0) + 0.2 * g
@@ -224,7 +319,9 @@ def fleet_part(kind: str, w: np.ndarray, state: dict[str, Any], g: np.ndarray) -
     state["sum"] = sums + ((g * g).mean() if kind == "shared adagrad" else g * g)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "shared adagrad", "adam"])
+@pytest.mark.parametrize(
+    "kind", ["sgd", "adagrad", "shared adagrad", "adagrad v2", "adam", "shared adam"]
+)
 def test_fleets_rules_move_the_tail_from_the_second_update_on(kind: str) -> None:
     def apply(w: np.ndarray, state: dict[str, Any], g: np.ndarray) -> None:
         fleet_part(kind, w[:1], state.setdefault("head", {}), g[:1])
@@ -251,13 +348,20 @@ USED = {
     "sgd": {"lr", "weight_decay", "lower", "upper"},
     "adagrad": {"lr", "weight_decay", "eps", "lower", "upper"},
     "shared adagrad": {"lr", "weight_decay", "eps", "lower", "upper"},
+    "momentum": {"lr", "weight_decay", "beta1", "beta2", "lower", "upper"},
+    "nesterov": {"lr", "weight_decay", "beta1", "lower", "upper"},
+    "ftrl": {"lr", "eps", "l1", "l2", "lower", "upper"},
     "adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper", "step"},
     "row adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper"},
+    "shared adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper", "step"},
+    "shared row adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper"},
     "count": {"lower", "upper"},
     "fleet sgd": {"lr", "lower", "upper"},
     "fleet adagrad": {"lr", "eps", "lower", "upper"},
     "shared fleet adagrad": {"lr", "eps", "lower", "upper"},
+    "fleet adagrad v2": {"lr", "eps", "lower", "upper"},
     "fleet adam": {"lr", "eps", "beta1", "beta2", "lower", "upper"},
+    "shared fleet adam": {"lr", "eps", "beta1", "beta2", "lower", "upper"},
 }
 BASE = {"lr": 0.1, "weight_decay": 0.1, "eps": 1e-3, "beta1": 0.9, "beta2": 0.99, "step": 3}
 CHANGED = {
@@ -266,6 +370,8 @@ CHANGED = {
     "eps": 1e-2,
     "beta1": 0.8,
     "beta2": 0.9,
+    "l1": 0.2,
+    "l2": 0.2,
     "step": 4,
     "lower": 5.0,
     "upper": 0.0,
@@ -283,13 +389,16 @@ def test_a_value_changes_the_result_exactly_where_the_rule_uses_it(rule: str, va
 
 # The declarations: class -> another value of each of its fields, beside the fields of all rules.
 DECLARED: dict[type[tr.optim.Rule], dict[str, Any]] = {
-    tr.optim.SGD: {},
+    tr.optim.SGD: {"momentum": 0.5, "dampening": 0.5, "nesterov": True},
+    tr.optim.FTRL: {"beta": 0.2, "l1": 0.3, "l2": 0.3},
     tr.optim.Adagrad: {"initial_accumulator_value": 0.3, "eps": 0.2, "shared": True},
-    tr.optim.Adam: {"betas": (0.5, 0.999), "eps": 0.2, "bias_correction": "row"},
+    tr.optim.Adam: {"betas": (0.5, 0.999), "eps": 0.2, "bias_correction": "row", "shared": True},
     tr.optim.Count: {},
     tr.optim.FleetSGD: {},
     tr.optim.FleetAdagrad: {"initial_g2sum": 0.3, "shared": False},
+    tr.optim.FleetAdagradV2: {"eps": 0.2},
     tr.optim.FleetAdam: {"betas": (0.5, 0.999), "eps": 0.2},
+    tr.optim.FleetSharedAdam: {"betas": (0.5, 0.999), "eps": 0.2},
 }
 OF_ALL = {"lr": 0.2, "weight_decay": 0.3, "bounds": (-0.01, 0.01)}
 
@@ -316,11 +425,15 @@ def test_every_knob_of_a_declared_rule_changes_the_result_or_is_refused(
         if rule is tr.optim.Count and field in ("lr", "weight_decay"):
             with pytest.raises(BadRequest, match="expected lr and weight_decay 0"):
                 rule(**{field: value})
-        elif issubclass(rule, tr.optim.FleetRule) and field == "weight_decay":
-            with pytest.raises(
-                BadRequest, match="expected weight_decay 0: Fleet's rules have none"
-            ):
+        elif issubclass(rule, tr.optim.FleetRule | tr.optim.FTRL) and field == "weight_decay":
+            with pytest.raises(BadRequest, match="expected weight_decay 0: "):
                 rule(**{field: value})
+        elif rule is tr.optim.SGD and field in ("dampening", "nesterov"):
+            with pytest.raises(BadRequest, match=f"expected {field} .* without momentum"):
+                rule(**{field: value})
+            assert run_declared(rule(momentum=0.5)) != run_declared(
+                rule(momentum=0.5, **{field: value})
+            )
         elif field == "scale":
             assert rule(**{field: value}).fixed() != rule().fixed()
         else:
@@ -341,7 +454,8 @@ def test_an_option_that_no_rule_has_is_refused_in_a_schema() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "ftrl"}, "expected one of sgd, adagrad, .*, found ftrl"),
+        ({"rule": "lion"}, "expected one of sgd, momentum, .*, found lion"),
+        ({"rule": "sgd", "nesterov": True}, "rule sgd: expected nesterov = false, found true"),
         ({"rule": "sgd", "shared": True}, "rule sgd: expected shared = false, found true"),
         ({"rule": "sgd", "bias_correction": "row"}, "expected no bias_correction, found row"),
         ({"rule": "adam", "bias_correction": "no"}, "expected bias_correction global or row"),
@@ -384,6 +498,8 @@ def test_a_wrong_option_of_a_table_is_refused_with_what_was_found(
         ({"eps": 1e39}, "eps: expected a finite number >= 0"),
         ({"beta1": 1.0}, r"beta1: expected a number in \[0, 1\), found 1"),
         ({"beta2": -0.5}, r"beta2: expected a number in \[0, 1\), found -0.5"),
+        ({"l1": -1.0}, "l1: expected a finite number >= 0, found -1"),
+        ({"l2": float("inf")}, "l2: expected a finite number >= 0, found inf"),
         ({"lower": 2.0, "upper": 1.0}, "lower: expected a number <= upper, found 2"),
         ({"upper": float("nan")}, "upper: expected a number, found nan"),
         ({"step": 0}, "step: expected a number >= 1, found 0"),

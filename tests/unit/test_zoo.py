@@ -194,6 +194,16 @@ BOUNDS = (-3.0, 4.0)
             {"adam": ADAM},
             tr.optim.FleetAdam(lr=0.01, betas=(0.8, 0.9), eps=1e-6),
         ),
+        (
+            "SparseSharedAdamSGDRule",
+            {"adam": ADAM},
+            tr.optim.FleetSharedAdam(lr=0.01, betas=(0.8, 0.9), eps=1e-6),
+        ),
+        (
+            "SparseAdaGradV2SGDRule",
+            {"adagrad": {"learning_rate": 0.1}},
+            tr.optim.FleetAdagradV2(lr=0.1),
+        ),
         ("SparseNaiveSGDRule", {}, tr.optim.FleetSGD(lr=0.05)),
     ],
 )
@@ -203,7 +213,7 @@ def test_table_parameters_say_how_rows_learn(name: str, values: Any, rule: Any) 
     table = zoo.load("ctr_dnn").create(config).model.inputs.embedding.table
     assert table.optimizer == rule
     assert table.schema.absent == "zeros"
-    initial = 0.01 if "adagrad" in values else 1e-4
+    initial = values.get("adagrad", {}).get("initial_range", 1e-4)
     assert table.schema.initializer == ("tail_uniform", -initial, initial)
     assert config.unread() == []
 
@@ -213,7 +223,7 @@ def test_table_parameters_that_do_not_fit_are_refused() -> None:
     for config, message in (
         (accessor(embedx_dim=9), "embedx_dim: expected 8, as the model's rows have 9 floats"),
         (accessor(fea_dim=9), "fea_dim: expected 11"),
-        (accessor(embed_sgd_param={"name": "SparseSharedAdamSGDRule"}), "expected one of Sparse"),
+        (accessor(embed_sgd_param={"name": "SparseLionSGDRule"}), "expected one of Sparse"),
         (accessor(embed_sgd_param={**naive, "naive": {"learning_rate": "x"}}), "number, found 'x'"),
         (
             accessor(embed_sgd_param={**naive, "naive": {"weight_bounds": 10}}),

@@ -6,7 +6,8 @@ and learn. Fleet's formulas: see trireme.optim.FleetRule.
 | embedx_dim | floats of a row's tail: the table's dim less 1 |
 | fea_dim | the same, counted with what Fleet stores: the table's dim and 2 |
 | embed_sgd_param, embedx_sgd_param | rule of head and tail: here one for both |
-| *.name | SparseNaiveSGDRule, SparseAdaGradSGDRule, StdAdaGradSGDRule or SparseAdamSGDRule |
+| *.name | SparseNaiveSGDRule, SparseAdaGradSGDRule, SparseAdaGradV2SGDRule, StdAdaGradSGDRule, |
+| | SparseAdamSGDRule or SparseSharedAdamSGDRule |
 | *.{naive, adagrad, adam}.learning_rate, initial_range, weight_bounds | of the rule |
 | *.adagrad.initial_g2sum | of the rule |
 | *.adam.beta1_decay_rate, beta2_decay_rate, ada_epsilon | of the rule |
@@ -25,7 +26,9 @@ _RULES: dict[str, tuple[str, type[optim.FleetRule], dict[str, Any]]] = {
     "SparseNaiveSGDRule": ("naive", optim.FleetSGD, {}),
     "SparseAdaGradSGDRule": ("adagrad", optim.FleetAdagrad, {"shared": True}),
     "StdAdaGradSGDRule": ("adagrad", optim.FleetAdagrad, {"shared": False}),
+    "SparseAdaGradV2SGDRule": ("adagrad", optim.FleetAdagradV2, {}),
     "SparseAdamSGDRule": ("adam", optim.FleetAdam, {}),
+    "SparseSharedAdamSGDRule": ("adam", optim.FleetSharedAdam, {}),
 }
 _PARTS = ("embed_sgd_param", "embedx_sgd_param")
 
@@ -53,8 +56,9 @@ def table_options(config: Config, table: str, dim: int) -> dict[str, Any]:
     first, *others = options.values()
     if others and others[0] != first:
         raise BadRequest(
-            f"{accessor}: expected one rule for head and tail, found {first['optimizer']} and"
-            f" {others[0]['optimizer']}, {first['initializer']} and {others[0]['initializer']}"
+            f"{accessor}: expected one rule for head and tail, as a row has one rule and one"
+            f" rate, found {first['optimizer']} and {others[0]['optimizer']},"
+            f" {first['initializer']} and {others[0]['initializer']}"
         )
     return first
 
@@ -64,7 +68,7 @@ def _options(config: Config, key: str) -> dict[str, Any]:
     if name not in _RULES:
         raise BadRequest(f"{key}.name: expected one of {', '.join(_RULES)}, found {name!r}")
     part, rule, values = _RULES[name]
-    lr = 1e-3 if rule is optim.FleetAdam else 0.05
+    is_adam = issubclass(rule, optim.FleetAdam)
 
     def number(option: str, default: float) -> float:
         found = config.get(f"{key}.{part}.{option}", default)
@@ -74,12 +78,12 @@ def _options(config: Config, key: str) -> dict[str, Any]:
 
     values = {
         **values,
-        "lr": number("learning_rate", lr),
+        "lr": number("learning_rate", 1e-3 if is_adam else 0.05),
         "bounds": _bounds(config, f"{key}.{part}.weight_bounds"),
     }
     if rule is optim.FleetAdagrad:
         values["initial_g2sum"] = number("initial_g2sum", 3.0)
-    elif rule is optim.FleetAdam:
+    elif is_adam:
         values["betas"] = number("beta1_decay_rate", 0.9), number("beta2_decay_rate", 0.999)
         values["eps"] = number("ada_epsilon", 1e-8)
     start = number("initial_range", 1e-4)

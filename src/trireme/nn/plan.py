@@ -29,7 +29,6 @@ from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.nn.ids import Columns, Ids, read_ids
 from trireme.nn.op import Lookup
-from trireme.optim import FleetAdagrad
 from trireme.table import Table
 
 
@@ -196,9 +195,9 @@ class _Unique:
         return self._positions[features, mode]
 
     def fleet_scale(self, table: Table) -> Tensor:
-        """(K, 1): the number of examples, divided by how often the key occurs for Adagrad."""
+        """(K, 1): the number of examples, for some rules divided by how often the key occurs."""
         scale_K = np.full(len(self.keys), self.index.num_examples, np.float32)
-        if isinstance(table.optimizer, FleetAdagrad):
+        if table.optimizer.is_per_show:
             scale_K /= np.diff(self._occurrences[1])
         return torch.from_numpy(scale_K)[:, None]
 

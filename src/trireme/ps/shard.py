@@ -75,6 +75,7 @@ def make_core_table(schema: TableSchema) -> _core.Table:
             "shared": bool(rule.pop("shared", False)),
             "bias_correction": str(rule.pop("bias_correction", "global")),
             "initial_accumulator": float(rule.pop("initial_accumulator", 0.0)),
+            "nesterov": bool(rule.pop("nesterov", False)),
         }
     except (KeyError, TypeError, ValueError) as error:
         raise BadRequest(

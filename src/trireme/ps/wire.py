@@ -211,7 +211,18 @@ class Push:
         return push
 
 
-RULE_VALUES = ("lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper", "step")
+RULE_VALUES = (
+    "lr",
+    "weight_decay",
+    "eps",
+    "beta1",
+    "beta2",
+    "l1",
+    "l2",
+    "lower",
+    "upper",
+    "step",
+)
 
 
 def _rule_values(values: Mapping[str, Any]) -> dict[str, float | int]:

@@ -1,0 +1,20 @@
+// How many updates a row has had, kept as an integer in a float of its state.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "base/isa.h"
+
+namespace trireme {
+
+// Counts one more, and returns the number with it. It stops at its largest.
+TRIREME_INLINE std::uint32_t next_count(float* count) noexcept {
+  std::uint32_t n;
+  std::memcpy(&n, count, sizeof n);
+  n += n != UINT32_MAX;
+  std::memcpy(count, &n, sizeof n);
+  return n;
+}
+
+}  // namespace trireme
