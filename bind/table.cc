@@ -2,12 +2,14 @@
 #include "table/table.h"
 
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,7 +62,8 @@ auto to_numpy(Array<T>&& array, Shape... shape) {
 void init_table(Table* self, std::vector<int> dims, std::string rule, bool shared,
                 std::string bias_correction, float initial_accumulator, bool nesterov,
                 std::string initializer, float init_a, float init_b, std::uint64_t seed,
-                std::string absent, int num_streams_max, std::string simd) {
+                std::string absent, int num_streams_max, std::string simd,
+                const PolicyConfig& policy) {
   new (self) Table({.dims = std::move(dims),
                     .rule = {.name = std::move(rule),
                              .shared = shared,
@@ -72,6 +75,7 @@ void init_table(Table* self, std::vector<int> dims, std::string rule, bool share
                     .init_b = init_b,
                     .seed = seed,
                     .absent = std::move(absent),
+                    .policy = policy,
                     .num_streams_max = num_streams_max,
                     .simd = std::move(simd)});
 }
@@ -83,11 +87,28 @@ std::size_t lookup(const Table& table, Keys keys, Array2<float> out, Pool& pool)
 }
 
 std::size_t update(Table& table, Keys keys, Array2<const float> grads, const Ids& ids,
-                   const RuleValues& values, Pool& pool) {
+                   const RuleValues& values, Pool& pool, std::uint32_t time, std::uint32_t version,
+                   const std::optional<Array2<const float>>& show_click,
+                   const std::optional<Array1<const std::uint32_t>>& features,
+                   const std::optional<Array1<const std::uint32_t>>& counts) {
   expect_rows("update", table, keys, grads);
+  PushColumns columns{.time = time, .version = version};
+  if (show_click) {
+    expect("update", "a show and a click per key: columns", show_click->shape(1), 2);
+    expect("update", "a show and a click per key: rows", show_click->shape(0), keys.size());
+    columns.show_click = show_click->data();
+  }
+  if (features) {
+    expect("update", "one feature per key:", features->size(), keys.size());
+    columns.features = features->data();
+  }
+  if (counts) {
+    expect("update", "one count per key:", counts->size(), keys.size());
+    columns.counts = counts->data();
+  }
   const std::vector<PushId> pushes = push_ids(ids);
   nb::gil_scoped_release release;
-  return table.update(as_span(keys), grads.data(), pushes, values, pool);
+  return table.update(as_span(keys), grads.data(), pushes, values, pool, columns);
 }
 
 void advance(Table& table, const Ids& ids) {
@@ -111,33 +132,96 @@ void set_marks(Table& table, std::int64_t stream, Array1<const std::uint64_t> ma
   table.set_marks(stream, as_span(marks));
 }
 
-nb::tuple snapshot(const Table& table, std::uint32_t bucket) {
+// A BucketContent in NumPy's arrays.
+struct Snapshot {
+  Result1<std::uint64_t> keys;
+  Result1<std::uint8_t> classes;
+  Result2<std::uint8_t> rows;
+  std::map<std::int64_t, std::uint64_t> marks;
+  Result1<std::uint8_t> pending;
+  Result1<std::uint64_t> removed;
+};
+
+// A property that hands out an array, which owns its memory already.
+constexpr auto kShared = nb::rv_policy::automatic;
+template <class T>
+auto part(T Snapshot::* array) {
+  return [array](const Snapshot& snapshot) { return snapshot.*array; };
+}
+
+Snapshot snapshot(const Table& table, std::uint32_t bucket, std::uint32_t since) {
   BucketContent content;
   {
     nb::gil_scoped_release release;
-    content = table.snapshot(bucket);
+    content = table.snapshot(bucket, since);
   }
-  nb::dict marks_of_streams;
-  for (const auto& [stream, sequence] : content.marks)
-    marks_of_streams[nb::int_(stream)] = sequence;
-  const std::size_t n = content.keys.size();
-  return nb::make_tuple(to_numpy(std::move(content.keys), n),
-                        to_numpy(std::move(content.classes), n),
-                        to_numpy(std::move(content.rows), n, table.row_bytes()), marks_of_streams);
+  return {.keys = result(std::move(content.keys)),
+          .classes = result(std::move(content.classes)),
+          .rows = result(std::move(content.rows), table.row_bytes()),
+          .marks = {content.marks.begin(), content.marks.end()},
+          .pending = result(std::move(content.pending)),
+          .removed = result(std::move(content.removed))};
+}
+
+Table::BucketView view_of(const char* who, const Table& table, const Keys& keys,
+                          const Array1<const std::uint8_t>& classes,
+                          const Array2<const std::uint8_t>& rows) {
+  expect(who, "rows of width", rows.shape(1), table.row_bytes());
+  expect(who, "as many rows as keys:", rows.shape(0), keys.size());
+  return {.keys = as_span(keys), .classes = as_span(classes), .rows = as_span(rows), .marks = {}};
+}
+
+void apply(Table& table, std::uint32_t bucket, Keys keys, Array1<const std::uint8_t> classes,
+           Array2<const std::uint8_t> rows, Keys removed) {
+  const Table::BucketView content = view_of("apply", table, keys, classes, rows);
+  nb::gil_scoped_release release;
+  table.apply(bucket, content, as_span(removed));
+}
+
+nb::tuple shrink(Table& table, std::uint32_t bucket, std::uint32_t time, bool day_over,
+                 std::uint32_t version) {
+  Table::Shrunk shrunk;
+  {
+    nb::gil_scoped_release release;
+    shrunk = table.shrink(bucket, {.time = time, .day_over = day_over}, version);
+  }
+  return nb::make_tuple(shrunk.num_expired, shrunk.num_evicted);
+}
+
+std::map<std::string, std::uint64_t> counters(const Table& table) {
+  const Counters counters = table.counters();
+  return {{"admitted", counters.admitted},
+          {"rejected", counters.rejected},
+          {"expired", counters.expired},
+          {"evicted", counters.evicted}};
+}
+
+void statistics(const Table& table, Keys keys, Array2<double> out, std::uint32_t time,
+                bool day_over, Pool& pool) {
+  expect("statistics", "a show and a click per key: columns", out.shape(1), 2);
+  expect("statistics", "a show and a click per key: rows", out.shape(0), keys.size());
+  nb::gil_scoped_release release;
+  table.statistics(as_span(keys), out.data(), {.time = time, .day_over = day_over}, pool);
+}
+
+void settle(Table& table, Keys keys, Array1<const float> delta_scores, Pool& pool) {
+  expect("settle", "one delta score per key:", delta_scores.size(), keys.size());
+  nb::gil_scoped_release release;
+  table.settle(as_span(keys), delta_scores.data(), pool);
 }
 
 void restore(Table& table, std::uint32_t bucket, Keys keys, Array1<const std::uint8_t> classes,
              Array2<const std::uint8_t> rows,
-             const std::map<std::int64_t, std::uint64_t>& marks_of_streams) {
-  expect("restore", "rows of width", rows.shape(1), table.row_bytes());
-  expect("restore", "as many rows as keys:", rows.shape(0), keys.size());
+             const std::map<std::int64_t, std::uint64_t>& marks_of_streams,
+             const std::optional<Array1<const std::uint8_t>>& pending) {
+  Table::BucketView content = view_of("restore", table, keys, classes, rows);
+  expect("restore", "no pending state of a table without admission: bytes",
+         pending ? pending->size() : 0, 0);
   const std::vector<std::pair<std::int64_t, std::uint64_t>> marks_given(marks_of_streams.begin(),
                                                                         marks_of_streams.end());
+  content.marks = marks_given;
   nb::gil_scoped_release release;
-  table.restore(bucket, {.keys = as_span(keys),
-                         .classes = as_span(classes),
-                         .rows = as_span(rows),
-                         .marks = marks_given});
+  table.restore(bucket, content);
 }
 
 std::size_t erase(Table& table, Keys keys, Pool& pool) {
@@ -240,12 +324,46 @@ void register_table(nb::module_& m) {
            "(N, D) float32. "
            "No update may run meanwhile.");
 
+  nb::class_<PolicyConfig>(m, "PolicyConfig",
+                           "How long rows live: the numbers of trireme.policy that the core needs.")
+      .def(
+          "__init__",
+          [](PolicyConfig* self, bool is_scored, double nonclk_coeff, double click_coeff,
+             double decay_rate, double delete_threshold,
+             std::optional<std::uint32_t> delete_after_unseen_days,
+             std::optional<std::uint64_t> ttl_s, std::optional<std::uint64_t> max_rows,
+             std::optional<std::uint64_t> max_bytes) {
+            new (self) PolicyConfig{.is_scored = is_scored,
+                                    .rates = {.nonclk_coeff = nonclk_coeff,
+                                              .click_coeff = click_coeff,
+                                              .decay_rate = decay_rate},
+                                    .delete_threshold = delete_threshold,
+                                    .delete_after_unseen_days = delete_after_unseen_days,
+                                    .ttl_s = ttl_s,
+                                    .max_rows = max_rows,
+                                    .max_bytes = max_bytes};
+          },
+          nb::kw_only(), "is_scored"_a = false, "nonclk_coeff"_a = 0.1, "click_coeff"_a = 1.0,
+          "decay_rate"_a = 1.0, "delete_threshold"_a = 0.0,
+          "delete_after_unseen_days"_a = nb::none(), "ttl_s"_a = nb::none(),
+          "max_rows"_a = nb::none(), "max_bytes"_a = nb::none());
+
+  nb::class_<Snapshot>(m, "Snapshot", "The content of a bucket at one moment.")
+      .def_prop_ro("keys", part(&Snapshot::keys), kShared, "(n,) uint64.")
+      .def_prop_ro("classes", part(&Snapshot::classes), kShared, "(n,) uint8, the class of each.")
+      .def_prop_ro("rows", part(&Snapshot::rows), kShared, "(n, row_bytes) uint8: wide rows.")
+      .def_ro("marks", &Snapshot::marks, "{stream: last sequence applied}.")
+      .def_prop_ro("pending", part(&Snapshot::pending), kShared,
+                   "(m,) uint8, opaque: state of the admission.")
+      .def_prop_ro("removed", part(&Snapshot::removed), kShared,
+                   "(r,) uint64: keys removed since; they may have come back.");
+
   nb::class_<Table>(m, "Table",
                     "Rows of weights and state by 64-bit key. Any thread may call anything.")
       .def("__init__", &init_table, nb::kw_only(), "dims"_a, "rule"_a, "shared"_a = false,
            "bias_correction"_a = "global", "initial_accumulator"_a = 0.0F, "nesterov"_a = false,
            "initializer"_a = "uniform", "init_a"_a, "init_b"_a, "seed"_a, "absent"_a = "initial",
-           "num_streams_max"_a = 1024, "simd"_a = "auto",
+           "num_streams_max"_a = 1024, "simd"_a = "auto", "policy"_a = PolicyConfig(),
            "dims: weights of a row, per row class (one class for now).\n"
            "rule: sgd, momentum (nesterov), adagrad (shared: one accumulator per row; "
            "initial_accumulator), adam (shared; bias_correction: global or row), ftrl, count, "
@@ -256,10 +374,19 @@ void register_table(nb::module_& m) {
            "(init_a; init_b 0).\n"
            "absent: what a lookup answers for an absent key, initial (weights) or zeros.\n"
            "simd: auto, scalar, avx2 or avx512; the results are the same bits.\n"
+           "policy: how long rows live.\n"
            "Errors: BadRequest, naming the value.")
       .def_prop_ro("dim", &Table::dim)
       .def_prop_ro("state_floats", &Table::state_floats)
-      .def_prop_ro("row_bytes", &Table::row_bytes, "Bytes of weights and state of a row.")
+      .def_prop_ro("is_scored", &Table::is_scored, "Whether rows count shows and clicks.")
+      .def_prop_ro("row_bytes", &Table::row_bytes,
+                   "Bytes of a wide row: weights, state, statistics.")
+      .def_prop_ro("version", &Table::version, "What changes are stamped with.")
+      .def("raise_version", &Table::raise_version, "version"_a,
+           "Stamp every change from now on with this version, or a later one.")
+      .def_prop_ro("counters", &counters,
+                   "What has become of keys since the table was made: admitted, rejected, expired, "
+                   "evicted.")
       .def_prop_ro("rows", &Table::num_rows, nb::call_guard<nb::gil_scoped_release>(),
                    "Number of rows.")
       .def_prop_ro("bytes", &Table::bytes, nb::call_guard<nb::gil_scoped_release>(),
@@ -269,13 +396,18 @@ void register_table(nb::module_& m) {
            "Write the weights of each key and return how many were absent. Changes nothing.\n"
            "keys: (N,) uint64, duplicates allowed; out: (N, D) float32.")
       .def("update", &update, "keys"_a.noconvert(), "grads"_a.noconvert(), "ids"_a, "values"_a,
-           "pool"_a,
+           "pool"_a, nb::kw_only(), "time"_a = 0, "version"_a = 0,
+           "show_click"_a.noconvert() = nb::none(), "features"_a.noconvert() = nb::none(),
+           "counts"_a.noconvert() = nb::none(),
            "Apply one step of the rule to each key, making absent rows, and raise all marks to "
            "`ids`.\n"
            "keys: (K,) uint64, distinct (a key that occurs twice has the rule applied twice, in "
            "order); grads: "
            "(K, D) float32; ids: [(stream, sequence >= 1)], the pushes that the gradients are the "
            "sum of.\n"
+           "time: data time in seconds, 0 if the data has none; version: the table's is raised to "
+           "it; show_click: (K, 2) float32, of scored tables; features: (K,) uint32, of scored "
+           "tables; counts: (K,) uint32, occurrences of each key.\n"
            "Keys of buckets that have all of `ids` already are left out. Returns the number of "
            "keys applied.\n"
            "Errors: BadRequest (nothing changed); ResourceExhausted (repeat with the same ids).")
@@ -285,15 +417,34 @@ void register_table(nb::module_& m) {
            "The last sequence of a stream that each bucket has, 0 for none: (4096,) uint64.")
       .def("set_marks", &set_marks, "stream"_a, "marks"_a.noconvert(),
            "Set the marks of a stream. marks: (4096,) uint64.")
-      .def("snapshot", &snapshot, "bucket"_a,
-           "The content of a bucket at one moment: (keys (n,) uint64, classes (n,) uint8, rows (n, "
-           "row_bytes) uint8 "
-           "of weights and state, marks {stream: sequence}).")
+      .def("snapshot", &snapshot, "bucket"_a, "since"_a = 0,
+           "The content of a bucket at one moment; since a version: only what has changed.\n"
+           "Errors: BadRequest, also where keys removed since then were forgotten.")
       .def("restore", &restore, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
-           "rows"_a.noconvert(), "marks"_a,
+           "rows"_a.noconvert(), "marks"_a, "pending"_a.noconvert() = nb::none(),
            "Replace rows and marks of a bucket by what snapshot returned; marks of other streams "
            "become 0.\n"
            "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
+      .def("apply", &apply, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
+           "rows"_a.noconvert(), "removed"_a.noconvert(),
+           "Remove keys of a bucket, then put rows in, or in the place of those there; other rows "
+           "and all marks stay.\n"
+           "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
+      .def("shrink", &shrink, "bucket"_a, "time"_a, "day_over"_a, "version"_a,
+           nb::sig("def shrink(self, bucket: int, time: int, day_over: bool, version: int) -> "
+                   "tuple[int, int]"),
+           "Remove the rows of a bucket that the policy lets go at a data time, at the end of its "
+           "day if day_over: (expired, evicted).")
+      .def("forget_removed", &Table::forget_removed, "version"_a,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Forget which keys were removed with a version up to this one.")
+      .def("statistics", &statistics, "keys"_a.noconvert(), "out"_a.noconvert(), "time"_a,
+           "day_over"_a, "pool"_a,
+           "Write show and click of each key as they are at a data time, 0 if absent. keys: (N,) "
+           "uint64; out: (N, 2) float64.")
+      .def("settle", &settle, "keys"_a.noconvert(), "delta_scores"_a.noconvert(), "pool"_a,
+           "Subtract what an export has used up from delta scores. keys: (N,) uint64; "
+           "delta_scores: (N,) float32.")
       .def("clear_bucket", &Table::clear_bucket, "bucket"_a,
            nb::call_guard<nb::gil_scoped_release>(), "Forget rows and marks of a bucket.")
       .def("erase", &erase, "keys"_a.noconvert(), "pool"_a,

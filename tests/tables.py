@@ -105,9 +105,15 @@ def snapshot(table: _core.Table) -> Snapshot:
     """Everything in a table: keys, classes, rows and marks of each bucket, as bytes."""
     content = {}
     for bucket in range(_core.NUM_BUCKETS):
-        keys, classes, rows, marks = table.snapshot(bucket)
-        content[bucket] = (keys.tobytes(), classes.tobytes(), rows.tobytes(), marks)
+        found = table.snapshot(bucket)
+        arrays = (found.keys, found.classes, found.rows)
+        content[bucket] = (*(array.tobytes() for array in arrays), found.marks)
     return content
+
+
+def restore(table: _core.Table, bucket: int, content: Any) -> None:
+    """Give a bucket the content of a snapshot."""
+    table.restore(bucket, content.keys, content.classes, content.rows, content.marks)
 
 
 def instruction_sets() -> dict[str, str]:

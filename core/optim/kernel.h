@@ -71,24 +71,32 @@ TRIREME_INLINE std::size_t update_rows(const Updates& updates, Dim dim, const Ru
   const auto grad_of = [=](std::size_t i) TRIREME_INLINE_LAMBDA {
     return grads + group.position(i) * static_cast<std::size_t>(dim);
   };
+  const StatisticsPush statistics = updates.statistics;
+  Index& index = updates.index;
+  const auto apply = [=, &index](std::size_t i, const IndexLine* line, std::byte* row)
+                         TRIREME_INLINE_LAMBDA {
+                           float* weights = weights_of_row(row);
+                           rule.row(weights, weights + dim, grad_of(i), dim);
+                           statistics.apply(row, group.position(i));
+                           index.touch(line, statistics.version);
+                         };
   std::size_t num_absent = 0;
   Finder finder(updates.arena, updates.index, updates.arena.row_bytes());
   for (std::size_t begin = 0; begin < group.keys.size(); begin += Finder::kBlock) {
     finder.begin(group.keys.subspan(begin, std::min(Finder::kBlock, last + 1 - begin)));
     finder.find(
-        [=](std::size_t i, std::byte* row, bool is_found) TRIREME_INLINE_LAMBDA {
-          const float* next = grad_of(std::min(begin + i + kAhead, last));
-          __builtin_prefetch(next);
-          __builtin_prefetch(next + dim - 1);
-          float* weights = weights_of_row(row);
-          if (is_found) rule.row(weights, weights + dim, grad_of(begin + i), dim);
-        },
-        [&](std::size_t i, std::byte* row) TRIREME_INLINE_LAMBDA {
+        [=, &index](std::size_t i, const IndexLine* line, std::byte* row, bool is_found)
+            TRIREME_INLINE_LAMBDA {
+              const float* next = grad_of(std::min(begin + i + kAhead, last));
+              __builtin_prefetch(next);
+              __builtin_prefetch(next + dim - 1);
+              if (is_found) apply(begin + i, line, row);
+            },
+        [&](std::size_t i, const IndexLine* line, std::byte* row) TRIREME_INLINE_LAMBDA {
           if (row == nullptr) {
             absent[num_absent++] = static_cast<std::uint32_t>(begin + i);
           } else {
-            float* weights = weights_of_row(row);
-            rule.row(weights, weights + dim, grad_of(begin + i), dim);
+            apply(begin + i, line, row);
           }
         });
   }

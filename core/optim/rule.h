@@ -16,6 +16,7 @@
 #include "store/arena.h"
 #include "store/group.h"
 #include "store/index.h"
+#include "store/statistics.h"
 
 namespace trireme {
 
@@ -39,10 +40,11 @@ struct RuleValues {
 // Keys of one stripe and their gradients. The stripe's lock is held.
 struct Updates {
   const Arena& arena;
-  const Index& index;
+  Index& index;
   Group group;
   const float* grads;  // (K, dim), by position of the key in the call
   int dim;
+  StatisticsPush statistics;
 };
 
 // What is fixed when a table is made.
@@ -56,7 +58,8 @@ struct RuleConfig {
 };
 
 struct Rule {
-  // Applies one step to each key that has a row, in order. Writes the numbers of the other keys to
+  // Applies one step to each key that has a row, in order, and what the push says of statistics;
+  // marks the rows' lines. Writes the numbers of the other keys to
   // `absent`, which has room for all, and returns how many they are.
   using Update = std::size_t (*)(const Updates&, const RuleValues&, Isa,
                                  std::uint32_t* absent) noexcept;

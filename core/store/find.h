@@ -44,9 +44,10 @@ class Finder {
     return stripes;
   }
 
-  // For each key, calls visit(i, row, is_found) with a row that is probably the key's, until one
-  // is: is_found says so, and where the row is not the key's own it is still one to read from. At
-  // last calls settle(i, row) for those that are not found so, with their row, null if absent.
+  // For each key, calls visit(i, line, row, is_found) with a row that is probably the key's, and
+  // the row's line, until one is: is_found says so, and where the row is not the key's own it is
+  // still one to read from. At last calls settle(i, line, row) for those that are not found so,
+  // with their row, null if absent.
   template <class Visit, class Settle>
   TRIREME_INLINE void find(const Visit& visit, const Settle& settle) noexcept {
     std::size_t num_rest = find_most(visit);
@@ -94,7 +95,7 @@ class Finder {
     for (std::size_t i = 0; i < keys_.size(); ++i) {
       std::byte* row = rows_[i % kRing];
       const bool is_found = (key_of_row(row) == keys_[i]) & (row != arena_.null_row());
-      visit(i, row, is_found);
+      visit(i, lines_[i % kRing], row, is_found);
       rest_[num_rest] = static_cast<std::uint16_t>(i);
       num_rest += !is_found;
       fetch_home(i + 2 * kAhead);
@@ -110,13 +111,15 @@ class Finder {
     for (std::size_t begin = 0; begin < num_keys; begin += kRing) {
       const std::size_t size = std::min(kRing, num_keys - begin);
       for (std::size_t r = 0; r < size; ++r) {
-        rows_[r] = arena_.row(index_.second_match(hashes_[rest_[begin + r]]));
+        const Index::Match match = index_.second_match(hashes_[rest_[begin + r]]);
+        lines_[r] = match.line;
+        rows_[r] = arena_.row(match.ref);
         fetch_row(rows_[r]);
       }
       for (std::size_t r = 0; r < size; ++r) {
         const std::uint16_t i = rest_[begin + r];
         const bool is_found = (key_of_row(rows_[r]) == keys_[i]) & (rows_[r] != arena_.null_row());
-        visit(i, rows_[r], is_found);
+        visit(i, lines_[r], rows_[r], is_found);
         rest_[num_rest] = i;
         num_rest += !is_found;
       }
@@ -142,12 +145,12 @@ class Finder {
       for (std::size_t r = 0; r < num_rest; ++r) {
         const std::uint16_t i = rest_[r];
         const std::uint64_t hash = hashes_[i];
-        std::byte* row =
-            index_.line_at(hash, distance)->find(keys_[i], IndexLine::tag_of(hash), arena_);
+        const IndexLine* line = index_.line_at(hash, distance);
+        std::byte* row = line->find(keys_[i], IndexLine::tag_of(hash), arena_);
         if (row == nullptr && index_.goes_on(hash, distance)) {
           rest_[num_further++] = i;
         } else {
-          settle(i, row);
+          settle(i, line, row);
         }
       }
       num_rest = num_further;

@@ -12,6 +12,9 @@ namespace {
 
 constexpr std::uint8_t kPassedMax = 255;
 
+// How far back the marks of lines tell old from new; a version further back finds every line.
+constexpr std::uint32_t kVersionsTold = 1U << 15;
+
 // What a bucket grows to when it is full: by an eighth, small ones by more, lest they grow for
 // every dozen of rows.
 constexpr std::uint64_t kGrowthMin = 3;
@@ -21,15 +24,27 @@ constexpr std::uint64_t grown(std::uint64_t num_lines) noexcept {
 
 }  // namespace
 
-std::byte* Index::find(std::uint64_t key) const noexcept {
-  const std::uint64_t hash = mix64(key);
+Index::Place Index::place_of(std::uint64_t key, std::uint64_t hash) const noexcept {
   for (std::uint32_t distance = 0;; ++distance) {
     std::byte* row = line_at(hash, distance)->find(key, IndexLine::tag_of(hash), arena_);
-    if (row != nullptr || !goes_on(hash, distance)) return row;
+    if (row != nullptr || !goes_on(hash, distance)) return {.row = row, .distance = distance};
   }
 }
 
-void Index::insert(std::uint64_t hash, Arena::Ref ref) noexcept {
+std::byte* Index::find(std::uint64_t key) const noexcept { return place_of(key, mix64(key)).row; }
+
+void Index::mark(IndexLine& line, std::uint16_t version, std::uint32_t now) noexcept {
+  const auto age = static_cast<std::uint16_t>(now - version);
+  if (age < line.age(now)) line.version = version;
+}
+
+void Index::touch(std::uint64_t key, std::uint32_t version, std::uint32_t now) noexcept {
+  const std::uint64_t hash = mix64(key);
+  const IndexLine* line = line_at(hash, place_of(key, hash).distance);
+  mark(const_cast<IndexLine&>(*line), static_cast<std::uint16_t>(version), now);
+}
+
+void Index::insert(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept {
   Bucket& bucket = buckets_[bucket_of_hash(hash)];
   for (std::uint64_t i = home_of(hash, bucket.num_lines);;
        i = i + 1 < bucket.num_lines ? i + 1 : 0) {
@@ -37,7 +52,8 @@ void Index::insert(std::uint64_t hash, Arena::Ref ref) noexcept {
     if (const std::uint32_t free = line.match(0); free != 0) {
       const std::uint32_t slot = IndexLine::first_slot(free);
       line.tags[slot] = IndexLine::tag_of(hash);
-      line.refs[slot] = ref;
+      line.refs[slot] = entry.ref;
+      mark(line, entry.version, now);
       ++bucket.num_rows;
       return;
     }
@@ -47,15 +63,10 @@ void Index::insert(std::uint64_t hash, Arena::Ref ref) noexcept {
 
 bool Index::erase(std::uint64_t key, Arena::Ref& ref) noexcept {
   const std::uint64_t hash = mix64(key);
-  const std::uint8_t tag = IndexLine::tag_of(hash);
-  std::uint32_t distance = 0;
-  std::byte* row;
-  while ((row = line_at(hash, distance)->find(key, tag, arena_)) == nullptr) {
-    if (!goes_on(hash, distance)) return false;
-    ++distance;
-  }
+  const auto [row, distance] = place_of(key, hash);
+  if (row == nullptr) return false;
   auto& line = const_cast<IndexLine&>(*line_at(hash, distance));
-  std::uint32_t slots = line.match(tag);
+  std::uint32_t slots = line.match(IndexLine::tag_of(hash));
   while (arena_.row(line.refs[IndexLine::first_slot(slots)]) != row) slots &= slots - 1;
   ref = line.refs[IndexLine::first_slot(slots)];
   line.tags[IndexLine::first_slot(slots)] = 0;
@@ -67,12 +78,26 @@ bool Index::erase(std::uint64_t key, Arena::Ref& ref) noexcept {
   return true;
 }
 
-void Index::refs_of(std::uint32_t bucket, std::vector<Arena::Ref>& refs) const {
+void Index::refs_since(std::uint32_t bucket, std::uint32_t since, std::uint32_t now,
+                       std::vector<Arena::Ref>& refs) const {
   const Bucket& b = buckets_[bucket];
-  refs.reserve(refs.size() + b.num_rows);
+  const bool tells = since != 0 && now - since < kVersionsTold;
+  if (!tells) refs.reserve(refs.size() + b.num_rows);
   for (std::uint32_t i = 0; i < b.num_lines; ++i) {
-    for (std::uint32_t slot = 0; slot < IndexLine::kSlots; ++slot) {
-      if (b.lines[i].tags[slot] != 0) refs.push_back(b.lines[i].refs[slot]);
+    const IndexLine& line = b.lines[i];
+    if (tells && line.age(now) >= now - since) continue;
+    for (std::uint32_t used = line.used(); used != 0; used &= used - 1) {
+      refs.push_back(line.refs[IndexLine::first_slot(used)]);
+    }
+  }
+}
+
+void Index::entries_of(std::uint32_t bucket, std::vector<Entry>& entries) const {
+  const Bucket& b = buckets_[bucket];
+  for (std::uint32_t i = 0; i < b.num_lines; ++i) {
+    const IndexLine& line = b.lines[i];
+    for (std::uint32_t used = line.used(); used != 0; used &= used - 1) {
+      entries.push_back({.ref = line.refs[IndexLine::first_slot(used)], .version = line.version});
     }
   }
 }
@@ -88,7 +113,7 @@ void Index::release(std::uint32_t bucket) noexcept {
   lay_out(bucket, 0);
 }
 
-void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Arena::Ref>& scratch) {
+void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entry>& scratch) {
   // Every bucket may grow, and round up.
   const std::uint64_t lines_max = grown(num_lines_of_stripe(stripe)) + lines_for(num_rows) +
                                   (kGrowthMin + 1) * kBucketsPerStripe;
@@ -110,18 +135,18 @@ void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Aren
 }
 
 // Gives a bucket more lines, if need be, and enters its rows anew.
-void Index::reserve(std::uint32_t bucket, std::size_t num_rows,
-                    std::vector<Arena::Ref>& scratch) noexcept {
+void Index::reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t now,
+                    std::vector<Entry>& scratch) noexcept {
   const std::uint64_t num_lines = buckets_[bucket].num_lines;
   if (lines_for(num_rows) <= num_lines) return;
   scratch.clear();
-  refs_of(bucket, scratch);
+  entries_of(bucket, scratch);
   lay_out(bucket, static_cast<std::uint32_t>(std::max(lines_for(num_rows), grown(num_lines))));
   clear(bucket);
   constexpr std::size_t kRowsAhead = 64;
   for (std::size_t i = 0; i < scratch.size(); ++i) {
-    __builtin_prefetch(arena_.row(scratch[std::min(i + kRowsAhead, scratch.size() - 1)]));
-    insert(mix64(key_of_row(arena_.row(scratch[i]))), scratch[i]);
+    __builtin_prefetch(arena_.row(scratch[std::min(i + kRowsAhead, scratch.size() - 1)].ref));
+    insert(mix64(key_of_row(arena_.row(scratch[i].ref))), scratch[i], now);
   }
 }
 

@@ -10,6 +10,11 @@
 // a few per cent, moving those behind them: no memory is unused in between, which doubling, or a
 // heap full of holes, would not give.
 //
+// A line also bears the low 16 bits of the newest version of its rows, so that whoever looks for
+// the rows changed since a version passes by most lines. Versions go up, and a mark stands for the
+// newest version that ends in its bits: a line that no row was changed on for 2^16 versions looks
+// newer than it is, never older.
+//
 // Invariants: a bucket's lines are at most kLoadPercent full, so every search ends; no key occurs
 // twice. Keys are read from the rows.
 // Threads: what belongs to a stripe is guarded by the stripe's lock, which the table holds.
@@ -45,7 +50,8 @@ struct alignas(64) IndexLine {
 
   std::uint8_t tags[kSlots];
   std::uint8_t passed;  // keys that found this line full and stand further on; 255 sticks
-  std::uint8_t unused[3];
+  std::uint8_t unused;
+  std::uint16_t version;    // low bits of the newest version of a row here
   Arena::Ref refs[kSlots];  // of a free slot: 0, or a row that once was here
 
   static std::uint8_t tag_of(std::uint64_t hash) noexcept {
@@ -54,12 +60,18 @@ struct alignas(64) IndexLine {
   }
   // Bit i is set where tags[i] == tag.
   TRIREME_INLINE std::uint32_t match(std::uint8_t tag) const noexcept;
+  // Bit i is set where slot i has a row.
+  std::uint32_t used() const noexcept { return ~match(0) & ((1U << kSlots) - 1); }
   // The first slot of a match; some slot if there is none.
   static std::uint32_t first_slot(std::uint32_t match) noexcept {
     return static_cast<std::uint32_t>(std::countr_zero(match | 1U << (kSlots - 1)));
   }
   // The row of a key, null if it is not on this line.
   std::byte* find(std::uint64_t key, std::uint8_t tag, const Arena& arena) const noexcept;
+  // Versions that have passed since the one marked, as far as 16 bits tell.
+  std::uint16_t age(std::uint32_t now) const noexcept {
+    return static_cast<std::uint16_t>(now - version);
+  }
 };
 static_assert(sizeof(IndexLine) == 64);
 inline constexpr IndexLine kEmptyLine{};
@@ -73,9 +85,13 @@ class Index {
     const Bucket& bucket = buckets_[bucket_of_hash(hash)];
     return bucket.lines + home_of(hash, bucket.num_lines);
   }
-  // The second reference to try for a key: of the home line's second slot with its tag, else of the
-  // next line's first; Arena::kNullRef if there is none.
-  TRIREME_INLINE Arena::Ref second_match(std::uint64_t hash) const noexcept;
+  // The second row to try for a key, and its line: of the home line's second slot with its tag,
+  // else of the next line's first; Arena::kNullRef if there is none.
+  struct Match {
+    const IndexLine* line;
+    Arena::Ref ref;
+  };
+  TRIREME_INLINE Match second_match(std::uint64_t hash) const noexcept;
   // The line that is `distance` after the home line. Requires: distance 0, or the search goes on.
   const IndexLine* line_at(std::uint64_t hash, std::uint32_t distance) const noexcept;
   // Whether a key that is not on the line at `distance` may be on the next.
@@ -87,20 +103,39 @@ class Index {
   // The row of a key, null if absent. For many keys, see Finder.
   std::byte* find(std::uint64_t key) const noexcept;
 
+  // A row, and the low bits of a version: its own, or a newer one that it shared a line with.
+  struct Entry {
+    Arena::Ref ref;
+    std::uint16_t version;
+  };
+
   // Sees to it that inserting `num_rows` rows into a stripe cannot fail: takes address space, and
   // scratch for reserve(). Errors: kResourceExhausted, std::bad_alloc.
-  void prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Arena::Ref>& scratch);
+  void prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entry>& scratch);
   // Makes room for `num_rows` rows in a bucket. Requires: prepare(), and no more than that.
-  void reserve(std::uint32_t bucket, std::size_t num_rows,
-               std::vector<Arena::Ref>& scratch) noexcept;
+  void reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t now,
+               std::vector<Entry>& scratch) noexcept;
 
+  // Everywhere below, `now` is the newest version of the table.
   // Requires: the key is absent, and there is room.
-  void insert(std::uint64_t hash, Arena::Ref ref) noexcept;
+  void insert(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept;
+  // Marks the line of a row that has changed: now, or to the version that it was replaced by.
+  TRIREME_INLINE void touch(const IndexLine* line, std::uint32_t now) noexcept {
+    const auto version = static_cast<std::uint16_t>(now);
+    if (line->version != version) const_cast<IndexLine*>(line)->version = version;
+  }
+  // Requires: the key is there.
+  void touch(std::uint64_t key, std::uint32_t version, std::uint32_t now) noexcept;
   // Returns whether the key was there; `ref` is then its row, which the caller frees.
   bool erase(std::uint64_t key, Arena::Ref& ref) noexcept;
 
   // Appends the references of a bucket, in the order of the lines.
-  void refs_of(std::uint32_t bucket, std::vector<Arena::Ref>& refs) const;
+  void refs_of(std::uint32_t bucket, std::vector<Arena::Ref>& refs) const {
+    refs_since(bucket, 0, 0, refs);
+  }
+  // The same without lines that no row was changed on since a version; 0: of all lines.
+  void refs_since(std::uint32_t bucket, std::uint32_t since, std::uint32_t now,
+                  std::vector<Arena::Ref>& refs) const;
   // Forgets a bucket's rows, which the caller frees; its lines stay.
   void clear(std::uint32_t bucket) noexcept;
   // Gives the lines of an empty bucket back.
@@ -130,6 +165,14 @@ class Index {
                                               std::uint32_t num_lines) noexcept {
     return std::uint64_t{static_cast<std::uint32_t>(hash >> 20)} * num_lines >> 32;
   }
+  // Where a key's row is, null if absent.
+  struct Place {
+    std::byte* row;
+    std::uint32_t distance;  // of its line from the home line
+  };
+  Place place_of(std::uint64_t key, std::uint64_t hash) const noexcept;
+  static void mark(IndexLine& line, std::uint16_t version, std::uint32_t now) noexcept;
+  void entries_of(std::uint32_t bucket, std::vector<Entry>& entries) const;
   std::size_t num_lines_of_stripe(std::uint32_t stripe) const noexcept;
   void lay_out(std::uint32_t bucket, std::uint32_t num_lines) noexcept;
 
@@ -164,7 +207,7 @@ inline std::byte* IndexLine::find(std::uint64_t key, std::uint8_t tag,
   return nullptr;
 }
 
-TRIREME_INLINE Arena::Ref Index::second_match(std::uint64_t hash) const noexcept {
+TRIREME_INLINE Index::Match Index::second_match(std::uint64_t hash) const noexcept {
   const Bucket& bucket = buckets_[bucket_of_hash(hash)];
   const std::uint64_t home = home_of(hash, bucket.num_lines);
   const IndexLine* line = bucket.lines + home;
@@ -172,8 +215,9 @@ TRIREME_INLINE Arena::Ref Index::second_match(std::uint64_t hash) const noexcept
   const std::uint32_t first = line->match(IndexLine::tag_of(hash));
   const std::uint32_t here = first & (first - 1);
   const std::uint32_t slots = here != 0 ? here : next->match(IndexLine::tag_of(hash));
-  const Arena::Ref ref = (here != 0 ? line : next)->refs[IndexLine::first_slot(slots)];
-  return ref & (0 - Arena::Ref{slots != 0});
+  const IndexLine* found = here != 0 ? line : next;
+  const Arena::Ref ref = found->refs[IndexLine::first_slot(slots)];
+  return {.line = found, .ref = ref & (0 - Arena::Ref{slots != 0})};
 }
 
 inline const IndexLine* Index::line_at(std::uint64_t hash, std::uint32_t distance) const noexcept {

@@ -1,4 +1,5 @@
-// The bytes of a row: its key (8 bytes), its weights, its state; both float32.
+// The first bytes of a row: its key (8 bytes), its weights and its state, both float32. What
+// follows is the layout's (layout.h).
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Table: lookup, contains and addresses: what only reads.
+// Table: lookup, contains, statistics and addresses: what only reads.
 //
 // Keys are taken as they come, a block at a time, under the shared locks of the stripes that the
 // block needs: one or two if the keys are in bucket order. Putting them in order first would cost
@@ -51,9 +51,9 @@ void Table::find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes,
       const SharedLocks locks(
           *this, finder.begin(keys.subspan(begin, std::min(Finder::kBlock, keys.size() - begin))));
       const Visit visit_here = visit;  // a copy that the compiler can keep in registers
-      finder.find([=](std::size_t i, const std::byte* row, bool)
+      finder.find([=](std::size_t i, const IndexLine*, const std::byte* row, bool)
                       TRIREME_INLINE_LAMBDA { visit_here(begin + i, row); },
-                  [&](std::size_t i, const std::byte* row)
+                  [&](std::size_t i, const IndexLine*, const std::byte* row)
                       TRIREME_INLINE_LAMBDA { settle(begin + i, row); });
     });
   };
@@ -67,7 +67,7 @@ void Table::find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes,
 
 std::size_t Table::lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool) const {
   std::atomic<std::size_t> missing{0};
-  with_dim(dim_, [&](auto dim) {
+  with_dim(dim(), [&](auto dim) {
     const auto copy = [=](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
       copy_floats(out + static_cast<std::ptrdiff_t>(i) * dim, weights_of_row(row), dim);
     };
@@ -84,9 +84,9 @@ std::size_t Table::lookup(std::span<const std::uint64_t> keys, float* out, Pool&
 
 void Table::write_absent(std::uint64_t key, float* weights) const noexcept {
   if (absent_is_zero_) {
-    std::fill_n(weights, dim_, 0.0F);
+    std::fill_n(weights, dim(), 0.0F);
   } else {
-    initializer_.fill(key, weights, dim_);
+    initializer_.fill(key, weights, dim());
   }
 }
 
@@ -95,6 +95,21 @@ void Table::contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool)
       keys, sizeof(std::uint64_t), pool,
       [&](std::size_t i, const std::byte*) TRIREME_INLINE_LAMBDA { out[i] = true; },
       [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA { out[i] = row != nullptr; });
+}
+
+void Table::statistics(std::span<const std::uint64_t> keys, double* out, const Moment& now,
+                       Pool& pool) const {
+  check_scored("statistics");
+  const auto write = [=, this](std::size_t i, const std::byte* row) {
+    const ShowClick found = now.effective(layout_.stamp(row), layout_.score(row), policy_.rates);
+    out[2 * i] = found.show;
+    out[2 * i + 1] = found.click;
+  };
+  find_all(keys, layout_.row_bytes(), pool, write, [=](std::size_t i, const std::byte* row) {
+    if (row != nullptr) return write(i, row);
+    out[2 * i] = 0.0;
+    out[2 * i + 1] = 0.0;
+  });
 }
 
 void Table::addresses(std::span<const std::uint64_t> keys, const float** out, Pool& pool) const {

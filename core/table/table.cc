@@ -28,27 +28,29 @@ bool checked_absent_is_zero(const std::string& absent) {
   throw Error(ErrorCode::kBadRequest, "Table: expected absent initial or zeros, found " + absent);
 }
 
-std::size_t checked_row_bytes(int dim, const Rule& rule) {
-  const std::size_t floats =
-      static_cast<std::size_t>(dim) + static_cast<std::size_t>(rule.state_floats(dim));
-  const std::size_t bytes = round_up(kWeightsOffset + floats * sizeof(float), 8);
-  if (bytes > Arena::kRowBytesMax) {
-    throw Error(ErrorCode::kBadRequest,
-                "Table: expected rows of at most " + std::to_string(Arena::kRowBytesMax) +
-                    " bytes, found " + std::to_string(bytes) + " for dim " + std::to_string(dim));
+RowLayout checked_layout(const TableConfig& config, const Rule& rule) {
+  const int dim = checked_dim(config);
+  const RowLayout layout(dim, rule.state_floats(dim), config.policy.is_scored);
+  if (layout.row_bytes() > Arena::kRowBytesMax) {
+    throw Error(ErrorCode::kBadRequest, "Table: expected rows of at most " +
+                                            std::to_string(Arena::kRowBytesMax) + " bytes, found " +
+                                            std::to_string(layout.row_bytes()) + " for dim " +
+                                            std::to_string(dim));
   }
-  return bytes;
+  return layout;
 }
 
 }  // namespace
 
 Table::Table(const TableConfig& config)
-    : dim_(checked_dim(config)),
-      isa_(choose_isa(config.simd)),
+    : isa_(choose_isa(config.simd)),
       rule_(make_rule(config.rule)),
+      layout_(checked_layout(config, rule_)),
+      policy_(config.policy),
+      max_rows_of_bucket_(policy_.max_rows_of_bucket(layout_.row_bytes())),
       initializer_(config.initializer, config.init_a, config.init_b, config.seed),
       absent_is_zero_(checked_absent_is_zero(config.absent)),
-      arena_(checked_row_bytes(dim_, rule_)),
+      arena_(layout_.row_bytes()),
       index_(arena_),
       marks_(config.num_streams_max) {}
 
@@ -68,8 +70,31 @@ std::size_t Table::bytes() const {
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
     std::shared_lock lock(stripes_[stripe]);
     n += index_.bytes(stripe);
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      n += removed_.bytes(stripe * kBucketsPerStripe + i);
+    }
   }
   return n;
+}
+
+void Table::raise_version(std::uint32_t version) noexcept {
+  std::uint32_t found = version_.load(std::memory_order_relaxed);
+  while (found < version &&
+         !version_.compare_exchange_weak(found, version, std::memory_order_relaxed)) {
+  }
+}
+
+void Table::check_bucket(std::uint32_t bucket) {
+  if (bucket < kNumBuckets) return;
+  throw Error(ErrorCode::kBadRequest, "Table: expected a bucket in [0, " +
+                                          std::to_string(kNumBuckets) + "), found " +
+                                          std::to_string(bucket));
+}
+
+void Table::check_scored(const char* who) const {
+  if (is_scored()) return;
+  throw Error(ErrorCode::kBadRequest,
+              std::string("Table.") + who + ": expected a scored table, found one without scores");
 }
 
 }  // namespace trireme

@@ -1,4 +1,4 @@
-// A table: rows of weights and state by 64-bit key, in memory.
+// A table: rows of weights, state and statistics by 64-bit key, in memory.
 //
 // Rows belong to 4096 buckets (bucket_of), which are read, replaced and dropped one by one. The
 // buckets form 64 ranges, the stripes, with a lock each. An update takes each stripe's lock once,
@@ -9,13 +9,18 @@
 // critical section, and happens whole or not at all. A lookup changes nothing. Initial weights
 // depend on seed and key alone. Threads: any number may call anything at any time. A call sees and
 // leaves each bucket at one moment, not all buckets at the same one; a lookup may see a bucket at
-// several. Memory: a row takes 8 bytes for its key beside weights and state, and about 7 in the
-// index.
+// several. Memory: a row takes 8 bytes for its key and 8 for its stamp beside weights and state, 24
+// more in a scored table, and about 7 in the index.
+//
+// Versions and expiry: whatever changes a row stamps it with the table's version, which only goes
+// up. No lookup looks at statistics: a row answers until shrink() or a limit removes it.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -28,8 +33,12 @@
 #include "optim/rule.h"
 #include "store/arena.h"
 #include "store/index.h"
+#include "store/layout.h"
+#include "store/statistics.h"
 #include "table/groups.h"
 #include "table/marks.h"
+#include "table/policy.h"
+#include "table/removed.h"
 #include "table/stripe.h"
 
 namespace trireme {
@@ -42,16 +51,28 @@ struct TableConfig {
   float init_b = 0.0F;
   std::uint64_t seed = 0;
   std::string absent = "initial";  // what a lookup answers for an absent key, or "zeros"
+  PolicyConfig policy;
   int num_streams_max = 1024;
   std::string simd = "auto";  // see choose_isa
+};
+
+// What a push says besides keys and gradients. Arrays go by the keys' positions.
+struct PushColumns {
+  std::uint32_t time = 0;                   // data time, seconds; 0: the data has none
+  std::uint32_t version = 0;                // the table's is raised to it
+  const float* show_click = nullptr;        // (K, 2): of scored tables, and only of them
+  const std::uint32_t* features = nullptr;  // (K): of scored tables; null: they stay
+  const std::uint32_t* counts = nullptr;    // (K): occurrences of each key; null: 1
 };
 
 // The content of one bucket at one moment.
 struct BucketContent {
   Array<std::uint64_t> keys;                                  // (n)
   Array<std::uint8_t> classes;                                // (n): row class of each, 0 for now
-  Array<std::uint8_t> rows;                                   // (n, row_bytes): weights, then state
+  Array<std::uint8_t> rows;                                   // (n, row_bytes), wide
   std::vector<std::pair<std::int64_t, std::uint64_t>> marks;  // (stream, sequence), sequence > 0
+  Array<std::uint8_t> pending;                                // state of the admission: none yet
+  Array<std::uint64_t> removed;  // keys removed since, ascending; some may have come back
 };
 
 class Table {
@@ -59,9 +80,10 @@ class Table {
   // Errors: kBadRequest, naming the value; kResourceExhausted.
   explicit Table(const TableConfig& config);
 
-  int dim() const noexcept { return dim_; }
-  int state_floats() const noexcept { return rule_.state_floats(dim_); }
-  std::size_t row_bytes() const noexcept { return row_floats() * sizeof(float); }
+  int dim() const noexcept { return layout_.dim(); }
+  int state_floats() const noexcept { return layout_.state_floats(); }
+  bool is_scored() const noexcept { return layout_.is_scored(); }
+  std::size_t row_bytes() const noexcept { return layout_.wide_bytes(); }  // of a wide row
   Isa isa() const noexcept { return isa_; }
   std::size_t num_rows() const;
   std::size_t bytes() const;  // memory taken from the system
@@ -77,7 +99,8 @@ class Table {
   // kResourceExhausted, some stripes applied and marked: repeating the call with the same ids
   // finishes it.
   std::size_t update(std::span<const std::uint64_t> keys, const float* grads,
-                     std::span<const PushId> ids, const RuleValues& values, Pool& pool);
+                     std::span<const PushId> ids, const RuleValues& values, Pool& pool,
+                     const PushColumns& columns = {});
   // An update without keys.
   void advance(std::span<const PushId> ids);
 
@@ -86,8 +109,14 @@ class Table {
   void marks(std::int64_t stream, std::span<std::uint64_t> out) const;
   void set_marks(std::int64_t stream, std::span<const std::uint64_t> marks);
 
-  // Errors of all four: kBadRequest for a bucket outside [0, kNumBuckets).
-  BucketContent snapshot(std::uint32_t bucket) const;
+  // The version that changes are stamped with; raised, it holds for every change from then on.
+  std::uint32_t version() const noexcept { return version_.load(std::memory_order_relaxed); }
+  void raise_version(std::uint32_t version) noexcept;
+
+  // Errors of all that take a bucket: kBadRequest for one outside [0, kNumBuckets).
+  // since 0: all rows, no removed keys. Else the rows changed and the keys removed with a version >
+  // since. Errors: kBadRequest if some of those keys were forgotten.
+  BucketContent snapshot(std::uint32_t bucket, std::uint32_t since = 0) const;
   // Replaces rows and marks of a bucket; marks of streams that are not given become 0. Nothing
   // changes on an error: kBadRequest (a key of another bucket, twice the same key, lengths that do
   // not match, an unknown class, stream or sequence); kResourceExhausted.
@@ -98,10 +127,34 @@ class Table {
     std::span<const std::pair<std::int64_t, std::uint64_t>> marks;
   };
   void restore(std::uint32_t bucket, const BucketView& content);
-  // Forgets rows and marks of a bucket.
+  // Removes keys, then puts rows in, or in the place of those that are there; other rows and all
+  // marks stay. Nothing is remembered as removed: it was, where the content comes from. Errors as
+  // for restore.
+  void apply(std::uint32_t bucket, const BucketView& content,
+             std::span<const std::uint64_t> removed);
+  // Forgets rows, marks and removed keys of a bucket.
   void clear_bucket(std::uint32_t bucket);
 
-  // Removes rows; returns how many were there.   keys: (N).
+  // Removes the rows of a bucket that the policy lets go, and those over its limit.
+  struct Shrunk {
+    std::size_t num_expired;
+    std::size_t num_evicted;
+  };
+  Shrunk shrink(std::uint32_t bucket, const Moment& now, std::uint32_t version);
+  // Forgets which keys were removed with a version <= `version`: nobody will ask for a snapshot
+  // since an earlier one.
+  void forget_removed(std::uint32_t version);
+  Counters counters() const noexcept;
+
+  // Show and click of each key as they are at a moment, 0 if absent.   keys: (N). out: (N, 2).
+  // Errors of both: kBadRequest if the table is not scored.
+  void statistics(std::span<const std::uint64_t> keys, double* out, const Moment& now,
+                  Pool& pool) const;
+  // Subtracts from the delta score of each key that is there what an export has used up. The rows
+  // keep their versions.   keys, delta_scores: (N).
+  void settle(std::span<const std::uint64_t> keys, const float* delta_scores, Pool& pool);
+
+  // Removes rows, and remembers that; returns how many were there.   keys: (N).
   std::size_t erase(std::span<const std::uint64_t> keys, Pool& pool);
   // out: (N): whether each key has a row.
   void contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const;
@@ -112,9 +165,6 @@ class Table {
  private:
   class SharedLocks;
 
-  std::size_t row_floats() const noexcept {
-    return static_cast<std::size_t>(dim_ + state_floats());
-  }
   StripeMutex& mutex_of(std::uint32_t bucket) const noexcept {
     return stripes_[bucket / kBucketsPerStripe];
   }
@@ -124,24 +174,39 @@ class Table {
   void find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
                 const Visit& visit, const Settle& settle) const;
 
-  std::size_t update_stripe(std::uint32_t stripe, const Group& group, const float* grads,
-                            const Advance& advance, const RuleValues& values);
-  void apply_group(const Group& group, const float* grads, const RuleValues& values);
+  struct Step;
+  void check_columns(const PushColumns& columns, std::size_t num_keys) const;
+  std::size_t update_stripe(std::uint32_t stripe, const Group& group, const Step& step);
+  void apply_group(const Group& group, const Step& step);
   void insert_rows(std::span<const std::uint64_t> keys, std::span<const Arena::Ref> rows,
-                   std::vector<Arena::Ref>& scratch) noexcept;
+                   std::uint32_t now, std::vector<Index::Entry>& scratch) noexcept;
+  std::size_t evict(std::uint32_t bucket);
+  void remove(std::uint32_t bucket, std::span<const Arena::Ref> rows);
+  static void check_bucket(std::uint32_t bucket);
+  void check_scored(const char* who) const;
   void write_absent(std::uint64_t key, float* weights) const noexcept;
   void initialize(std::byte* row, std::uint64_t key) const noexcept;
-  void check_content(std::uint32_t bucket, const BucketView& content) const;
+  void check_content(const char* who, std::uint32_t bucket, const BucketView& content) const;
+  void raise_version_to(const BucketView& content) noexcept;
   void replace(std::uint32_t bucket, const BucketView& content);
+  std::vector<Arena::Ref> refs_since(std::uint32_t bucket, std::uint32_t since) const;
+  void insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept;
 
-  const int dim_;
   const Isa isa_;
   const Rule rule_;
+  const RowLayout layout_;
+  const PolicyConfig policy_;
+  const std::optional<std::uint32_t> max_rows_of_bucket_;
   const Initializer initializer_;
   const bool absent_is_zero_;
   Arena arena_;
-  Index index_;  // with the rows it refers to: guarded by their stripes' locks
-  Marks marks_;  // the marks of a bucket: guarded by its stripe's lock
+  Index index_;          // with the rows it refers to: guarded by their stripes' locks
+  Marks marks_;          // the marks of a bucket: guarded by its stripe's lock
+  RemovedKeys removed_;  // likewise
+  std::atomic<std::uint32_t> version_{0};
+  std::atomic<std::uint64_t> num_admitted_{0};
+  std::atomic<std::uint64_t> num_expired_{0};
+  std::atomic<std::uint64_t> num_evicted_{0};
   mutable std::array<StripeMutex, kNumStripes> stripes_;
 };
 

@@ -1,8 +1,10 @@
-// Table: update, advance and erase: what changes rows one by one.
+// Table: update, advance, settle and erase: what changes rows one by one.
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "base/array.h"
 #include "base/error.h"
@@ -35,7 +37,23 @@ class Selection {
   std::size_t size_ = 0;
 };
 
+// How many keys of one stripe belong to each of its buckets.
+std::array<std::size_t, kBucketsPerStripe> count_by_bucket(
+    std::span<const std::uint64_t> keys) noexcept {
+  std::array<std::size_t, kBucketsPerStripe> counts{};
+  for (const std::uint64_t key : keys) ++counts[bucket_of(key) % kBucketsPerStripe];
+  return counts;
+}
+
 }  // namespace
+
+// A call of update(), the same for every stripe.
+struct Table::Step {
+  const float* grads;
+  const Advance& advance;
+  const RuleValues& values;
+  const PushColumns& columns;
+};
 
 // Calls function(stripe, group) for every stripe, also for those without keys.
 template <class Function>
@@ -52,25 +70,48 @@ void Table::for_stripes(std::span<const std::uint64_t> keys, Pool& pool,
 }
 
 std::size_t Table::update(std::span<const std::uint64_t> keys, const float* grads,
-                          std::span<const PushId> ids, const RuleValues& values, Pool& pool) {
+                          std::span<const PushId> ids, const RuleValues& values, Pool& pool,
+                          const PushColumns& columns) {
   values.check();
+  check_columns(columns, keys.size());
   const Advance advance(ids, marks_);
+  raise_version(columns.version);
+  const Step step{.grads = grads, .advance = advance, .values = values, .columns = columns};
   std::atomic<std::size_t> applied{0};
   for_stripes(keys, pool, [&](std::uint32_t stripe, const Group& group) {
-    applied += update_stripe(stripe, group, grads, advance, values);
+    applied += update_stripe(stripe, group, step);
   });
   return applied;
 }
 
-std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const float* grads,
-                                 const Advance& advance, const RuleValues& values) {
+void Table::check_columns(const PushColumns& columns, std::size_t num_keys) const {
+  if ((columns.show_click != nullptr) != is_scored()) {
+    throw Error(ErrorCode::kBadRequest,
+                std::string("Table.update: expected ") +
+                    (is_scored() ? "show_click of a scored table, found none"
+                                 : "no show_click of a table that is not scored, found some"));
+  }
+  if (columns.features != nullptr && !is_scored()) {
+    throw Error(ErrorCode::kBadRequest,
+                "Table.update: expected no features of a table that is not scored, found some");
+  }
+  for (std::size_t i = 0; columns.show_click != nullptr && i < 2 * num_keys; ++i) {
+    if (!std::isfinite(columns.show_click[i])) {
+      throw Error(ErrorCode::kBadRequest, "Table.update: expected finite shows and clicks, found " +
+                                              std::to_string(columns.show_click[i]) + " for key " +
+                                              std::to_string(i / 2) + " of the call");
+    }
+  }
+}
+
+std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const Step& step) {
   const std::uint32_t first_bucket = stripe * kBucketsPerStripe;
   std::unique_lock lock(stripes_[stripe]);
-  const std::uint64_t applied = advance.applied(first_bucket);
+  const std::uint64_t applied = step.advance.applied(first_bucket);
   if (applied == ~std::uint64_t{0}) return 0;
   std::size_t num_keys = group.keys.size();
   if (applied == 0) {
-    apply_group(group, grads, values);
+    apply_group(group, step);
   } else {
     Selection remaining(group);
     for (std::size_t i = 0; i < num_keys; ++i) {
@@ -78,31 +119,45 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
       if ((applied >> bucket & 1) == 0) remaining.add(i);
     }
     num_keys = remaining.group().keys.size();
-    apply_group(remaining.group(), grads, values);
+    apply_group(remaining.group(), step);
   }
-  advance.raise(first_bucket);
+  step.advance.raise(first_bucket);
+  // The push is applied and marked: what fails from here on, the next push makes good.
+  if (max_rows_of_bucket_) {
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) evict(first_bucket + i);
+  }
   return num_keys;
 }
 
 // All or nothing: whatever could fail comes before the first row changes. Requires: the lock of the
 // group's stripe.
-void Table::apply_group(const Group& group, const float* grads, const RuleValues& values) {
+void Table::apply_group(const Group& group, const Step& step) {
   const std::size_t n = group.keys.size();
   if (n == 0) return;
   Arena::Reservation reservation(arena_, n);
-  std::vector<Arena::Ref> scratch;
+  std::vector<Index::Entry> scratch;
   index_.prepare(bucket_of(group.keys[0]) / kBucketsPerStripe, n, scratch);
   Selection fresh(group);
   Array<std::uint32_t> absent(n);
-  Updates updates{.arena = arena_, .index = index_, .group = group, .grads = grads, .dim = dim_};
-  const std::size_t num_absent = rule_.update(updates, values, isa_, absent.data());
+  Updates updates{.arena = arena_,
+                  .index = index_,
+                  .group = group,
+                  .grads = step.grads,
+                  .dim = dim(),
+                  .statistics = {.layout = layout_,
+                                 .rates = policy_.rates,
+                                 .version = version(),
+                                 .time = step.columns.time,
+                                 .show_click = step.columns.show_click,
+                                 .features = step.columns.features}};
+  const std::size_t num_absent = rule_.update(updates, step.values, isa_, absent.data());
   if (num_absent == 0) return;
   for (std::size_t i = 0; i < num_absent; ++i) fresh.add(absent[i]);
   const std::span<Arena::Ref> rows = absent.span().first(num_absent);
   reservation.take(rows);
   updates.group = fresh.group();
-  insert_rows(updates.group.keys, rows, scratch);
-  TRIREME_CHECK(rule_.update(updates, values, isa_, absent.data()) == 0);
+  insert_rows(updates.group.keys, rows, updates.statistics.version, scratch);
+  TRIREME_CHECK(rule_.update(updates, step.values, isa_, absent.data()) == 0);
 }
 
 void Table::advance(std::span<const PushId> ids) {
@@ -116,27 +171,28 @@ void Table::advance(std::span<const PushId> ids) {
 void Table::initialize(std::byte* row, std::uint64_t key) const noexcept {
   std::memcpy(row, &key, sizeof key);
   float* weights = weights_of_row(row);
-  initializer_.fill(key, weights, dim_);
-  for (int j = 0; j < state_floats(); ++j) weights[dim_ + j] = rule_.initial_state;
+  initializer_.fill(key, weights, dim());
+  for (int j = 0; j < state_floats(); ++j) weights[dim() + j] = rule_.initial_state;
+  layout_.clear_statistics(row);
 }
 
 // Gives rows to keys of one stripe that have none. A key may occur twice; the rows left over go
 // back.
 void Table::insert_rows(std::span<const std::uint64_t> keys, std::span<const Arena::Ref> rows,
-                        std::vector<Arena::Ref>& scratch) noexcept {
+                        std::uint32_t now, std::vector<Index::Entry>& scratch) noexcept {
   const std::uint32_t first_bucket = bucket_of(keys[0]) / kBucketsPerStripe * kBucketsPerStripe;
-  std::array<std::size_t, kBucketsPerStripe> num_new{};
-  for (const std::uint64_t key : keys) ++num_new[bucket_of(key) - first_bucket];
+  const auto num_new = count_by_bucket(keys);
   for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
     if (num_new[i] == 0) continue;
-    index_.reserve(first_bucket + i, index_.num_rows(first_bucket + i) + num_new[i], scratch);
+    index_.reserve(first_bucket + i, index_.num_rows(first_bucket + i) + num_new[i], now, scratch);
   }
   std::size_t used = 0;
   for (const std::uint64_t key : keys) {
     if (index_.find(key) != nullptr) continue;
     initialize(arena_.row(rows[used]), key);
-    index_.insert(mix64(key), rows[used++]);
+    index_.insert(mix64(key), {rows[used++], static_cast<std::uint16_t>(now)}, now);
   }
+  num_admitted_ += used;
   arena_.free(rows.subspan(used));
 }
 
@@ -147,14 +203,33 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
     std::vector<Arena::Ref> refs;
     refs.reserve(group.keys.size());
     std::unique_lock lock(stripes_[stripe]);
+    const auto num_keys = count_by_bucket(group.keys);
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      removed_.prepare(stripe * kBucketsPerStripe + i, num_keys[i]);
+    }
     for (const std::uint64_t key : group.keys) {
       Arena::Ref ref;
-      if (index_.erase(key, ref)) refs.push_back(ref);
+      if (!index_.erase(key, ref)) continue;
+      refs.push_back(ref);
+      const std::uint32_t bucket = bucket_of(key);
+      removed_.add(bucket, key, version(), index_.num_rows(bucket));
     }
     arena_.free(refs);
     erased += refs.size();
   });
   return erased;
+}
+
+void Table::settle(std::span<const std::uint64_t> keys, const float* delta_scores, Pool& pool) {
+  check_scored("settle");
+  for_stripes(keys, pool, [&](std::uint32_t stripe, const Group& group) {
+    std::unique_lock lock(stripes_[stripe]);
+    for (std::size_t i = 0; i < group.keys.size(); ++i) {
+      if (std::byte* row = index_.find(group.keys[i]); row != nullptr) {
+        layout_.score(row).delta_score -= delta_scores[group.position(i)];
+      }
+    }
+  });
 }
 
 }  // namespace trireme

@@ -9,6 +9,7 @@ import pytest
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import restore
 from trireme import _core
 from trireme.cluster import Cluster, embedded
 from trireme.errors import Fenced, NotReady
@@ -134,7 +135,7 @@ def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> Non
     moved = BucketMap(old.version + 1, old.servers, owners, old.blocks)
     for bucket in buckets.tolist():
         content = servers[source].shard.tables["t"].rows.snapshot(bucket)
-        servers[target].shard.tables["t"].rows.restore(bucket, *content)
+        restore(servers[target].shard.tables["t"].rows, bucket, content)
         servers[source].shard.tables["t"].rows.clear_bucket(bucket)
     servers[0].coordinator.set_map(moved)
     for index, server in enumerate(servers):

@@ -62,10 +62,10 @@ def digest(server: InProcessServer) -> str:
     shard, found = server.shard, hashlib.sha256()
     for name in sorted(shard.tables):
         for bucket in range(NUM_BUCKETS):
-            *arrays, marks = shard.tables[name].rows.snapshot(bucket)
-            for array in arrays:
-                found.update(np.ascontiguousarray(array).tobytes())
-            found.update(repr(sorted(marks.items())).encode())
+            content = shard.tables[name].rows.snapshot(bucket)
+            for array in (content.keys, content.classes, content.rows):
+                found.update(array.tobytes())
+            found.update(repr(sorted(content.marks.items())).encode())
     for spec in shard.blocks.specs():
         found.update(shard.blocks.read([spec.id]).tobytes())
         for name, state in sorted(shard.blocks.state_of(spec.id).items()):

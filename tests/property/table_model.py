@@ -336,21 +336,25 @@ class Model:
 
     def snapshot(self, bucket: int) -> tuple[dict[int, bytes], dict[int, int]]:
         """The bytes of each row, by key; the marks that are not 0, by stream."""
-        rows = {key: row.tobytes() for key, row in self.rows.items() if bucket_of(key) == bucket}
+        rows = {
+            key: row.tobytes() + bytes(8)
+            for key, row in self.rows.items()
+            if bucket_of(key) == bucket
+        }
         marks = enumerate(self.marks[:, bucket].tolist())
         return rows, {stream: mark for stream, mark in marks if mark > 0}
 
     def restore(self, bucket: int, rows: dict[int, bytes], marks: dict[int, int]) -> None:
         for key in [key for key in self.rows if bucket_of(key) == bucket]:
             del self.rows[key]
-        self.rows.update({key: np.frombuffer(row, F32).copy() for key, row in rows.items()})
+        self.rows.update({key: np.frombuffer(row[:-8], F32).copy() for key, row in rows.items()})
         self.marks[:, bucket] = [marks.get(stream, 0) for stream in range(len(self.marks))]
 
 
-def rows_of(content: tuple[Any, ...]) -> tuple[dict[int, bytes], dict[int, int]]:
+def rows_of(content: Any) -> tuple[dict[int, bytes], dict[int, int]]:
     """What a table's snapshot() returned, as a model's does; checks that no key occurs twice."""
-    keys, classes, rows, marks = content
-    assert not classes.any(), classes
-    found = {key: row.tobytes() for key, row in zip(keys.tolist(), rows, strict=True)}
-    assert len(found) == len(keys), f"a key twice: {sorted(keys.tolist())}"
-    return found, marks
+    assert not content.classes.any(), content.classes
+    keys = content.keys.tolist()
+    found = {key: row.tobytes() for key, row in zip(keys, content.rows, strict=True)}
+    assert len(found) == len(keys), f"a key twice: {sorted(keys)}"
+    return found, content.marks

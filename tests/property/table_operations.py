@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import numpy as np
 
 from tests.property.table_model import NUM_BUCKETS, Model, Values, bucket_of, key_at, rows_of
-from tests.tables import MASK, contains
+from tests.tables import MASK, contains, restore
 from trireme import _core
 
 # (share, smallest, largest) number of keys of a call. The largest go through the code that works
@@ -40,6 +40,16 @@ def keys_by_kind(random: Random, buckets: range, is_mine: Callable[[int], bool])
     return mine
 
 
+@dataclass
+class Content:
+    """Of a bucket, as _core.Snapshot has it."""
+
+    keys: np.ndarray
+    classes: np.ndarray
+    rows: np.ndarray
+    marks: dict[int, int]
+
+
 class Operations:
     """One caller of a table: `step` does a random operation to table and model, and compares.
 
@@ -65,7 +75,7 @@ class Operations:
         self.kinds = keys_by_kind(self.random, buckets or range(NUM_BUCKETS), is_mine)
         self.streams, self.buckets, self.is_alone = streams, buckets, is_alone
         self.last = dict.fromkeys(streams, 0)
-        self.contents: list[tuple[int, tuple[Any, ...]]] = []
+        self.contents: list[tuple[int, Content]] = []
         self.pool = pool or _core.Pool(2)
         self.number, self.doing = 0, ""
         whole = [(8, self.snapshot), (4, self.restore), (2, self.clear)] if buckets else []
@@ -184,12 +194,12 @@ class Operations:
         self.table.set_marks(stream, marks)
         self.model.marks[stream] = marks
 
-    def compare_bucket(self, bucket: int) -> tuple[Any, ...]:
+    def compare_bucket(self, bucket: int) -> Content:
         content = self.table.snapshot(bucket)
         rows, marks = rows_of(content)
         own_marks = {stream: mark for stream, mark in marks.items() if stream in self.streams}
         assert (rows, own_marks) == self.model.snapshot(bucket)
-        return (*content[:3], own_marks)
+        return Content(content.keys, content.classes, content.rows, own_marks)
 
     def snapshot(self) -> None:
         bucket = self.bucket()
@@ -201,11 +211,11 @@ class Operations:
         """What some bucket held at an earlier time, its rows in another order."""
         if not self.contents:
             return
-        bucket, (keys, classes, rows, marks) = self.random.choice(self.contents)
-        order = self.rng.permutation(len(keys))
-        content = (keys[order], classes[order], rows[order], marks)
-        self.doing += f", bucket {bucket}, {len(keys)} keys"
-        self.table.restore(bucket, *content)
+        bucket, found = self.random.choice(self.contents)
+        order = self.rng.permutation(len(found.keys))
+        content = Content(found.keys[order], found.classes[order], found.rows[order], found.marks)
+        self.doing += f", bucket {bucket}, {len(order)} keys"
+        restore(self.table, bucket, content)
         self.model.restore(bucket, *rows_of(content))
 
     def clear(self) -> None:

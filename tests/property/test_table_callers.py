@@ -14,7 +14,7 @@ import pytest
 from tests.property.seeds import SEED, named_in_failure
 from tests.property.table_model import NUM_BUCKETS, Model, rows_of
 from tests.property.table_operations import Operations
-from tests.tables import lookup, make_table, random_keys, snapshot
+from tests.tables import lookup, make_table, random_keys, restore, snapshot
 from trireme import _core
 
 NUM_CALLERS = 4
@@ -119,7 +119,7 @@ def test_counts_of_keys_that_all_callers_update_are_exact_and_rows_whole() -> No
                 return
             rows, _ = rows_of(table.snapshot(bucket % NUM_BUCKETS))
             for row in rows.values():
-                assert len(set(np.frombuffer(row, np.float32))) == 1
+                assert len(set(np.frombuffer(row, np.float32, dim))) == 1
 
     with named_in_failure():
         writers = [lambda stream=stream: write(stream) for stream in range(NUM_CALLERS)]
@@ -183,7 +183,7 @@ def test_a_row_that_is_erased_and_used_again_never_shows_under_another_key() -> 
         random = Random(SEED)
         for _ in range(10 * num_rounds):
             bucket = random.randrange(NUM_BUCKETS)
-            table.restore(bucket, *table.snapshot(bucket))
+            restore(table, bucket, table.snapshot(bucket))
 
     def read(done: Event) -> None:
         rng, pool = np.random.default_rng(SEED), _core.Pool(1)

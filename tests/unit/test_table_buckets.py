@@ -17,6 +17,7 @@ from tests.tables import (
     lookup,
     make_table,
     random_keys,
+    restore,
     snapshot,
 )
 from trireme import _core
@@ -46,21 +47,22 @@ def filled(rule: str = "adagrad", dim: int = 3) -> _core.Table:
 @pytest.mark.parametrize("dim", [1, 8, 17])
 def test_a_snapshot_holds_keys_weights_state_and_marks(rule: str, dim: int) -> None:
     table = filled(rule, dim)
-    keys, classes, rows, marks = table.snapshot(BUCKET)
-    assert table.row_bytes == 4 * (dim + table.state_floats)
+    content = table.snapshot(BUCKET)
+    keys, classes, rows = content.keys, content.classes, content.rows
+    assert table.row_bytes == 4 * (dim + table.state_floats) + 8
     assert (keys.dtype, classes.dtype, rows.dtype) == (np.uint64, np.uint8, np.uint8)
     assert rows.shape == (len(keys), table.row_bytes)
     assert set(MANY) <= set(keys)
     assert (buckets_of(keys) == BUCKET).all()
     assert not classes.any()
-    weights = rows.view(np.float32)[:, :dim]
+    weights = rows[:, : 4 * dim].view(np.float32)
     np.testing.assert_array_equal(weights, lookup(table, keys))
-    assert marks == {0: 2, 6: 1}
+    assert content.marks == {0: 2, 6: 1}
 
 
 def test_snapshots_of_all_buckets_hold_each_row_once() -> None:
     table = filled()
-    keys = np.concatenate([table.snapshot(bucket)[0] for bucket in range(4096)])
+    keys = np.concatenate([table.snapshot(bucket).keys for bucket in range(4096)])
     assert len(keys) == table.rows == len(np.unique(keys))
     assert set(keys) == set(MANY) | set(OTHERS)
 
@@ -70,7 +72,7 @@ def test_buckets_restored_into_another_table_make_it_go_on_alike(rule: str) -> N
     table, other = filled(rule), make_table(3, rule)
     step(other, MANY[:50], (0, 9), (2, 4), seed=5)  # all of it is replaced
     for bucket in range(4096):
-        other.restore(bucket, *table.snapshot(bucket))
+        restore(other, bucket, table.snapshot(bucket))
     assert other.rows == table.rows
     for each in (table, other):
         step(each, MANY, (0, 3), (6, 2), seed=3)
@@ -84,11 +86,12 @@ def test_restore_replaces_one_bucket_and_leaves_the_others() -> None:
     table = filled()
     others = [bucket for bucket in range(4096) if bucket != BUCKET]
     before = snapshot(table)
-    keys, classes, rows, _ = table.snapshot(BUCKET)
-    table.restore(BUCKET, keys[:7], classes[:7], rows[:7], {3: 5})
+    content = table.snapshot(BUCKET)
+    keys = content.keys
+    table.restore(BUCKET, keys[:7], content.classes[:7], content.rows[:7], {3: 5})
     found = table.snapshot(BUCKET)
-    assert set(found[0]) == set(keys[:7])
-    assert found[3] == {3: 5}, "marks that are not given become 0"
+    assert set(found.keys) == set(keys[:7])
+    assert found.marks == {3: 5}, "marks that are not given become 0"
     assert contains(table, keys).sum() == 7
     after = snapshot(table)
     assert all(after[bucket] == before[bucket] for bucket in others)
@@ -98,24 +101,25 @@ def test_restore_grows_a_bucket_as_far_as_need_be() -> None:
     table = make_table(2, "count")
     for n in (1, 3000, 5, 2000):
         keys = keys_in([BUCKET], n, seed=n)
-        rows = np.random.default_rng(n).integers(0, 256, (n, 8), np.uint8)
+        rows = np.random.default_rng(n).integers(0, 256, (n, 16), np.uint8)
         table.restore(BUCKET, keys, np.zeros(n, np.uint8), rows, {})
         assert table.rows == n
         found = table.snapshot(BUCKET)
-        order, expected = np.argsort(found[0]), np.argsort(keys)
-        np.testing.assert_array_equal(found[0][order], keys[expected])
-        np.testing.assert_array_equal(found[2][order], rows[expected])
+        order, expected = np.argsort(found.keys), np.argsort(keys)
+        np.testing.assert_array_equal(found.keys[order], keys[expected])
+        np.testing.assert_array_equal(found.rows[order], rows[expected])
 
 
 def test_a_cleared_bucket_is_empty_and_its_memory_is_used_again() -> None:
     table = filled()
     rows, size = table.rows, table.bytes
-    keys = table.snapshot(BUCKET)[0]
+    keys = table.snapshot(BUCKET).keys
     table.clear_bucket(BUCKET)
     assert table.rows == rows - len(keys)
     assert not contains(table, keys).any()
     content = table.snapshot(BUCKET)
-    assert ([len(part) for part in content[:3]], content[3]) == ([0, 0, 0], {})
+    assert [len(part) for part in (content.keys, content.classes, content.rows)] == [0, 0, 0]
+    assert content.marks == {}
     np.testing.assert_array_equal(lookup(table, keys), lookup(make_table(3), keys))
     table.clear_bucket(BUCKET)
     step(table, keys, (0, 3))
@@ -127,7 +131,7 @@ def content_of(n: int = 3) -> dict[str, Any]:
     return {
         "keys": keys_in([BUCKET], n),
         "classes": np.zeros(n, np.uint8),
-        "rows": np.zeros((n, 24), np.uint8),
+        "rows": np.zeros((n, 32), np.uint8),
         "marks": {0: 1},
     }
 
@@ -141,8 +145,8 @@ def content_of(n: int = 3) -> dict[str, Any]:
             BadRequest,
             "expected its own keys, found key .* of bucket 1234",
         ),
-        ({"rows": np.zeros((3, 20), np.uint8)}, BadRequest, "rows of width 24, found 20"),
-        ({"rows": np.zeros((2, 24), np.uint8)}, BadRequest, "as many rows as keys: 3, found 2"),
+        ({"rows": np.zeros((3, 20), np.uint8)}, BadRequest, "rows of width 32, found 20"),
+        ({"rows": np.zeros((2, 32), np.uint8)}, BadRequest, "as many rows as keys: 3, found 2"),
         (
             {"classes": np.zeros(2, np.uint8)},
             BadRequest,
@@ -160,8 +164,8 @@ def content_of(n: int = 3) -> dict[str, Any]:
         ({"marks": {"0": 1}}, TypeError, "incompatible function arguments"),
         ({"marks": {0: 2**64}}, TypeError, "incompatible function arguments"),
         ({"keys": np.zeros(3, np.int64)}, TypeError, "incompatible function arguments"),
-        ({"rows": np.zeros((3, 6), np.float32)}, TypeError, "incompatible function arguments"),
-        ({"rows": np.zeros((3, 48), np.uint8)[:, ::2]}, TypeError, "incompatible function"),
+        ({"rows": np.zeros((3, 8), np.float32)}, TypeError, "incompatible function arguments"),
+        ({"rows": np.zeros((3, 64), np.uint8)[:, ::2]}, TypeError, "incompatible function"),
         ({"classes": np.zeros(3, np.int64)}, TypeError, "incompatible function arguments"),
     ],
 )
@@ -191,7 +195,7 @@ def test_read_only_and_empty_content_is_taken() -> None:
     for part in ("keys", "classes", "rows"):
         content[part].flags.writeable = False
     table.restore(BUCKET, **content)
-    assert len(table.snapshot(BUCKET)[0]) == 3
-    table.restore(BUCKET, keys_of(), np.empty(0, np.uint8), np.empty((0, 24), np.uint8), {1: 1})
-    assert table.snapshot(BUCKET)[3] == {1: 1}
-    assert len(table.snapshot(BUCKET)[0]) == 0
+    assert len(table.snapshot(BUCKET).keys) == 3
+    table.restore(BUCKET, keys_of(), np.empty(0, np.uint8), np.empty((0, 32), np.uint8), {1: 1})
+    assert table.snapshot(BUCKET).marks == {1: 1}
+    assert len(table.snapshot(BUCKET).keys) == 0

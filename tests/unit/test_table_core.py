@@ -174,7 +174,7 @@ def test_rows_are_found_after_growth() -> None:
     others = rng.integers(0, 2**64, 1_000_000, np.uint64)
     found = contains(table, others)
     assert not found[~np.isin(others, keys)].any()
-    # One million rows of 2 floats: at most 16 bytes beside weights and state.
+    # One million rows of 2 floats: at most 16 bytes beside what a row says.
     assert table.bytes / table.rows - table.row_bytes <= 16
 
 
@@ -184,7 +184,7 @@ def test_one_bucket_holds_as_many_rows_as_all_others() -> None:
     for sequence, part in enumerate(np.array_split(keys, 50), 1):
         table.update(part, ones(len(part), 1), [(0, sequence)], RATES, POOL)
     assert (lookup(table, keys) == 1).all()
-    assert table.rows == len(table.snapshot(7)[0]) == len(keys)
+    assert table.rows == len(table.snapshot(7).keys) == len(keys)
 
 
 # ---- what is refused ----

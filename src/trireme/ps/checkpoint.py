@@ -20,6 +20,7 @@ from trireme import _core
 from trireme.errors import Corruption, SchemaMismatch, writing
 from trireme.ps.manifest import inside, read_manifest, verify_file, written
 from trireme.ps.routing import Keys
+from trireme.ps.rows import RowLayout
 from trireme.ps.shard import Handler, ServedTable, Shard
 from trireme.ps.wire import Array, need, need_list
 from trireme.rpc import Reply, Request
@@ -91,39 +92,41 @@ def _runs(buckets: Array) -> Iterator[Array]:
     yield from np.split(buckets, breaks + 1)
 
 
-def row_schema(schema: TableSchema, state_floats: int) -> pa.Schema:
+def row_schema(layout: RowLayout) -> pa.Schema:
     """Columns of a row file. Weights and state are fixed-size lists of float32."""
-    return pa.schema(
-        [
-            pa.field("key", pa.uint64(), nullable=False),
-            pa.field("row_class", pa.uint8(), nullable=False),
-            pa.field("weights", pa.list_(pa.float32(), schema.dim), nullable=False),
-            pa.field("state", pa.list_(pa.float32(), state_floats), nullable=False),
-        ]
-    )
+    statistics = layout.statistics_type
+    columns = {
+        "key": pa.uint64(),
+        "row_class": pa.uint8(),
+        "weights": pa.list_(pa.float32(), layout.dim),
+        "state": pa.list_(pa.float32(), layout.state_floats),
+        **{name: pa.from_numpy_dtype(statistics[name]) for name in statistics.names or ()},
+    }
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
 
 
 def _save_buckets(table: ServedTable, folder: Path, under: Path, buckets: Array) -> dict[str, Any]:
     low, high = int(buckets[0]), int(buckets[-1])
     path = under / f"{low:04d}-{high:04d}.arrow"
-    arrow = row_schema(table.schema, table.rows.state_floats)
+    layout = RowLayout.of(table.schema, table.rows)
+    arrow = row_schema(layout)
     num_rows, marks = 0, list[tuple[int, int, Marks]]()
     with written(folder / path) as (file, entry):
         sink = pa.PythonFile(file, mode="w")
         with pa.ipc.new_file(sink, arrow) as writer:
             pending, pending_bytes = list[tuple[Array, ...]](), 0
             for bucket in range(low, high + 1):
-                keys, classes, rows, bucket_marks = table.rows.snapshot(bucket)
-                marks.append((bucket, bucket, dict(bucket_marks)))
-                if len(keys):
-                    pending.append((keys, classes, rows))
-                    pending_bytes += rows.nbytes
-                    num_rows += len(keys)
+                content = table.rows.snapshot(bucket)
+                marks.append((bucket, bucket, content.marks))
+                if len(content.keys):
+                    pending.append((content.keys, content.classes, content.rows))
+                    pending_bytes += content.rows.nbytes
+                    num_rows += len(content.keys)
                 if pending_bytes >= BATCH_BYTES:
-                    writer.write_batch(_record_batch(arrow, pending))
+                    writer.write_batch(_record_batch(layout, arrow, pending))
                     pending, pending_bytes = [], 0
             if pending:
-                writer.write_batch(_record_batch(arrow, pending))
+                writer.write_batch(_record_batch(layout, arrow, pending))
     return {
         **entry,
         "path": str(path),
@@ -133,17 +136,19 @@ def _save_buckets(table: ServedTable, folder: Path, under: Path, buckets: Array)
     }
 
 
-def _record_batch(arrow: pa.Schema, parts: list[tuple[Array, ...]]) -> pa.RecordBatch:
+def _record_batch(
+    layout: RowLayout, arrow: pa.Schema, parts: list[tuple[Array, ...]]
+) -> pa.RecordBatch:
     """Whole buckets, one after the other."""
     keys, classes, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
-    floats = rows.view(np.float32)
-    dim = arrow.field("weights").type.list_size
+    statistics = layout.statistics(rows)
     return pa.record_batch(
         [
             pa.array(keys),
             pa.array(classes),
-            _float_lists(floats[:, :dim], arrow.field("weights").type),
-            _float_lists(floats[:, dim:], arrow.field("state").type),
+            _float_lists(layout.weights(rows), arrow.field("weights").type),
+            _float_lists(layout.state(rows), arrow.field("state").type),
+            *(pa.array(np.ascontiguousarray(statistics[name])) for name in arrow.names[4:]),
         ],
         schema=arrow,
     )
@@ -243,8 +248,8 @@ def load_shard(shard: Shard, folder: Path, parameters: Collection[str] | None = 
 
 def _forget_marks(table: ServedTable, buckets: Collection[int]) -> None:
     for bucket in buckets:
-        keys, classes, rows, _ = table.rows.snapshot(bucket)
-        table.rows.restore(bucket, keys, classes, rows, {})
+        content = table.rows.snapshot(bucket)
+        table.rows.restore(bucket, content.keys, content.classes, content.rows, {})
 
 
 def _load_buckets(
@@ -263,11 +268,13 @@ def _load_buckets(
     }
     loaded = set[int]()
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-        expected = row_schema(table.schema, table.rows.state_floats)
+        layout = RowLayout.of(table.schema, table.rows)
+        expected = row_schema(layout)
         if reader.schema != expected:
             raise SchemaMismatch(f"{path}: expected columns {expected}, found {reader.schema}")
         for number in range(reader.num_record_batches):
-            for bucket, keys, classes, rows in _buckets_of(reader.get_batch(number)):
+            batch = reader.get_batch(number)
+            for bucket, keys, classes, rows in _buckets_of(layout, batch):
                 if bucket in loaded or bucket not in marks_of:
                     raise Corruption(f"{path}: bucket {bucket} is there twice or not announced")
                 loaded.add(bucket)
@@ -278,7 +285,9 @@ def _load_buckets(
             table.rows.restore(bucket, *_no_rows(table.rows), marks)
 
 
-def _buckets_of(batch: pa.RecordBatch) -> Iterator[tuple[int, Keys, Array, Array]]:
+def _buckets_of(
+    layout: RowLayout, batch: pa.RecordBatch
+) -> Iterator[tuple[int, Keys, Array, Array]]:
     """The buckets of a record batch, which holds whole buckets one after the other."""
     keys = batch["key"].to_numpy()
     buckets = np.empty(len(keys), dtype=np.uint16)
@@ -287,10 +296,18 @@ def _buckets_of(batch: pa.RecordBatch) -> Iterator[tuple[int, Keys, Array, Array
     weights, state = (
         batch[name].flatten().to_numpy().reshape(len(keys), -1) for name in ("weights", "state")
     )
+    statistics = np.empty(len(keys), layout.statistics_type)
+    for name in layout.statistics_type.names or ():
+        statistics[name] = batch[name].to_numpy()
+    rows = layout.join(weights, state, statistics)
     starts = np.concatenate([[0], np.flatnonzero(np.diff(buckets)) + 1, [len(keys)]])
     for low, high in itertools.pairwise(starts):
-        rows = np.concatenate([weights[low:high], state[low:high]], axis=1).view(np.uint8)
-        yield int(buckets[low]), keys[low:high].copy(), classes[low:high].copy(), rows
+        yield (
+            int(buckets[low]),
+            keys[low:high].copy(),
+            classes[low:high].copy(),
+            rows[low:high],
+        )
 
 
 def _no_rows(rows: _core.Table) -> tuple[Keys, Array, Array]:

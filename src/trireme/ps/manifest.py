@@ -2,7 +2,7 @@
 
     manifest.json                 format, tables with schemas and files, blocks, streams, checksums
     rows/T/LO-HI.arrow            rows of table number T in buckets LO..HI, an Arrow IPC file:
-                                  key, row_class, weights, state
+                                  key, row_class, weights, state, statistics
     blocks/server-N.safetensors   blocks with optimizer state: "<block id>/weights",
                                   "<block id>/<state name>"
     module.safetensors            buffers of worker 0's module (BatchNorm and the like), if any

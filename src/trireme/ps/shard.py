@@ -43,6 +43,15 @@ log = logging.getLogger("trireme.ps")
 TABLES_MAX = 4096
 STALENESS_MAX = 1024
 
+# Numbers of a policy that the core does not know.
+_EXPORT_VALUES = (
+    "base_threshold",
+    "delta_threshold",
+    "delta_keep_days",
+    "embedx_threshold",
+    "pulls_statistics",
+)
+
 Handler = Callable[[Request], "Reply | Deferred | None"]
 
 
@@ -91,8 +100,17 @@ def make_core_table(schema: TableSchema) -> _core.Table:
         seed=schema.seed,
         absent=schema.absent,
         num_streams_max=STREAMS_MAX,
+        policy=_policy_config(schema),
         **named,
     )
+
+
+def _policy_config(schema: TableSchema) -> _core.PolicyConfig:
+    """The part of a policy that servers act upon; exports go by the rest."""
+    values = dict(schema.policy)
+    for name in ("name", *_EXPORT_VALUES):
+        values.pop(name, None)
+    return _core.PolicyConfig(is_scored=schema.is_scored, **values)
 
 
 class Shard:

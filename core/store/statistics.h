@@ -1,0 +1,76 @@
+// What a push does to the statistics of a row, and what they are worth later.
+//
+//   score(show, click) = (show - click) * nonclk_coeff + click * click_coeff
+//   push:  show = show * decay_rate^(days since the last push) + pushed show;  click likewise
+//          delta_score += score(pushed show, pushed click);  time = max(time, the push's)
+//   read:  show * decay_rate^(days since the last push)
+//
+// Days are whole days of data time. So nothing has to touch a row for it to fade. Source: Paddle's
+// CtrCommonAccessor, which multiplies every row once a day.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/isa.h"
+#include "store/layout.h"
+
+namespace trireme {
+
+inline constexpr std::uint32_t kSecondsPerDay = 86'400;
+
+// Days from one data time to another; 0 from a row whose pushes had none.
+constexpr std::uint32_t days_between(std::uint32_t from, std::uint32_t to) noexcept {
+  return from == 0 || to <= from ? 0 : to / kSecondsPerDay - from / kSecondsPerDay;
+}
+
+struct ScoreRates {
+  double nonclk_coeff = 0.1;
+  double click_coeff = 1.0;
+  double decay_rate = 1.0;  // per day
+
+  double score(double show, double click) const noexcept {
+    return (show - click) * nonclk_coeff + click * click_coeff;
+  }
+  double decay(std::uint32_t days) const noexcept;
+};
+
+struct ShowClick {
+  double show;
+  double click;
+};
+
+// A moment of data time that statistics are asked for.
+struct Moment {
+  std::uint32_t time;  // seconds
+  bool day_over;       // at the end of that day: shows and clicks have faded once more
+
+  ShowClick effective(const Stamp& stamp, const Score& score,
+                      const ScoreRates& rates) const noexcept {
+    const double decay = rates.decay(days_between(stamp.time, time) + (day_over ? 1 : 0));
+    return {.show = score.show * decay, .click = score.click * decay};
+  }
+};
+
+// The part of a push that concerns statistics.
+struct StatisticsPush {
+  RowLayout layout;
+  ScoreRates rates;
+  std::uint32_t version;
+  std::uint32_t time;             // 0: the data has none
+  const float* show_click;        // (K, 2) by position in the call; null if not scored
+  const std::uint32_t* features;  // (K); null: features stay
+
+  TRIREME_INLINE void apply(std::byte* row, std::size_t position) const noexcept {
+    if (show_click != nullptr) apply_score(row, position);
+    Stamp& stamp = layout.stamp(row);
+    stamp.version = version;
+    stamp.time = std::max(stamp.time, time);
+  }
+
+ private:
+  void apply_score(std::byte* row, std::size_t position) const noexcept;
+};
+
+}  // namespace trireme

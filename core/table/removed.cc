@@ -1,0 +1,61 @@
+#include "table/removed.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+
+namespace trireme {
+
+void RemovedKeys::prepare(std::uint32_t bucket, std::size_t num_keys) {
+  Bucket& b = buckets_[bucket];
+  const std::size_t size = b.keys.size() + num_keys;
+  if (size <= std::min(b.keys.capacity(), b.versions.capacity())) return;
+  const std::size_t room = std::max(size, b.keys.size() + b.keys.size() / 2);
+  b.keys.reserve(room);
+  b.versions.reserve(room);
+}
+
+void RemovedKeys::add(std::uint32_t bucket, std::uint64_t key, std::uint32_t version,
+                      std::size_t num_rows) noexcept {
+  Bucket& b = buckets_[bucket];
+  if (b.keys.size() >= std::max(num_rows, kKeptMin)) {
+    forget(bucket, b.versions[b.versions.size() / 2]);
+  }
+  b.keys.push_back(key);
+  b.versions.push_back(version);
+}
+
+Array<std::uint64_t> RemovedKeys::since(std::uint32_t bucket, std::uint32_t since) const {
+  const Bucket& b = buckets_[bucket];
+  if (since < b.forgotten) {
+    throw Error(ErrorCode::kBadRequest, "Table.snapshot: bucket " + std::to_string(bucket) +
+                                            ": expected since >= " + std::to_string(b.forgotten) +
+                                            ", found " + std::to_string(since) +
+                                            ": the keys removed before are forgotten");
+  }
+  const auto first = std::upper_bound(b.versions.begin(), b.versions.end(), since);
+  std::vector<std::uint64_t> keys(b.keys.begin() + (first - b.versions.begin()), b.keys.end());
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  Array<std::uint64_t> found(keys.size());
+  std::copy(keys.begin(), keys.end(), found.data());
+  return found;
+}
+
+void RemovedKeys::forget(std::uint32_t bucket, std::uint32_t version) noexcept {
+  Bucket& b = buckets_[bucket];
+  const auto end = std::upper_bound(b.versions.begin(), b.versions.end(), version);
+  b.keys.erase(b.keys.begin(), b.keys.begin() + (end - b.versions.begin()));
+  b.versions.erase(b.versions.begin(), end);
+  b.forgotten = std::max(b.forgotten, version);
+}
+
+void RemovedKeys::clear(std::uint32_t bucket) noexcept { buckets_[bucket] = {}; }
+
+std::size_t RemovedKeys::bytes(std::uint32_t bucket) const noexcept {
+  const Bucket& b = buckets_[bucket];
+  return b.keys.capacity() * sizeof b.keys[0] + b.versions.capacity() * sizeof b.versions[0];
+}
+
+}  // namespace trireme

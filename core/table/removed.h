@@ -1,0 +1,50 @@
+// The keys that each bucket has lost, with the version of the table at that time: what a delta
+// export lists beside the rows that changed.
+//
+// Bounded: a bucket remembers as many as it has rows, or kKeptMin; then it forgets the older half.
+// What is forgotten is known: asking for it is an error, never an incomplete answer.
+// Threads: what belongs to a bucket is guarded by its stripe's lock, which the table holds.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/array.h"
+#include "base/hash.h"
+
+namespace trireme {
+
+class RemovedKeys {
+ public:
+  static constexpr std::size_t kKeptMin = 256;
+
+  // Makes room, so that adding `num_keys` keys to a bucket cannot fail. Errors: std::bad_alloc.
+  void prepare(std::uint32_t bucket, std::size_t num_keys);
+  // Requires: prepare(); a version that is not below those before. `num_rows`: that the bucket has.
+  void add(std::uint32_t bucket, std::uint64_t key, std::uint32_t version,
+           std::size_t num_rows) noexcept;
+
+  // Distinct keys in ascending order: those removed with a version > since.
+  // Errors: kBadRequest if some of them were forgotten.
+  Array<std::uint64_t> since(std::uint32_t bucket, std::uint32_t since) const;
+
+  // Forgets the keys that were removed with a version <= `version`.
+  void forget(std::uint32_t bucket, std::uint32_t version) noexcept;
+  // Begins anew.
+  void clear(std::uint32_t bucket) noexcept;
+
+  std::size_t bytes(std::uint32_t bucket) const noexcept;
+
+ private:
+  struct Bucket {
+    std::vector<std::uint64_t> keys;
+    std::vector<std::uint32_t> versions;  // ascending
+    std::uint32_t forgotten = 0;          // keys removed with a version up to this are not known
+  };
+
+  std::array<Bucket, kNumBuckets> buckets_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,99 @@
+// Table: what removes rows by its policy, and what is remembered of them.
+#include <algorithm>
+#include <compare>
+#include <mutex>
+
+#include "base/error.h"
+#include "table/scan.h"
+#include "table/table.h"
+
+namespace trireme {
+namespace {
+
+// A bucket over its limit is emptied by this share below it, so that most pushes need not look for
+// the rows to remove.
+constexpr std::uint32_t kSlack = 16;
+
+// What rows are removed by, the least first.
+struct Age {
+  std::uint32_t time;
+  std::uint32_t version;
+  std::uint64_t draw;
+  Arena::Ref row;
+
+  auto operator<=>(const Age&) const = default;
+};
+
+}  // namespace
+
+Table::Shrunk Table::shrink(std::uint32_t bucket, const Moment& now, std::uint32_t version) {
+  check_bucket(bucket);
+  raise_version(version);
+  std::unique_lock lock(mutex_of(bucket));
+  std::vector<Arena::Ref> refs;
+  index_.refs_of(bucket, refs);
+  std::size_t num_expired = 0;
+  for_rows(arena_, refs, layout_.stamp_offset(), sizeof(Stamp) + sizeof(Score),
+           [&](std::size_t i, const std::byte* row) {
+             const Score* score = is_scored() ? &layout_.score(row) : nullptr;
+             if (policy_.is_expired(layout_.stamp(row), score, now)) refs[num_expired++] = refs[i];
+           });
+  refs.resize(num_expired);
+  remove(bucket, refs);
+  num_expired_ += num_expired;
+  return {.num_expired = num_expired, .num_evicted = evict(bucket)};
+}
+
+// Brings a bucket that is over its limit back below it: the rows whose last push is longest ago go.
+// Of those alike, which go is drawn from key and marks: the same on every machine, but not always
+// the same keys. Returns how many went. Requires: the stripe's lock.
+std::size_t Table::evict(std::uint32_t bucket) {
+  if (!max_rows_of_bucket_ || index_.num_rows(bucket) <= *max_rows_of_bucket_) return 0;
+  std::uint64_t draw = 0;
+  for (const auto& [stream, marks] : marks_.streams()) draw += (*marks)[bucket];
+  std::vector<Arena::Ref> refs;
+  index_.refs_of(bucket, refs);
+  std::vector<Age> rows(refs.size());
+  for_rows(arena_, refs, 0, layout_.row_bytes(), [&](std::size_t i, const std::byte* row) {
+    const Stamp& stamp = layout_.stamp(row);
+    rows[i] = {.time = stamp.time,
+               .version = stamp.version,
+               .draw = mix64(key_of_row(row) ^ mix64(draw)),
+               .row = refs[i]};
+  });
+  const std::uint32_t kept = *max_rows_of_bucket_ - *max_rows_of_bucket_ / kSlack;
+  const std::size_t num_evicted = rows.size() - kept;
+  const auto end = rows.begin() + static_cast<std::ptrdiff_t>(num_evicted);
+  std::nth_element(rows.begin(), end, rows.end());
+  refs.clear();
+  for (auto row = rows.begin(); row != end; ++row) refs.push_back(row->row);
+  remove(bucket, refs);
+  num_evicted_ += num_evicted;
+  return num_evicted;
+}
+
+// Requires: the stripe's lock; the rows are the bucket's.
+void Table::remove(std::uint32_t bucket, std::span<const Arena::Ref> rows) {
+  removed_.prepare(bucket, rows.size());
+  for (const Arena::Ref row : rows) {
+    const std::uint64_t key = key_of_row(arena_.row(row));
+    Arena::Ref erased;
+    TRIREME_CHECK(index_.erase(key, erased) && erased == row);
+    removed_.add(bucket, key, version(), index_.num_rows(bucket));
+  }
+  arena_.free(rows);
+}
+
+void Table::forget_removed(std::uint32_t version) {
+  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
+    std::unique_lock lock(mutex_of(bucket));
+    removed_.forget(bucket, version);
+  }
+}
+
+Counters Table::counters() const noexcept {
+  return {
+      .admitted = num_admitted_, .rejected = 0, .expired = num_expired_, .evicted = num_evicted_};
+}
+
+}  // namespace trireme
