@@ -63,7 +63,7 @@ void init_table(Table* self, std::vector<int> dims, std::string rule, bool share
                 std::string bias_correction, float initial_accumulator, bool nesterov,
                 std::string initializer, float init_a, float init_b, std::uint64_t seed,
                 std::string absent, int num_streams_max, std::string simd,
-                const PolicyConfig& policy) {
+                const PolicyConfig& policy, const AdmissionConfig& admission) {
   new (self) Table({.dims = std::move(dims),
                     .rule = {.name = std::move(rule),
                              .shared = shared,
@@ -76,6 +76,7 @@ void init_table(Table* self, std::vector<int> dims, std::string rule, bool share
                     .seed = seed,
                     .absent = std::move(absent),
                     .policy = policy,
+                    .admission = admission,
                     .num_streams_max = num_streams_max,
                     .simd = std::move(simd)});
 }
@@ -168,7 +169,11 @@ Table::BucketView view_of(const char* who, const Table& table, const Keys& keys,
                           const Array2<const std::uint8_t>& rows) {
   expect(who, "rows of width", rows.shape(1), table.row_bytes());
   expect(who, "as many rows as keys:", rows.shape(0), keys.size());
-  return {.keys = as_span(keys), .classes = as_span(classes), .rows = as_span(rows), .marks = {}};
+  return {.keys = as_span(keys),
+          .classes = as_span(classes),
+          .rows = as_span(rows),
+          .marks = {},
+          .pending = {}};
 }
 
 void apply(Table& table, std::uint32_t bucket, Keys keys, Array1<const std::uint8_t> classes,
@@ -215,8 +220,7 @@ void restore(Table& table, std::uint32_t bucket, Keys keys, Array1<const std::ui
              const std::map<std::int64_t, std::uint64_t>& marks_of_streams,
              const std::optional<Array1<const std::uint8_t>>& pending) {
   Table::BucketView content = view_of("restore", table, keys, classes, rows);
-  expect("restore", "no pending state of a table without admission: bytes",
-         pending ? pending->size() : 0, 0);
+  if (pending) content.pending = as_span(*pending);
   const std::vector<std::pair<std::int64_t, std::uint64_t>> marks_given(marks_of_streams.begin(),
                                                                         marks_of_streams.end());
   content.marks = marks_given;
@@ -348,13 +352,30 @@ void register_table(nb::module_& m) {
           "delete_after_unseen_days"_a = nb::none(), "ttl_s"_a = nb::none(),
           "max_rows"_a = nb::none(), "max_bytes"_a = nb::none());
 
+  nb::class_<AdmissionConfig>(m, "AdmissionConfig",
+                              "Which keys get a row: a filter of trireme.policy.")
+      .def(
+          "__init__",
+          [](AdmissionConfig* self, std::string name, std::uint32_t n,
+             std::optional<std::uint64_t> sketch_bytes, double p, double threshold) {
+            new (self) AdmissionConfig{.name = std::move(name),
+                                       .n = n,
+                                       .sketch_bytes = sketch_bytes.value_or(0),
+                                       .p = p,
+                                       .threshold = threshold};
+          },
+          nb::kw_only(), "name"_a = "", "n"_a = 1, "sketch_bytes"_a = nb::none(), "p"_a = 1.0,
+          "threshold"_a = 0.0,
+          "name: count_filter (n, sketch_bytes), probability (p), score_filter (threshold), or "
+          "nothing: every key.");
+
   nb::class_<Snapshot>(m, "Snapshot", "The content of a bucket at one moment.")
       .def_prop_ro("keys", part(&Snapshot::keys), kShared, "(n,) uint64.")
       .def_prop_ro("classes", part(&Snapshot::classes), kShared, "(n,) uint8, the class of each.")
       .def_prop_ro("rows", part(&Snapshot::rows), kShared, "(n, row_bytes) uint8: wide rows.")
       .def_ro("marks", &Snapshot::marks, "{stream: last sequence applied}.")
       .def_prop_ro("pending", part(&Snapshot::pending), kShared,
-                   "(m,) uint8, opaque: state of the admission.")
+                   "(m,) uint8, opaque: what admission has counted of keys without a row.")
       .def_prop_ro("removed", part(&Snapshot::removed), kShared,
                    "(r,) uint64: keys removed since; they may have come back.");
 
@@ -364,6 +385,7 @@ void register_table(nb::module_& m) {
            "bias_correction"_a = "global", "initial_accumulator"_a = 0.0F, "nesterov"_a = false,
            "initializer"_a = "uniform", "init_a"_a, "init_b"_a, "seed"_a, "absent"_a = "initial",
            "num_streams_max"_a = 1024, "simd"_a = "auto", "policy"_a = PolicyConfig(),
+           "admission"_a = AdmissionConfig(),
            "dims: weights of a row, per row class (one class for now).\n"
            "rule: sgd, momentum (nesterov), adagrad (shared: one accumulator per row; "
            "initial_accumulator), adam (shared; bias_correction: global or row), ftrl, count, "
@@ -374,7 +396,7 @@ void register_table(nb::module_& m) {
            "(init_a; init_b 0).\n"
            "absent: what a lookup answers for an absent key, initial (weights) or zeros.\n"
            "simd: auto, scalar, avx2 or avx512; the results are the same bits.\n"
-           "policy: how long rows live.\n"
+           "policy: how long rows live; admission: which keys get one.\n"
            "Errors: BadRequest, naming the value.")
       .def_prop_ro("dim", &Table::dim)
       .def_prop_ro("state_floats", &Table::state_floats)
@@ -399,17 +421,18 @@ void register_table(nb::module_& m) {
            "pool"_a, nb::kw_only(), "time"_a = 0, "version"_a = 0,
            "show_click"_a.noconvert() = nb::none(), "features"_a.noconvert() = nb::none(),
            "counts"_a.noconvert() = nb::none(),
-           "Apply one step of the rule to each key, making absent rows, and raise all marks to "
-           "`ids`.\n"
+           "Apply one step of the rule to each key, making rows that are absent and admitted, and "
+           "raise all marks to `ids`.\n"
            "keys: (K,) uint64, distinct (a key that occurs twice has the rule applied twice, in "
            "order); grads: "
            "(K, D) float32; ids: [(stream, sequence >= 1)], the pushes that the gradients are the "
            "sum of.\n"
            "time: data time in seconds, 0 if the data has none; version: the table's is raised to "
            "it; show_click: (K, 2) float32, of scored tables; features: (K,) uint32, of scored "
-           "tables; counts: (K,) uint32, occurrences of each key.\n"
-           "Keys of buckets that have all of `ids` already are left out. Returns the number of "
-           "keys applied.\n"
+           "tables; counts: (K,) uint32, occurrences of each key, which a count_filter adds up, 1 "
+           "without them.\n"
+           "Keys of buckets that have all of `ids` already are left out, and keys that are not "
+           "admitted. Returns the number of keys applied.\n"
            "Errors: BadRequest (nothing changed); ResourceExhausted (repeat with the same ids).")
       .def("advance", &advance, "ids"_a,
            "An update without keys: raise the marks of every bucket to `ids`.")
@@ -420,11 +443,12 @@ void register_table(nb::module_& m) {
       .def("snapshot", &snapshot, "bucket"_a, "since"_a = 0,
            "The content of a bucket at one moment; since a version: only what has changed.\n"
            "Errors: BadRequest, also where keys removed since then were forgotten.")
-      .def("restore", &restore, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
-           "rows"_a.noconvert(), "marks"_a, "pending"_a.noconvert() = nb::none(),
-           "Replace rows and marks of a bucket by what snapshot returned; marks of other streams "
-           "become 0.\n"
-           "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
+      .def(
+          "restore", &restore, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
+          "rows"_a.noconvert(), "marks"_a, "pending"_a.noconvert() = nb::none(),
+          "Replace rows, marks and what is pending of a bucket by what snapshot returned; marks of "
+          "other streams become 0.\n"
+          "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
       .def("apply", &apply, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
            "rows"_a.noconvert(), "removed"_a.noconvert(),
            "Remove keys of a bucket, then put rows in, or in the place of those there; other rows "

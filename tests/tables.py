@@ -36,7 +36,7 @@ INITIALIZERS = {
     "constant": {"initializer": "constant", "init_a": 0.75, "init_b": 0.0},
 }
 
-Snapshot = dict[int, tuple[bytes, bytes, bytes, dict[int, int]]]
+Snapshot = dict[int, tuple[bytes, bytes, bytes, bytes, dict[int, int]]]
 
 
 def make_table(dim: int = 4, rule: str = "sgd", **options: Any) -> _core.Table:
@@ -102,18 +102,20 @@ def contains(table: _core.Table, keys: np.ndarray) -> np.ndarray:
 
 
 def snapshot(table: _core.Table) -> Snapshot:
-    """Everything in a table: keys, classes, rows and marks of each bucket, as bytes."""
+    """Everything in a table: keys, classes, rows, pending state and marks of each bucket."""
     content = {}
     for bucket in range(_core.NUM_BUCKETS):
         found = table.snapshot(bucket)
-        arrays = (found.keys, found.classes, found.rows)
+        arrays = (found.keys, found.classes, found.rows, found.pending)
         content[bucket] = (*(array.tobytes() for array in arrays), found.marks)
     return content
 
 
 def restore(table: _core.Table, bucket: int, content: Any) -> None:
     """Give a bucket the content of a snapshot."""
-    table.restore(bucket, content.keys, content.classes, content.rows, content.marks)
+    table.restore(
+        bucket, content.keys, content.classes, content.rows, content.marks, content.pending
+    )
 
 
 def instruction_sets() -> dict[str, str]:

@@ -114,9 +114,8 @@ void Admission::forget_before(std::uint32_t bucket, std::uint32_t oldest, std::u
   if (pending_.empty()) return;
   Pending& pending = pending_[bucket];
   pending.counts.forget_before(oldest);
-  if (!pending.sketch.is_empty() && pending.sketch.halved_at < oldest) {
-    pending.sketch.halve(shape_, now);
-  }
+  const std::uint32_t since = pending.sketch.halved_at;
+  if (since != 0 && since < oldest) pending.sketch.halve(shape_, now);
 }
 
 Array<std::uint8_t> Admission::save(std::uint32_t bucket) const {
@@ -224,10 +223,6 @@ Admission::Pending Admission::parse_sketch(std::uint32_t bucket, const PendingHe
 
 void Admission::replace(std::uint32_t bucket, Pending&& pending) noexcept {
   if (!pending_.empty()) pending_[bucket] = std::move(pending);
-}
-
-std::size_t Admission::num_pending(std::uint32_t bucket) const noexcept {
-  return pending_.empty() ? 0 : pending_[bucket].counts.size();
 }
 
 std::size_t Admission::bytes(std::uint32_t bucket) const noexcept {

@@ -79,8 +79,9 @@ class Admission {
   bool admit(const Occurrence& occurrence, const PushId& id) noexcept;
   // Says that a key has a row, got by whatever way.
   void settle(std::uint64_t key) noexcept;
-  // Forgets keys that have not occurred since `oldest` (data time). A sketch halves its counts
-  // instead, if it has not since then. now: the data time. Errors: std::bad_alloc.
+  // Forgets keys that have not occurred since `oldest` (data time); pushes without a time do not
+  // grow old. A sketch halves its counts instead, if it has not since then. now: the data time.
+  // Errors: std::bad_alloc.
   void forget_before(std::uint32_t bucket, std::uint32_t oldest, std::uint32_t now);
 
   // What is pending of a bucket, as bytes: a PendingHeader, then PendingKeys in the order of the
@@ -90,8 +91,7 @@ class Admission {
   Pending parse(std::uint32_t bucket, std::span<const std::uint8_t> bytes) const;
   void replace(std::uint32_t bucket, Pending&& pending) noexcept;
 
-  std::size_t num_pending(std::uint32_t bucket) const noexcept;  // keys that are counted exactly
-  std::size_t bytes(std::uint32_t bucket) const noexcept;        // of memory
+  std::size_t bytes(std::uint32_t bucket) const noexcept;  // of memory
 
  private:
   enum class Kind { kAll, kCountFilter, kProbability, kScoreFilter };

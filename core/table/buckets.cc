@@ -86,6 +86,7 @@ BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since) const {
   for (const auto& [stream, marks] : marks_.streams()) {
     if ((*marks)[bucket] > 0) content.marks.emplace_back(stream, (*marks)[bucket]);
   }
+  content.pending = admission_.save(bucket);
   return content;
 }
 
@@ -133,6 +134,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   std::vector<std::pair<Marks::Array*, std::uint64_t>> marks;
   for (const auto& [stream, sequence] : content.marks)
     marks.emplace_back(&marks_.of(stream), sequence);
+  Admission::Pending pending = admission_.parse(bucket, content.pending);
   std::unique_lock lock(mutex_of(bucket));
   std::vector<Arena::Ref> old;
   index_.refs_of(bucket, old);
@@ -148,6 +150,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   arena_.free(old);
   if (refs.empty()) index_.release(bucket);
   removed_.clear(bucket);
+  admission_.replace(bucket, std::move(pending));
   for (std::size_t i = 0; i < refs.size(); ++i) insert_row(refs[i], content, i);
   for (const auto& [stream, array] : streams) (*array)[bucket] = 0;
   for (const auto& [array, sequence] : marks) (*array)[bucket] = sequence;
@@ -160,6 +163,7 @@ void Table::insert_row(Arena::Ref ref, const BucketView& content, std::size_t i)
   layout_.read_wide(row, content.rows.data() + i * row_bytes());
   const auto version = static_cast<std::uint16_t>(layout_.stamp(row).version);
   index_.insert(mix64(content.keys[i]), {ref, version}, this->version());
+  admission_.settle(content.keys[i]);
 }
 
 void Table::apply(std::uint32_t bucket, const BucketView& content,

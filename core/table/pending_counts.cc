@@ -71,7 +71,8 @@ void PendingCounts::forget(std::uint64_t key) noexcept {
 void PendingCounts::forget_before(std::uint32_t oldest) {
   std::vector<PendingKey> kept;
   for (const PendingKey& pending : slots_) {
-    if (pending.count != 0 && pending.time >= oldest) kept.push_back(pending);
+    if (pending.count == 0) continue;
+    if (pending.time == 0 || pending.time >= oldest) kept.push_back(pending);
   }
   if (kept.size() < size_) *this = of(kept);
 }

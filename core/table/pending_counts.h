@@ -27,8 +27,8 @@ class PendingCounts {
   // Counts occurrences of a key, and returns its count, at most 2^32 - 1. Requires: room for it.
   std::uint32_t add(std::uint64_t key, std::uint32_t count, std::uint32_t time) noexcept;
   void forget(std::uint64_t key) noexcept;
-  // Forgets keys whose last occurrence was before `oldest`. Errors: std::bad_alloc, nothing
-  // changed.
+  // Forgets keys whose last occurrence was before `oldest`, if its push had a time. Errors:
+  // std::bad_alloc, nothing changed.
   void forget_before(std::uint32_t oldest);
 
   std::vector<PendingKey> sorted() const;  // by key: the same for every history

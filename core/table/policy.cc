@@ -35,6 +35,16 @@ std::optional<std::uint32_t> PolicyConfig::max_rows_of_bucket(std::size_t row_by
   return static_cast<std::uint32_t>(share);
 }
 
+std::uint32_t PolicyConfig::oldest_kept(std::uint32_t now) const noexcept {
+  std::uint32_t oldest = 0;
+  if (ttl_s && now > *ttl_s) oldest = static_cast<std::uint32_t>(now - *ttl_s);
+  const std::uint32_t day = now / kSecondsPerDay;
+  if (delete_after_unseen_days && day > *delete_after_unseen_days) {
+    oldest = std::max(oldest, (day - *delete_after_unseen_days) * kSecondsPerDay);
+  }
+  return oldest;
+}
+
 bool PolicyConfig::is_expired(const Stamp& stamp, const Score* score,
                               const Moment& now) const noexcept {
   if (ttl_s && stamp.time != 0 && now.time > stamp.time && now.time - stamp.time > *ttl_s) {

@@ -23,6 +23,8 @@ struct PolicyConfig {
   // The most rows of a bucket, none: no limit. `row_bytes`: of a row in memory.
   // Errors: kBadRequest for a limit that leaves a bucket no row.
   std::optional<std::uint32_t> max_rows_of_bucket(std::size_t row_bytes) const;
+  // The oldest data time of a last push that shrink() lets live, whatever the score; 0: any.
+  std::uint32_t oldest_kept(std::uint32_t now) const noexcept;
   // Whether shrink() removes a row. `score` is null if the table is not scored.
   bool is_expired(const Stamp& stamp, const Score* score, const Moment& now) const noexcept;
 };

@@ -41,6 +41,7 @@ Table::Shrunk Table::shrink(std::uint32_t bucket, const Moment& now, std::uint32
   refs.resize(num_expired);
   remove(bucket, refs);
   num_expired_ += num_expired;
+  admission_.forget_before(bucket, policy_.oldest_kept(now.time), now.time);
   return {.num_expired = num_expired, .num_evicted = evict(bucket)};
 }
 
@@ -92,8 +93,10 @@ void Table::forget_removed(std::uint32_t version) {
 }
 
 Counters Table::counters() const noexcept {
-  return {
-      .admitted = num_admitted_, .rejected = 0, .expired = num_expired_, .evicted = num_evicted_};
+  return {.admitted = num_admitted_,
+          .rejected = num_rejected_,
+          .expired = num_expired_,
+          .evicted = num_evicted_};
 }
 
 }  // namespace trireme

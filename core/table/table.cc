@@ -52,7 +52,14 @@ Table::Table(const TableConfig& config)
       absent_is_zero_(checked_absent_is_zero(config.absent)),
       arena_(layout_.row_bytes()),
       index_(arena_),
-      marks_(config.num_streams_max) {}
+      marks_(config.num_streams_max),
+      admission_(config.admission, config.seed) {
+  if (admission_.reads_score() && !is_scored()) {
+    throw Error(
+        ErrorCode::kBadRequest,
+        "Table: expected a scored table for admission score_filter, found one without scores");
+  }
+}
 
 std::size_t Table::num_rows() const {
   std::size_t n = 0;
@@ -71,7 +78,8 @@ std::size_t Table::bytes() const {
     std::shared_lock lock(stripes_[stripe]);
     n += index_.bytes(stripe);
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
-      n += removed_.bytes(stripe * kBucketsPerStripe + i);
+      const std::uint32_t bucket = stripe * kBucketsPerStripe + i;
+      n += removed_.bytes(bucket) + admission_.bytes(bucket);
     }
   }
   return n;

@@ -35,6 +35,7 @@
 #include "store/index.h"
 #include "store/layout.h"
 #include "store/statistics.h"
+#include "table/admission.h"
 #include "table/groups.h"
 #include "table/marks.h"
 #include "table/policy.h"
@@ -52,6 +53,7 @@ struct TableConfig {
   std::uint64_t seed = 0;
   std::string absent = "initial";  // what a lookup answers for an absent key, or "zeros"
   PolicyConfig policy;
+  AdmissionConfig admission;
   int num_streams_max = 1024;
   std::string simd = "auto";  // see choose_isa
 };
@@ -71,7 +73,7 @@ struct BucketContent {
   Array<std::uint8_t> classes;                                // (n): row class of each, 0 for now
   Array<std::uint8_t> rows;                                   // (n, row_bytes), wide
   std::vector<std::pair<std::int64_t, std::uint64_t>> marks;  // (stream, sequence), sequence > 0
-  Array<std::uint8_t> pending;                                // state of the admission: none yet
+  Array<std::uint8_t> pending;                                // as Admission::save() has it
   Array<std::uint64_t> removed;  // keys removed since, ascending; some may have come back
 };
 
@@ -92,12 +94,12 @@ class Table {
   // nothing. keys: (N), duplicates allowed.  out: (N, dim).  Returns how many were absent.
   std::size_t lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool) const;
 
-  // Applies one step of the rule to each key, making absent rows, and raises the marks of every
-  // bucket to `ids`. Keys of buckets that have all ids already are left out: the push was applied
-  // before. A key that occurs more than once has the rule applied that often, in order. keys: (K).
-  // grads: (K, dim).  Returns the number of keys applied. Errors: kBadRequest, nothing changed;
-  // kResourceExhausted, some stripes applied and marked: repeating the call with the same ids
-  // finishes it.
+  // Applies one step of the rule to each key, making rows that are absent and admitted, and raises
+  // the marks of every bucket to `ids`. Keys of buckets that have all ids already are left out: the
+  // push was applied before. A key that occurs more than once has the rule applied that often, in
+  // order. keys: (K).  grads: (K, dim).  Returns the number of keys applied. Errors: kBadRequest,
+  // nothing changed; kResourceExhausted, some stripes applied and marked: repeating the call with
+  // the same ids finishes it.
   std::size_t update(std::span<const std::uint64_t> keys, const float* grads,
                      std::span<const PushId> ids, const RuleValues& values, Pool& pool,
                      const PushColumns& columns = {});
@@ -117,14 +119,16 @@ class Table {
   // since 0: all rows, no removed keys. Else the rows changed and the keys removed with a version >
   // since. Errors: kBadRequest if some of those keys were forgotten.
   BucketContent snapshot(std::uint32_t bucket, std::uint32_t since = 0) const;
-  // Replaces rows and marks of a bucket; marks of streams that are not given become 0. Nothing
-  // changes on an error: kBadRequest (a key of another bucket, twice the same key, lengths that do
-  // not match, an unknown class, stream or sequence); kResourceExhausted.
+  // Replaces rows, marks and what is pending of a bucket; marks of streams that are not given
+  // become 0. Nothing changes on an error: kBadRequest (a key of another bucket, twice the same
+  // key, lengths that do not match, an unknown class, stream or sequence, pending bytes of another
+  // admission); kResourceExhausted.
   struct BucketView {
     std::span<const std::uint64_t> keys;
     std::span<const std::uint8_t> classes;
     std::span<const std::uint8_t> rows;
     std::span<const std::pair<std::int64_t, std::uint64_t>> marks;
+    std::span<const std::uint8_t> pending;
   };
   void restore(std::uint32_t bucket, const BucketView& content);
   // Removes keys, then puts rows in, or in the place of those that are there; other rows and all
@@ -132,7 +136,7 @@ class Table {
   // for restore.
   void apply(std::uint32_t bucket, const BucketView& content,
              std::span<const std::uint64_t> removed);
-  // Forgets rows, marks and removed keys of a bucket.
+  // Forgets rows, marks, pending and removed keys of a bucket.
   void clear_bucket(std::uint32_t bucket);
 
   // Removes the rows of a bucket that the policy lets go, and those over its limit.
@@ -164,6 +168,7 @@ class Table {
 
  private:
   class SharedLocks;
+  class Selection;
 
   StripeMutex& mutex_of(std::uint32_t bucket) const noexcept {
     return stripes_[bucket / kBucketsPerStripe];
@@ -177,8 +182,9 @@ class Table {
   struct Step;
   void check_columns(const PushColumns& columns, std::size_t num_keys) const;
   std::size_t update_stripe(std::uint32_t stripe, const Group& group, const Step& step);
-  void apply_group(const Group& group, const Step& step);
-  void insert_rows(std::span<const std::uint64_t> keys, std::span<const Arena::Ref> rows,
+  std::size_t apply_group(const Group& group, const Step& step);
+  bool admits(std::uint64_t key, std::size_t position, const Step& step) noexcept;
+  void insert_rows(Selection& absent, std::span<const Arena::Ref> rows, const Step& step,
                    std::uint32_t now, std::vector<Index::Entry>& scratch) noexcept;
   std::size_t evict(std::uint32_t bucket);
   void remove(std::uint32_t bucket, std::span<const Arena::Ref> rows);
@@ -203,8 +209,10 @@ class Table {
   Index index_;          // with the rows it refers to: guarded by their stripes' locks
   Marks marks_;          // the marks of a bucket: guarded by its stripe's lock
   RemovedKeys removed_;  // likewise
+  Admission admission_;  // likewise
   std::atomic<std::uint32_t> version_{0};
   std::atomic<std::uint64_t> num_admitted_{0};
+  std::atomic<std::uint64_t> num_rejected_{0};
   std::atomic<std::uint64_t> num_expired_{0};
   std::atomic<std::uint64_t> num_evicted_{0};
   mutable std::array<StripeMutex, kNumStripes> stripes_;

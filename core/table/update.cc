@@ -1,4 +1,5 @@
 // Table: update, advance, settle and erase: what changes rows one by one.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -11,13 +12,9 @@
 #include "table/table.h"
 
 namespace trireme {
-namespace {
-
-// Fewer keys than this are not worth waking threads for.
-constexpr std::size_t kParallelKeysMin = 4096;
 
 // Some keys of a group, copied: room for all of them is taken at the start.
-class Selection {
+class Table::Selection {
  public:
   explicit Selection(const Group& from)
       : from_(from), keys_(from.keys.size()), positions_(from.keys.size()) {}
@@ -29,6 +26,17 @@ class Selection {
   Group group() const noexcept {
     return {.keys = keys_.span().first(size_), .positions = positions_.data(), .first = 0};
   }
+  // Keeps those for which keep(key, position) holds, called in order.
+  template <class Keep>
+  void filter(const Keep& keep) noexcept {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < size_; ++i) {
+      if (!keep(keys_[i], positions_[i])) continue;
+      keys_[kept] = keys_[i];
+      positions_[kept++] = positions_[i];
+    }
+    size_ = kept;
+  }
 
  private:
   const Group& from_;
@@ -36,6 +44,11 @@ class Selection {
   Array<std::uint32_t> positions_;
   std::size_t size_ = 0;
 };
+
+namespace {
+
+// Fewer keys than this are not worth waking threads for.
+constexpr std::size_t kParallelKeysMin = 4096;
 
 // How many keys of one stripe belong to each of its buckets.
 std::array<std::size_t, kBucketsPerStripe> count_by_bucket(
@@ -49,6 +62,7 @@ std::array<std::size_t, kBucketsPerStripe> count_by_bucket(
 
 // A call of update(), the same for every stripe.
 struct Table::Step {
+  PushId id;  // of the push, or of the first stream's among those merged
   const float* grads;
   const Advance& advance;
   const RuleValues& values;
@@ -76,7 +90,11 @@ std::size_t Table::update(std::span<const std::uint64_t> keys, const float* grad
   check_columns(columns, keys.size());
   const Advance advance(ids, marks_);
   raise_version(columns.version);
-  const Step step{.grads = grads, .advance = advance, .values = values, .columns = columns};
+  const Step step{.id = *std::ranges::min_element(ids, {}, &PushId::stream),
+                  .grads = grads,
+                  .advance = advance,
+                  .values = values,
+                  .columns = columns};
   std::atomic<std::size_t> applied{0};
   for_stripes(keys, pool, [&](std::uint32_t stripe, const Group& group) {
     applied += update_stripe(stripe, group, step);
@@ -111,15 +129,14 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
   if (applied == ~std::uint64_t{0}) return 0;
   std::size_t num_keys = group.keys.size();
   if (applied == 0) {
-    apply_group(group, step);
+    num_keys = apply_group(group, step);
   } else {
     Selection remaining(group);
     for (std::size_t i = 0; i < num_keys; ++i) {
       const std::uint32_t bucket = bucket_of(group.keys[i]) % kBucketsPerStripe;
       if ((applied >> bucket & 1) == 0) remaining.add(i);
     }
-    num_keys = remaining.group().keys.size();
-    apply_group(remaining.group(), step);
+    num_keys = apply_group(remaining.group(), step);
   }
   step.advance.raise(first_bucket);
   // The push is applied and marked: what fails from here on, the next push makes good.
@@ -130,13 +147,14 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
 }
 
 // All or nothing: whatever could fail comes before the first row changes. Requires: the lock of the
-// group's stripe.
-void Table::apply_group(const Group& group, const Step& step) {
+// group's stripe. Returns how many keys it was applied to: not those that were not admitted.
+std::size_t Table::apply_group(const Group& group, const Step& step) {
   const std::size_t n = group.keys.size();
-  if (n == 0) return;
+  if (n == 0) return 0;
   Arena::Reservation reservation(arena_, n);
   std::vector<Index::Entry> scratch;
   index_.prepare(bucket_of(group.keys[0]) / kBucketsPerStripe, n, scratch);
+  admission_.prepare(group.keys);
   Selection fresh(group);
   Array<std::uint32_t> absent(n);
   Updates updates{.arena = arena_,
@@ -151,13 +169,18 @@ void Table::apply_group(const Group& group, const Step& step) {
                                  .show_click = step.columns.show_click,
                                  .features = step.columns.features}};
   const std::size_t num_absent = rule_.update(updates, step.values, isa_, absent.data());
-  if (num_absent == 0) return;
+  if (num_absent == 0) return n;
+  // They come by how far the search went; what a sketch makes of them depends on their order.
+  if (!admission_.admits_all()) std::sort(absent.data(), absent.data() + num_absent);
   for (std::size_t i = 0; i < num_absent; ++i) fresh.add(absent[i]);
   const std::span<Arena::Ref> rows = absent.span().first(num_absent);
   reservation.take(rows);
+  insert_rows(fresh, rows, step, updates.statistics.version, scratch);
   updates.group = fresh.group();
-  insert_rows(updates.group.keys, rows, updates.statistics.version, scratch);
+  const std::size_t num_rejected = num_absent - updates.group.keys.size();
+  num_rejected_ += num_rejected;
   TRIREME_CHECK(rule_.update(updates, step.values, isa_, absent.data()) == 0);
+  return n - num_rejected;
 }
 
 void Table::advance(std::span<const PushId> ids) {
@@ -176,22 +199,42 @@ void Table::initialize(std::byte* row, std::uint64_t key) const noexcept {
   layout_.clear_statistics(row);
 }
 
-// Gives rows to keys of one stripe that have none. A key may occur twice; the rows left over go
-// back.
-void Table::insert_rows(std::span<const std::uint64_t> keys, std::span<const Arena::Ref> rows,
+// Whether a key without a row gets one from this push.
+bool Table::admits(std::uint64_t key, std::size_t position, const Step& step) noexcept {
+  const auto& [time, version, show_click, features, counts] = step.columns;
+  const float* pushed = show_click == nullptr ? nullptr : show_click + 2 * position;
+  return admission_.admit(
+      {.key = key,
+       .count = counts == nullptr ? 1 : counts[position],
+       .score = pushed == nullptr ? 0.0 : policy_.rates.score(pushed[0], pushed[1]),
+       .time = time},
+      step.id);
+}
+
+// Gives rows to those of these absent keys of one stripe that are admitted, and drops the others. A
+// key may occur twice; the rows left over go back.
+void Table::insert_rows(Selection& absent, std::span<const Arena::Ref> rows, const Step& step,
                         std::uint32_t now, std::vector<Index::Entry>& scratch) noexcept {
-  const std::uint32_t first_bucket = bucket_of(keys[0]) / kBucketsPerStripe * kBucketsPerStripe;
-  const auto num_new = count_by_bucket(keys);
-  for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
-    if (num_new[i] == 0) continue;
-    index_.reserve(first_bucket + i, index_.num_rows(first_bucket + i) + num_new[i], now, scratch);
+  const std::uint64_t some_key = absent.group().keys[0];
+  const std::uint32_t first_bucket = bucket_of(some_key) / kBucketsPerStripe * kBucketsPerStripe;
+  if (admission_.admits_all()) {
+    const auto num_new = count_by_bucket(absent.group().keys);
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      const std::size_t num_rows = index_.num_rows(first_bucket + i) + num_new[i];
+      if (num_new[i] > 0) index_.reserve(first_bucket + i, num_rows, now, scratch);
+    }
   }
   std::size_t used = 0;
-  for (const std::uint64_t key : keys) {
-    if (index_.find(key) != nullptr) continue;
+  absent.filter([&](std::uint64_t key, std::size_t position) {
+    if (index_.find(key) != nullptr) return true;
+    if (!admits(key, position, step)) return false;
+    const std::uint32_t bucket = bucket_of(key);
+    index_.reserve(bucket, index_.num_rows(bucket) + 1, now, scratch);
     initialize(arena_.row(rows[used]), key);
     index_.insert(mix64(key), {rows[used++], static_cast<std::uint16_t>(now)}, now);
-  }
+    admission_.settle(key);
+    return true;
+  });
   num_admitted_ += used;
   arena_.free(rows.subspan(used));
 }

@@ -73,7 +73,8 @@ Table::BucketView view_of(const BucketContent& content) {
   return {.keys = content.keys.span(),
           .classes = content.classes.span(),
           .rows = content.rows.span(),
-          .marks = content.marks};
+          .marks = content.marks,
+          .pending = content.pending.span()};
 }
 
 bool are_equal(const BucketContent& a, const BucketContent& b) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
@@ -48,6 +48,7 @@ class Content:
     classes: np.ndarray
     rows: np.ndarray
     marks: dict[int, int]
+    pending: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
 
 
 class Operations:

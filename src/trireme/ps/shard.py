@@ -101,6 +101,7 @@ def make_core_table(schema: TableSchema) -> _core.Table:
         absent=schema.absent,
         num_streams_max=STREAMS_MAX,
         policy=_policy_config(schema),
+        admission=_core.AdmissionConfig(**(schema.admission or {})),
         **named,
     )
 
