@@ -58,6 +58,7 @@ void register_errors(nb::module_& m);
 void register_base(nb::module_& m);
 void register_column_store(nb::module_& m);
 void register_feed(nb::module_& m);
+void register_frozen(nb::module_& m);
 void register_metrics(nb::module_& m);
 void register_row_text(nb::module_& m);
 void register_strings(nb::module_& m);

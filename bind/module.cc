@@ -9,6 +9,7 @@ NB_MODULE(_core, m) {
   trireme::bind::register_base(m);
   trireme::bind::register_column_store(m);
   trireme::bind::register_feed(m);
+  trireme::bind::register_frozen(m);
   trireme::bind::register_metrics(m);
   trireme::bind::register_row_text(m);
   trireme::bind::register_strings(m);

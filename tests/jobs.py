@@ -16,6 +16,7 @@ from trireme import _core
 from trireme.cluster import Cluster, connect
 from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.coordinator import Coordinator
+from trireme.ps.frozen import ExportHandlers
 from trireme.ps.server import Attendance
 from trireme.ps.shard import Shard
 from trireme.rpc import Server
@@ -38,6 +39,7 @@ class InProcessServer:
                 **self.coordinator.handlers(),
                 **self.attendance.handlers(),
                 **CheckpointHandlers(self.shard, root).handlers(),
+                **ExportHandlers(self.shard, root).handlers(),
             },
             name="server",
         )

@@ -24,6 +24,7 @@ from trireme.errors import BadRequest, DeadlineExceeded, NotReady, TriremeError
 from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.client import Client, Pulled
 from trireme.ps.coordinator import Coordinator
+from trireme.ps.frozen import ExportHandlers
 from trireme.ps.process import start_pool
 from trireme.ps.routing import Keys
 from trireme.ps.server import Attendance
@@ -261,6 +262,7 @@ def embedded(*, threads: int = 0, timeout_s: float = 60.0) -> Cluster:
         **Coordinator().handlers(),
         **Attendance().handlers(),
         **CheckpointHandlers(shard, Path("/")).handlers(),
+        **ExportHandlers(shard, Path("/")).handlers(),
     }
     transport = LocalTransport(handlers)
     client = Client(

@@ -18,6 +18,7 @@ LAYERS = (
     ("data",),
     ("metrics",),
     ("nn",),
+    ("inference",),
     ("train",),
     ("models",),
     ("launch",),

@@ -1,17 +1,27 @@
-"""Data: schemas, sources and datasets that yield batches of columns."""
+"""Data: schemas, sources and datasets that yield batches of columns.
+
+InMemoryDataset, which shuffles over a cluster, is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from trireme.data.array_dataset import ArrayDataset, ArrayStream
 from trireme.data.arrow_reader import arrow
 from trireme.data.batch import Bags, Batch, Ragged, Strings
 from trireme.data.criteo import criteo
 from trireme.data.csv import csv
-from trireme.data.in_memory_dataset import InMemoryDataset, InMemoryStream
 from trireme.data.libsvm import libsvm
 from trireme.data.multislot import multislot
 from trireme.data.queue_dataset import QueueDataset, Stream
 from trireme.data.schema import Content, Dense, InsId, Label, Schema, Show, Sparse, Weight
 from trireme.data.skip_gram import SkipGramDataset, SkipGramStream, read_words, words_of
 from trireme.data.strings import string_keys
+
+if TYPE_CHECKING:
+    from trireme.data.in_memory_dataset import InMemoryDataset, InMemoryStream
 
 __all__ = [
     "ArrayDataset",
@@ -43,3 +53,11 @@ __all__ = [
     "string_keys",
     "words_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("InMemoryDataset", "InMemoryStream"):
+        raise AttributeError(f"module 'trireme.data' has no attribute {name!r}")
+    home = importlib.import_module("trireme.data.in_memory_dataset")
+    globals()[name] = value = getattr(home, name)
+    return value

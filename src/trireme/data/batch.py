@@ -94,7 +94,8 @@ class Batch:
     columns: name -> tensor whose first dimension is B (labels, weights, dense features), strings,
         or bags of one feature on their own, where a source yields them so.
     bags: the sparse features together, or None when there are none.
-    lookups: filled when the batch is planned: name of an embedding module -> its lookup.
+    lookups: filled when the batch is planned: name of a reading of an embedding module -> its
+        lookup; or, in an exported model, the tensor that the module returns.
     stream: the stream that this batch is a part of.
     position: a few numbers from which the same source goes on with the next batch of the stream;
         empty where the source cannot say.

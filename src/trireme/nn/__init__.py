@@ -1,11 +1,22 @@
-"""Embedding modules over tables, the planning of their lookups, and layers of click models."""
+"""Embedding modules over tables, the planning of their lookups, and layers of click models.
+
+What pulls from a cluster is loaded on first use: an exported model is planned without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from trireme.nn.cvm import CVM
 from trireme.nn.data_norm import DataNorm
-from trireme.nn.modules import Embedding, EmbeddingBag
-from trireme.nn.op import Lookup, gather_rows
+from trireme.nn.lookup import Lookup
 from trireme.nn.plan import Plan, Planner, TablePlan
-from trireme.nn.pooling import sequence_pool
+
+if TYPE_CHECKING:
+    from trireme.nn.modules import Embedding, EmbeddingBag
+    from trireme.nn.op import gather_rows
+    from trireme.nn.pooling import sequence_pool
 
 __all__ = [
     "CVM",
@@ -19,3 +30,17 @@ __all__ = [
     "gather_rows",
     "sequence_pool",
 ]
+
+_HOMES = {
+    "Embedding": "trireme.nn.modules",
+    "EmbeddingBag": "trireme.nn.modules",
+    "gather_rows": "trireme.nn.op",
+    "sequence_pool": "trireme.nn.pooling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trireme.nn' has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
+    return value

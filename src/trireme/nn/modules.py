@@ -20,7 +20,8 @@ from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.nn.ids import Columns
-from trireme.nn.op import Lookup, gather_rows
+from trireme.nn.lookup import Lookup
+from trireme.nn.op import gather_rows
 from trireme.nn.plan import Planner, Reading
 from trireme.table import Table
 
@@ -63,6 +64,14 @@ class TableModule(nn.Module):
         if self._is_learning() and not all(lookup.rows.requires_grad for lookup in found):
             raise self._wrong("a batch planned for training, as this module is in training", "not")
         return num_examples, found
+
+    def _gathered(self, batch: Columns) -> list[Tensor]:
+        """What stands in a batch in place of lookups when a model is exported: for each reading,
+        what this module makes of it. Empty for other batches.
+        """
+        lookups = batch.lookups if isinstance(batch, Batch) else {}
+        found = [lookups.get(reading.name) for reading in self.readings]
+        return [ready for ready in found if isinstance(ready, Tensor)]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup]]:
@@ -149,11 +158,13 @@ class Embedding(TableModule):
             BadRequest: a feature is missing or has another form; the message names it.
         """
         batch = as_batch(batch)
-        _, lookups = self._lookups(batch)
-        rows = tuple(
-            self._rows_of(batch[name], lookup)
-            for name, lookup in zip(self.features, lookups, strict=True)
-        )
+        rows = tuple(self._gathered(batch))
+        if not rows:
+            _, lookups = self._lookups(batch)
+            rows = tuple(
+                self._rows_of(batch[name], lookup)
+                for name, lookup in zip(self.features, lookups, strict=True)
+            )
         return rows if self.returns_tuple else rows[0]
 
     def _rows_of(self, column: object, lookup: Lookup) -> Tensor:
@@ -207,6 +218,8 @@ class EmbeddingBag(TableModule):
             BadRequest: a feature is missing or has another form (the message names it), or ids have
                 weights and the mode is not "sum".
         """
+        if gathered := self._gathered(batch):
+            return gathered[0]
         num_examples, [lookup] = self._lookups(batch)
         return gather_rows(lookup, num_examples, len(self.features))
 

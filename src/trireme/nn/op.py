@@ -11,39 +11,14 @@ C++ core, others through plain torch operations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from trireme import _core, cluster
 from trireme.errors import NotReady
-
-
-class Lookup(NamedTuple):
-    """What a module needs to compute from the rows of a batch, made by `trireme.nn.Planner`.
-
-    rows: (K, D) float32, the leaf whose gradient is pushed.
-    index: (N,) int32, the row of each position; -1 for padding.
-    order, starts: (M,), (K + 1,) int32; row k is used at positions order[starts[k]:starts[k + 1]].
-    bags: (N,) int32, the bag of each position; empty: position i is bag i.
-    offsets: (F*B + 1,) int64, where each bag begins, feature-major; empty: one position per bag.
-    weights: (N,) float32, factor of each position; empty: 1.
-    """
-
-    rows: Tensor
-    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
-    order: Tensor
-    starts: Tensor
-    bags: Tensor
-    offsets: Tensor
-    weights: Tensor
-
-
-pytree._register_namedtuple(Lookup, serialized_type_name="trireme.nn.Lookup")
-torch.serialization.add_safe_globals([Lookup])  # for torch.export.load, as in data.batch
+from trireme.nn.lookup import Lookup, as_numpy, gather, numpy_or_none
 
 
 def gather_rows(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
@@ -150,17 +125,7 @@ def _kernels(device: torch.device) -> tuple[_Gather, _Scatter]:
 
 
 def _gather_core(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
-    out_BFD = lookup.rows.new_empty(num_examples, num_features, lookup.rows.shape[1])
-    _core.gather(
-        _numpy(lookup.rows.contiguous()),
-        _numpy(lookup.index),
-        _numpy_or_none(lookup.offsets),
-        _numpy_or_none(lookup.weights),
-        num_features,
-        out_BFD.numpy(),
-        _pool(),
-    )
-    return out_BFD
+    return gather(lookup, num_examples, num_features, _pool())
 
 
 def _scatter_core(
@@ -168,11 +133,11 @@ def _scatter_core(
 ) -> Tensor:
     out_KD = grad.new_empty(num_rows, grad.shape[2])
     _core.scatter(
-        _numpy(_in_pieces(grad)),
-        _numpy(order),
-        _numpy(starts),
-        _numpy_or_none(bags),
-        _numpy_or_none(weights),
+        as_numpy(_in_pieces(grad)),
+        as_numpy(order),
+        as_numpy(starts),
+        numpy_or_none(bags),
+        numpy_or_none(weights),
         out_KD.numpy(),
         _pool(),
     )
@@ -221,11 +186,3 @@ def _in_pieces(grad: Tensor) -> Tensor:
     if column == 1 and feature == dim and example >= num_features * dim:
         return grad
     return grad.contiguous()
-
-
-def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    return tensor.detach().numpy()
-
-
-def _numpy_or_none(tensor: Tensor) -> np.ndarray[Any, Any] | None:
-    return None if tensor.numel() == 0 else tensor.detach().numpy()

@@ -15,7 +15,7 @@ Shapes: B examples, F features, D columns, K rows, N positions.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.nn.ids import Columns, Ids, read_ids
-from trireme.nn.op import Lookup
+from trireme.nn.lookup import Lookup
 from trireme.table import Table
 
 
@@ -131,7 +131,19 @@ class Planner:
 
     def __init__(self, *modules: nn.Module, pool: _core.Pool) -> None:
         self._pool = pool
-        self._readings = _readings_by_table(modules)
+        self._readings = _by_table(_readings_of(modules))
+
+    @classmethod
+    def of_readings(cls, readings: Iterable[Reading], *, pool: _core.Pool) -> Planner:
+        """A planner of what modules read, where there are no modules. Raises as the constructor."""
+        planner = cls(pool=pool)
+        planner._readings = _by_table(readings)
+        return planner
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """All that is read, equal readings once."""
+        return tuple(reading for of_table in self._readings.values() for reading in of_table)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -268,15 +280,19 @@ def _union(readings: Iterable[Reading]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for reading in readings for name in reading.features))
 
 
-def _readings_by_table(modules: Iterable[nn.Module]) -> dict[str, list[Reading]]:
-    by_table: dict[str, list[Reading]] = {}
+def _readings_of(modules: Iterable[nn.Module]) -> Iterator[Reading]:
     for module in modules:
         for part in module.modules():
-            for reading in getattr(part, "readings", ()):
-                first = by_table.setdefault(reading.table.name, [reading])[0]
-                _expect_same_table(first, reading)
-                if all(reading.name != other.name for other in by_table[reading.table.name]):
-                    by_table[reading.table.name].append(reading)
+            yield from getattr(part, "readings", ())
+
+
+def _by_table(all_readings: Iterable[Reading]) -> dict[str, list[Reading]]:
+    by_table: dict[str, list[Reading]] = {}
+    for reading in all_readings:
+        first = by_table.setdefault(reading.table.name, [reading])[0]
+        _expect_same_table(first, reading)
+        if all(reading.name != other.name for other in by_table[reading.table.name]):
+            by_table[reading.table.name].append(reading)
     return by_table
 
 

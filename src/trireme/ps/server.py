@@ -19,6 +19,7 @@ from pathlib import Path
 from trireme.errors import BadRequest, Unavailable
 from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.coordinator import Coordinator
+from trireme.ps.frozen import ExportHandlers
 from trireme.ps.process import settled, start_pool, torch_threads
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import need
@@ -171,6 +172,7 @@ def serve(
         **Coordinator().handlers(),
         **attendance.handlers(),
         **CheckpointHandlers(shard, root.resolve()).handlers(),
+        **ExportHandlers(shard, root.resolve()).handlers(),
     }
     server = Server(
         listen,

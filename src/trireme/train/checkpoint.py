@@ -46,7 +46,7 @@ def save(
         )
         return {}
 
-    _let_first_worker(cluster, "save", act)
+    let_first_worker(cluster, "save", act)
 
 
 def load(optimizer: DistributedOptimizer, path: str | Path) -> dict[str, Any]:
@@ -112,10 +112,10 @@ def _load(
         manifest = load_checkpoint(cluster.client, path, parameters=parameters)
         return {"extra": manifest["extra"], "tables": sorted(manifest["tables"])}
 
-    return _let_first_worker(cluster, "load", act)
+    return let_first_worker(cluster, "load", act)
 
 
-def _let_first_worker(
+def let_first_worker(
     cluster: Cluster, purpose: str, act: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """Worker 0 acts; then all meet. All get what it returned, or raise its error."""

@@ -52,7 +52,7 @@ class Scorer:
         label column.
         """
         outputs = model(batch)
-        scored = _by_name(outputs)
+        scored = outputs_by_name(outputs)
         if self._loss is None:
             return Scored(batch, scored, None)
         labels = batch if self._label is None else _labels(batch, self._label)
@@ -135,7 +135,7 @@ def _labels(batch: Batch, name: str) -> Tensor:
     return labels
 
 
-def _by_name(outputs: Any) -> dict[str, Tensor]:
+def outputs_by_name(outputs: Any) -> dict[str, Tensor]:
     named = {OUTPUT: outputs} if isinstance(outputs, Tensor) else outputs
     if not isinstance(named, Mapping) or not named:
         raise _not_outputs(type(outputs).__name__)

@@ -13,9 +13,10 @@ from trireme.cluster import Cluster, default
 from trireme.errors import BadRequest
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
-from trireme.train import checkpoint
+from trireme.train import checkpoint, inference
 from trireme.train.dump import Dump, dumping
 from trireme.train.fetch import Fetch
+from trireme.train.inference import Export
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.recipe import Recipe
 from trireme.train.run import Run, Watch
@@ -258,3 +259,30 @@ class Trainer:
             raise BadRequest(f"Trainer.load: expected dense 'strict' or 'match', found {dense!r}")
         self.num_epochs = int(checkpoint.load(self.optimizer, path).get("num_epochs", 0))
         return []
+
+    def save_inference_model(
+        self,
+        path: str | Path,
+        *,
+        batch: Any,
+        dtype: str = "float32",
+        model: nn.Module | None = None,
+    ) -> Export:
+        """Write what `trireme.inference.Predictor` answers from: rows, the dense part, and what
+        the model reads. Every worker calls it.
+
+        Args:
+            path: a new folder, on storage that servers and worker 0 share.
+            batch: an example of the batches that will be asked, of two examples at least; as of
+                worker 0.
+            dtype: of stored weights: "float32", "float16", or "int8" with a scale per row.
+            model: what to write in place of the whole model: a part of it.
+
+        Returns:
+            What was written, and how far its numbers are from the trained ones.
+
+        Raises:
+            BadRequest: the folder exists or is outside the servers' root; torch.export cannot take
+                the model; weights that the dtype cannot hold.
+        """
+        return inference.save(self.optimizer, model or self.model, path, batch, dtype)

@@ -1,0 +1,89 @@
+// The bytes of frozen rows: a table that is only read, laid out to be mapped and searched as it is.
+// docs/format/export.md is the specification; these are its structures. Little-endian.
+//
+// A file holds some buckets that follow each other: of each the lines of its index, then its rows
+// in the order of their hashes; behind them a directory of the buckets, and a footer. A line stands
+// for a range of hashes: where their rows are, and sixteen bits of each hash, so that one cache
+// line and the row itself are all that a lookup touches.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/hash.h"
+#include "base/isa.h"
+#include "base/pages.h"
+
+namespace trireme {
+
+static_assert(std::endian::native == std::endian::little);
+
+// Permanent numbers.
+enum class Encoding : std::uint32_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
+
+struct FrozenLine {
+  static constexpr std::uint32_t kTags = 28;
+  static constexpr std::uint32_t kMeanRows = 16;  // so that few lines have rows without a tag
+
+  std::uint32_t first_row;  // of the bucket's
+  std::uint32_t num_rows;   // those beyond kTags have no tag
+  std::uint16_t tags[kTags];
+
+  static std::uint16_t tag_of(std::uint64_t hash) noexcept {
+    return static_cast<std::uint16_t>(hash);
+  }
+  static std::uint32_t lines_for(std::uint64_t num_rows) noexcept {
+    return static_cast<std::uint32_t>((num_rows + kMeanRows - 1) / kMeanRows);
+  }
+  // Thirty-two bits of the hash, below the bucket's and above the tag's, scaled to the number of
+  // lines: rows in the order of their hashes are in the order of their lines.
+  TRIREME_INLINE static std::uint64_t home_of(std::uint64_t hash,
+                                              std::uint32_t num_lines) noexcept {
+    return std::uint64_t{static_cast<std::uint32_t>(hash >> 20)} * num_lines >> 32;
+  }
+};
+static_assert(sizeof(FrozenLine) == 64);
+
+// Directory entry of a bucket: its lines begin at `offset`, its rows right behind them.
+struct FrozenBucket {
+  std::uint64_t offset;
+  std::uint32_t num_lines;
+  std::uint32_t num_rows;
+};
+static_assert(sizeof(FrozenBucket) == 16);
+
+// The last bytes of a file.
+struct FrozenFooter {
+  static constexpr std::uint64_t kMagic = 0x3153574F524D5254;  // "TRMROWS1"
+  static constexpr std::uint32_t kHasFlags = 1;
+
+  std::uint64_t magic;
+  std::uint32_t encoding;
+  std::uint32_t dim;
+  std::uint32_t row_bytes;
+  std::uint32_t options;  // kHasFlags: each key is followed by eight bytes, 1: removed, 0: a row
+  std::uint32_t first_bucket;
+  std::uint32_t num_buckets;
+  std::uint64_t num_rows;  // removed keys included
+  std::uint64_t directory_offset;
+  std::uint64_t unused[2];
+};
+static_assert(sizeof(FrozenFooter) == 64);
+
+inline constexpr std::size_t kFrozenAlignment = 64;
+
+// Of a row, without its key and flags.
+constexpr std::size_t encoded_bytes(Encoding encoding, std::size_t dim) noexcept {
+  if (encoding == Encoding::kFloat32) return dim * 4;
+  return encoding == Encoding::kFloat16 ? dim * 2 : sizeof(float) + dim;
+}
+// Where a row's weights begin.
+constexpr std::size_t frozen_weights_offset(bool has_flags) noexcept { return has_flags ? 16 : 8; }
+
+constexpr std::size_t frozen_row_bytes(Encoding encoding, std::size_t dim,
+                                       bool has_flags) noexcept {
+  return round_up(frozen_weights_offset(has_flags) + encoded_bytes(encoding, dim), 8);
+}
+
+}  // namespace trireme

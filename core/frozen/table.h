@@ -1,0 +1,56 @@
+// A table that answers from frozen rows: those of an export, and over them those of later deltas.
+//
+// A key is sought in the newest layer first. What none of them has, or what a delta has removed, is
+// answered as the training table answers an absent key.
+// Threads: nothing changes after the constructor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/isa.h"
+#include "base/pool.h"
+#include "frozen/rows.h"
+#include "optim/initializer.h"
+
+namespace trireme {
+
+struct FrozenTableConfig {
+  std::string initializer = "uniform";
+  float init_a = 0.0F;
+  float init_b = 0.0F;
+  std::uint64_t seed = 0;
+  std::string absent = "initial";  // what a lookup answers for an absent key, or "zeros"
+  std::string simd = "auto";       // see choose_isa
+};
+
+class FrozenTable {
+ public:
+  using Layers = std::vector<std::shared_ptr<const FrozenRows>>;
+
+  // layers: newest first. Errors: kBadRequest without layers, for layers of several dims, for a
+  // last layer that lacks buckets, and as the initializer's.
+  FrozenTable(Layers layers, const FrozenTableConfig& config);
+
+  int dim() const noexcept { return layers_.front()->dim(); }
+
+  // As Table::lookup. keys: (N).  out: (N, dim).  Returns how many were absent.
+  std::size_t lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool) const;
+
+ private:
+  class Search;
+
+  std::size_t lookup_block(std::span<const std::uint64_t> keys, float* out) const;
+  void write_absent(std::uint64_t key, float* weights) const noexcept;
+
+  const Layers layers_;
+  const Isa isa_;
+  const Initializer initializer_;
+  const bool absent_is_zero_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,44 @@
+"""From a planned batch and the rows of its keys to what the embedding modules return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from trireme import _core
+from trireme.data.batch import Batch
+from trireme.nn.lookup import gather
+from trireme.nn.plan import Plan, Reading
+
+
+def gather_readings(
+    readings: Iterable[Reading],
+    batch: Batch,
+    plan: Plan,
+    rows: Mapping[str, Tensor],
+    pool: _core.Pool,
+) -> dict[str, Tensor]:
+    """What each module returns for its reading.
+
+    Args:
+        readings: those that `plan` was made for.
+        batch: the batch that was planned.
+        rows: table name -> (K, D) float32, row k for the plan's key k.
+
+    Returns:
+        Name of the reading -> tensor: of an EmbeddingBag (B, F, D); of an Embedding (B, D) or
+        (B, L, D) where the feature is a tensor, (N, D) where it is Ragged.
+    """
+    lookups = plan.lookups(plan.leaves(rows, train=False))
+    gathered = {}
+    for reading in readings:
+        lookup = lookups[reading.name]
+        if reading.mode == "none":
+            rows_ND = gather(lookup, lookup.index.shape[0], 1, pool)
+            column = batch[reading.features[0]]
+            shape = column.shape if isinstance(column, Tensor) else (-1,)
+            gathered[reading.name] = rows_ND.view(*shape, reading.table.dim)
+        else:
+            gathered[reading.name] = gather(lookup, plan.num_examples, len(reading.features), pool)
+    return gathered

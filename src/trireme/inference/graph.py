@@ -1,0 +1,137 @@
+"""The dense part of an exported model: a torch.export program over plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from trireme.data.batch import Batch, Column, Ragged
+from trireme.errors import BadRequest, Corruption
+from trireme.inference.manifest import Input, Manifest, located
+
+
+class DenseGraph:
+    """Runs the dense part on a batch and what its lookups gave.
+
+    Threads: any; nothing changes after the constructor.
+    """
+
+    def __init__(
+        self, program: torch.export.ExportedProgram, module: nn.Module, inputs: Sequence[Input]
+    ) -> None:
+        self.program, self._module, self._inputs = program, module, inputs
+
+    def __call__(self, batch: Batch, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs by name. Raises BadRequest: a column is missing or has another form."""
+        tensors = [input_tensor(one, batch, gathered) for one in self._inputs]
+        try:
+            outputs: dict[str, Tensor] = self._module(*tensors)
+        except (AssertionError, RuntimeError) as error:
+            shapes = {
+                one.name: tuple(t.shape) for one, t in zip(self._inputs, tensors, strict=True)
+            }
+            raise BadRequest(
+                f"Predictor: expected columns of the same examples, found {shapes}: {error}"
+            ) from error
+        return outputs
+
+
+def load_graph(folder: Path, manifest: Manifest, *, verify: bool) -> DenseGraph:
+    """The dense part of a base. Raises Corruption: the file is missing or damaged."""
+    path = located(folder, manifest.dense, verify=verify)
+    try:
+        program = torch.export.load(path)
+        return DenseGraph(program, program.module(), manifest.inputs)
+    except Exception as error:
+        raise Corruption(f"{path}: expected a program of torch.export, found {error!r}") from error
+
+
+def updated_graph(graph: DenseGraph, folder: Path, delta: Manifest, *, verify: bool) -> DenseGraph:
+    """The same program with the parameters and buffers of a delta; `graph` stays as it is.
+
+    Raises:
+        Corruption: the file is missing or damaged, or its tensors are not those of the program.
+    """
+    path = located(folder, delta.dense, verify=verify)
+    try:
+        weights = load_file(path)
+    except Exception as error:
+        raise Corruption(f"{path}: expected safetensors, found {error!r}") from error
+    module = graph.program.module()
+    own = named_weights(module)
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if shapes != found:
+        raise Corruption(f"{path}: expected tensors {shapes}, found {found}")
+    for name, tensor in weights.items():
+        _rebind(module, name, tensor)
+    return DenseGraph(graph.program, module, delta.inputs)
+
+
+def named_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a program by name: what a delta holds."""
+    return {
+        name: tensor.detach()
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
+
+
+def _rebind(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of another one, which other modules may use."""
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[leaf] = tensor
+
+
+def input_tensor(one: Input, batch: Batch, gathered: Mapping[str, Tensor]) -> Tensor:
+    """The tensor of one input.
+
+    Raises:
+        BadRequest: the column is missing, or has another dtype or shape.
+    """
+    if one.role == "lookup":
+        return gathered[one.name]
+    if one.name not in batch:
+        raise BadRequest(
+            f"Predictor: expected column {one.name!r} in the batch, found {', '.join(batch.keys())}"
+        )
+    tensor = _part(batch[one.name], one)
+    found = (_dtype_name(tensor), tuple(tensor.shape))
+    is_shape = len(one.shape) == tensor.dim() and all(
+        size in (None, actual) for size, actual in zip(one.shape, tensor.shape, strict=True)
+    )
+    if found[0] != one.dtype or not is_shape:
+        shape = ", ".join("any" if size is None else str(size) for size in one.shape)
+        raise BadRequest(
+            f"Predictor: expected {one.role} {one.name!r} as {one.dtype} of shape ({shape}), found"
+            f" {found[0]} of shape {found[1]}"
+        )
+    return tensor
+
+
+def _part(column: Column, one: Input) -> Tensor:
+    if one.role == "column" and isinstance(column, Tensor):
+        return column
+    part = getattr(column, one.role, None) if isinstance(column, Ragged) else None
+    if not isinstance(part, Tensor):
+        wanted = "a tensor" if one.role == "column" else f"Ragged with {one.role}"
+        raise BadRequest(
+            f"Predictor: expected column {one.name!r} as {wanted}, found {type(column).__name__}"
+        )
+    return part
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def describe(role: str, name: str, tensor: Tensor) -> Input:
+    """The input that takes tensors as this one is."""
+    return Input(role, name, _dtype_name(tensor), tuple(tensor.shape))

@@ -1,0 +1,196 @@
+"""What an export's manifest says; docs/format/export.md specifies it.
+
+manifest.json             everything else: tables, what the model reads, files with checksums
+tables/N/LO-HI.rows       frozen rows of table number N in buckets LO..HI
+dense.pt2                 the dense part of the model, by torch.export; in a base
+dense.safetensors         its parameters and buffers by name; in a delta
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trireme.errors import BadRequest, Corruption, TriremeError
+
+FORMAT = 1
+KIND = "inference"
+MANIFEST = "manifest.json"
+GRAPH = "dense.pt2"
+WEIGHTS = "dense.safetensors"
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of the export: its path in the folder, its length and SHA-256."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """A table: what its keys and absent keys are, and its files.
+
+    dtype: of the rows as they are stored: float32, float16 or int8 (with a scale per row).
+    initializer, seed, absent: what a key without a row answers, as in a TableSchema.
+    salt: whether each feature has a key space of its own.
+    rows, removed: keys with a row; keys that a delta removes.
+    max_error, rms_error: of stored weights against trained ones.
+    """
+
+    name: str
+    dim: int
+    dtype: str
+    initializer: tuple[str, float, float]
+    seed: int
+    absent: str
+    salt: bool
+    rows: int
+    removed: int
+    max_error: float
+    rms_error: float
+    files: tuple[File, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """One reading of an embedding module: which features of which table, and how ids are summed.
+
+    mode: "sum", "mean" or "sqrt" of a bag, or "none": each id for itself.
+    """
+
+    name: str
+    table: str
+    features: tuple[str, ...]
+    mode: str
+    padding_key: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One tensor that the dense part takes.
+
+    role: "lookup": what the lookup `name` gives; "column": the column `name` of the batch;
+        "values", "offsets" or "weights" of the ragged column `name`.
+    shape: sizes; None where it depends on the batch.
+    """
+
+    role: str
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One export.
+
+    id: of this export, unique. base: of the export that a delta goes on from, directly or through
+        other deltas; None for a base.
+    version: of the training state. since: a delta holds what has changed after that version; 0 for
+        a base.
+    max_error, rms_error: of the outputs for the example batch against those of the trained model.
+    """
+
+    id: str
+    base: str | None
+    version: int
+    since: int
+    tables: tuple[TablePart, ...]
+    lookups: tuple[Lookup, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    max_error: float
+    rms_error: float
+    dense: File
+
+    @property
+    def is_delta(self) -> bool:
+        return self.base is not None
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "kind": KIND, **asdict(self)}, indent=1)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an export.
+
+    Raises:
+        BadRequest: there is no export. Corruption: the manifest is damaged, or of another format.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise BadRequest(f"Predictor: expected {path}, found none: not a complete export")
+    try:
+        body = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise Corruption(f"{path}: expected JSON, found {error}") from error
+    found = {key: body.get(key) for key in ("kind", "format")} if isinstance(body, dict) else body
+    if found != {"kind": KIND, "format": FORMAT}:
+        raise Corruption(f"{path}: expected kind {KIND!r} of format {FORMAT}, found {found}")
+    try:
+        return _manifest(body)
+    except TriremeError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corruption(f"{path}: expected a complete manifest, found {error!r}") from error
+
+
+def _manifest(body: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        id=str(body["id"]),
+        base=None if body["base"] is None else str(body["base"]),
+        version=int(body["version"]),
+        since=int(body["since"]),
+        tables=tuple(_table(part) for part in body["tables"]),
+        lookups=tuple(
+            Lookup(**{**part, "features": tuple(part["features"])}) for part in body["lookups"]
+        ),
+        inputs=tuple(Input(**{**part, "shape": tuple(part["shape"])}) for part in body["inputs"]),
+        outputs=tuple(str(name) for name in body["outputs"]),
+        max_error=float(body["max_error"]),
+        rms_error=float(body["rms_error"]),
+        dense=File(**body["dense"]),
+    )
+
+
+def _table(part: Mapping[str, Any]) -> TablePart:
+    kind, a, b = part["initializer"]
+    files = tuple(File(**file) for file in part["files"])
+    return TablePart(**{**part, "initializer": (str(kind), float(a), float(b)), "files": files})
+
+
+def located(folder: Path, file: File, *, verify: bool) -> Path:
+    """Where a file of the manifest is, after its length has been checked, and its bytes.
+
+    Args:
+        verify: whether to read the file and compare its checksum.
+
+    Raises:
+        Corruption: it is missing, or its length or checksum differs; the message names it.
+    """
+    path = folder / file.path
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise Corruption(f"{folder / MANIFEST}: expected files under it, found {file.path}")
+    if not path.is_file():
+        raise Corruption(f"{path}: expected a file of {file.bytes} bytes, found none")
+    if (size := path.stat().st_size) != file.bytes:
+        raise Corruption(f"{path}: expected {file.bytes} bytes, found {size}")
+    if verify and (digest := sha256_of(path)) != file.sha256:
+        raise Corruption(f"{path}: expected SHA-256 {file.sha256}, found {digest}")
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

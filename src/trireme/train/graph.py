@@ -1,0 +1,152 @@
+"""The dense part of a model as a torch.export program over plain tensors.
+
+What the embedding modules return are inputs of the program, so that it needs nothing but torch
+where it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from trireme.data.batch import Batch, Column, Ragged
+from trireme.errors import BadRequest
+from trireme.inference.graph import describe, input_tensor
+from trireme.inference.manifest import Input
+from trireme.nn.plan import Reading
+from trireme.train.scoring import outputs_by_name
+
+RAGGED = ("values", "offsets", "weights")
+
+
+def export_graph(
+    model: nn.Module, batch: Batch, readings: Sequence[Reading], gathered: Mapping[str, Tensor]
+) -> tuple[ExportedProgram, tuple[Input, ...], dict[str, Tensor]]:
+    """The program, what it takes, and the outputs for the batch.
+
+    Args:
+        model: in evaluation mode.
+        batch: an example of what it will be given, of two examples at least.
+        readings: of its embedding modules. gathered: what these return for the batch.
+
+    Raises:
+        BadRequest: torch cannot export the model, or only for batches of this size.
+    """
+    if batch.num_examples < 2:
+        raise BadRequest(
+            "save_inference_model: expected a batch of at least 2 examples, from which sizes that"
+            f" vary can be told, found {batch.num_examples}"
+        )
+    recorded = _RecordedBatch(batch, gathered)
+    with torch.no_grad():
+        outputs = outputs_by_name(model(recorded))
+    inputs = [describe("lookup", reading.name, gathered[reading.name]) for reading in readings]
+    for name in recorded.used:
+        inputs += _column_inputs(name, batch[name])
+    tensors = tuple(input_tensor(one, batch, gathered) for one in inputs)
+    shapes = tuple(dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in tensors)
+    try:
+        with torch.no_grad():
+            dense = _Dense(model, inputs, _sized_by_example(readings, batch))
+            program = torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
+    except Exception as error:
+        raise BadRequest(
+            f"save_inference_model: expected a model that torch.export takes, found {error}"
+        ) from error
+    return program, _with_sizes(inputs, program, batch.num_examples), outputs
+
+
+class _Dense(nn.Module):
+    """The model as a function of plain tensors.
+
+    sized: the lookup that has one row per example, if there is one.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Sequence[Input], sized: str | None) -> None:
+        super().__init__()
+        self.model, self.inputs, self.sized = model, inputs, sized
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        batch = _GraphBatch({})
+        parts: dict[str, dict[str, Tensor]] = {}
+        for one, tensor in zip(self.inputs, tensors, strict=True):
+            if one.role == "lookup":
+                batch.lookups[one.name] = tensor
+            elif one.role == "column":
+                batch.columns[one.name] = tensor
+            else:
+                parts.setdefault(one.name, {})[one.role] = tensor
+        batch.columns.update({name: Ragged(**part) for name, part in parts.items()})
+        batch.sized = self.sized
+        return outputs_by_name(self.model(batch))
+
+
+class _GraphBatch(Batch):
+    """A batch of those columns that a model reads; maybe none."""
+
+    sized: str | None = None
+
+    @property
+    def num_examples(self) -> int:
+        if self.columns or self.sized is None:
+            return super().num_examples
+        tensor: Tensor = self.lookups[self.sized]
+        return tensor.shape[0]
+
+
+class _RecordedBatch(Batch):
+    """A batch that remembers which columns have been read."""
+
+    def __init__(self, batch: Batch, gathered: Mapping[str, Tensor]) -> None:
+        super().__init__(dict(batch.items()), None, dict(gathered))
+        self.used: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Column:
+        column = super().__getitem__(name)
+        self.used[name] = None
+        return column
+
+
+def _sized_by_example(readings: Sequence[Reading], batch: Batch) -> str | None:
+    for reading in readings:
+        if reading.mode != "none" or isinstance(batch[reading.features[0]], Tensor):
+            return reading.name
+    return None
+
+
+def _column_inputs(name: str, column: Column) -> list[Input]:
+    if isinstance(column, Tensor):
+        return [describe("column", name, column)]
+    if not isinstance(column, Ragged):
+        raise BadRequest(
+            f"save_inference_model: expected a model that reads tensors or ragged columns, found"
+            f" {name!r} of {type(column).__name__}"
+        )
+    given = [(role, getattr(column, role)) for role in RAGGED]
+    return [describe(role, name, part) for role, part in given if part is not None]
+
+
+def _with_sizes(
+    inputs: Sequence[Input], program: ExportedProgram, num_examples: int
+) -> tuple[Input, ...]:
+    """The inputs with the sizes that the program fixes.
+
+    Raises:
+        BadRequest: the program is of the example's number of examples alone.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    found = []
+    for one, name in zip(inputs, program.graph_signature.user_inputs, strict=True):
+        sizes = nodes[name].meta["val"].shape
+        shape = tuple(size if isinstance(size, int) else None for size in sizes)
+        found.append(replace(one, shape=shape))
+        if shape[0] is not None and one.shape[0] == num_examples:
+            raise BadRequest(
+                f"save_inference_model: expected a model for any number of examples, found that"
+                f" {one.role} {one.name!r} must have {shape[0]}"
+            )
+    return tuple(found)
