@@ -31,6 +31,7 @@ BENCHES = {
     "zoo": ("benchmarks.macro.zoo", "each model, beside itself with torch's embeddings: scores"),
     "slot": ("benchmarks.macro.slot", "slot_dnn's shape, 300 ragged features: examples/s"),
     "feed": ("benchmarks.macro.feed", "from files to batches: parsing, shuffled memory, commands"),
+    "checkpoint": ("benchmarks.macro.checkpoint", "what is saved and loaded: bytes/s"),
     "table": ("benchmarks.micro.bench_table", "rows of the table core, on one thread"),
     "batch": ("benchmarks.micro.bench_batch", "the batch work of a step, on one thread"),
     "rpc": ("benchmarks.micro.bench_rpc", "calls between processes, beside plain TCP"),

@@ -17,6 +17,7 @@ from trireme.cluster import Cluster, connect
 from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.frozen import ExportHandlers
+from trireme.ps.interchange.handlers import interchange_handlers
 from trireme.ps.server import Attendance
 from trireme.ps.shard import Shard
 from trireme.rpc import Server
@@ -40,6 +41,7 @@ class InProcessServer:
                 **self.attendance.handlers(),
                 **CheckpointHandlers(self.shard, root).handlers(),
                 **ExportHandlers(self.shard, root).handlers(),
+                **interchange_handlers(self.shard, root),
             },
             name="server",
         )

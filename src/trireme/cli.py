@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import importlib.metadata
 import platform
@@ -100,6 +101,25 @@ The environment says what this process is, as for a script: alone, a worker or a
 docs/paddlerec.md lists the keys.
 """
 
+_EXAMPLES_CONVERT = """
+examples:
+  trireme convert fleet_model/20260101 model/0 --to checkpoint -m config.yaml
+      what Fleet's save_persistables wrote, as a checkpoint of the model that config.yaml says;
+      the dense part, too, if it consists of linear layers
+  trireme convert model/0 fleet_model/20260102 --to fleet -m config.yaml --shard_num 10
+      and back: what Fleet's load_model reads with shard_num 10
+  trireme convert model/0 tables --to parquet
+      a checkpoint's tables as Parquet, for pyarrow, polars, DuckDB; it says itself what they are
+  trireme convert fleet_model/20260101 tables --to parquet \\
+      --table embedding --dim 9 --rule SparseAdaGradSGDRule
+      rows of Fleet without a model; dim counts the head and the tail of a row
+  trireme convert vectors.parquet model/0 --to checkpoint -m config.yaml
+      rows of another system: columns key and weights, others optional
+
+What SOURCE is, it shows itself: a checkpoint has a manifest, a folder of Fleet 000/part-*. TARGET
+must not exist. The tables are in this process meanwhile. docs/interchange.md has the formats.
+"""
+
 _EXAMPLES_SERVER = """
 examples:
   trireme server --listen 127.0.0.1:6000
@@ -143,6 +163,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_launch(_command(commands, "launch", "start servers and workers", _EXAMPLES_LAUNCH + _KEYS))
     _add_run(_command(commands, "run", "train or infer as a YAML file says", _EXAMPLES_RUN))
+    summary = "turn checkpoints, Fleet's folders and Parquet into one another"
+    _add_convert(_command(commands, "convert", summary, _EXAMPLES_CONVERT))
     _add_server(
         _command(commands, "server", "be a server, without a script", _EXAMPLES_SERVER + _KEYS)
     )
@@ -204,6 +226,7 @@ def _add_launch(command: argparse.ArgumentParser) -> None:
     )
     _add_common(command)
     _add_config(command)
+    _add_infer(command)
     add("script", nargs="?", metavar="SCRIPT", help="the Python script that every process runs")
     add("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     command.set_defaults(run=_launch)
@@ -211,10 +234,16 @@ def _add_launch(command: argparse.ArgumentParser) -> None:
 
 def _add_run(command: argparse.ArgumentParser) -> None:
     _add_config(command, required=True)
+    _add_infer(command)
     command.set_defaults(run=_run)
 
 
-def _add_config(command: argparse.ArgumentParser, *, required: bool = False) -> None:
+def _add_config(
+    command: argparse.ArgumentParser,
+    *,
+    required: bool = False,
+    purpose: str = "instead of a script",
+) -> None:
     add = command.add_argument
     add(
         "-m",
@@ -222,7 +251,7 @@ def _add_config(command: argparse.ArgumentParser, *, required: bool = False) -> 
         type=Path,
         required=required,
         metavar="FILE",
-        help="YAML file with PaddleRec's keys" + ("" if required else ", instead of a script"),
+        help="YAML file with PaddleRec's keys" + ("" if required else f", {purpose}"),
     )
     add(
         "-o",
@@ -233,7 +262,42 @@ def _add_config(command: argparse.ArgumentParser, *, required: bool = False) -> 
         metavar="KEY=VALUE",
         help="values that win over the file's",
     )
-    add("--infer", action="store_true", help="evaluate saved epochs instead of training")
+
+
+def _add_infer(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--infer", action="store_true", help="evaluate saved epochs instead of training"
+    )
+
+
+def _add_convert(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("source", metavar="SOURCE", help="a checkpoint, a folder of Fleet, or Parquet files")
+    add("target", metavar="TARGET", help="a new folder")
+    add("--to", required=True, choices=("checkpoint", "fleet", "parquet"), help="TARGET's format")
+    _add_config(command, purpose="the model: its tables and its dense part")
+    add("--table", metavar="NAME", help="the table that Parquet files, or Fleet's rows, are of")
+    add("--dim", type=int, metavar="D", help="without -m: floats of a row, head and tail")
+    add("--rule", metavar="RULE", help="without -m: Fleet's name of the rows' rule")
+    add("--accessor", metavar="NAME", help="Fleet's order of fields; default: of the policy")
+    add(
+        "--tables",
+        type=_table_numbers,
+        metavar="NAME=N,...",
+        help="Fleet's number of each table; default: the only one is 0",
+    )
+    add("--time", type=int, default=0, metavar="S", help="data time in seconds of the save")
+    add("--dense_steps", type=int, default=0, metavar="N", help="steps of Fleet's dense optimizer")
+    add(
+        "--shard_num",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="that of Fleet's table; default: 1000",
+    )
+    add("--gzip", action="store_true", help="compress what is for Fleet")
+    add("--state", action="store_true", help="to Parquet: the update rules' state, too")
+    command.set_defaults(run=_convert)
 
 
 def _add_server(command: argparse.ArgumentParser) -> None:
@@ -265,6 +329,18 @@ def _run(arguments: argparse.Namespace) -> int:
     from trireme.run.runner import run  # brings torch, which a wrong command can do without
 
     run(Config.load(arguments.config_yaml, arguments.opt), infer=arguments.infer)
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from trireme.run.convert import Conversion, convert  # brings torch
+
+    yaml, own = arguments.config_yaml, vars(arguments)
+    if yaml is None and arguments.opt:
+        raise BadRequest("convert: expected -o with -m config.yaml, found it alone")
+    config = None if yaml is None else Config.load(yaml, arguments.opt)
+    names = {field.name for field in dataclasses.fields(Conversion)} - {"config"}
+    convert(Conversion(config=config, **{name: own[name] for name in names}))
     return 0
 
 
@@ -356,6 +432,13 @@ def _explain_unknown(option: str, command: argparse.ArgumentParser) -> str:
 
 def _addresses(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
+
+
+def _table_numbers(text: str) -> dict[str, int]:
+    try:
+        return {name: int(number) for name, number in (p.split("=") for p in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected NAME=N,..., found {text!r}") from None
 
 
 def _seconds(text: str) -> float:

@@ -25,6 +25,7 @@ from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.client import Client, Pulled
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.frozen import ExportHandlers
+from trireme.ps.interchange.handlers import interchange_handlers
 from trireme.ps.process import start_pool
 from trireme.ps.routing import Keys
 from trireme.ps.server import Attendance
@@ -263,6 +264,7 @@ def embedded(*, threads: int = 0, timeout_s: float = 60.0) -> Cluster:
         **Attendance().handlers(),
         **CheckpointHandlers(shard, Path("/")).handlers(),
         **ExportHandlers(shard, Path("/")).handlers(),
+        **interchange_handlers(shard, Path("/")),
     }
     transport = LocalTransport(handlers)
     client = Client(

@@ -8,7 +8,7 @@ from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.initializer import Initializer, Uniform
-from trireme.optim import Adagrad, Rule
+from trireme.optim import SGD, Adagrad, Rule
 from trireme.policy import Admission, Policy, ScoreFilter, ScorePolicy, admission_of, policy_of
 
 DIM_MAX = 4096
@@ -179,6 +179,13 @@ class Table:
             admission=None if admit is None else admit.fixed(),
         )
         _check_schema(self.schema)
+
+    @classmethod
+    def of_schema(cls, schema: TableSchema) -> Table:
+        """The table that a checkpoint describes, to read it; it has no rates to train with."""
+        table = cls(schema.name, dim=schema.dim, optimizer=SGD(lr=0.0))
+        table.schema = schema
+        return table
 
     @property
     def name(self) -> str:

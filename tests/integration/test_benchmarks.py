@@ -46,6 +46,7 @@ REAL_CLAIMS = {
     ("zoo", "din_history_async"): ("torch",),
     ("zoo", "two_tower_choice_async"): ("torch",),
     ("zoo", "word2vec_text_async"): ("torch",),
+    ("checkpoint", "import_fleet"): (),
     ("table", "overhead_bytes_per_row"): (),
     ("table", "lookup"): ("gather",),
     ("table", "update_adagrad"): ("gather",),

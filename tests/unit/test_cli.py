@@ -12,6 +12,27 @@ from trireme.launch import roles
 
 # Changing this list changes what users type: add to it, and say so in CHANGELOG.md.
 FLAGS = {
+    "convert": [
+        "--accessor",
+        "--config_yaml",
+        "--dense_steps",
+        "--dim",
+        "--gzip",
+        "--help",
+        "--opt",
+        "--rule",
+        "--shard_num",
+        "--state",
+        "--table",
+        "--tables",
+        "--time",
+        "--to",
+        "-h",
+        "-m",
+        "-o",
+        "SOURCE",
+        "TARGET",
+    ],
     "launch": [
         "--config_yaml",
         "--grace_s",

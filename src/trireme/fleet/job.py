@@ -17,7 +17,7 @@ from trireme.fleet.strategy import DistributedStrategy
 from trireme.launch.init import join, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.ps.adam_d2sum import AdamD2Sum
-from trireme.train import DistributedOptimizer, Trainer, checkpoint
+from trireme.train import DistributedOptimizer, Trainer, checkpoint, interchange
 
 
 class Job:
@@ -155,22 +155,51 @@ class Job:
         return self._optimizer
 
     def save_persistables(
-        self, executor: Any = None, dirname: str = "", main_program: Any = None, mode: int = 0
+        self,
+        executor: Any = None,
+        dirname: str = "",
+        main_program: Any = None,
+        mode: int = 0,
+        *,
+        format: str = "trireme",
+        **options: Any,
     ) -> None:
         """Write a full checkpoint into a new folder; every worker calls it.
 
         `executor` and `main_program` have no counterpart here: pass None.
+
+        Args:
+            format: "fleet": what Paddle's Fleet reads; `options` are those of Trainer.export_fleet.
         """
         _check_none(executor=executor, main_program=main_program)
         _check_mode(mode)
         if not dirname:
             raise BadRequest("fleet.save_persistables: expected dirname=FOLDER, found none")
-        checkpoint.save(self._trained(), dirname)
+        if format == "fleet":
+            interchange.export_fleet(self._trained(), dirname, **options)
+        elif format != "trireme" or options:
+            raise BadRequest(
+                "fleet.save_persistables: expected format 'trireme' without options, or 'fleet',"
+                f" found {format!r} with {sorted(options)}"
+            )
+        else:
+            checkpoint.save(self._trained(), dirname)
 
-    def load_model(self, path: str, mode: int = 0) -> None:
-        """Load a checkpoint; every worker calls it."""
+    def load_model(self, path: str, mode: int = 0, **options: Any) -> None:
+        """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
+
+        options: for Fleet's, those of Trainer.import_fleet.
+        """
         _check_mode(mode)
-        checkpoint.load(self._trained(), path)
+        if interchange.is_fleet(path):
+            interchange.import_fleet(self._trained(), path, **options)
+        elif options:
+            raise BadRequest(
+                f"fleet.load_model: expected what Fleet has saved, for which {sorted(options)} are,"
+                f" found none in {path}"
+            )
+        else:
+            checkpoint.load(self._trained(), path)
 
 
 def _as_adam_d2sum(optimizer: torch.optim.Optimizer) -> AdamD2Sum:

@@ -412,6 +412,10 @@ class Client:
 
         return self._until_current(method, attempt, timeout_s)
 
+    def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
+        """Make these calls, in parallel; replies in their order."""
+        return self._control.call_all(calls, timeout_s)
+
     def everywhere(
         self,
         method: str,

@@ -20,6 +20,7 @@ from trireme.errors import BadRequest, Unavailable
 from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.frozen import ExportHandlers
+from trireme.ps.interchange.handlers import interchange_handlers
 from trireme.ps.process import settled, start_pool, torch_threads
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import need
@@ -173,6 +174,7 @@ def serve(
         **attendance.handlers(),
         **CheckpointHandlers(shard, root.resolve()).handlers(),
         **ExportHandlers(shard, root.resolve()).handlers(),
+        **interchange_handlers(shard, root.resolve()),
     }
     server = Server(
         listen,

@@ -240,7 +240,7 @@ class Shard:
         answer waits until the step has been applied here.
         """
         body = request.body
-        tables = [self._table(name) for name in need(body, "tables", list)]
+        tables = [self.table(name) for name in need(body, "tables", list)]
         arrays = Arrays(request.arrays)
         keys = [arrays.take(f"keys of {table.schema.name}", np.uint64, (None,)) for table in tables]
         arrays.end()
@@ -278,7 +278,7 @@ class Shard:
         self.num_missing += sum(missing)
         return Reply({"version": version, "missing": missing}, arrays)
 
-    def _table(self, name: Any) -> ServedTable:
+    def table(self, name: Any) -> ServedTable:
         table = self.tables.get(name) if isinstance(name, str) else None
         if table is None:
             raise UnknownTable(
@@ -305,7 +305,7 @@ class Shard:
     def _check_parts(self, push: Push, bucket_map: BucketMap) -> None:
         """Everything that could fail later is checked here, before anything changes."""
         for part in push.tables:
-            table = self._table(part.table)
+            table = self.table(part.table)
             if part.gradients.shape[1] != table.schema.dim:
                 raise BadRequest(
                     f"push: table {part.table!r} has dim {table.schema.dim},"
@@ -455,6 +455,17 @@ class Shard:
                 self.streams.setdefault(stream, StreamState())
             for stream, state in self.streams.items():
                 state.last, state.position = streams.get(stream, (0, ()))
+
+    def replace_rows(self, name: str, rows: _core.Table) -> None:
+        """Serve these rows from now on, in the place of the table's; no push may be on its way."""
+        with self._lock:
+            table = self.tables[name]
+            if applied := self._applied_ids():
+                rows.advance(applied)
+            rows.raise_version(table.rows.version)
+            # Which keys went with the old rows is not known: a delta since then would lack them.
+            rows.forget_removed(table.rows.version)
+            table.rows = rows
 
     def blocks_locked(self) -> threading.Lock:
         return self._blocks_lock

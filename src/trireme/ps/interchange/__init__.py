@@ -1,0 +1,1 @@
+"""Tables from and for other systems: Fleet's text, Parquet."""

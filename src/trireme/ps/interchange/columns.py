@@ -1,0 +1,126 @@
+"""Rows as named columns: what Parquet files and NumPy arrays of other systems hold.
+
+key          (n,) uint64, or int64 with the same bits
+weights      (n, D) float32; of Parquet a list per row
+state        (n, W) float32; without it a row's state is that of a new one
+show, click, delta_score, feature    of a table with a ScorePolicy; default 0
+time         data time of the last push in seconds, whose day show and click are as of
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme.errors import BadRequest
+from trireme.ps.interchange.fleet_rows import RowError, Stamp
+from trireme.ps.interchange.fleet_state import WITH_POWERS, WITHOUT_POWERS, parts_of
+from trireme.ps.rows import SCORE, RowLayout, WideRows
+from trireme.ps.wire import Array
+from trireme.table import TableSchema
+
+STATISTICS: Mapping[str, type] = {
+    "show": np.float64,
+    "click": np.float64,
+    "delta_score": np.float32,
+    "feature": np.uint32,
+    "time": np.uint32,
+}
+DTYPES: Mapping[str, type] = {
+    "key": np.uint64,
+    "weights": np.float32,
+    "state": np.float32,
+    **STATISTICS,
+}
+RANK2 = ("weights", "state")
+
+
+def checked(name: str, values: Array) -> Array:
+    """A column in its dtype, contiguous. Raises BadRequest where values would change."""
+    dtype = DTYPES.get(name)
+    if dtype is None:
+        raise BadRequest(f"import: expected columns of {sorted(DTYPES)}, found {name!r}")
+    rank = 2 if name in RANK2 else 1
+    if values.ndim != rank:
+        raise BadRequest(
+            f"import: expected column {name!r} of rank {rank}, found shape {values.shape}"
+        )
+    if name == "key" and values.dtype == np.int64:
+        return np.ascontiguousarray(values).view(np.uint64)
+    if not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise BadRequest(
+            f"import: expected column {name!r} of {np.dtype(dtype).name}, found {values.dtype}"
+        )
+    with np.errstate(over="ignore"):  # what overflows is refused as infinite
+        return np.ascontiguousarray(values.astype(dtype, copy=False))
+
+
+def rows_of(
+    schema: TableSchema, layout: RowLayout, columns: Mapping[str, Array], stamp: Stamp
+) -> tuple[npt.NDArray[np.uint8], WideRows]:
+    """Row classes and wide rows of `checked` columns.
+
+    Raises:
+        BadRequest: columns of a wrong width or length, or such as the table has no place for.
+        RowError: a value that cannot be; names the row.
+    """
+    weights = columns["weights"]
+    _check_shapes(schema, layout, columns)
+    rows = np.zeros((len(weights), layout.row_bytes), np.uint8)
+    layout.weights(rows)[:] = weights
+    state = layout.state(rows)
+    if "state" in columns:
+        state[:] = columns["state"]
+    else:
+        _begin(schema, state)
+    for name, low in (("weights", -np.inf), ("show", 0), ("click", 0), ("delta_score", -np.inf)):
+        if name in columns:
+            values = columns[name].reshape(len(weights), -1)
+            wrong = np.flatnonzero(~(np.isfinite(values) & (values >= low)).all(1))
+            if len(wrong):
+                found = values[wrong[0]].tolist()
+                raise RowError(int(wrong[0]), f"finite {name}" + " >= 0" * (low == 0), f"{found}")
+    statistics = layout.statistics(rows)
+    statistics["version"], statistics["time"] = stamp.version, stamp.time
+    for name in STATISTICS:
+        if name in columns:
+            statistics[name] = columns[name]
+    return np.zeros(len(weights), np.uint8), rows
+
+
+def _check_shapes(schema: TableSchema, layout: RowLayout, columns: Mapping[str, Array]) -> None:
+    num_rows = len(columns["key"])
+    widths = {"weights": layout.dim, "state": layout.state_floats}
+    for name, values in columns.items():
+        expected = (num_rows, widths[name]) if name in widths else (num_rows,)
+        if values.shape != expected:
+            raise BadRequest(
+                f"import of table {schema.name!r}: expected column {name!r} of shape {expected},"
+                f" found {values.shape}"
+            )
+    if not layout.is_scored:
+        without_place = sorted({name for name, _ in SCORE} & columns.keys())
+        if without_place:
+            raise BadRequest(
+                f"import of table {schema.name!r}: it has no ScorePolicy, and so no place for the"
+                f" columns {without_place}"
+            )
+
+
+def _begin(schema: TableSchema, state: Array) -> None:
+    """The state of a row that has its weights, but has not learned yet."""
+    rule = str(schema.rule["name"])
+    if rule == "ftrl":
+        raise BadRequest(
+            f"import of table {schema.name!r}: expected a column 'state', found none; weights of"
+            " FTRL follow from its state"
+        )
+    if rule in (*WITHOUT_POWERS, *WITH_POWERS):
+        # Head and tail have both begun, or the next update would leave the tail behind.
+        for part in parts_of(schema):
+            if part.count is not None:
+                state[:, part.count] = np.uint32(1).view(np.float32)
+    elif rule == "adagrad":
+        state[:] = schema.rule["initial_accumulator"]

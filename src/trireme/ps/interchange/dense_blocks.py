@@ -1,0 +1,88 @@
+"""Dense blocks with their optimizer state, read and written from a worker.
+
+export.blocks   this server's blocks: body {"optimizer", "blocks": [[id, [tensor's name, ...]]]},
+                the tensors in that order
+import.blocks   the same the other way: these tensors take the place of those of the same name
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from trireme.errors import BadRequest
+from trireme.ps.client import Client
+from trireme.ps.interchange.orders import TIMEOUT_S
+from trireme.ps.shard import Handler, Shard
+from trireme.ps.wire import Array, Arrays, need_list
+from trireme.rpc import Call, Reply, Request
+
+BlockTensors = dict[str, dict[str, Array]]
+
+
+class BlockHandlers:
+    """The methods `export.blocks` and `import.blocks`."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"export.blocks": self._on_export, "import.blocks": self._on_import}
+
+    def _on_export(self, request: Request) -> Reply:
+        del request
+        with self._shard.blocks_locked():
+            blocks = self._shard.blocks
+            found = {spec.id: blocks.state_of(spec.id) for spec in blocks.specs()}
+            optimizer = blocks.class_name
+        names = [[block_id, list(tensors)] for block_id, tensors in found.items()]
+        arrays = [t.numpy().reshape(-1) for tensors in found.values() for t in tensors.values()]
+        return Reply({"optimizer": optimizer, "blocks": names}, arrays)
+
+    def _on_import(self, request: Request) -> None:
+        arrays = Arrays(request.arrays)
+        given = {
+            block_id: {
+                name: arrays.take(f"{block_id} {name}", np.float32, (None,)) for name in names
+            }
+            for block_id, names in need_list(request.body, "blocks", list)
+        }
+        arrays.end()
+        with self._shard.blocks_locked():
+            blocks = self._shard.blocks
+            for block_id, tensors in given.items():
+                if block_id not in blocks:
+                    raise BadRequest(f"import.blocks: no block {block_id!r} on this server")
+                kept = blocks.state_of(block_id)
+                for name, values in tensors.items():
+                    tensor = torch.from_numpy(values.copy())
+                    kept[name] = tensor.reshape(()) if name == "step" else tensor
+                blocks.restore(block_id, kept, blocks.marks[block_id])
+
+
+def read_blocks(client: Client) -> tuple[str | None, BlockTensors]:
+    """The class of the dense optimizer, and all blocks: by id, then by tensor's name, flat."""
+    optimizer, found = None, BlockTensors()
+    for reply in client.everywhere("export.blocks", {}, timeout_s=TIMEOUT_S):
+        optimizer = reply.body["optimizer"] or optimizer
+        rest = iter(reply.arrays)
+        for block_id, names in reply.body["blocks"]:
+            found[block_id] = {name: next(rest) for name in names}
+    return optimizer, found
+
+
+def write_blocks(client: Client, blocks: Mapping[str, Mapping[str, Array]]) -> None:
+    """Give these tensors, by block id and name, to the servers that own the blocks."""
+    calls = []
+    for server, endpoint in enumerate(client.map.servers):
+        owned = [block_id for block_id in client.map.blocks_of(server) if block_id in blocks]
+        body = {"blocks": [[block_id, list(blocks[block_id])] for block_id in owned]}
+        arrays = [
+            np.ascontiguousarray(values, np.float32)
+            for block_id in owned
+            for values in blocks[block_id].values()
+        ]
+        calls.append(Call(endpoint, "import.blocks", body, arrays))
+    client.call_all(calls, TIMEOUT_S)

@@ -1,0 +1,199 @@
+"""Exports on the servers' side: each writes the rows of its buckets into a shared folder.
+
+export.parquet   part-SSS-NNNNN.parquet, SSS this server's number
+export.fleet     for each of Fleet's shards a piece of text
+export.join      a share of the shards: their pieces, laid end to end
+export.blocks    the dense blocks of this server, with the optimizer's state
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from trireme.errors import BadRequest, writing
+from trireme.ps.interchange.fleet_rows import FleetText
+from trireme.ps.interchange.folder import create
+from trireme.ps.interchange.parquet import arrow_schema, record_batch
+from trireme.ps.manifest import inside
+from trireme.ps.routing import Keys
+from trireme.ps.rows import RowLayout, WideRows
+from trireme.ps.shard import Handler, ServedTable, Shard
+from trireme.ps.wire import Array, need, need_list
+from trireme.rpc import Reply, Request
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+SHARDS_MAX = 100_000  # Fleet's names have five digits
+ROWS_PER_GROUP = 1 << 17
+BYTES_PER_FILE = 1 << 30
+
+
+class ExportHandlers:
+    """The methods `export.*`; paths stay under `root`."""
+
+    def __init__(self, shard: Shard, root: Path) -> None:
+        self._shard, self._root = shard, root
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "export.parquet": self._on_parquet,
+            "export.fleet": self._on_fleet,
+            "export.join": self._on_join,
+        }
+
+    def _folder(self, request: Request) -> Path:
+        hint = "--root or TRIREME_ROOT of the servers says where files may be"
+        folder = inside(self._root, need(request.body, "folder", str), hint)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _place(self, request: Request) -> str:
+        """A folder, or a location of an object store."""
+        folder = need(request.body, "folder", str)
+        return folder if "://" in folder else str(self._folder(request))
+
+    def _table(self, request: Request) -> ServedTable:
+        return self._shard.table(need(request.body, "table", str))
+
+    def _owned(self) -> list[int]:
+        return [int(bucket) for bucket in self._shard.map().owned_by(self._shard.index)]
+
+    def _on_parquet(self, request: Request) -> Reply:
+        table, folder = self._table(request), self._place(request)
+        options = need(request.body, "storage_options", dict)
+        layout = RowLayout.of(table.schema, table.rows)
+        arrow = arrow_schema(layout, state=need(request.body, "state", bool))
+        num_rows = 0
+        parts = _row_groups(table, self._owned())
+        with writing(f"export: cannot write {folder}"):
+            for number in range(SHARDS_MAX):
+                first = next(parts, None)
+                if first is None:
+                    break
+                name = f"part-{self._shard.index:03d}-{number:05d}.parquet"
+                with (
+                    create(folder, name, options) as file,
+                    pq.ParquetWriter(file, arrow) as writer,
+                ):
+                    group: tuple[Keys, WideRows] | None = first
+                    while group is not None:
+                        writer.write_batch(record_batch(arrow, layout, *group))
+                        num_rows += len(group[0])
+                        group = next(parts, None) if file.tell() < BYTES_PER_FILE else None
+        return Reply({"rows": num_rows})
+
+    def _on_fleet(self, request: Request) -> Reply:
+        """Write pieces of text, `SHARD.SERVER`, of the shards that have rows here."""
+        table, folder = self._table(request), self._folder(request)
+        num_shards = need(request.body, "shard_num", int)
+        if not 1 <= num_shards <= SHARDS_MAX:
+            raise BadRequest(f"export: expected shard_num 1..{SHARDS_MAX}, found {num_shards}")
+        beta1, beta2 = need_list(request.body, "betas", float, 2)
+        accessor = need(request.body, "accessor", str)
+        text = FleetText.of(table.schema, table.rows, accessor, (beta1, beta2))
+        time = need(request.body, "time", int)
+
+        def lines(buckets: Sequence[int]) -> tuple[int, dict[int, Array]]:
+            keys, classes, rows = _content(table, buckets)
+            shards = (keys % np.uint64(num_shards)).astype(np.int64)
+            order = np.argsort(shards, kind="stable")
+            piece = text.write(keys[order], classes[order], rows[order], time)
+            return len(keys), _cut_lines(piece, shards[order])
+
+        owned = self._owned()
+        at_once = max(1, ROWS_PER_GROUP * len(owned) // max(table.rows.rows, 1))
+        runs = [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
+        num_rows = 0
+        with writing(f"export: cannot write {folder}"):
+            for count, of_shard in _in_order(lines, runs, self._shard.pool.threads):
+                num_rows += count
+                for shard, piece in of_shard.items():
+                    with (folder / f"{shard}.{self._shard.index}").open("ab") as file:
+                        file.write(piece.data)
+        return Reply({"rows": num_rows})
+
+    def _on_join(self, request: Request) -> None:
+        """Make Fleet's files of the shards whose number modulo the servers is this one's."""
+        folder = self._folder(request)
+        num_shards, compress = (
+            need(request.body, "shard_num", int),
+            need(request.body, "gzip", bool),
+        )
+        num_servers = len(self._shard.map().servers)
+        with writing(f"export: cannot write {folder}"):
+            for shard in range(self._shard.index, num_shards, num_servers):
+                path = folder / f"part-000-{shard:05d}{'.gz' if compress else ''}"
+                with path.open("xb") as plain:
+                    file: Any = gzip.GzipFile(fileobj=plain, mode="wb") if compress else plain
+                    for server in range(num_servers):
+                        piece = folder / f"{shard}.{server}"
+                        if piece.exists():
+                            with piece.open("rb") as source:
+                                shutil.copyfileobj(source, file, 1 << 20)
+                            piece.unlink()
+                    if compress:
+                        file.close()
+
+
+def _cut_lines(text: Array, shards: Array) -> dict[int, Array]:
+    """The lines of each shard; line i is of shards[i], in ascending order."""
+    ends = np.flatnonzero(text == ord("\n")) + 1
+    distinct, counts = np.unique(shards, return_counts=True)
+    stops = ends[np.cumsum(counts) - 1]
+    return {
+        shard: text[low:high]
+        for shard, low, high in zip(
+            distinct.tolist(), [0, *stops.tolist()], stops.tolist(), strict=False
+        )
+    }
+
+
+def _content(table: ServedTable, buckets: Sequence[int]) -> tuple[Keys, Array, WideRows]:
+    """Keys, row classes and rows of some buckets, each as it was at one moment."""
+    parts = [table.rows.snapshot(bucket) for bucket in buckets]
+    return (
+        np.concatenate([part.keys for part in parts]),
+        np.concatenate([part.classes for part in parts]),
+        np.concatenate([part.rows for part in parts]),
+    )
+
+
+def _row_groups(table: ServedTable, owned: Sequence[int]) -> Iterator[tuple[Keys, WideRows]]:
+    """All rows, some at a time."""
+    pending, num_pending = list[tuple[Keys, WideRows]](), 0
+    for bucket in owned:
+        content = table.rows.snapshot(bucket)
+        pending.append((content.keys, content.rows))
+        num_pending += len(content.keys)
+        if num_pending >= ROWS_PER_GROUP:
+            yield _joined(pending)
+            pending, num_pending = [], 0
+    if num_pending:
+        yield _joined(pending)
+
+
+def _joined(parts: list[tuple[Keys, WideRows]]) -> tuple[Keys, WideRows]:
+    keys, rows = zip(*parts, strict=True)
+    return np.concatenate(keys), np.concatenate(rows)
+
+
+def _in_order(function: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:
+    """`function` of each item, on so many threads, at most that many results ahead."""
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[Future[R]] = deque()
+        for item in items:
+            ahead.append(pool.submit(function, item))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()

@@ -1,0 +1,73 @@
+"""Rows on their way into a table: they gather in a table of their own, which nobody reads, and
+come into the served one when all of them are there and good.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme import _core
+from trireme.ps.routing import NUM_BUCKETS, Keys
+from trireme.ps.rows import RowLayout, WideRows
+from trireme.ps.shard import ServedTable, Shard, make_core_table
+from trireme.table import TableSchema
+
+
+@dataclass
+class StagedRows:
+    """Rows for one table on one server. Threads: any may put.
+
+    Attributes:
+        wanted: (4096,) uint8: buckets that this server owns.
+        num_put: rows put so far; more than there are when a key came twice.
+    """
+
+    schema: TableSchema
+    rows: _core.Table
+    wanted: npt.NDArray[np.uint8]
+    num_put: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, shard: Shard, table: ServedTable) -> StagedRows:
+        wanted = np.zeros(NUM_BUCKETS, np.uint8)
+        wanted[shard.map().owned_by(shard.index)] = 1
+        return cls(table.schema, make_core_table(table.schema), wanted)
+
+    @property
+    def layout(self) -> RowLayout:
+        return RowLayout.of(self.schema, self.rows)
+
+    def put(self, keys: Keys, classes: npt.NDArray[np.uint8], rows: WideRows) -> None:
+        """Take rows of keys that this server owns.
+
+        Raises:
+            BadRequest: a key is there twice.
+        """
+        buckets = np.empty(len(keys), np.uint16)
+        _core.buckets(keys, buckets)
+        order = np.argsort(buckets, kind="stable")
+        keys, classes, rows, buckets = keys[order], classes[order], rows[order], buckets[order]
+        ends = np.flatnonzero(np.diff(buckets)) + 1
+        for low, high in pairwise([0, *ends.tolist(), len(keys)]):
+            if low < high:
+                self.rows.apply(
+                    int(buckets[low]), keys[low:high], classes[low:high], rows[low:high], NO_KEYS
+                )
+        with self._lock:
+            self.num_put += len(keys)
+
+    def merge_into(self, table: ServedTable) -> None:
+        """Put all rows into the served table, in the place of those of the same keys."""
+        for bucket in np.flatnonzero(self.wanted).tolist():
+            content = self.rows.snapshot(bucket)
+            if len(content.keys):
+                table.rows.apply(bucket, content.keys, content.classes, content.rows, NO_KEYS)
+
+
+NO_KEYS = np.empty(0, np.uint64)

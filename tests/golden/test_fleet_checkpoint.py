@@ -1,0 +1,93 @@
+"""Checkpoints that Paddle 2.6.2 wrote: loaded, the model predicts what Paddle predicts.
+
+The files were written under Paddle by benchmarks/paddle/checkpoint.py --accessor A --rule R --dense
+D into A-R-D; of `inference` only dnn_plugin, of one of them, is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from benchmarks.paddle.checkpoint import DIMS, EMBEDX_THRESHOLD, FEATURES, INITIAL_RANGE, LAYERS
+from trireme.cluster import Cluster, embedded, set_default
+
+FOLDER = Path(__file__).with_name("fleet_checkpoint")
+CASES = sorted(path.name for path in FOLDER.iterdir() if path.name.startswith("Sparse"))
+RULES: dict[str, Any] = {
+    "naive": tr.optim.FleetSGD(lr=0.05),
+    "adagrad": tr.optim.FleetAdagrad(lr=0.05),
+    "std_adagrad": tr.optim.FleetAdagrad(lr=0.05, shared=False),
+    "adam": tr.optim.FleetAdam(lr=1e-2),
+    "shared_adam": tr.optim.FleetSharedAdam(lr=1e-2),
+}
+NAMES = [f"C{i}" for i in range(FEATURES)]
+
+
+class Net(nn.Module):
+    """The net of benchmarks/paddle/checkpoint.py."""
+
+    def __init__(self, accessor: str, rule: str) -> None:
+        super().__init__()
+        policy = getattr(tr.policy, accessor)(embedx_threshold=EMBEDX_THRESHOLD)
+        self.rows = tr.nn.EmbeddingBag(
+            tr.Table(
+                "embedding",
+                dim=DIMS[accessor] - 2 * policy.pulls_statistics,
+                optimizer=RULES[rule],
+                initializer=tr.initializer.TailUniform(-INITIAL_RANGE, INITIAL_RANGE),
+                absent="zeros",
+                policy=policy,
+            ),
+            features=NAMES,
+        )
+        widths = [FEATURES * DIMS[accessor], *LAYERS]
+        layers: list[nn.Module] = []
+        for into, out in pairwise(widths):
+            layers += [nn.Linear(into, out), nn.ReLU()]
+        self.mlp = nn.Sequential(*layers[:-1])
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.mlp(self.rows(batch).flatten(1)).squeeze(1)
+
+
+def make_trainer(cluster: Cluster, case: str) -> tr.Trainer:
+    accessor, rule, dense = case.split("-")
+    model = Net(accessor, rule)
+    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    return tr.Trainer(
+        model,
+        kinds[dense](model.parameters(), lr=1e-2),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        progress=False,
+        cluster=cluster,
+    )
+
+
+def predictions(trainer: tr.Trainer, told: dict[str, Any]) -> np.ndarray:
+    keys = torch.from_numpy(np.array(told["keys"], np.uint64).view(np.int64))
+    trainer.model.eval()
+    with torch.no_grad():
+        logits = trainer.model(dict(zip(NAMES, keys.unbind(1), strict=True)))
+    return torch.sigmoid(logits).numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_predictions_are_paddles(case, tmp_path):
+    told = json.loads((FOLDER / case / "predicted.json").read_text())
+    with embedded(threads=1) as cluster:
+        set_default(cluster)
+        trainer = make_trainer(cluster, case)
+        trainer.import_fleet(FOLDER / case / "saved", accessor=case.split("-")[0])
+        found = predictions(trainer, told)
+        expected = np.array(told["predictions"])
+        assert np.ptp(expected) > 1e-3
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
