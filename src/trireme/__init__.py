@@ -15,9 +15,17 @@ if TYPE_CHECKING:
     from trireme.launch.init import init
     from trireme.strategy import Strategy
     from trireme.table import Table
-    from trireme.train import DistributedOptimizer, Dump, Recipe, Trainer, prefetch
+    from trireme.train import (
+        Checkpoints,
+        DistributedOptimizer,
+        Dump,
+        Recipe,
+        Trainer,
+        prefetch,
+    )
 
 __all__ = [
+    "Checkpoints",
     "Cluster",
     "Config",
     "DistributedOptimizer",
@@ -39,6 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Checkpoints": "trireme.train",
     "Cluster": "trireme.cluster",
     "Config": "trireme.config",
     "DistributedOptimizer": "trireme.train",

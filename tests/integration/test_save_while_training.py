@@ -20,6 +20,7 @@ from trireme import _core
 from trireme.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.ps.client import Step, TableGradient
+from trireme.ps.rows import RowLayout
 from trireme.ps.saving import load_checkpoint, save_checkpoint
 
 NUM_WORKERS, NUM_KEYS, BATCH, DIM = 4, 1500, 150, 3
@@ -51,11 +52,12 @@ class Bucket(NamedTuple):
 
 def buckets(server: InProcessServer) -> list[Bucket]:
     """All that a server holds."""
-    rows, found = server.shard.tables["t"].rows, []
+    table, found = server.shard.tables["t"], []
+    layout = RowLayout.of(table.schema, table.rows)
     for number in server.shard.map().owned_by(server.shard.index).tolist():
-        keys, _, row_bytes, marks = rows.snapshot(number)
-        floats = row_bytes.view(np.float32)
-        found.append(Bucket(keys, floats[:, :DIM], floats[:, DIM : 2 * DIM], dict(marks)))
+        of = table.rows.snapshot(number)
+        marks = dict(of.marks)
+        found.append(Bucket(of.keys, layout.weights(of.rows), layout.state(of.rows), marks))
     return found
 
 
@@ -118,7 +120,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[in
     def save(cluster: Cluster) -> int:
         try:
             for number in range(NUM_SAVES):
-                save_checkpoint(cluster.client, folder / str(number), extra={}, buffers={})
+                save_checkpoint(cluster.client, folder / str(number), extra={}, tensors={})
         finally:
             done.set()
         return 0

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from trireme.errors import Corruption, SchemaMismatch
+from trireme.errors import Corruption
 from trireme.ps.client import Client
 from trireme.ps.manifest import published, read_manifest, verify_file, write_manifest, written
 
@@ -25,7 +25,7 @@ def save_checkpoint(
     path: Path,
     *,
     extra: Mapping[str, Any],
-    buffers: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     timeout_s: float = SAVE_TIMEOUT_S,
 ) -> None:
     """Write all tables, blocks and marks of the cluster into a new folder. One worker calls it;
@@ -33,7 +33,7 @@ def save_checkpoint(
 
     Args:
         extra: JSON values that `load_checkpoint` gives back.
-        buffers: tensors of the module that are not parameters.
+        tensors: by name, which `read_tensors` gives back.
 
     Raises:
         BadRequest: `path` exists, or servers may not write there.
@@ -62,9 +62,9 @@ def save_checkpoint(
                     f"save: expected {found} of {entry['bytes']} bytes, found none or another;"
                     " the folder must be on storage that all servers and worker 0 share"
                 )
-        if buffers:
+        if tensors:
             with written(partial / MODULE_FILE) as (file, entry):
-                file.write(save_tensors({name: t.contiguous() for name, t in buffers.items()}))
+                file.write(save_tensors({name: t.contiguous() for name, t in tensors.items()}))
             files.append({**entry, "path": MODULE_FILE})
         write_manifest(partial, {**_merge(parts, client), "files": files, "extra": dict(extra)})
 
@@ -127,26 +127,8 @@ def load_checkpoint(
     return manifest
 
 
-def load_buffers(path: Path, expected: Mapping[str, Tensor], *, match: bool = False) -> list[str]:
-    """Copy the checkpoint's module buffers into these; returns the names of those that it does not
-    have, or has with another shape.
-
-    Raises:
-        SchemaMismatch: names or shapes differ, and not `match`.
-    """
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors that were saved beside rows and blocks. Raises Corruption: a damaged file."""
     manifest = read_manifest(path)
     entries = [entry for entry in manifest["files"] if entry["path"] == MODULE_FILE]
-    tensors = load_file(verify_file(path, entries[0])) if entries else {}
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    if not match and found != {name: tensor.shape for name, tensor in expected.items()}:
-        raise SchemaMismatch(
-            f"checkpoint {path}: expected module buffers {sorted(expected)},"
-            f" found {sorted(tensors)}"
-        )
-    kept = []
-    for name, target in expected.items():
-        if found.get(name) == target.shape:
-            target.copy_(tensors[name])
-        else:
-            kept.append(name)
-    return kept
+    return load_file(verify_file(path, entries[0])) if entries else {}

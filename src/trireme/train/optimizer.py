@@ -131,6 +131,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         self._first_step = self.cluster.client.begin_pass()
         self._first_sequence = self.sequence + 1
+        if self._steps_before is None:
+            self._steps_before = self.num_steps - (self._first_step - 1)
 
     def end_pass(self) -> None:
         """Leave the pass: this worker has no more batches. The parameters are current when it
@@ -238,8 +240,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.num_steps += 1
             return 0
         step = self._next_step()
-        if self._steps_before is None:
-            self._steps_before = self.num_steps - (step - 1)
+        assert self._steps_before is not None
         self.num_steps = self._steps_before + step
         return step
 
@@ -311,6 +312,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def set_num_steps(self, num_steps: int) -> None:
         """Go on counting steps from here: after a load."""
         self.num_steps, self._steps_before = num_steps, None
+        if self._first_step is not None:
+            self._steps_before = num_steps - (self._next_step() - 1)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`. Raises BadRequest when the number of groups differs."""

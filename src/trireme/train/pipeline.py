@@ -13,8 +13,8 @@ each pulls for itself while the others compute.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -31,15 +31,8 @@ from trireme.ps.routing import Keys
 from trireme.train.conduit import Conduit
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.replica import Replica
-from trireme.train.share import share_of
+from trireme.train.share import Closes, share_of
 from trireme.train.timing import Timing
-
-
-@runtime_checkable
-class Closes(Protocol):
-    """A share of a dataset that reads ahead: it stops when closed."""
-
-    def close(self) -> None: ...
 
 
 class _Planned(NamedTuple):
@@ -63,6 +56,8 @@ class Pipeline:
         depth: batches read and planned ahead, >= 1.
         ahead: whether async training pulls one batch ahead.
         timing: adds up what its threads spend, and the loop on waiting and pulling.
+        begun: called when the source has given its first batch, before the loop gets it, or when
+            there is none.
     """
 
     def __init__(
@@ -74,6 +69,7 @@ class Pipeline:
         depth: int = 2,
         ahead: bool = True,
         timing: Timing | None = None,
+        begun: Callable[[], None] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         if depth < 1:
@@ -81,6 +77,7 @@ class Pipeline:
         self._cluster = default() if cluster is None else cluster
         self._source, self._training = source, training
         self._timing = timing or Timing()
+        self._begun = begun
         self._planner = Planner(model, pool=self._cluster.pool)
         for table in self._planner.tables:
             self._cluster.ensure_table(table)
@@ -121,12 +118,17 @@ class Pipeline:
             self._source.close()
 
     def _plan(self) -> Iterator[_Planned]:
-        behind = self._timing.behind
+        behind, begun = self._timing.behind, self._begun
         for number, source in enumerate(behind.timed("read", self._source)):
+            if begun is not None:
+                begun()
+                begun = None
             batch = as_batch(source)
             with behind.measure("unique"):
                 plan = self._planner.plan(batch)
             yield _Planned(number, batch, plan)
+        if begun is not None:
+            begun()
 
     def _pull(self) -> Iterator[tuple[_Planned, Pulled]]:
         for planned in self._planned:

@@ -13,6 +13,7 @@ from torch import nn
 
 from trireme.errors import DataError
 from trireme.ps.process import settled
+from trireme.train.checkpoints import Saver
 from trireme.train.dump import DumpFile
 from trireme.train.fetch import Fetch, Fetcher
 from trireme.train.optimizer import DistributedOptimizer
@@ -20,6 +21,7 @@ from trireme.train.pipeline import Pipeline
 from trireme.train.progress import Display, display
 from trireme.train.replica import Replica, Turns, train_replicas
 from trireme.train.scoring import ExampleIds, Scored, Scorer, check_finite
+from trireme.train.share import BEGIN, Place
 from trireme.train.tally import Tally
 from trireme.train.timing import TimeReport
 
@@ -46,6 +48,9 @@ class Watch:
 class Run:
     """Everything that one pass needs.
 
+    epoch: its number, which the servers note with the place that a stream has reached in it.
+    place: from where the share is read. begun: called before its first batch is trained on.
+    saver: takes checkpoints meanwhile.
     model: what runs, that of the optimizer or a part of it.
     threads: that train; see Trainer.
     shows: whether worker 0 shows its progress.
@@ -61,6 +66,10 @@ class Run:
     depth: int
     threads: int
     shows: bool
+    epoch: int = 0
+    place: Place = BEGIN
+    begun: Callable[[], None] | None = None
+    saver: Saver | None = None
 
     def train(self) -> dict[str, float]:
         """Figures of all workers; every worker's pushes have been applied. Raises DataError: no
@@ -84,6 +93,7 @@ class Run:
             depth=self.depth,
             ahead=self.threads == 1,
             timing=self.optimizer.timing,
+            begun=self.begun,
             cluster=cluster,
         )
         started = time.monotonic()
@@ -94,10 +104,12 @@ class Run:
                 work(pipeline, self._observers(shown, report))
             if training:
                 self.optimizer.end_pass()
+                if self.saver is not None:
+                    self.saver.end_epoch()
             if report is not None:
                 report.end()
             self.tally.merge(cluster, self.title)
-            if training and self.tally.num_examples == 0:
+            if training and self.tally.num_examples == 0 and self.begun is None:
                 raise DataError(
                     f"{self.title}: expected examples, found none at any worker: there is no data,"
                     " or with drop_last less than a batch"
@@ -149,6 +161,7 @@ class Run:
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
         turns = Turns(replicas)
         behind = self.threads == 1 and not optimizer.is_sync
+        done = self.place.batches + 1
 
         def work(replica: Replica) -> None:
             optimizer.cluster.use_pending(replica.pending)
@@ -167,11 +180,13 @@ class Run:
                         optimizer.step_of(
                             replica,
                             examples=batch.num_examples,
-                            position=batch.position,
+                            position=(self.epoch, done + replica.number, *batch.position),
                             behind=behind,
                         )
                     for observe in observers:
                         observe(replica.model, scored)
+                    if self.saver is not None:
+                        self.saver.after_step()
 
         def fail(replica: Replica) -> None:
             turns.fail(replica)

@@ -2,30 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import inspect
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader, DistributedSampler
 
 from trireme.cluster import Cluster
 from trireme.errors import BadRequest
 
+log = logging.getLogger("trireme.train")
 
-def share_of(dataset: Iterable[Any], cluster: Cluster, epoch: int = 0) -> Iterable[Any]:
-    """This worker's part of a dataset, in the order of this epoch.
+
+@runtime_checkable
+class Closes(Protocol):
+    """A share of a dataset that reads ahead: it stops when closed."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a share has been read.
+
+    batches: of the epoch so far. position: of the last of them, where the dataset gives one.
+    """
+
+    batches: int = 0
+    position: tuple[int, ...] = ()
+
+
+BEGIN = Place()
+
+
+def share_of(
+    dataset: Iterable[Any], cluster: Cluster, epoch: int = 0, place: Place = BEGIN
+) -> Iterable[Any]:
+    """This worker's part of a dataset, in the order of this epoch, from a place on.
 
     A dataset with streams gives one. Of any other iterable, which must yield the same batches on
     all workers, each takes every num_workers-th; a DataLoader with a DistributedSampler shares by
     itself. A sampler with a `set_epoch` is told the epoch.
 
+    Args:
+        place: in a dataset whose `stream` takes a `start`, its position; in any other as many
+            batches are read again and passed over.
+
     Raises:
         BadRequest: a DataLoader that would not yield the same batches on all workers.
     """
+    at = cluster.worker, cluster.num_workers
     if hasattr(dataset, "stream"):
-        share: Iterable[Any] = dataset.stream(cluster.worker, cluster.num_workers, epoch=epoch)
-        return share
+        if place.position and _seeks(dataset):
+            share: Iterable[Any] = dataset.stream(*at, epoch=epoch, start=place.position)
+            return share
+        share = dataset.stream(*at, epoch=epoch)
+    else:
+        share = _every_nth(dataset, cluster, epoch)
+    return _behind(share, place.batches, dataset) if place.batches else share
+
+
+def _seeks(dataset: Any) -> bool:
+    return "start" in inspect.signature(dataset.stream).parameters
+
+
+def _behind(share: Iterable[Any], num_batches: int, dataset: object) -> Iterator[Any]:
+    kind = type(dataset).__name__
+    if isinstance(dataset, Iterator):
+        log.warning(
+            "train: the first %d batches of this %s are passed over: none is trained on twice, and"
+            " none is left out if it gives the same ones as before; nobody can check that",
+            num_batches,
+            kind,
+        )
+    else:
+        log.info("train: a %s cannot seek: reading %d batches again", kind, num_batches)
+    try:
+        yield from itertools.islice(share, num_batches, None)
+    finally:
+        if isinstance(share, Closes):
+            share.close()
+
+
+def _every_nth(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> Iterator[Any]:
     if isinstance(dataset, DataLoader):
-        for sampler in _samplers(dataset):
+        for sampler in samplers(dataset):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)  # else every epoch has the order of the first
         if cluster.num_workers > 1:
@@ -39,7 +103,7 @@ def share_of(dataset: Iterable[Any], cluster: Cluster, epoch: int = 0) -> Iterab
     )
 
 
-def _samplers(loader: DataLoader[Any]) -> list[Any]:
+def samplers(loader: DataLoader[Any]) -> list[Any]:
     """What decides the order of a DataLoader."""
     batches = loader.batch_sampler  # None with batch_size=None
     samplers = [loader.sampler, batches, getattr(batches, "sampler", None)]
@@ -47,7 +111,7 @@ def _samplers(loader: DataLoader[Any]) -> list[Any]:
 
 
 def _is_shared(loader: DataLoader[Any], cluster: Cluster) -> bool:
-    for sampler in _samplers(loader):
+    for sampler in samplers(loader):
         if isinstance(sampler, DistributedSampler):
             found = sampler.rank, sampler.num_replicas
             if found != (cluster.worker, cluster.num_workers):
@@ -61,7 +125,7 @@ def _is_shared(loader: DataLoader[Any], cluster: Cluster) -> bool:
 
 
 def _require_one_order(loader: DataLoader[Any]) -> None:
-    for sampler in _samplers(loader):
+    for sampler in samplers(loader):
         if getattr(sampler, "generator", sampler) is None:  # it has one, which is not set
             raise BadRequest(
                 "DataLoader: expected the same order on all workers, which share its batches, found"

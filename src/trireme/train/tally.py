@@ -92,7 +92,7 @@ class Tally:
         self.loss_sum, self.num_examples = 0.0, 0
         for metric in self._merged:
             metric.reset()
-        for received in _exchange(cluster, arrays, f"end of {title}"):
+        for received in exchange(cluster, arrays, f"end of {title}"):
             rest = iter(received)
             loss_sum, num_examples = next(rest)
             self.loss_sum += float(loss_sum)
@@ -126,7 +126,7 @@ def _output_for(metric: Metric, outputs: dict[str, Tensor]) -> Tensor:
     return outputs[name]
 
 
-def _exchange(
+def exchange(
     cluster: Cluster, arrays: Sequence[NDArray[Any]], purpose: str
 ) -> list[list[NDArray[Any]]]:
     """The arrays of every worker, in the order of the workers, whatever their sizes.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,14 +15,17 @@ from trireme.errors import BadRequest
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
 from trireme.train import checkpoint, inference, interchange
+from trireme.train.checkpoints import Checkpoints, Saver, newest_complete, saving
 from trireme.train.dump import Dump, dumping
 from trireme.train.fetch import Fetch
+from trireme.train.fit_note import FitNote
 from trireme.train.inference import Export
 from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.random_state import RandomState
 from trireme.train.recipe import Recipe
 from trireme.train.run import Run, Watch
 from trireme.train.scoring import ExampleIds, Loss, Scorer
-from trireme.train.share import share_of
+from trireme.train.share import BEGIN, Place, share_of
 from trireme.train.tally import Tally, check_metrics
 
 
@@ -76,6 +80,8 @@ class Trainer:
         self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
         self.depth, self.threads = depth, threads
         self.num_epochs = 0
+        self._random = RandomState()
+        self._resumed: checkpoint.Loaded | None = None
         self._shows = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
             optimizer, model, strategy=strategy, cluster=self.cluster
@@ -106,24 +112,45 @@ class Trainer:
             cluster=cluster,
         )
 
-    def fit(self, dataset: Iterable[Any], *, epochs: int = 1) -> dict[str, float]:
+    def fit(
+        self,
+        dataset: Iterable[Any],
+        *,
+        epochs: int = 1,
+        checkpoints: Checkpoints | None = None,
+        resume: bool = False,
+    ) -> dict[str, float]:
         """Train on this worker's share of the data, `epochs` times.
+
+        Args:
+            epochs: after `Trainer.resume` the first is the one that was under way.
+            checkpoints: to take meanwhile, and when all epochs are done.
+            resume: begin where a run of the same call was ended: with `Trainer.resume` from
+                `checkpoints.path`, if there is a checkpoint. `epochs` counts from the beginning of
+                that call; if all are done, its figures are returned.
 
         Returns:
             Of the last epoch and all workers: "loss", each metric, "examples", "examples_per_s".
-            Metrics are of each batch before it was trained on (progressive).
+            Metrics are of each batch before it was trained on (progressive). Of an epoch that was
+            resumed they cover the batches since.
 
         Raises:
             DataError: there are no examples at all.
             NotFinite: outputs or a loss that are NaN or infinite; nothing of that batch is pushed.
+            ResourceExhausted: no room for a checkpoint; those before are intact.
+            As `resume`; BadRequest: `resume` of a trainer that has trained, or without checkpoints.
         """
-        return self.train_from_dataset(dataset, epochs=epochs)
+        return self.train_from_dataset(
+            dataset, epochs=epochs, checkpoints=checkpoints, resume=resume
+        )
 
     def train_from_dataset(
         self,
         dataset: Iterable[Any],
         *,
         epochs: int = 1,
+        checkpoints: Checkpoints | None = None,
+        resume: bool = False,
         fetch_list: Sequence[str] = (),
         fetch_info: Sequence[str] = (),
         print_period: int = 100,
@@ -156,16 +183,77 @@ class Trainer:
                 f" {type(dataset).__name__}, an iterator, which is empty after the first"
             )
         fetch = Fetch(fetch_list, fetch_info, print_period)
-        figures: dict[str, float] = {}
-        with dumping(dump, dataset, self.model, self.cluster) as file:
+        note = self._resume_fit(checkpoints, epochs) if resume else FitNote(self.num_epochs)
+        if resume and self.num_epochs == note.begun_at + epochs:
+            return note.figures
+        with (
+            dumping(dump, dataset, self.model, self.cluster) as file,
+            saving(checkpoints, self.optimizer, self._random, note.to_json) as saver,
+        ):
             watch = Watch(fetch, debug, file, ExampleIds(dataset) if check_nan else None)
-            for epoch in range(epochs):
+            for epoch in range(self.num_epochs - note.begun_at, epochs):
                 title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
-                share = share_of(dataset, self.cluster, self.num_epochs)
                 tally = Tally(self.metrics, self.label, merged=stat_var_names)
-                figures = self._run(title, share, self.model, tally, watch).train()
+                note.num_epochs, note.is_under_way = self.num_epochs, True
+                note.figures = self._train_epoch(title, dataset, tally, watch, saver)
                 self.num_epochs += 1
-        return figures
+                note.num_epochs, note.is_under_way = self.num_epochs, False
+        return note.figures
+
+    def _train_epoch(
+        self,
+        title: str,
+        dataset: Iterable[Any],
+        tally: Tally,
+        watch: Watch,
+        saver: Saver | None,
+    ) -> dict[str, float]:
+        """From where the last resume has found it, or else from its beginning."""
+        place, begun = self._begin_epoch(dataset)
+        share = share_of(dataset, self.cluster, self.num_epochs, place)
+        run = self._run(title, share, self.model, tally, watch)
+        run = dataclasses.replace(run, epoch=self.num_epochs, place=place, begun=begun, saver=saver)
+        return run.train()
+
+    def _begin_epoch(self, dataset: Iterable[Any]) -> tuple[Place, Callable[[], None] | None]:
+        """Where this worker's share begins, and what to do when it does."""
+        resumed, self._resumed = self._resumed, None
+        self._random.begin_epoch(dataset)
+        if resumed is None:
+            return BEGIN, None
+        own = resumed.random
+        if not FitNote.from_json(resumed.extra).is_under_way:
+            self._random.restore(own)
+            self._random.begin_epoch(dataset)
+            return BEGIN, None
+        self._random.rewind(own)
+        place, at = BEGIN, self.optimizer.position
+        if at and at[0] == self.num_epochs:  # else this worker had made no step in the epoch
+            place = Place(at[1], at[2:])
+        return place, lambda: self._random.restore(own)
+
+    def _resume_fit(self, checkpoints: Checkpoints | None, epochs: int) -> FitNote:
+        """Load what a call like this one has left; the note of it, or a new one."""
+        if checkpoints is None:
+            raise BadRequest("Trainer.fit: expected checkpoints with resume=True, found None")
+        if self.num_epochs or self.optimizer.num_steps:
+            raise BadRequest(
+                "Trainer.fit: expected resume=True at the first fit of a trainer, found one that"
+                f" has made {self.optimizer.num_steps} steps; use Trainer.resume() once and then"
+                " the epochs that are left"
+            )
+        if self.resume(checkpoints.path) is None:
+            return FitNote()
+        assert self._resumed is not None
+        note = FitNote.from_json(self._resumed.extra)
+        if self.num_epochs - note.begun_at > epochs or (
+            self.num_epochs - note.begun_at == epochs and not note.figures
+        ):
+            raise BadRequest(
+                f"Trainer.fit: expected more epochs than {self._resumed.path} has begun, which is"
+                f" {self.num_epochs - note.begun_at + note.is_under_way}, found epochs={epochs}"
+            )
+        return note
 
     def evaluate(self, dataset: Iterable[Any]) -> dict[str, float]:
         """Loss and metrics on all workers' shares of the data; changes nothing.
@@ -230,16 +318,17 @@ class Trainer:
     # ---- checkpoints ----
 
     def save(self, path: str | Path) -> None:
-        """Write tables, dense parameters, optimizer state and worker 0's module buffers.
+        """Write tables, dense parameters, optimizer state, module buffers and random numbers.
 
         Raises:
             BadRequest: the folder exists already, or is outside the servers' root.
         """
-        checkpoint.save(self.optimizer, path, {"num_epochs": self.num_epochs})
+        note = FitNote(num_epochs=self.num_epochs)
+        checkpoint.save(self.optimizer, path, note.to_json(), random=self._random)
 
     def load(self, path: str | Path, *, dense: Literal["strict", "match"] = "strict") -> list[str]:
-        """Bring servers, model and optimizer to the state of a checkpoint, whatever number of
-        servers wrote it.
+        """Bring servers, model, optimizer and random numbers to the state of a checkpoint, whatever
+        number of servers wrote it. The next epoch begins at its beginning; see `resume`.
 
         Args:
             dense: "strict": go on with the run that the checkpoint is of. "match": begin a new run
@@ -253,12 +342,44 @@ class Trainer:
             BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another
                 model.
         """
+        self._resumed = None
         if dense == "match":
-            return checkpoint.load_matching(self.optimizer, path)
+            return checkpoint.load_matching(self.optimizer, Path(path))
         if dense != "strict":
             raise BadRequest(f"Trainer.load: expected dense 'strict' or 'match', found {dense!r}")
-        self.num_epochs = int(checkpoint.load(self.optimizer, path).get("num_epochs", 0))
+        loaded = checkpoint.load(self.optimizer, path, self._random)
+        self.num_epochs = FitNote.from_json(loaded.extra).num_epochs
         return []
+
+    def resume(self, path: str | Path) -> Path | None:
+        """Go on from the newest whole checkpoint in the numbered folders below `path`.
+
+        As `load`; and the next fit goes on within the epoch that was under way, each worker behind
+        the last batch that the checkpoint holds of its stream. A folder that is not a complete
+        checkpoint, or a damaged one, is reported and passed over.
+
+        Returns:
+            The checkpoint; None: there is none, and nothing has changed.
+
+        Raises:
+            Corruption: there are only damaged ones. SchemaMismatch: another model.
+            BadRequest: it is of another number of workers; `load` it, and begin the epoch again.
+        """
+        folder = Path(path).absolute()
+        loaded = checkpoint.load_newest(
+            self.optimizer, lambda: newest_complete(folder), self._random
+        )
+        if loaded is None:
+            return None
+        if loaded.num_workers != self.cluster.num_workers:
+            raise BadRequest(
+                f"Trainer.resume: expected {loaded.num_workers} workers, of whose streams"
+                f" {loaded.path} is, found {self.cluster.num_workers}; Trainer.load() takes it on"
+                " any number, and begins the epoch again"
+            )
+        self._resumed = loaded
+        self.num_epochs = FitNote.from_json(loaded.extra).num_epochs
+        return loaded.path
 
     def save_inference_model(
         self,

@@ -1,0 +1,310 @@
+"""Checkpoints that training leaves behind it: when, into which folders, and which stay.
+
+In sync every worker stops at the same step while the servers write, so the checkpoint is of that
+step. In async worker 0 has them write while all train on.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trireme.errors import BadRequest, writing
+from trireme.ps.manifest import MANIFEST
+from trireme.ps.saving import SAVE_TIMEOUT_S
+from trireme.train import checkpoint
+from trireme.train.moment import Moment
+from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.random_state import RandomState
+
+log = logging.getLogger("trireme.train")
+
+Note = Callable[[], dict[str, Any]]
+"""What a checkpoint says of the fit that it was taken in."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Folders 1, 2, 3, ... below `path`, one for each checkpoint, and one more when all is done.
+
+    Args:
+        path: a folder, made if need be; on storage that all processes share.
+        every_steps: save after so many steps: of the job in sync, of worker 0 in async. Or:
+        every_s: save after so many seconds. In async, no save begins before the last one is done.
+        keep: how many complete checkpoints stay; older ones are removed once a new one is complete.
+            None: all.
+
+    Raises:
+        BadRequest: not one of `every_steps` and `every_s`, or a number out of range.
+    """
+
+    path: str | Path
+    _: KW_ONLY
+    every_steps: int | None = None
+    every_s: float | None = None
+    keep: int | None = 3
+
+    def __post_init__(self) -> None:
+        if (self.every_steps is None) == (self.every_s is None):
+            raise BadRequest(
+                "Checkpoints: expected one of every_steps and every_s, found"
+                f" every_steps={self.every_steps} and every_s={self.every_s}"
+            )
+        for name, least in (("every_steps", 1), ("keep", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise BadRequest(f"Checkpoints: expected {name} >= {least}, found {value}")
+        if self.every_s is not None and not self.every_s > 0:
+            raise BadRequest(f"Checkpoints: expected every_s > 0, found {self.every_s}")
+
+
+# ---- folders ----
+
+
+def numbered(path: Path) -> list[Path]:
+    """The numbered folders below it, the newest first."""
+    if not path.is_dir():
+        return []
+    found = [folder for folder in path.iterdir() if folder.name.isdecimal() and folder.is_dir()]
+    return sorted(found, key=lambda folder: int(folder.name), reverse=True)
+
+
+def newest_complete(path: Path) -> list[Path]:
+    """Those with a manifest, the newest first; others are reported."""
+    complete = []
+    for folder in numbered(path):
+        if (folder / MANIFEST).is_file():
+            complete.append(folder)
+        else:
+            log.warning("resume: passing over %s: it has no %s", folder, MANIFEST)
+    return complete
+
+
+def _next(path: Path) -> Path:
+    numbers = [int(folder.name) for folder in numbered(path)[:1]]
+    return path / str(1 + sum(numbers))
+
+
+def _retire(path: Path, keep: int | None) -> None:
+    """Remove all but the newest ones."""
+    complete = [folder for folder in numbered(path) if (folder / MANIFEST).is_file()]
+    for folder in complete[keep:] if keep is not None else []:
+        with writing(f"Checkpoints: cannot remove {folder}"):
+            # Its name goes first: what is left of it, should this process end, is no checkpoint.
+            doomed = folder.with_name(f".{folder.name}.removed")
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+# ---- savers ----
+
+
+class Saver(Protocol):
+    """Saves while a fit goes on. Every worker has one and calls the same at the same places."""
+
+    def after_step(self) -> None:
+        """This worker has made a step."""
+
+    def end_epoch(self) -> None:
+        """This worker has left the pass."""
+
+    def finish(self) -> None:
+        """All is done: save that."""
+
+    def close(self) -> None:
+        """Nobody wants more, whatever the reason."""
+
+
+@contextmanager
+def saving(
+    checkpoints: Checkpoints | None,
+    optimizer: DistributedOptimizer,
+    random: RandomState,
+    note: Note,
+) -> Iterator[Saver | None]:
+    """A saver for a fit; None without checkpoints."""
+    if checkpoints is None:
+        yield None
+        return
+    kind = SyncSaver if optimizer.is_sync else AsyncSaver
+    saver = kind(checkpoints, optimizer, random, note)
+    try:
+        yield saver
+        saver.finish()
+    finally:
+        saver.close()
+
+
+class _Saver:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        optimizer: DistributedOptimizer,
+        random: RandomState,
+        note: Note,
+    ) -> None:
+        self._checkpoints, self._optimizer, self._random = checkpoints, optimizer, random
+        self._note = note
+        self._path = Path(checkpoints.path)
+        self._cluster = optimizer.cluster
+        self._saved_at = time.monotonic()
+
+    def _left_s(self) -> float:
+        """Until the next save, where they go by time."""
+        assert self._checkpoints.every_s is not None
+        return self._saved_at + self._checkpoints.every_s - time.monotonic()
+
+    def _is_at_step(self) -> bool:
+        every = self._checkpoints.every_steps
+        return every is not None and self._optimizer.num_steps % every == 0
+
+    def _save_together(self) -> None:
+        is_first = self._cluster.worker == 0
+        path = _next(self._path) if is_first else self._path
+        checkpoint.save(
+            self._optimizer, path, self._note(), random=self._random, published=self._retire
+        )
+        self._saved_at = time.monotonic()
+
+    def _retire(self) -> None:
+        _retire(self._path, self._checkpoints.keep)
+
+
+class SyncSaver(_Saver):
+    """All workers meet, also those whose stream has ended before the others'. By steps, they know
+    when; by time, worker 0 says at each meeting when the next one is: as many steps on as have been
+    made, or fewer if it is time before.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        optimizer: DistributedOptimizer,
+        random: RandomState,
+        note: Note,
+    ) -> None:
+        super().__init__(checkpoints, optimizer, random, note)
+        self._to_meeting, self._interval, self._met_at = 1, 1, time.monotonic()
+
+    def after_step(self) -> None:
+        if self._checkpoints.every_steps is not None:
+            is_time = self._is_at_step()
+        else:
+            self._to_meeting -= 1
+            is_time = self._to_meeting == 0
+        if is_time:
+            self._optimizer.refresh()  # comes back when the step has been applied everywhere
+            self._meet(has_ended=False)
+
+    def end_epoch(self) -> None:
+        while not self._meet(has_ended=True):
+            pass
+
+    def finish(self) -> None:
+        self._save_together()
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def _meet(self, *, has_ended: bool) -> bool:
+        """Save if it is time; returns whether all workers' streams have ended."""
+        by_time = self._checkpoints.every_s is not None
+        mine: dict[str, Any] = {"has_ended": has_ended}
+        if self._cluster.worker == 0 and by_time:
+            mine |= {"save": self._left_s() <= 0, "next": self._next_interval()}
+        met = [of for of, _ in self._cluster.client.gather(mine, [], purpose="step", patient=True)]
+        if by_time:
+            self._to_meeting = int(met[0]["next"])
+        if all(of["has_ended"] for of in met):
+            return True
+        if not by_time or met[0]["save"]:
+            self._save_together()
+        return False
+
+    def _next_interval(self) -> int:
+        """Steps to the next meeting: not more than twice as many as to this one."""
+        assert self._checkpoints.every_s is not None
+        now = time.monotonic()
+        rate = self._interval / max(now - self._met_at, 1e-9)
+        left_s = self._left_s()
+        wanted = rate * (left_s if left_s > 0 else self._checkpoints.every_s)
+        self._interval, self._met_at = max(1, min(round(wanted), 2 * self._interval)), now
+        return self._interval
+
+
+class AsyncSaver(_Saver):
+    """Worker 0 has the servers write, in a thread beside its training."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        optimizer: DistributedOptimizer,
+        random: RandomState,
+        note: Note,
+    ) -> None:
+        super().__init__(checkpoints, optimizer, random, note)
+        self._is_due = False
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._cluster.add_running(self.close)
+
+    def after_step(self) -> None:
+        if self._cluster.worker != 0:
+            return
+        by_time = self._checkpoints.every_s is not None and self._left_s() <= 0
+        self._is_due |= by_time or self._is_at_step()
+        if self._is_due and not self._is_busy():
+            self._raise_error()
+            self._start()
+
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _start(self) -> None:
+        moment = Moment.of(self._optimizer, self._random)
+        groups, extra = self._optimizer.state_dict(), self._note()
+
+        def work() -> None:
+            try:
+                path = _next(self._path)
+                checkpoint.write(self._optimizer, path, [moment], groups, extra)
+                self._retire()
+            except BaseException as error:  # noqa: BLE001 raised in the thread that trains
+                self._error = error
+
+        self._is_due, self._saved_at = False, time.monotonic()
+        self._thread = threading.Thread(target=work, name="trireme-save", daemon=True)
+        self._thread.start()
+
+    def end_epoch(self) -> None:
+        """Wait for a save under way: all streams that it notes are in one epoch."""
+        if self._thread is not None:
+            self._thread.join(SAVE_TIMEOUT_S)
+        self._raise_error()
+
+    def finish(self) -> None:
+        self._save_together()
+
+    def close(self) -> None:
+        """A save under way gets a while to end."""
+        self._cluster.remove_running(self.close)
+        if self._thread is None:
+            return
+        patience_s = self._cluster.client.timeout_s
+        self._thread.join(patience_s)
+        if self._thread.is_alive():
+            log.warning("a save did not end within %.0f s and is left behind", patience_s)
+        elif self._error is not None:
+            log.warning("a save under way has failed: %s", self._error)
