@@ -114,6 +114,8 @@ def _trainer(what: Conversion, kind: Kind) -> Trainer:
     if what.config is not None:
         recipe = create_recipe(what.config, Settings.read(what.config))
         return Trainer.from_recipe(recipe, progress=False)
+    if kind != "parquet":
+        log.info("convert: a dense part is left out; -m config.yaml would say the model it is of")
     tables = _described(what) if kind != "checkpoint" else _saved(what.source)
     return Trainer(_TablesAlone(tables), None, loss=lambda _, __: _no_loss(), progress=False)
 
@@ -130,8 +132,6 @@ def _described(what: Conversion) -> list[Table]:
 
 def _saved(source: str) -> list[Table]:
     manifest = read_manifest(Path(source))
-    if manifest["blocks"]["blocks"]:
-        log.info("convert: the dense part is left out; -m config.yaml says the model it is of")
     schemas = [TableSchema.from_wire(part["schema"]) for part in manifest["tables"].values()]
     return [Table.of_schema(schema) for schema in schemas]
 

@@ -1,0 +1,53 @@
+"""`trireme convert`: what it cannot do, it says before it begins."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.repo import tree
+from trireme import cli
+
+FLEET = tree.ROOT / "tests/golden/fleet_checkpoint/SparseAccessor-adagrad-adam/saved"
+
+
+@pytest.fixture
+def fleet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(FLEET, tmp_path / "fleet")
+
+
+ALONE = "--table t --dim 5 --rule SparseAdaGradSGDRule"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("nothing x --to parquet", "expected a checkpoint .* found none of them at 'nothing'"),
+        ("fleet x --to parquet", "expected -m config.yaml, or --table, --dim, --rule"),
+        (f"fleet x --to checkpoint {ALONE}", "expected -m config.yaml to write a checkpoint"),
+        (
+            "fleet x --to parquet --table t --dim 5 --rule adagrad",
+            "expected --rule Sparse.*'adagrad'",
+        ),
+        (f"fleet x --to parquet {ALONE} -o a=1", "expected -o with -m config.yaml"),
+        (f"fleet x --to parquet {ALONE} --dim 6", "expected 7 or 13 numbers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(fleet, command, words, capsys):
+    assert cli.main(["convert", *command.split()]) == 2
+    shown = capsys.readouterr().err
+    assert re.search(words, shown), shown
+
+
+def test_rows_of_fleet_become_parquet_without_a_model(fleet, tmp_path):
+    assert cli.main(f"convert fleet x --to parquet --state {ALONE}".split()) == 0
+    rows = pq.read_table(tmp_path / "x" / "t")
+    assert rows.num_rows == 139
+    assert set(map(len, rows["weights"].to_pylist())) == {5}
+    assert set(map(len, rows["state"].to_pylist())) == {3}
+    assert cli.main(f"convert fleet y --to fleet --shard_num 3 {ALONE}".split()) == 0
+    assert len(list((tmp_path / "y" / "000").iterdir())) == 3
