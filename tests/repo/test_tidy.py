@@ -242,6 +242,7 @@ SWITCHED_OFF = {
     "tests/property/test_table_simd.py": "2026-11: an instruction set that the machine lacks",
     "tests/unit/test_criteo.py": "2026-11: real lines; random ones of the format always run",
     "tests/integration/test_adult.py": "2026-11: real rows; planted ones of the format always run",
+    "tests/integration/test_paddle_reads.py": "2026-11: Paddle; its files are read by golden tests",
 }
 
 
