@@ -89,7 +89,8 @@ void init_table(FrozenTable* self, FrozenTable::Layers layers, std::string initi
 
 std::size_t lookup(const FrozenTable& table, Keys keys, Array2<float> out, Pool& pool) {
   expect("FrozenTable.lookup", "as many rows as keys:", out.shape(0), keys.size());
-  expect("FrozenTable.lookup", "rows of dim", out.shape(1), static_cast<std::size_t>(table.dim()));
+  expect("FrozenTable.lookup", "rows of width", out.shape(1),
+         static_cast<std::size_t>(table.width()));
   nb::gil_scoped_release release;
   return table.lookup(as_span(keys), out.data(), pool);
 }
@@ -103,11 +104,13 @@ void register_frozen(nb::module_& m) {
       "to append to a file.")
       .def(
           "__init__",
-          [](FrozenWriter* self, const std::string& encoding, int dim, bool has_flags,
-             std::uint32_t first_bucket) {
-            new (self) FrozenWriter(encoding_named(encoding), dim, has_flags, first_bucket);
+          [](FrozenWriter* self, const std::string& encoding, int dim, int statistics,
+             bool has_flags, std::uint32_t first_bucket) {
+            new (self)
+                FrozenWriter(encoding_named(encoding), statistics, dim, has_flags, first_bucket);
           },
-          nb::kw_only(), "encoding"_a, "dim"_a, "has_flags"_a = false, "first_bucket"_a = 0,
+          nb::kw_only(), "encoding"_a, "dim"_a, "statistics"_a = 0, "has_flags"_a = false,
+          "first_bucket"_a = 0,
           "encoding: float32, float16 or int8. has_flags: eight bytes before a row's weights say "
           "whether its key was "
           "removed.\nErrors: BadRequest.")
@@ -115,7 +118,8 @@ void register_frozen(nb::module_& m) {
       .def("add", &add, "keys"_a.noconvert(), "values"_a.noconvert(),
            "The bytes of the next bucket. keys: (n,) uint64, distinct, in any order. values: (n, "
            "value_bytes) uint8: flags "
-           "if there are any, weights as encoded, zeros.\nErrors: BadRequest for a key of another "
+           "if there are any, statistics, weights as encoded, zeros.\nErrors: BadRequest for a key "
+           "of another "
            "bucket, or twice the same.")
       .def(
           "finish", [](const FrozenWriter& writer) { return result(writer.finish()); },
@@ -134,6 +138,7 @@ void register_frozen(nb::module_& m) {
           },
           "float32, float16 or int8.")
       .def_prop_ro("dim", &FrozenRows::dim)
+      .def_prop_ro("statistics", &FrozenRows::statistics, "float32 numbers before the weights.")
       .def_prop_ro("has_flags", &FrozenRows::has_flags)
       .def_prop_ro("rows", &FrozenRows::num_rows, "Number of rows, removed keys included.")
       .def_prop_ro("num_buckets", &FrozenRows::num_buckets, "Buckets that some file holds.")
@@ -149,10 +154,11 @@ void register_frozen(nb::module_& m) {
            "layers: FrozenRows, newest first; the last one holds every bucket. The rest as of "
            "Table: what an absent key "
            "answers.\nErrors: BadRequest.")
-      .def_prop_ro("dim", &FrozenTable::dim)
+      .def_prop_ro("width", &FrozenTable::width, "Floats that a lookup writes per key.")
       .def("lookup", &lookup, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
-           "As Table.lookup: write the weights of each key, return how many were absent.\n"
-           "keys: (N,) uint64, duplicates allowed; out: (N, D) float32.");
+           "As Table.lookup: write statistics and weights of each key, return how many were "
+           "absent.\n"
+           "keys: (N,) uint64, duplicates allowed; out: (N, width) float32.");
 }
 
 }  // namespace trireme::bind

@@ -57,6 +57,8 @@ static_assert(sizeof(FrozenBucket) == 16);
 struct FrozenFooter {
   static constexpr std::uint64_t kMagic = 0x3153574F524D5254;  // "TRMROWS1"
   static constexpr std::uint32_t kHasFlags = 1;
+  static constexpr int kDimMax = 1 << 20;
+  static constexpr int kStatisticsMax = 16;
 
   std::uint64_t magic;
   std::uint32_t encoding;
@@ -67,23 +69,26 @@ struct FrozenFooter {
   std::uint32_t num_buckets;
   std::uint64_t num_rows;  // removed keys included
   std::uint64_t directory_offset;
-  std::uint64_t unused[2];
+  std::uint32_t statistics;  // float32 numbers before a row's weights: shows and clicks, or none
+  std::uint32_t unused[3];
 };
 static_assert(sizeof(FrozenFooter) == 64);
 
 inline constexpr std::size_t kFrozenAlignment = 64;
 
-// Of a row, without its key and flags.
+// Of a row's weights.
 constexpr std::size_t encoded_bytes(Encoding encoding, std::size_t dim) noexcept {
   if (encoding == Encoding::kFloat32) return dim * 4;
   return encoding == Encoding::kFloat16 ? dim * 2 : sizeof(float) + dim;
 }
-// Where a row's weights begin.
-constexpr std::size_t frozen_weights_offset(bool has_flags) noexcept { return has_flags ? 16 : 8; }
+// Where a row's statistics begin, and behind them its weights.
+constexpr std::size_t frozen_values_offset(bool has_flags) noexcept { return has_flags ? 16 : 8; }
 
-constexpr std::size_t frozen_row_bytes(Encoding encoding, std::size_t dim,
+constexpr std::size_t frozen_row_bytes(Encoding encoding, std::size_t statistics, std::size_t dim,
                                        bool has_flags) noexcept {
-  return round_up(frozen_weights_offset(has_flags) + encoded_bytes(encoding, dim), 8);
+  return round_up(
+      frozen_values_offset(has_flags) + statistics * sizeof(float) + encoded_bytes(encoding, dim),
+      8);
 }
 
 }  // namespace trireme

@@ -38,8 +38,10 @@ FrozenFooter read_footer(const FrozenFile& file) {
   if (footer.options > FrozenFooter::kHasFlags) {
     damaged(file, "options 0 or 1, found " + std::to_string(footer.options));
   }
-  if (footer.dim < 1 || footer.dim > 1U << 20) {
-    damaged(file, "a dim from 1 to 2^20, found " + std::to_string(footer.dim));
+  if (footer.dim < 1 || footer.dim > FrozenFooter::kDimMax ||
+      footer.statistics > FrozenFooter::kStatisticsMax) {
+    damaged(file, "a dim from 1 to 2^20 and up to 16 statistics, found " +
+                      std::to_string(footer.dim) + " and " + std::to_string(footer.statistics));
   }
   if (footer.first_bucket > kNumBuckets || footer.num_buckets > kNumBuckets ||
       footer.first_bucket + footer.num_buckets > kNumBuckets) {
@@ -72,10 +74,12 @@ void FrozenRows::add(const FrozenFile& file, bool is_first) {
     encoding_ = static_cast<Encoding>(footer.encoding);
     dim_ = static_cast<int>(footer.dim);
     has_flags_ = footer.options == FrozenFooter::kHasFlags;
-    row_bytes_ = frozen_row_bytes(encoding_, footer.dim, has_flags_);
+    statistics_ = static_cast<int>(footer.statistics);
+    row_bytes_ = frozen_row_bytes(encoding_, footer.statistics, footer.dim, has_flags_);
   }
   expect(file, "encoding", static_cast<std::uint32_t>(encoding_), footer.encoding);
   expect(file, "dim", static_cast<std::uint32_t>(dim_), footer.dim);
+  expect(file, "statistics", static_cast<std::uint32_t>(statistics_), footer.statistics);
   expect(file, "options", has_flags_ ? FrozenFooter::kHasFlags : 0, footer.options);
   expect(file, "bytes per row:", row_bytes_, footer.row_bytes);
 

@@ -40,6 +40,7 @@ class FrozenRows {
 
   Encoding encoding() const noexcept { return encoding_; }
   int dim() const noexcept { return dim_; }
+  int statistics() const noexcept { return statistics_; }
   bool has_flags() const noexcept { return has_flags_; }
   std::size_t row_bytes() const noexcept { return row_bytes_; }
   std::size_t num_rows() const noexcept { return num_rows_; }
@@ -69,8 +70,9 @@ class FrozenRows {
   bool is_removed(const std::byte* row) const noexcept {
     return has_flags_ && key_of_row(row + sizeof(std::uint64_t)) != 0;
   }
-  const std::byte* weights_of(const std::byte* row) const noexcept {
-    return row + frozen_weights_offset(has_flags_);
+  // Statistics, if there are any, and weights.
+  const std::byte* values_of(const std::byte* row) const noexcept {
+    return row + frozen_values_offset(has_flags_);
   }
 
  private:
@@ -88,6 +90,7 @@ class FrozenRows {
 
   Encoding encoding_ = Encoding::kFloat32;
   int dim_ = 0;
+  int statistics_ = 0;
   bool has_flags_ = false;
   std::size_t row_bytes_ = 0;
   std::size_t num_rows_ = 0;

@@ -34,28 +34,35 @@ TRIREME_INLINE float widened(std::uint16_t half) noexcept {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | (half & 0x8000U) << 16);
 }
 
+// How a row is read: `statistics` float32 numbers, then weights; `width` in all.
 struct Float32 {
-  template <class Dim>
-  TRIREME_INLINE static void read(const std::byte* from, float* out, Dim dim) noexcept {
-    copy_floats(out, reinterpret_cast<const float*>(from), dim);
+  template <class Width>
+  TRIREME_INLINE static void read(const std::byte* from, float* out, int, Width width) noexcept {
+    copy_floats(out, reinterpret_cast<const float*>(from), width);
   }
 };
 
 struct Float16 {
-  template <class Dim>
-  TRIREME_INLINE static void read(const std::byte* from, float* out, Dim dim) noexcept {
-    const auto* halves = reinterpret_cast<const std::uint16_t*>(from);
-    for (int j = 0; j < dim; ++j) out[j] = widened(halves[j]);
+  template <class Width>
+  TRIREME_INLINE static void read(const std::byte* from, float* out, int statistics,
+                                  Width width) noexcept {
+    std::memcpy(out, from, statistics * sizeof(float));
+    const auto* halves =
+        reinterpret_cast<const std::uint16_t*>(from + statistics * sizeof(float)) - statistics;
+    for (int j = statistics; j < width; ++j) out[j] = widened(halves[j]);
   }
 };
 
 struct Int8 {
-  template <class Dim>
-  TRIREME_INLINE static void read(const std::byte* from, float* out, Dim dim) noexcept {
+  template <class Width>
+  TRIREME_INLINE static void read(const std::byte* from, float* out, int statistics,
+                                  Width width) noexcept {
+    std::memcpy(out, from, statistics * sizeof(float));
+    from += statistics * sizeof(float);
     float scale;
     std::memcpy(&scale, from, sizeof scale);
-    const auto* codes = reinterpret_cast<const std::int8_t*>(from + sizeof scale);
-    for (int j = 0; j < dim; ++j) out[j] = static_cast<float>(codes[j]) * scale;
+    const auto* codes = reinterpret_cast<const std::int8_t*>(from + sizeof scale) - statistics;
+    for (int j = statistics; j < width; ++j) out[j] = static_cast<float>(codes[j]) * scale;
   }
 };
 
@@ -151,8 +158,11 @@ FrozenTable::FrozenTable(Layers layers, const FrozenTableConfig& config)
       absent_is_zero_(is_zeros(config.absent)) {
   if (layers_.empty()) wrong("at least one layer, found none");
   for (const auto& layer : layers_) {
-    if (layer->dim() != dim()) {
-      wrong("layers of dim " + std::to_string(dim()) + ", found " + std::to_string(layer->dim()));
+    const FrozenRows& first = *layers_.front();
+    if (layer->dim() != first.dim() || layer->statistics() != first.statistics()) {
+      wrong("layers of dim " + std::to_string(first.dim()) + " with " +
+            std::to_string(first.statistics()) + " statistics, found " +
+            std::to_string(layer->dim()) + " with " + std::to_string(layer->statistics()));
     }
   }
   if (const std::size_t found = layers_.back()->num_buckets(); found != kNumBuckets) {
@@ -162,11 +172,11 @@ FrozenTable::FrozenTable(Layers layers, const FrozenTableConfig& config)
 
 std::size_t FrozenTable::lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool) const {
   std::atomic<std::size_t> missing{0};
-  const auto dim_of_row = static_cast<std::size_t>(dim());
+  const auto row_floats = static_cast<std::size_t>(width());
   auto of_block = [&](std::size_t block) {
     const std::size_t begin = block * kBlock;
     missing.fetch_add(lookup_block(keys.subspan(begin, std::min(kBlock, keys.size() - begin)),
-                                   out + begin * dim_of_row),
+                                   out + begin * row_floats),
                       std::memory_order_relaxed);
   };
   const std::size_t num_blocks = (keys.size() + kBlock - 1) / kBlock;
@@ -185,31 +195,29 @@ std::size_t FrozenTable::lookup_block(std::span<const std::uint64_t> keys, float
     if (search.rest().empty()) break;
     with_encoding(layer->encoding(), [&](auto encoding) {
       with_isa(isa_, [&]() TRIREME_INLINE_LAMBDA {
-        with_dim(dim(), [&](auto dim) TRIREME_INLINE_LAMBDA {
-          search.find(*layer, [&](std::size_t i, const std::byte* row, bool is_found)
-                                  TRIREME_INLINE_LAMBDA {
-                                    float* weights = out + static_cast<std::ptrdiff_t>(i) * dim;
-                                    encoding.read(layer->weights_of(row), weights, dim);
-                                    if (layer->is_removed(row) && is_found) {
-                                      write_absent(keys[i], weights);
-                                      ++missing;
-                                    }
-                                  });
+        with_dim(width(), [&](auto width) TRIREME_INLINE_LAMBDA {
+          search.find(*layer, [&](std::size_t i, const std::byte* row,
+                                  bool is_found) TRIREME_INLINE_LAMBDA {
+            float* values = out + static_cast<std::ptrdiff_t>(i) * width;
+            encoding.read(layer->values_of(row), values, layer->statistics(), width);
+            if (layer->is_removed(row) && is_found) {
+              write_absent(keys[i], values);
+              ++missing;
+            }
+          });
         });
       });
     });
   }
-  const auto dim_of_row = static_cast<std::size_t>(dim());
-  for (const std::uint16_t i : search.rest()) write_absent(keys[i], out + i * dim_of_row);
+  const auto row_floats = static_cast<std::size_t>(width());
+  for (const std::uint16_t i : search.rest()) write_absent(keys[i], out + i * row_floats);
   return missing + search.rest().size();
 }
 
-void FrozenTable::write_absent(std::uint64_t key, float* weights) const noexcept {
-  if (absent_is_zero_) {
-    std::fill_n(weights, dim(), 0.0F);
-  } else {
-    initializer_.fill(key, weights, dim());
-  }
+void FrozenTable::write_absent(std::uint64_t key, float* values) const noexcept {
+  const int statistics = layers_.front()->statistics();
+  std::fill_n(values, absent_is_zero_ ? width() : statistics, 0.0F);
+  if (!absent_is_zero_) initializer_.fill(key, values + statistics, width() - statistics);
 }
 
 }  // namespace trireme

@@ -32,20 +32,22 @@ class FrozenTable {
  public:
   using Layers = std::vector<std::shared_ptr<const FrozenRows>>;
 
-  // layers: newest first. Errors: kBadRequest without layers, for layers of several dims, for a
+  // layers: newest first. Errors: kBadRequest without layers, for layers of several shapes, for a
   // last layer that lacks buckets, and as the initializer's.
   FrozenTable(Layers layers, const FrozenTableConfig& config);
 
-  int dim() const noexcept { return layers_.front()->dim(); }
+  // Floats that a lookup writes per key: statistics, and behind them weights.
+  int width() const noexcept { return layers_.front()->statistics() + layers_.front()->dim(); }
 
-  // As Table::lookup. keys: (N).  out: (N, dim).  Returns how many were absent.
+  // As Table::lookup; the statistics of an absent key are zeros.
+  // keys: (N).  out: (N, width).  Returns how many were absent.
   std::size_t lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool) const;
 
  private:
   class Search;
 
   std::size_t lookup_block(std::span<const std::uint64_t> keys, float* out) const;
-  void write_absent(std::uint64_t key, float* weights) const noexcept;
+  void write_absent(std::uint64_t key, float* values) const noexcept;
 
   const Layers layers_;
   const Isa isa_;

@@ -23,13 +23,20 @@ void write_lines(std::span<FrozenLine> lines, std::uint32_t row, std::uint64_t h
 
 }  // namespace
 
-FrozenWriter::FrozenWriter(Encoding encoding, int dim, bool has_flags, std::uint32_t first_bucket)
+FrozenWriter::FrozenWriter(Encoding encoding, int statistics, int dim, bool has_flags,
+                           std::uint32_t first_bucket)
     : encoding_(encoding),
+      statistics_(static_cast<std::uint32_t>(statistics)),
       dim_(static_cast<std::uint32_t>(dim)),
       has_flags_(has_flags),
       first_bucket_(first_bucket),
-      row_bytes_(frozen_row_bytes(encoding, dim_, has_flags)) {
-  if (dim < 1) wrong("dim >= 1, found " + std::to_string(dim));
+      row_bytes_(frozen_row_bytes(encoding, statistics_, dim_, has_flags)) {
+  if (dim < 1 || dim > FrozenFooter::kDimMax || statistics < 0 ||
+      statistics > FrozenFooter::kStatisticsMax) {
+    wrong("a dim from 1 to " + std::to_string(FrozenFooter::kDimMax) + " and at most " +
+          std::to_string(FrozenFooter::kStatisticsMax) + " statistics, found " +
+          std::to_string(dim) + " and " + std::to_string(statistics));
+  }
   if (first_bucket >= kNumBuckets) {
     wrong("a bucket below 4096, found " + std::to_string(first_bucket));
   }
@@ -99,6 +106,7 @@ Array<std::uint8_t> FrozenWriter::finish() const {
       .num_buckets = static_cast<std::uint32_t>(directory_.size()),
       .num_rows = 0,
       .directory_offset = num_bytes_,
+      .statistics = statistics_,
       .unused = {},
   };
   for (const FrozenBucket& bucket : directory_) footer.num_rows += bucket.num_rows;

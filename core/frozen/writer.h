@@ -13,16 +13,17 @@ namespace trireme {
 
 class FrozenWriter {
  public:
-  // has_flags: rows carry the eight bytes that say whether a key was removed.
-  // Errors: kBadRequest for a dim or bucket out of range.
-  FrozenWriter(Encoding encoding, int dim, bool has_flags, std::uint32_t first_bucket);
+  // statistics: float32 numbers before the weights of each row. has_flags: rows carry the eight
+  // bytes that say whether a key was removed. Errors: kBadRequest for a number out of range.
+  FrozenWriter(Encoding encoding, int statistics, int dim, bool has_flags,
+               std::uint32_t first_bucket);
 
   // Of a row, without its key: what add() takes.
   std::size_t value_bytes() const noexcept { return row_bytes_ - sizeof(std::uint64_t); }
 
   // The bytes of the next bucket, to be appended. keys: (n), distinct, in any order.
-  // values: (n, value_bytes): flags if there are any, weights as encoded, zeros up to a multiple of
-  // eight. Errors: kBadRequest for a key of another bucket, or twice the same.
+  // values: (n, value_bytes): flags if there are any, statistics, weights as encoded, zeros up to a
+  // multiple of eight. Errors: kBadRequest for a key of another bucket, or twice the same.
   Array<std::uint8_t> add(std::span<const std::uint64_t> keys,
                           std::span<const std::uint8_t> values);
 
@@ -37,6 +38,7 @@ class FrozenWriter {
   std::vector<Entry> in_order(std::span<const std::uint64_t> keys) const;
 
   const Encoding encoding_;
+  const std::uint32_t statistics_;
   const std::uint32_t dim_;
   const bool has_flags_;
   const std::uint32_t first_bucket_;

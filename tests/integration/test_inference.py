@@ -2,60 +2,282 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import trireme as tr
 from tests import zoo_trainers
 from tests.jobs import Job
 from trireme.cluster import Cluster, embedded
+from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
 
 NAMES = tuple(zoo_trainers.SMALL)
 
 
-def answers(trainer: tr.Trainer, batch: tr.data.Batch) -> torch.Tensor:
-    """Of the trained model itself."""
-    found = {}
-    trainer.model.eval()
-    planner = tr.nn.Planner(trainer.model, pool=trainer.cluster.pool)
-    plan = planner.plan(batch)
-    pulled = trainer.cluster.pull({part.table.name: part.keys for part in plan.tables})
-    rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
-    plan.attach(batch, rows, train=False)
-    with torch.no_grad():
-        found = trainer.model(batch)
-    batch.lookups = {}
-    trainer.model.train()
-    return found
+@dataclass
+class Exported:
+    """A trained model, its trainer still there, and what has been written of it."""
+
+    name: str
+    trainer: tr.Trainer
+    schema: tr.data.Schema
+    folder: Path
+
+    def examples(self, num: int, seed: int) -> tr.data.Batch:
+        """Some of their keys are unknown."""
+        return zoo_trainers.examples(self.name, num, seed, schema=self.schema, keys=1000)
+
+    def answers(self, batch: tr.data.Batch) -> torch.Tensor:
+        """Of the trained model itself, in evaluation."""
+        model = self.trainer.model.eval()
+        planner = tr.nn.Planner(model, pool=self.trainer.cluster.pool)
+        plan = planner.plan(batch)
+        pulled = self.trainer.cluster.pull({part.table.name: part.keys for part in plan.tables})
+        rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
+        plan.attach(batch, rows, train=False)
+        with torch.no_grad():
+            found: torch.Tensor = model(batch)
+        batch.lookups = {}
+        model.train()
+        return found
 
 
-def check_export(name: str, cluster: Cluster, folder: Path) -> None:
+def export(name: str, cluster: Cluster, folder: Path, **options: Any) -> Exported:
     recipe = zoo_trainers.recipe_of(name)
     trainer = zoo_trainers.trainer_of(name, cluster, recipe)
-    schema = recipe.schema
-    zoo_trainers.train(name, trainer, schema)
-    example = zoo_trainers.examples(name, 16, 99, schema=schema)
-    trainer.save_inference_model(folder, batch=example)
-    predictor = Predictor(folder)
+    zoo_trainers.train(name, trainer, recipe.schema)
+    example = zoo_trainers.examples(name, 16, 99, schema=recipe.schema)
+    trainer.save_inference_model(folder, batch=example, **options)
+    return Exported(name, trainer, recipe.schema, folder)
+
+
+def check(exported: Exported, predictor: Predictor, *, atol: float = 1e-5) -> None:
     for num in (1, 2, 7, 40):
-        batch = zoo_trainers.examples(name, num, 100 + num, schema=schema, keys=1000)
+        batch = exported.examples(num, 100 + num)
         prediction = predictor.predict(batch)
-        torch.testing.assert_close(
-            prediction.outputs["output"], answers(trainer, batch), atol=1e-5, rtol=0
-        )
+        expected = exported.answers(batch)
+        torch.testing.assert_close(prediction.outputs["output"], expected, atol=atol, rtol=0)
         assert 0 < prediction.num_missing < prediction.num_keys
+        assert prediction.version == predictor.version
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_predictor_answers_as_the_trained_model(name: str, tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
-        check_export(name, cluster, tmp_path / "export")
+        exported = export(name, cluster, tmp_path / "export")
+        check(exported, Predictor(exported.folder))
 
 
 @pytest.mark.parametrize("name", ["deepfm", "din"])
 def test_two_servers_write_one_export(name: str, tmp_path: Path) -> None:
+    def run(cluster: Cluster) -> None:
+        exported = export(name, cluster, tmp_path / "export")
+        check(exported, Predictor(exported.folder, verify=False))
+
     with Job(2) as job:
-        job.run(1, lambda cluster: check_export(name, cluster, tmp_path / "export"))
+        job.run(1, run)
+    assert len(list((tmp_path / "export/tables/0").iterdir())) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_smaller_rows_answer_within_the_error_that_is_reported(dtype: str, tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        exported = export("deepfm", cluster, tmp_path / "whole")
+        example = exported.examples(200, 99)
+        report = exported.trainer.save_inference_model(tmp_path / "s", batch=example, dtype=dtype)
+        predictor = Predictor(tmp_path / "s")
+        found = predictor.predict(example).outputs["output"]
+        difference = (found - exported.answers(example)).abs()
+    [(largest, rms)] = report.row_errors.values()
+    assert 0 < rms < largest < {"float16": 2e-4, "int8": 2e-3}[dtype]
+    assert 0 < report.rms_error < report.max_error < 0.01
+    assert float(difference.max()) <= report.max_error + 1e-6
+    sizes = [
+        sum(file.stat().st_size for file in folder.rglob("*.rows"))
+        for folder in (tmp_path / "whole", tmp_path / "s")
+    ]
+    assert sizes[1] < sizes[0]
+
+
+def test_a_part_of_a_model_is_exported_alone(tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        exported = export("two_tower", cluster, tmp_path / "whole")
+        tower = exported.trainer.model.item
+        example = exported.examples(8, 1)
+        report = exported.trainer.save_inference_model(
+            tmp_path / "item", batch=example, model=tower
+        )
+        assert list(report.row_errors) == ["item"]
+        vectors = Predictor(tmp_path / "item").predict(
+            {name: example[name] for name in ("item_id", "item_cat")}
+        )
+    assert vectors.outputs["output"].shape == (8, 4)
+
+
+def test_inputs_may_be_arrays_and_lists(tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        exported = export("din", cluster, tmp_path / "export")
+    predictor = Predictor(tmp_path / "export")
+    ids = [[3, 4], [], [2**64 - 1]]
+    values = np.array([3, 4, 2**64 - 1], np.uint64)
+    offsets = np.array([0, 2, 2, 3])
+    targets = {name: np.array([5, 6, 7]) for name in ("target_item", "target_cat")}
+    of_lists = predictor.predict({"hist_item_seq": ids, "hist_cat_seq": ids, **targets})
+    pairs = dict.fromkeys(("hist_item_seq", "hist_cat_seq"), (values, offsets))
+    of_arrays = predictor.predict({**pairs, **targets, "label": ["x", "y", "z"]})
+    ragged = tr.data.Ragged(torch.from_numpy(values.view(np.int64)), torch.from_numpy(offsets))
+    names = ("hist_item_seq", "hist_cat_seq")
+    of_tensors = predictor.predict(
+        dict.fromkeys(names, ragged) | {k: torch.from_numpy(v) for k, v in targets.items()}
+    )
+    torch.testing.assert_close(of_lists.outputs, of_arrays.outputs, atol=0, rtol=0)
+    torch.testing.assert_close(of_lists.outputs, of_tensors.outputs, atol=0, rtol=0)
+    with pytest.raises(BadRequest, match=r"expected feature 'target_item' in the batch, found"):
+        predictor.predict(dict.fromkeys(names, ids))
+    with pytest.raises(BadRequest, match=r"expected lists of ids in column 'hist_item_seq'"):
+        predictor.predict({"hist_item_seq": [["a"]]})
+    assert exported.name == "din"
+
+
+def test_columns_of_another_form_are_refused_by_name(tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        exported = export("deepfm", cluster, tmp_path / "export")
+    predictor = Predictor(tmp_path / "export")
+    batch = exported.examples(3, 1)
+    columns = dict(batch.items())
+    del columns["dense_feature"]
+    with pytest.raises(BadRequest, match=r"expected column 'dense_feature' in the batch, found"):
+        predictor.predict(columns)
+    for dense in (torch.zeros(3, 12), torch.zeros(3, 13, dtype=torch.float64), torch.zeros(3)):
+        with pytest.raises(
+            BadRequest, match=r"column 'dense_feature' as float32 of shape \(any, 13\), found"
+        ):
+            predictor.predict(columns | {"dense_feature": dense})
+    with pytest.raises(BadRequest, match=r"expected columns of the same examples, found"):
+        predictor.predict(columns | {"dense_feature": torch.zeros(4, 13)})
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES = (flip, truncate, Path.unlink, lambda path: path.write_bytes(b""))
+
+
+def test_damaged_exports_are_refused_by_name(tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        whole = export("deepfm", cluster, tmp_path / "export").folder
+    files = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".pt2", ".rows"}
+    for file in files:
+        for damage in DAMAGES:
+            copy = tmp_path / "copy"
+            shutil.copytree(whole, copy)
+            damage(copy / file)
+            with pytest.raises((Corruption, BadRequest), match=re.escape(str(copy / file))):
+                Predictor(copy)
+            shutil.rmtree(copy)
+    with pytest.raises(BadRequest, match=r"expected .*manifest.json, found none"):
+        Predictor(tmp_path)
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        exported = export("deepfm", cluster, tmp_path / "export")
+        trainer, batch = exported.trainer, exported.examples(1, 1)
+        save = trainer.save_inference_model
+        with pytest.raises(BadRequest, match="a batch of at least 2 examples"):
+            save(tmp_path / "new", batch=batch)
+        batch = exported.examples(4, 1)
+        with pytest.raises(BadRequest, match=r"expected a new folder, found .*export"):
+            save(tmp_path / "export", batch=batch)
+        with pytest.raises(BadRequest, match="dtype one of float32, float16, int8, found 'half'"):
+            save(tmp_path / "new", batch=batch, dtype="half")
+
+        class Branching(nn.Module):
+            def __init__(self, model: nn.Module) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, batch: Any) -> torch.Tensor:
+                logits: torch.Tensor = self.model(batch)
+                return logits if logits.sum() > 0 else -logits
+
+        with pytest.raises(BadRequest, match=r"a model that torch.export takes, found"):
+            save(tmp_path / "new", batch=batch, model=Branching(trainer.model))
+        assert trainer.model.training
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+
+
+def test_processes_share_the_pages_of_an_export(tmp_path: Path) -> None:
+    """A table of 64 MB: looking all of it up adds next to nothing to a process' own memory."""
+    rows, dim = 200_000, 64
+    keys = np.arange(rows, dtype=np.uint64)
+    table = tr.Table("t", dim=dim, optimizer=tr.optim.SGD(lr=1.0))
+    model = tr.nn.EmbeddingBag(table, features=["a"])
+    with embedded(threads=2) as cluster:
+        trainer = tr.Trainer(
+            model, None, loss=lambda out, _: out.sum(), label=None, progress=False, cluster=cluster
+        )
+        trainer.fit([{"a": torch.from_numpy(part.view(np.int64))} for part in np.split(keys, 10)])
+        trainer.save_inference_model(tmp_path / "e", batch={"a": torch.arange(5)})
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER, str(tmp_path / "e"), str(rows)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    found = []
+    try:
+        for child in children:  # all have looked everything up before the first one ends
+            assert child.stdout is not None
+            found.append([int(number) for number in child.stdout.readline().split()])
+    finally:
+        for child in children:
+            child.communicate("", timeout=60)
+    for private_before, private_after, shared, missing in found:
+        assert missing == 0
+        assert private_after - private_before < 8 << 20
+        assert shared > rows * dim * 4
+
+
+READER = """
+import sys
+import torch
+from trireme.errors import BadRequest, Corruption
+from trireme.inference import Predictor
+
+def of(field, path="/proc/self/smaps_rollup"):
+    return sum(int(line.split()[1]) << 10 for line in open(path) if line.startswith(field))
+
+predictor = Predictor(sys.argv[1], threads=1)
+def look_up(begin, num):
+    return predictor.predict({"a": torch.arange(begin, begin + num)}).num_missing
+
+look_up(0, 1000)
+before = of("Private_Dirty")
+missing = sum(look_up(begin, 1000) for begin in range(0, int(sys.argv[2]), 1000))
+print(before, of("Private_Dirty"), of("Rss"), missing, flush=True)
+sys.stdin.read()
+"""

@@ -29,6 +29,7 @@ def map_rows(folder: Path, part: TablePart, *, has_flags: bool, verify: bool) ->
     rows = _core.FrozenRows([str(path) for path in paths], [_mapped(path) for path in paths])
     found = {
         "dim": rows.dim,
+        "statistics": rows.statistics,
         "dtype": rows.encoding,
         "flags": rows.has_flags,
         "rows": rows.rows,
@@ -36,6 +37,7 @@ def map_rows(folder: Path, part: TablePart, *, has_flags: bool, verify: bool) ->
     }
     expected = {
         "dim": part.dim,
+        "statistics": part.statistics,
         "dtype": part.dtype,
         "flags": has_flags,
         "rows": part.rows + part.removed,
@@ -63,7 +65,9 @@ def _mapped(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def merge_deltas(deltas: Sequence[_core.FrozenRows]) -> _core.FrozenRows:
     """One layer that answers as several deltas do, newest first; in this process' own memory."""
     first = deltas[0]
-    writer = _core.FrozenWriter(encoding=first.encoding, dim=first.dim, has_flags=True)
+    writer = _core.FrozenWriter(
+        encoding=first.encoding, dim=first.dim, statistics=first.statistics, has_flags=True
+    )
     pieces = []
     for bucket in range(NUM_BUCKETS):
         contents = [layer.content(bucket) for layer in deltas]

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trireme.errors import BadRequest, Corruption, TriremeError
+from trireme.errors import BadRequest, Corruption
 
 FORMAT = 1
 KIND = "inference"
@@ -38,6 +38,8 @@ class File:
 class TablePart:
     """A table: what its keys and absent keys are, and its files.
 
+    dim: weights of a row. statistics: numbers before them: show and click where the trained table
+        gave them to the model, as they were at the time of the export, else none.
     dtype: of the rows as they are stored: float32, float16 or int8 (with a scale per row).
     initializer, seed, absent: what a key without a row answers, as in a TableSchema.
     salt: whether each feature has a key space of its own.
@@ -47,6 +49,7 @@ class TablePart:
 
     name: str
     dim: int
+    statistics: int
     dtype: str
     initializer: tuple[str, float, float]
     seed: int
@@ -92,15 +95,15 @@ class Input:
 class Manifest:
     """One export.
 
-    id: of this export, unique. base: of the export that a delta goes on from, directly or through
-        other deltas; None for a base.
-    version: of the training state. since: a delta holds what has changed after that version; 0 for
-        a base.
+    id: of this export, unique.
+    follows: the id of the export that a delta goes on from, a base or another delta; None for a
+        base.
+    version: of the training state. since: that of the export that it follows; 0 for a base.
     max_error, rms_error: of the outputs for the example batch against those of the trained model.
     """
 
     id: str
-    base: str | None
+    follows: str | None
     version: int
     since: int
     tables: tuple[TablePart, ...]
@@ -113,10 +116,12 @@ class Manifest:
 
     @property
     def is_delta(self) -> bool:
-        return self.base is not None
+        return self.follows is not None
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, "kind": KIND, **asdict(self)}, indent=1)
+        body = json.loads(json.dumps(asdict(self), allow_nan=False))
+        head = {"kind": KIND, "format": FORMAT, "sha256": _digest(body)}
+        return json.dumps({**head, "export": body}, indent=1)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -136,17 +141,23 @@ def read_manifest(folder: Path) -> Manifest:
     if found != {"kind": KIND, "format": FORMAT}:
         raise Corruption(f"{path}: expected kind {KIND!r} of format {FORMAT}, found {found}")
     try:
-        return _manifest(body)
-    except TriremeError:
-        raise
+        if (digest := _digest(body["export"])) != body["sha256"]:
+            raise Corruption(f"{path}: expected SHA-256 {body['sha256']}, found {digest}")
+        return _manifest(body["export"])
     except (KeyError, TypeError, ValueError) as error:
         raise Corruption(f"{path}: expected a complete manifest, found {error!r}") from error
+
+
+def _digest(export: Any) -> str:
+    """Of the values: keys in order, no blanks."""
+    text = json.dumps(export, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _manifest(body: Mapping[str, Any]) -> Manifest:
     return Manifest(
         id=str(body["id"]),
-        base=None if body["base"] is None else str(body["base"]),
+        follows=None if body["follows"] is None else str(body["follows"]),
         version=int(body["version"]),
         since=int(body["since"]),
         tables=tuple(_table(part) for part in body["tables"]),

@@ -48,8 +48,12 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """All that an answer depends on. Never changed, only replaced."""
+    """All that an answer depends on. Never changed, only replaced.
 
+    id, version: of the export that was opened or applied last.
+    """
+
+    id: str
     version: int
     layers: Mapping[str, Layers]
     tables: Mapping[str, _core.FrozenTable]
@@ -92,7 +96,7 @@ class Predictor:
             for part in manifest.tables
         }
         graph = load_graph(folder, manifest, verify=verify)
-        self._state = _State(manifest.version, layers, self._tables(layers), graph)
+        self._state = _State(manifest.id, manifest.version, layers, self._tables(layers), graph)
 
     @property
     def version(self) -> int:
@@ -126,15 +130,14 @@ class Predictor:
         part. Predictions that run meanwhile are of the version before.
 
         Raises:
-            BadRequest: no export, or one that does not go on from here: a base, a delta of another
-                base, or one that leaves out versions or is older.
+            BadRequest: no export, or one that does not follow the export applied last.
             Corruption: a file is missing or damaged. Nothing has changed then.
         """
         folder = Path(folder)
         with self._applying:
             state = self._state
             delta = read_manifest(folder)
-            _check_follows(folder, delta, self.manifest, state.version)
+            _check_follows(folder, delta, self.manifest, state)
             layers = {}
             for part in delta.tables:
                 new = map_rows(folder, part, has_flags=True, verify=self._verify)
@@ -144,7 +147,7 @@ class Predictor:
                     deltas = [merge_deltas(deltas)]
                 layers[part.name] = (*deltas, base)
             graph = updated_graph(state.graph, folder, delta, verify=self._verify)
-            self._state = _State(delta.version, layers, self._tables(layers), graph)
+            self._state = _State(delta.id, delta.version, layers, self._tables(layers), graph)
 
     def _tables(self, layers: Mapping[str, Layers]) -> dict[str, _core.FrozenTable]:
         parts = {part.name: part for part in self.manifest.tables}
@@ -180,18 +183,14 @@ def _readings(manifest: Manifest) -> list[Reading]:
     ]
 
 
-def _check_follows(folder: Path, delta: Manifest, base: Manifest, version: int) -> None:
+def _check_follows(folder: Path, delta: Manifest, base: Manifest, state: _State) -> None:
     if not delta.is_delta:
         raise BadRequest(f"Predictor.apply: expected a delta, found the base {folder}")
-    if delta.base != base.id:
+    if delta.follows != state.id:
         raise BadRequest(
-            f"Predictor.apply: expected a delta of base {base.id}, found {folder} of base"
-            f" {delta.base}"
-        )
-    if not delta.since <= version < delta.version:
-        raise BadRequest(
-            f"Predictor.apply: expected a delta that goes on from version {version}, found"
-            f" {folder} with what has changed from {delta.since} to {delta.version}"
+            f"Predictor.apply: expected a delta that follows version {state.version}, export"
+            f" {state.id}, found {folder}, which follows version {delta.since}, export"
+            f" {delta.follows}"
         )
     for field in ("lookups", "inputs", "outputs"):
         ours, found = getattr(base, field), getattr(delta, field)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from trireme.ps.wire import Array, need, need_list
 from trireme.rpc import Reply, Request
 
 DTYPES = ("float32", "float16", "int8")
+FLAG_BYTES = 8
 FLOAT16_MAX = 65504.0
 INT8_MAX = 127.0
 
@@ -40,76 +40,90 @@ class ExportHandlers:
         folder = inside(self._root, need(request.body, "path", str), hint)
         names = need_list(request.body, "tables", str)
         dtype = need(request.body, "dtype", str)
-        if dtype not in DTYPES:
-            raise BadRequest(f"export.save: expected dtype one of {DTYPES}, found {dtype!r}")
+        since = need(request.body, "since", int)
+        if dtype not in DTYPES or since < 0:
+            raise BadRequest(
+                f"export.save: expected dtype one of {DTYPES} and since >= 0, found {dtype!r} and"
+                f" {since}"
+            )
         with writing(f"export: cannot write {folder}"):
-            tables = [
-                self._save_table(name, folder, Path("tables") / str(number), dtype)
-                for number, name in enumerate(names)
-            ]
+            tables = []
+            for number, name in enumerate(names):
+                if name not in self._shard.tables:
+                    raise UnknownTable(f"export.save: expected table {name!r}, found none")
+                table = _TableExport(self._shard.tables[name], dtype, since)
+                tables.append(table.save(self._owned(), folder, f"tables/{number}"))
         return Reply({"tables": tables})
 
-    def _save_table(self, name: str, folder: Path, under: Path, dtype: str) -> dict[str, Any]:
-        if name not in self._shard.tables:
-            raise UnknownTable(f"export.save: expected table {name!r}, found none of that name")
-        table = self._shard.tables[name]
-        error = RowError()
-        owned = self._shard.map().owned_by(self._shard.index)
-        files = [
-            _save_buckets(table, folder, under, buckets, dtype, error) for buckets in _runs(owned)
-        ]
+    def _owned(self) -> Array:
+        return self._shard.map().owned_by(self._shard.index)
+
+
+class _TableExport:
+    """Writes the rows of one table that this server owns.
+
+    since: 0: all rows. Else those that have changed after that version, and the keys removed.
+    """
+
+    def __init__(self, table: ServedTable, dtype: str, since: int) -> None:
+        self._table, self._dtype, self._since = table, dtype, since
+        self._layout = RowLayout.of(table.schema, table.rows)
+        self._num_rows = self._num_removed = 0
+        self._max_error = self._sum_of_squares = 0.0
+
+    def save(self, owned: Array, folder: Path, under: str) -> dict[str, Any]:
+        """What has been written: a file of each run of owned buckets, and the error of the rows."""
         return {
-            "files": files,
-            "rows": error.rows,
-            "removed": 0,
-            "max_error": error.largest,
-            "sum_of_squares": error.sum_of_squares,
+            "files": [self._save_run(buckets, folder, under) for buckets in _runs(owned)],
+            "rows": self._num_rows,
+            "removed": self._num_removed,
+            "max_error": self._max_error,
+            "sum_of_squares": self._sum_of_squares,
         }
 
+    def _save_run(self, buckets: Array, folder: Path, under: str) -> dict[str, Any]:
+        low, high = int(buckets[0]), int(buckets[-1])
+        path = f"{under}/{low:04d}-{high:04d}.rows"
+        writer = _core.FrozenWriter(
+            encoding=self._dtype,
+            dim=self._layout.dim,
+            has_flags=self._since > 0,
+            first_bucket=low,
+        )
+        with written(folder / path) as (file, entry):
+            for bucket in range(low, high + 1):
+                file.write(writer.add(*self._content(bucket, writer.value_bytes)))
+            file.write(writer.finish())
+        return {**entry, "path": path}
 
-@dataclass
-class RowError:
-    """How far stored weights are from trained ones, and over how many rows."""
+    def _content(self, bucket: int, value_bytes: int) -> tuple[Keys, Array]:
+        """The keys of a bucket, and behind each what its row holds."""
+        content = self._table.rows.snapshot(bucket, self._since)
+        weights = self._layout.weights(content.rows)
+        encoded, stored = encode(weights, self._dtype, self._table.schema.name)
+        self._count(weights, stored)
+        values = np.zeros((len(content.keys), value_bytes), np.uint8)
+        at = FLAG_BYTES if self._since else 0
+        values[:, at : at + encoded.shape[1]] = encoded
+        if not self._since:
+            return content.keys, values
+        removed = np.setdiff1d(content.removed, content.keys)  # some have come back
+        self._num_removed += len(removed)
+        gone = np.zeros((len(removed), value_bytes), np.uint8)
+        gone[:, 0] = 1
+        return np.concatenate([content.keys, removed]), np.concatenate([values, gone])
 
-    rows: int = 0
-    largest: float = 0.0
-    sum_of_squares: float = 0.0
-
-    def add(self, weights: Array, stored: Array) -> None:
-        if len(weights) == 0:
-            return
+    def _count(self, weights: Array, stored: Array) -> None:
+        self._num_rows += len(weights)
         difference = np.abs(stored - weights)
-        self.rows += len(weights)
-        self.largest = max(self.largest, float(difference.max()))
-        self.sum_of_squares += float(np.square(difference, dtype=np.float64).sum())
+        self._max_error = max(self._max_error, float(difference.max(initial=0.0)))
+        self._sum_of_squares += float(np.square(difference, dtype=np.float64).sum())
 
 
 def _runs(buckets: Array) -> Iterator[Array]:
     """Owned buckets in files' worth: consecutive numbers."""
     if len(buckets):
         yield from np.split(buckets, np.flatnonzero(np.diff(buckets) != 1) + 1)
-
-
-def _save_buckets(
-    table: ServedTable, folder: Path, under: Path, buckets: Array, dtype: str, error: RowError
-) -> dict[str, Any]:
-    low, high = int(buckets[0]), int(buckets[-1])
-    path = under / f"{low:04d}-{high:04d}.rows"
-    dim = table.schema.dim
-    writer = _core.FrozenWriter(encoding=dtype, dim=dim, first_bucket=low)
-    with written(folder / path) as (file, entry):
-        for bucket in range(low, high + 1):
-            keys, weights = _rows_of(table, bucket)
-            values, stored = encode(weights, dtype, table.schema.name)
-            error.add(weights, stored)
-            file.write(writer.add(keys, _padded(values, writer.value_bytes)))
-        file.write(writer.finish())
-    return {**entry, "path": str(path)}
-
-
-def _rows_of(table: ServedTable, bucket: int) -> tuple[Keys, Array]:
-    content = table.rows.snapshot(bucket)
-    return content.keys, RowLayout.of(table.schema, table.rows).weights(content.rows)
 
 
 def encode(weights: Array, dtype: str, name: str) -> tuple[Array, Array]:
@@ -144,11 +158,3 @@ def encode(weights: Array, dtype: str, name: str) -> tuple[Array, Array]:
     codes = codes.astype(np.int8)
     values = np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], axis=1)
     return values, codes.astype(np.float32) * scale
-
-
-def _padded(values: Array, num_bytes: int) -> Array:
-    if values.shape[1] == num_bytes:
-        return values
-    out = np.zeros((len(values), num_bytes), np.uint8)
-    out[:, : values.shape[1]] = values
-    return out

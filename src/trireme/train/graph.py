@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from trireme.data.batch import Batch, Column, Ragged
 from trireme.errors import BadRequest
@@ -142,7 +143,7 @@ def _with_sizes(
     found = []
     for one, name in zip(inputs, program.graph_signature.user_inputs, strict=True):
         sizes = nodes[name].meta["val"].shape
-        shape = tuple(size if isinstance(size, int) else None for size in sizes)
+        shape = tuple(int(size) if is_concrete_int(size) else None for size in sizes)
         found.append(replace(one, shape=shape))
         if shape[0] is not None and one.shape[0] == num_examples:
             raise BadRequest(

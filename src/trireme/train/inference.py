@@ -88,7 +88,7 @@ def _save_base(cluster: Cluster, model: nn.Module, path: Path, example: Any, dty
         max_error, rms_error = _difference(outputs, answers)
         manifest = Manifest(
             id=uuid.uuid4().hex,
-            base=None,
+            follows=None,
             version=1,
             since=0,
             tables=_save_tables(cluster, trial.planner.tables, folder, dtype),
@@ -140,7 +140,12 @@ def _save_tables(
     cluster: Cluster, tables: Sequence[Table], folder: Path, dtype: str
 ) -> tuple[TablePart, ...]:
     """Let every server write its rows into `folder`."""
-    body = {"path": str(folder), "tables": [table.name for table in tables], "dtype": dtype}
+    body = {
+        "path": str(folder),
+        "tables": [table.name for table in tables],
+        "dtype": dtype,
+        "since": 0,
+    }
     replies = cluster.client.everywhere("export.save", body, timeout_s=SAVE_TIMEOUT_S)
     parts = zip(*(reply.body["tables"] for reply in replies), strict=True)
     saved = tuple(_merged(table, dtype, of) for table, of in zip(tables, parts, strict=True))
@@ -161,6 +166,7 @@ def _merged(table: Table, dtype: str, parts: Sequence[Mapping[str, Any]]) -> Tab
     return TablePart(
         name=table.name,
         dim=table.dim,
+        statistics=0,
         dtype=dtype,
         initializer=table.schema.initializer,
         seed=table.seed,
