@@ -39,9 +39,12 @@ void expect(const char* who, const char* what, std::size_t found, std::size_t ex
 }
 
 template <class T>
-void expect_rows(const char* who, const Table& table, const Keys& keys, const Array2<T>& rows) {
+void expect_rows(const char* who, const Table& table, const Keys& keys, const Array2<T>& rows,
+                 int row_class) {
   expect(who, "as many rows as keys:", rows.shape(0), keys.size());
-  expect(who, "rows of dim", rows.shape(1), static_cast<std::size_t>(table.dim()));
+  if (row_class < 0 || row_class >= table.classes().num_dims()) return;  // the table refuses it
+  expect(who, "rows of dim", rows.shape(1),
+         static_cast<std::size_t>(table.classes()[row_class].dim()));
 }
 
 std::vector<PushId> push_ids(const Ids& ids) {
@@ -59,12 +62,13 @@ auto to_numpy(Array<T>&& array, Shape... shape) {
       data, {static_cast<std::size_t>(shape)...}, owner);
 }
 
-void init_table(Table* self, std::vector<int> dims, std::string rule, bool shared,
-                std::string bias_correction, float initial_accumulator, bool nesterov,
+void init_table(Table* self, std::vector<int> dims, std::string dtype, std::string rule,
+                bool shared, std::string bias_correction, float initial_accumulator, bool nesterov,
                 std::string initializer, float init_a, float init_b, std::uint64_t seed,
                 std::string absent, int num_streams_max, std::string simd,
                 const PolicyConfig& policy, const AdmissionConfig& admission) {
   new (self) Table({.dims = std::move(dims),
+                    .dtype = std::move(dtype),
                     .rule = {.name = std::move(rule),
                              .shared = shared,
                              .bias_correction = std::move(bias_correction),
@@ -81,18 +85,29 @@ void init_table(Table* self, std::vector<int> dims, std::string rule, bool share
                     .simd = std::move(simd)});
 }
 
-std::size_t lookup(const Table& table, Keys keys, Array2<float> out, Pool& pool) {
-  expect_rows("lookup", table, keys, out);
+std::vector<int> dims_of(const Table& table) {
+  std::vector<int> dims;
+  for (const RowLayout& layout : table.classes().layouts()) dims.push_back(layout.dim());
+  return dims;
+}
+
+std::optional<int> head_class(const Table& table) {
+  const int head = table.classes().head();
+  return head >= 0 ? std::optional(head) : std::nullopt;
+}
+
+std::size_t lookup(const Table& table, Keys keys, Array2<float> out, Pool& pool, int row_class) {
+  expect_rows("lookup", table, keys, out, row_class);
   nb::gil_scoped_release release;
-  return table.lookup(as_span(keys), out.data(), pool);
+  return table.lookup(as_span(keys), out.data(), pool, row_class);
 }
 
 std::size_t update(Table& table, Keys keys, Array2<const float> grads, const Ids& ids,
                    const RuleValues& values, Pool& pool, std::uint32_t time, std::uint32_t version,
                    const std::optional<Array2<const float>>& show_click,
                    const std::optional<Array1<const std::uint32_t>>& features,
-                   const std::optional<Array1<const std::uint32_t>>& counts) {
-  expect_rows("update", table, keys, grads);
+                   const std::optional<Array1<const std::uint32_t>>& counts, int row_class) {
+  expect_rows("update", table, keys, grads, row_class);
   PushColumns columns{.time = time, .version = version};
   if (show_click) {
     expect("update", "a show and a click per key: columns", show_click->shape(1), 2);
@@ -109,7 +124,7 @@ std::size_t update(Table& table, Keys keys, Array2<const float> grads, const Ids
   }
   const std::vector<PushId> pushes = push_ids(ids);
   nb::gil_scoped_release release;
-  return table.update(as_span(keys), grads.data(), pushes, values, pool, columns);
+  return table.update(as_span(keys), grads.data(), pushes, values, pool, columns, row_class);
 }
 
 void advance(Table& table, const Ids& ids) {
@@ -248,8 +263,9 @@ struct Addresses {
 };
 
 Addresses addresses(const Table& table, Keys keys, Pool& pool) {
-  Addresses found{
-      .weights = std::vector<const float*>(keys.size()), .dim = table.dim(), .isa = table.isa()};
+  Addresses found{.weights = std::vector<const float*>(keys.size()),
+                  .dim = table.classes()[0].dim(),
+                  .isa = table.isa()};
   nb::gil_scoped_release release;
   table.addresses(as_span(keys), found.weights.data(), pool);
   if (std::find(found.weights.begin(), found.weights.end(), nullptr) != found.weights.end()) {
@@ -335,8 +351,8 @@ void register_table(nb::module_& m) {
           [](PolicyConfig* self, bool is_scored, double nonclk_coeff, double click_coeff,
              double decay_rate, double delete_threshold,
              std::optional<std::uint32_t> delete_after_unseen_days,
-             std::optional<std::uint64_t> ttl_s, std::optional<std::uint64_t> max_rows,
-             std::optional<std::uint64_t> max_bytes) {
+             std::optional<double> embedx_threshold, std::optional<std::uint64_t> ttl_s,
+             std::optional<std::uint64_t> max_rows, std::optional<std::uint64_t> max_bytes) {
             new (self) PolicyConfig{.is_scored = is_scored,
                                     .rates = {.nonclk_coeff = nonclk_coeff,
                                               .click_coeff = click_coeff,
@@ -344,13 +360,14 @@ void register_table(nb::module_& m) {
                                     .delete_threshold = delete_threshold,
                                     .delete_after_unseen_days = delete_after_unseen_days,
                                     .ttl_s = ttl_s,
+                                    .embedx_threshold = embedx_threshold,
                                     .max_rows = max_rows,
                                     .max_bytes = max_bytes};
           },
           nb::kw_only(), "is_scored"_a = false, "nonclk_coeff"_a = 0.1, "click_coeff"_a = 1.0,
           "decay_rate"_a = 1.0, "delete_threshold"_a = 0.0,
-          "delete_after_unseen_days"_a = nb::none(), "ttl_s"_a = nb::none(),
-          "max_rows"_a = nb::none(), "max_bytes"_a = nb::none());
+          "delete_after_unseen_days"_a = nb::none(), "embedx_threshold"_a = nb::none(),
+          "ttl_s"_a = nb::none(), "max_rows"_a = nb::none(), "max_bytes"_a = nb::none());
 
   nb::class_<AdmissionConfig>(m, "AdmissionConfig",
                               "Which keys get a row: a filter of trireme.policy.")
@@ -381,12 +398,15 @@ void register_table(nb::module_& m) {
 
   nb::class_<Table>(m, "Table",
                     "Rows of weights and state by 64-bit key. Any thread may call anything.")
-      .def("__init__", &init_table, nb::kw_only(), "dims"_a, "rule"_a, "shared"_a = false,
-           "bias_correction"_a = "global", "initial_accumulator"_a = 0.0F, "nesterov"_a = false,
-           "initializer"_a = "uniform", "init_a"_a, "init_b"_a, "seed"_a, "absent"_a = "initial",
-           "num_streams_max"_a = 1024, "simd"_a = "auto", "policy"_a = PolicyConfig(),
-           "admission"_a = AdmissionConfig(),
-           "dims: weights of a row, per row class (one class for now).\n"
+      .def("__init__", &init_table, nb::kw_only(), "dims"_a, "dtype"_a = "float32", "rule"_a,
+           "shared"_a = false, "bias_correction"_a = "global", "initial_accumulator"_a = 0.0F,
+           "nesterov"_a = false, "initializer"_a = "uniform", "init_a"_a, "init_b"_a, "seed"_a,
+           "absent"_a = "initial", "num_streams_max"_a = 1024, "simd"_a = "auto",
+           "policy"_a = PolicyConfig(), "admission"_a = AdmissionConfig(),
+           "dims: weights of a row, per row class.\n"
+           "dtype: of the weights, float32, bfloat16 or float16; state is float32. Weights of 16 "
+           "bits "
+           "are rounded stochastically, by (seed, key, stream, sequence, element).\n"
            "rule: sgd, momentum (nesterov), adagrad (shared: one accumulator per row; "
            "initial_accumulator), adam (shared; bias_correction: global or row), ftrl, count, "
            "fleet_sgd, fleet_adagrad (shared), fleet_adagrad_v2, fleet_adam or "
@@ -398,7 +418,11 @@ void register_table(nb::module_& m) {
            "simd: auto, scalar, avx2 or avx512; the results are the same bits.\n"
            "policy: how long rows live; admission: which keys get one.\n"
            "Errors: BadRequest, naming the value.")
-      .def_prop_ro("dim", &Table::dim)
+      .def_prop_ro(
+          "dim", [](const Table& t) { return t.classes()[0].dim(); }, "Of row class 0.")
+      .def_prop_ro("dims", &dims_of,
+                   "Weights of a row, per row class; the heads' class is the last.")
+      .def_prop_ro("head_class", &head_class, "The class of rows with a head alone; None: no row.")
       .def_prop_ro("state_floats", &Table::state_floats)
       .def_prop_ro("is_scored", &Table::is_scored, "Whether rows count shows and clicks.")
       .def_prop_ro("row_bytes", &Table::row_bytes,
@@ -415,12 +439,14 @@ void register_table(nb::module_& m) {
                    "Bytes of memory taken from the system.")
       .def_prop_ro("simd", [](const Table& t) { return std::string(isa_name(t.isa())); })
       .def("lookup", &lookup, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
+           "row_class"_a = 0,
            "Write the weights of each key and return how many were absent. Changes nothing.\n"
-           "keys: (N,) uint64, duplicates allowed; out: (N, D) float32.")
+           "keys: (N,) uint64, duplicates allowed; out: (N, D) float32, D the dim of the class: of "
+           "rows of another class the first D weights, zeros behind those they have.")
       .def("update", &update, "keys"_a.noconvert(), "grads"_a.noconvert(), "ids"_a, "values"_a,
            "pool"_a, nb::kw_only(), "time"_a = 0, "version"_a = 0,
            "show_click"_a.noconvert() = nb::none(), "features"_a.noconvert() = nb::none(),
-           "counts"_a.noconvert() = nb::none(),
+           "counts"_a.noconvert() = nb::none(), "row_class"_a = 0,
            "Apply one step of the rule to each key, making rows that are absent and admitted, and "
            "raise all marks to `ids`.\n"
            "keys: (K,) uint64, distinct (a key that occurs twice has the rule applied twice, in "

@@ -55,15 +55,13 @@ struct SharedAdagrad : Adagrad {
 
 Rule make_adagrad(const RuleConfig& config) {
   if (config.shared) {
-    return {.state_per_weight = 0,
-            .state_per_row = 1,
+    return {.state = {.per_weight = 0, .per_row = 1},
             .initial_state = config.initial_accumulator,
-            .update = update<SharedAdagrad>};
+            .kernels = kernels<SharedAdagrad>};
   }
-  return {.state_per_weight = 1,
-          .state_per_row = 0,
+  return {.state = {.per_weight = 1, .per_row = 0},
           .initial_state = config.initial_accumulator,
-          .update = update<Adagrad>};
+          .kernels = kernels<Adagrad>};
 }
 
 }  // namespace trireme

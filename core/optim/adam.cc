@@ -46,10 +46,9 @@ struct RowAdam : Adam<kShared> {
 
 template <bool kShared>
 Rule make(bool by_row) {
-  return {.state_per_weight = kShared ? 0 : 2,
-          .state_per_row = (kShared ? 2 : 0) + (by_row ? 1 : 0),
+  return {.state = {.per_weight = kShared ? 0 : 2, .per_row = (kShared ? 2 : 0) + (by_row ? 1 : 0)},
           .initial_state = 0,
-          .update = by_row ? update<RowAdam<kShared>> : update<Adam<kShared>>};
+          .kernels = by_row ? kernels<RowAdam<kShared>> : kernels<Adam<kShared>>};
 }
 
 }  // namespace

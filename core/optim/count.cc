@@ -19,7 +19,7 @@ struct Count {
 }  // namespace
 
 Rule make_count(const RuleConfig&) {
-  return {.state_per_weight = 0, .state_per_row = 0, .initial_state = 0, .update = update<Count>};
+  return {.state = {.per_weight = 0, .per_row = 0}, .initial_state = 0, .kernels = kernels<Count>};
 }
 
 }  // namespace trireme

@@ -112,7 +112,7 @@ struct FleetAdam : FleetMoments {
     float* counts = v + dim;
     const std::uint32_t t = next_count(counts);
     own(w, m, v, g, 1, step_size_at(t));
-    if (t == 1) return;
+    if (t == 1 || dim == 1) return;
     own(w + 1, m + 1, v + 1, g + 1, dim - 1, step_size_at(next_count(counts + 1)));
   }
 };
@@ -133,39 +133,35 @@ struct SharedFleetAdam : FleetMoments {
 
 Rule make_fleet_sgd(const RuleConfig&) {
   return {
-      .state_per_weight = 0, .state_per_row = 1, .initial_state = 0, .update = update<FleetSgd>};
+      .state = {.per_weight = 0, .per_row = 1}, .initial_state = 0, .kernels = kernels<FleetSgd>};
 }
 
 Rule make_fleet_adagrad(const RuleConfig& config) {
   if (config.shared) {
-    return {.state_per_weight = 0,
-            .state_per_row = 3,
+    return {.state = {.per_weight = 0, .per_row = 3},
             .initial_state = 0,
-            .update = update<SharedFleetAdagrad>};
+            .kernels = kernels<SharedFleetAdagrad>};
   }
-  return {.state_per_weight = 1,
-          .state_per_row = 1,
+  return {.state = {.per_weight = 1, .per_row = 1},
           .initial_state = 0,
-          .update = update<FleetAdagrad>};
+          .kernels = kernels<FleetAdagrad>};
 }
 
 Rule make_fleet_adagrad_v2(const RuleConfig&) {
-  return {.state_per_weight = 0,
-          .state_per_row = 3,
+  return {.state = {.per_weight = 0, .per_row = 3},
           .initial_state = 0,
-          .update = update<FleetAdagradV2>};
+          .kernels = kernels<FleetAdagradV2>};
 }
 
 Rule make_fleet_adam(const RuleConfig&) {
   return {
-      .state_per_weight = 2, .state_per_row = 2, .initial_state = 0, .update = update<FleetAdam>};
+      .state = {.per_weight = 2, .per_row = 2}, .initial_state = 0, .kernels = kernels<FleetAdam>};
 }
 
 Rule make_fleet_shared_adam(const RuleConfig&) {
-  return {.state_per_weight = 0,
-          .state_per_row = 6,
+  return {.state = {.per_weight = 0, .per_row = 6},
           .initial_state = 0,
-          .update = update<SharedFleetAdam>};
+          .kernels = kernels<SharedFleetAdam>};
 }
 
 }  // namespace trireme

@@ -45,7 +45,7 @@ struct Ftrl {
 }  // namespace
 
 Rule make_ftrl(const RuleConfig&) {
-  return {.state_per_weight = 2, .state_per_row = 0, .initial_state = 0, .update = update<Ftrl>};
+  return {.state = {.per_weight = 2, .per_row = 0}, .initial_state = 0, .kernels = kernels<Ftrl>};
 }
 
 }  // namespace trireme

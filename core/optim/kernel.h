@@ -1,10 +1,7 @@
 // Runs a rule's row function over many rows, compiled once per instruction set.
 //
 // A rule gives `struct R { explicit R(const RuleValues&); void row(float* w, float* state, const
-// float* g, int dim) const noexcept; }` in plain C++. Loops go through for_lanes, whose inner loops
-// have constant length, so that the compiler turns them into whole vectors; sums go through
-// sum_lanes, which fixes their order. Both do the same operations on each element for every
-// instruction set.
+// float* g, int dim) const noexcept; }` in plain C++. Loops and sums go through base/lanes.h.
 #pragma once
 
 #include <algorithm>
@@ -12,47 +9,12 @@
 
 #include "base/dims.h"
 #include "base/isa.h"
+#include "base/lanes.h"
 #include "optim/rule.h"
 #include "store/find.h"
 #include "store/row.h"
 
 namespace trireme {
-
-// Calls f(j) for every j in [0, dim). The calls must not depend on one another.
-template <class F>
-TRIREME_INLINE void for_lanes(int dim, const F& f) noexcept {
-  int j = 0;
-  for (; j + 16 <= dim; j += 16) {
-#pragma GCC ivdep
-    for (int lane = 0; lane < 16; ++lane) f(j + lane);
-  }
-  if (j + 8 <= dim) {
-#pragma GCC ivdep
-    for (int lane = 0; lane < 8; ++lane) f(j + lane);
-    j += 8;
-  }
-  if (j + 4 <= dim) {
-#pragma GCC ivdep
-    for (int lane = 0; lane < 4; ++lane) f(j + lane);
-    j += 4;
-  }
-  for (; j < dim; ++j) f(j);
-}
-
-// The sum of f(j) over j in [0, dim): sixteen partial sums (j modulo 16), then halved four times.
-template <class F>
-TRIREME_INLINE float sum_lanes(int dim, const F& f) noexcept {
-  float partial[16] = {};
-  int j = 0;
-  for (; j + 16 <= dim; j += 16) {
-    for (int lane = 0; lane < 16; ++lane) partial[lane] += f(j + lane);
-  }
-  for (int lane = 0; j + lane < dim; ++lane) partial[lane] += f(j + lane);
-  for (int half = 8; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) partial[lane] += partial[lane + half];
-  }
-  return partial[0];
-}
 
 // A NaN stays a NaN, as with torch.clamp.
 TRIREME_INLINE float clip(float w, float lower, float upper) noexcept {
@@ -60,34 +22,24 @@ TRIREME_INLINE float clip(float w, float lower, float upper) noexcept {
   return w > upper ? upper : w;
 }
 
-template <class R, class Dim>
-TRIREME_INLINE std::size_t update_rows(const Updates& updates, Dim dim, const RuleValues& values,
-                                       std::uint32_t* absent) noexcept {
+// Calls apply(i, line, row) for each key of the group that has a row, in order, and writes the
+// numbers of the others to `absent`; returns how many they are.   dim: of the gradients.
+template <class Rows, class Apply>
+TRIREME_INLINE std::size_t for_rows_of(const Updates& updates, const Rows& rows, auto dim,
+                                       std::uint32_t* absent, const Apply& apply) noexcept {
   constexpr std::size_t kAhead = 16;  // gradients to fetch: they are near, but in no order
-  const R rule(values);
   const Group group = updates.group;
   const float* const grads = updates.grads;
   const std::size_t last = group.keys.size() - 1;
-  const auto grad_of = [=](std::size_t i) TRIREME_INLINE_LAMBDA {
-    return grads + group.position(i) * static_cast<std::size_t>(dim);
-  };
-  const StatisticsPush statistics = updates.statistics;
-  Index& index = updates.index;
-  const auto apply = [=, &index](std::size_t i, const IndexLine* line, std::byte* row)
-                         TRIREME_INLINE_LAMBDA {
-                           float* weights = weights_of_row(row);
-                           rule.row(weights, weights + dim, grad_of(i), dim);
-                           statistics.apply(row, group.position(i));
-                           index.touch(line, statistics.version);
-                         };
   std::size_t num_absent = 0;
-  Finder finder(updates.arena, updates.index, updates.arena.row_bytes());
-  for (std::size_t begin = 0; begin < group.keys.size(); begin += Finder::kBlock) {
-    finder.begin(group.keys.subspan(begin, std::min(Finder::kBlock, last + 1 - begin)));
+  Finder finder(rows, updates.index, rows.row_bytes());
+  for (std::size_t begin = 0; begin < group.keys.size(); begin += kFindBlock) {
+    finder.begin(group.keys.subspan(begin, std::min(kFindBlock, last + 1 - begin)));
     finder.find(
-        [=, &index](std::size_t i, const IndexLine* line, std::byte* row, bool is_found)
+        [=](std::size_t i, const IndexLine* line, std::byte* row, bool is_found)
             TRIREME_INLINE_LAMBDA {
-              const float* next = grad_of(std::min(begin + i + kAhead, last));
+              const float* next = grads + group.position(std::min(begin + i + kAhead, last)) *
+                                              static_cast<std::size_t>(dim);
               __builtin_prefetch(next);
               __builtin_prefetch(next + dim - 1);
               if (is_found) apply(begin + i, line, row);
@@ -103,16 +55,89 @@ TRIREME_INLINE std::size_t update_rows(const Updates& updates, Dim dim, const Ru
   return num_absent;
 }
 
+// A table of one row class of float32 weights: rules work on the rows themselves.
+template <class R, class Dim>
+TRIREME_INLINE std::size_t update_plain_rows(const Updates& updates, Dim dim,
+                                             const RuleValues& values,
+                                             std::uint32_t* absent) noexcept {
+  const R rule(values);
+  const Group group = updates.group;
+  const float* const grads = updates.grads;
+  const RowLayout layout = updates.layouts[0];
+  const StatisticsPush statistics = updates.statistics;
+  Index& index = updates.index;
+  return for_rows_of(
+      updates, updates.arenas.of(0), dim, absent,
+      [=, &index](std::size_t i, const IndexLine* line, std::byte* row) TRIREME_INLINE_LAMBDA {
+        const std::size_t position = group.position(i);
+        float* weights = weights_of_row(row);
+        rule.row(weights, weights + dim, grads + position * static_cast<std::size_t>(dim), dim);
+        statistics.apply(layout, row, position);
+        index.touch(line, statistics.version);
+      });
+}
+
+// Any other table: each row goes by its class; weights of 16 bits are widened, and rounded when the
+// rule has been applied; a gradient is cut, or filled up with zeros, to the row's dim.
 template <class R>
-std::size_t update(const Updates& updates, const RuleValues& values, Isa isa,
-                   std::uint32_t* absent) noexcept {
+TRIREME_INLINE std::size_t update_any_rows(const Updates& updates, const RuleValues& values,
+                                           std::uint32_t* absent, Risen& risen) noexcept {
+  const R rule(values);
+  float* const gradient = updates.scratch + updates.layouts[0].wide_dim();
+  const auto gradient_of = [&](std::size_t position, int dim) TRIREME_INLINE_LAMBDA {
+    const float* given = updates.grads + position * static_cast<std::size_t>(updates.dim);
+    if (dim <= updates.dim) return given;
+    copy_floats(gradient, given, updates.dim);
+    std::fill(gradient + updates.dim, gradient + dim, 0.0F);
+    return static_cast<const float*>(gradient);
+  };
+  return for_rows_of(
+      updates, updates.arenas, updates.dim, absent,
+      [&](std::size_t i, const IndexLine* line, std::byte* row) TRIREME_INLINE_LAMBDA {
+        const int row_class = updates.arenas.class_of(row);
+        const RowLayout& layout = updates.layouts[static_cast<std::size_t>(row_class)];
+        const bool is_half = layout.dtype() != Dtype::kFloat32;
+        const std::size_t position = updates.group.position(i);
+        const int dim = layout.dim();
+        float* weights = is_half ? updates.scratch : weights_of_row(row);
+        if (is_half) layout.read_weights(row, weights, dim);
+        rule.row(weights, layout.state(row), gradient_of(position, dim), dim);
+        if (is_half) {
+          round_weights(layout.dtype(), weights, row + kWeightsOffset, dim,
+                        updates.draw_of(key_of_row(row)));
+        }
+        updates.statistics.apply(layout, row, position);
+        updates.index.touch(line, updates.statistics.version);
+        if (row_class == risen.head_class &&
+            updates.statistics.rates.score_of(layout.score(row)) >= risen.threshold) {
+          risen.numbers[risen.size++] = static_cast<std::uint32_t>(i);
+        }
+      });
+}
+
+template <class R>
+std::size_t update_plain(const Updates& updates, const RuleValues& values, Isa isa,
+                         std::uint32_t* absent) noexcept {
   std::size_t num_absent = 0;
   with_isa(isa, [&]() TRIREME_INLINE_LAMBDA {
     with_dim(updates.dim, [&](auto dim) TRIREME_INLINE_LAMBDA {
-      num_absent = update_rows<R>(updates, dim, values, absent);
+      num_absent = update_plain_rows<R>(updates, dim, values, absent);
     });
   });
   return num_absent;
 }
+
+template <class R>
+std::size_t update_any(const Updates& updates, const RuleValues& values, Isa isa,
+                       std::uint32_t* absent, Risen& risen) noexcept {
+  std::size_t num_absent = 0;
+  with_isa(isa, [&]() TRIREME_INLINE_LAMBDA {
+    num_absent = update_any_rows<R>(updates, values, absent, risen);
+  });
+  return num_absent;
+}
+
+template <class R>
+constexpr Kernels kernels = {.plain = update_plain<R>, .any = update_any<R>};
 
 }  // namespace trireme

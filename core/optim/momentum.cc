@@ -38,10 +38,9 @@ struct Momentum {
 }  // namespace
 
 Rule make_momentum(const RuleConfig& config) {
-  return {.state_per_weight = 1,
-          .state_per_row = 1,
+  return {.state = {.per_weight = 1, .per_row = 1},
           .initial_state = 0,
-          .update = config.nesterov ? update<Momentum<true>> : update<Momentum<false>>};
+          .kernels = config.nesterov ? kernels<Momentum<true>> : kernels<Momentum<false>>};
 }
 
 }  // namespace trireme

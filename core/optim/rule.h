@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 
+#include "base/hash.h"
 #include "base/isa.h"
-#include "store/arena.h"
+#include "store/arenas.h"
 #include "store/group.h"
 #include "store/index.h"
 #include "store/statistics.h"
@@ -39,12 +41,34 @@ struct RuleValues {
 
 // Keys of one stripe and their gradients. The stripe's lock is held.
 struct Updates {
-  const Arena& arena;
+  const Arenas& arenas;
   Index& index;
+  std::span<const RowLayout> layouts;  // of the row classes
   Group group;
   const float* grads;  // (K, dim), by position of the key in the call
   int dim;
   StatisticsPush statistics;
+  // What stochastic rounding draws from, and room for two rows of the widest class: where there is
+  // more than one class, or another dtype than float32.
+  std::uint64_t seed;
+  std::int64_t stream;
+  std::int64_t sequence;
+  float* scratch;
+
+  // The random bits of a key's row in this push.
+  std::uint64_t draw_of(std::uint64_t key) const noexcept {
+    constexpr std::uint64_t kRoundingSalt = 3;
+    return push_bits(seed, kRoundingSalt, key, stream, sequence);
+  }
+};
+
+// The rows of the head's class whose score has reached the threshold in an update: numbers of their
+// keys in the group. A key that occurs twice may be there twice.
+struct Risen {
+  int head_class;  // -1: none
+  double threshold;
+  std::uint32_t* numbers;  // room for all keys of the group
+  std::size_t size = 0;
 };
 
 // What is fixed when a table is made.
@@ -57,19 +81,20 @@ struct RuleConfig {
   bool nesterov = false;  // momentum: step ahead of the buffer
 };
 
+// Apply one step to each key that has a row, in order, and what the push says of statistics; mark
+// the rows' lines. They write the numbers of the other keys to `absent`, which has room for all,
+// and return how many they are.
+struct Kernels {
+  // For tables of one row class of float32 weights.
+  std::size_t (*plain)(const Updates&, const RuleValues&, Isa, std::uint32_t* absent) noexcept;
+  std::size_t (*any)(const Updates&, const RuleValues&, Isa, std::uint32_t* absent,
+                     Risen&) noexcept;
+};
+
 struct Rule {
-  // Applies one step to each key that has a row, in order, and what the push says of statistics;
-  // marks the rows' lines. Writes the numbers of the other keys to
-  // `absent`, which has room for all, and returns how many they are.
-  using Update = std::size_t (*)(const Updates&, const RuleValues&, Isa,
-                                 std::uint32_t* absent) noexcept;
-
-  int state_per_weight;  // floats of state: state_per_weight * dim + state_per_row
-  int state_per_row;
+  StateShape state;
   float initial_state;  // of every float of state
-  Update update;
-
-  int state_floats(int dim) const noexcept { return state_per_weight * dim + state_per_row; }
+  Kernels kernels;
 };
 
 // Errors: kBadRequest for an unknown name, or an option that the rule does not have.

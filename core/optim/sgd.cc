@@ -25,7 +25,7 @@ struct Sgd {
 }  // namespace
 
 Rule make_sgd(const RuleConfig&) {
-  return {.state_per_weight = 0, .state_per_row = 0, .initial_state = 0, .update = update<Sgd>};
+  return {.state = {.per_weight = 0, .per_row = 0}, .initial_state = 0, .kernels = kernels<Sgd>};
 }
 
 }  // namespace trireme

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <string>
 
 #include "base/error.h"
@@ -14,9 +13,8 @@ constexpr std::size_t kSmallPagesBytes = std::size_t{512} << 20;
 constexpr std::size_t kReservedBytesMin = std::size_t{64} << 20;
 
 // As much address space as rows can use, or as there is.
-Pages reserve(std::size_t row_bytes) {
-  const std::size_t rows_max = std::size_t{std::numeric_limits<Arena::Ref>::max()};
-  std::size_t bytes = std::min(rows_max * row_bytes, memory_bytes());
+Pages reserve(std::size_t row_bytes, std::size_t num_rows_max) {
+  std::size_t bytes = std::min(num_rows_max * row_bytes, memory_bytes());
   bytes = round_up(std::max(bytes, kReservedBytesMin), kHugePageBytes);
   for (; bytes / 2 >= kReservedBytesMin; bytes = round_up(bytes / 2, kHugePageBytes)) {
     try {
@@ -30,11 +28,10 @@ Pages reserve(std::size_t row_bytes) {
 
 }  // namespace
 
-Arena::Arena(std::size_t row_bytes)
+Arena::Arena(std::size_t row_bytes, Ref last)
     : row_bytes_(row_bytes),
-      pages_(reserve(row_bytes)),
-      num_rows_max_(
-          std::min<std::size_t>(pages_.size() / row_bytes, std::numeric_limits<Ref>::max())) {
+      pages_(reserve(row_bytes, last)),
+      num_rows_max_(std::min<std::size_t>(pages_.size() / row_bytes, last)) {
   TRIREME_CHECK(row_bytes % 8 == 0 && row_bytes <= kRowBytesMax);
   commit(num_rows_);
 }

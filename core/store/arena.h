@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <span>
 
@@ -28,7 +29,7 @@ class Arena {
   static constexpr std::size_t kRowBytesMax = std::size_t{1} << 20;
 
   // Requires: row_bytes a multiple of 8, at most kRowBytesMax. Errors: kResourceExhausted.
-  explicit Arena(std::size_t row_bytes);
+  explicit Arena(std::size_t row_bytes, Ref last = std::numeric_limits<Ref>::max());
 
   // The right to take so many rows without an error; what is not taken is given up in the end.
   class Reservation {
@@ -50,6 +51,10 @@ class Arena {
   void free(std::span<const Ref> refs) noexcept;
 
   std::byte* row(Ref ref) const noexcept { return pages_.data() + std::size_t{ref} * row_bytes_; }
+  // Whether a row is of this arena.
+  bool has(const std::byte* row) const noexcept {
+    return static_cast<std::size_t>(row - pages_.data()) < pages_.size();
+  }
   // Row 0 is nobody's: zeros, never written.
   static constexpr Ref kNullRef = 0;
   std::byte* null_row() const noexcept { return pages_.data(); }

@@ -15,31 +15,40 @@
 
 #include "base/hash.h"
 #include "base/isa.h"
-#include "store/arena.h"
+#include "store/arenas.h"
 #include "store/index.h"
 #include "store/row.h"
 
 namespace trireme {
 
-// Scratch of one search, some tens of KiB: on the stack of whoever searches.
+inline constexpr std::size_t kFindBlock = 4096;  // keys of one search
+
+// Hashes keys, and returns the stripes they belong to, one bit each.
+TRIREME_INLINE std::uint64_t hash_all(std::span<const std::uint64_t> keys,
+                                      std::uint64_t* hashes) noexcept {
+  std::uint64_t stripes = 0;
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    hashes[i] = mix64(keys[i]);
+    stripes |= std::uint64_t{1} << stripe_of_hash(hashes[i]);
+  }
+  return stripes;
+}
+
+// Scratch of one search, some tens of KiB: on the stack of whoever searches. Rows: Arenas, or the
+// Arena of a table with one row class.
+template <class Rows>
 class Finder {
  public:
-  static constexpr std::size_t kBlock = 4096;
-
   // Of a row that is found, the first `row_bytes` bytes are brought into cache.
-  Finder(const Arena& arena, const Index& index, std::size_t row_bytes) noexcept
+  Finder(const Rows& arena, const Index& index, std::size_t row_bytes) noexcept
       : arena_(arena), index_(index), row_bytes_(round_up(row_bytes, 8)) {}
 
-  // Begins a search of 1 to kBlock keys, which must stay where they are. Returns the stripes they
-  // belong to, one bit each: their locks are needed from here on.
+  // Begins a search of 1 to kFindBlock keys, which must stay where they are. Returns the stripes
+  // they belong to, one bit each: their locks are needed from here on.
   TRIREME_INLINE std::uint64_t begin(std::span<const std::uint64_t> keys) noexcept {
     keys_ = keys;
-    std::uint64_t stripes = 0;
-#pragma GCC ivdep
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      hashes_[i] = mix64(keys[i]);
-      stripes |= std::uint64_t{1} << stripe_of_hash(hashes_[i]);
-    }
+    const std::uint64_t stripes = hash_all(keys, hashes_.data());
     std::fill_n(hashes_.begin() + keys.size(), 2 * kAhead, mix64(keys.back()));
     return stripes;
   }
@@ -157,14 +166,14 @@ class Finder {
     }
   }
 
-  const Arena& arena_;
+  const Rows& arena_;
   const Index& index_;
   const std::size_t row_bytes_;
   std::span<const std::uint64_t> keys_;
-  std::array<std::uint64_t, kBlock + 2 * kAhead> hashes_;
+  std::array<std::uint64_t, kFindBlock + 2 * kAhead> hashes_;
   std::array<const IndexLine*, kRing> lines_;
   std::array<std::byte*, kRing> rows_;
-  std::array<std::uint16_t, kBlock + 1> rest_;
+  std::array<std::uint16_t, kFindBlock + 1> rest_;
 };
 
 }  // namespace trireme

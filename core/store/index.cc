@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -26,7 +27,7 @@ constexpr std::uint64_t grown(std::uint64_t num_lines) noexcept {
 
 Index::Place Index::place_of(std::uint64_t key, std::uint64_t hash) const noexcept {
   for (std::uint32_t distance = 0;; ++distance) {
-    std::byte* row = line_at(hash, distance)->find(key, IndexLine::tag_of(hash), arena_);
+    std::byte* row = line_at(hash, distance)->find(key, IndexLine::tag_of(hash), arenas_);
     if (row != nullptr || !goes_on(hash, distance)) return {.row = row, .distance = distance};
   }
 }
@@ -61,15 +62,29 @@ void Index::insert(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept 
   }
 }
 
+// Requires: the row is on the line.
+std::uint32_t Index::slot_of(const IndexLine& line, std::uint64_t hash,
+                             const std::byte* row) const noexcept {
+  std::uint32_t slots = line.match(IndexLine::tag_of(hash));
+  while (arenas_.row(line.refs[IndexLine::first_slot(slots)]) != row) slots &= slots - 1;
+  return IndexLine::first_slot(slots);
+}
+
+Arena::Ref Index::replace(std::uint64_t key, Arena::Ref ref) noexcept {
+  const std::uint64_t hash = mix64(key);
+  const auto [row, distance] = place_of(key, hash);
+  auto& line = const_cast<IndexLine&>(*line_at(hash, distance));
+  return std::exchange(line.refs[slot_of(line, hash, row)], ref);
+}
+
 bool Index::erase(std::uint64_t key, Arena::Ref& ref) noexcept {
   const std::uint64_t hash = mix64(key);
   const auto [row, distance] = place_of(key, hash);
   if (row == nullptr) return false;
   auto& line = const_cast<IndexLine&>(*line_at(hash, distance));
-  std::uint32_t slots = line.match(IndexLine::tag_of(hash));
-  while (arena_.row(line.refs[IndexLine::first_slot(slots)]) != row) slots &= slots - 1;
-  ref = line.refs[IndexLine::first_slot(slots)];
-  line.tags[IndexLine::first_slot(slots)] = 0;
+  const std::uint32_t slot = slot_of(line, hash, row);
+  ref = line.refs[slot];
+  line.tags[slot] = 0;
   --buckets_[bucket_of_hash(hash)].num_rows;
   for (std::uint32_t i = 0; i < distance; ++i) {
     auto& before = const_cast<IndexLine&>(*line_at(hash, i));
@@ -145,8 +160,8 @@ void Index::reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t no
   clear(bucket);
   constexpr std::size_t kRowsAhead = 64;
   for (std::size_t i = 0; i < scratch.size(); ++i) {
-    __builtin_prefetch(arena_.row(scratch[std::min(i + kRowsAhead, scratch.size() - 1)].ref));
-    insert(mix64(key_of_row(arena_.row(scratch[i].ref))), scratch[i], now);
+    __builtin_prefetch(arenas_.row(scratch[std::min(i + kRowsAhead, scratch.size() - 1)].ref));
+    insert(mix64(key_of_row(arenas_.row(scratch[i].ref))), scratch[i], now);
   }
 }
 

@@ -33,7 +33,7 @@
 #include "base/hash.h"
 #include "base/isa.h"
 #include "base/pages.h"
-#include "store/arena.h"
+#include "store/arenas.h"
 #include "store/row.h"
 
 namespace trireme {
@@ -67,7 +67,8 @@ struct alignas(64) IndexLine {
     return static_cast<std::uint32_t>(std::countr_zero(match | 1U << (kSlots - 1)));
   }
   // The row of a key, null if it is not on this line.
-  std::byte* find(std::uint64_t key, std::uint8_t tag, const Arena& arena) const noexcept;
+  template <class Rows>
+  std::byte* find(std::uint64_t key, std::uint8_t tag, const Rows& rows) const noexcept;
   // Versions that have passed since the one marked, as far as 16 bits tell.
   std::uint16_t age(std::uint32_t now) const noexcept {
     return static_cast<std::uint16_t>(now - version);
@@ -78,7 +79,7 @@ inline constexpr IndexLine kEmptyLine{};
 
 class Index {
  public:
-  explicit Index(const Arena& arena) : arena_(arena) {}
+  explicit Index(const Arenas& arenas) : arenas_(arenas) {}
 
   // The line where the search for a key begins.
   TRIREME_INLINE const IndexLine* home(std::uint64_t hash) const noexcept {
@@ -126,6 +127,8 @@ class Index {
   }
   // Requires: the key is there.
   void touch(std::uint64_t key, std::uint32_t version, std::uint32_t now) noexcept;
+  // Gives a key that is there another row, and returns the one it had, which the caller frees.
+  Arena::Ref replace(std::uint64_t key, Arena::Ref ref) noexcept;
   // Returns whether the key was there; `ref` is then its row, which the caller frees.
   bool erase(std::uint64_t key, Arena::Ref& ref) noexcept;
 
@@ -171,12 +174,14 @@ class Index {
     std::uint32_t distance;  // of its line from the home line
   };
   Place place_of(std::uint64_t key, std::uint64_t hash) const noexcept;
+  std::uint32_t slot_of(const IndexLine& line, std::uint64_t hash,
+                        const std::byte* row) const noexcept;
   static void mark(IndexLine& line, std::uint16_t version, std::uint32_t now) noexcept;
   void entries_of(std::uint32_t bucket, std::vector<Entry>& entries) const;
   std::size_t num_lines_of_stripe(std::uint32_t stripe) const noexcept;
   void lay_out(std::uint32_t bucket, std::uint32_t num_lines) noexcept;
 
-  const Arena& arena_;
+  const Arenas& arenas_;
   std::array<Pages, kNumStripes> memory_;  // the lines of a stripe's buckets, in order
   std::array<std::size_t, kNumStripes> num_lines_max_{};  // ever used of it
   alignas(64) std::array<Bucket, kNumBuckets> buckets_{};
@@ -198,10 +203,10 @@ TRIREME_INLINE std::uint32_t IndexLine::match(std::uint8_t tag) const noexcept {
 #endif
 }
 
-inline std::byte* IndexLine::find(std::uint64_t key, std::uint8_t tag,
-                                  const Arena& arena) const noexcept {
+template <class Rows>
+std::byte* IndexLine::find(std::uint64_t key, std::uint8_t tag, const Rows& rows) const noexcept {
   for (std::uint32_t slots = match(tag); slots != 0; slots &= slots - 1) {
-    std::byte* row = arena.row(refs[first_slot(slots)]);
+    std::byte* row = rows.row(refs[first_slot(slots)]);
     if (key_of_row(row) == key) return row;
   }
   return nullptr;

@@ -1,16 +1,23 @@
 // Where the parts of a row are.
 //
-//   in memory   key, weights, state, up to 4 bytes that round up to a multiple of 8, statistics
-//   wide        weights, state, statistics: rows as snapshots, files and messages have them
+//   in memory   key, weights, state, statistics; each part begins at a multiple of what it is made
+//   of wide        weights, state, statistics: rows as snapshots, files and messages have them
 //
-// Weights and state are float32. Statistics are a Stamp, and in a scored table a Score.
+// Weights are of the table's dtype in memory; wide, like the state, float32. State is `per_weight`
+// planes, each one float for every weight, then `per_row` floats. Statistics are a Stamp, and in a
+// scored table a Score.
+//
+// All wide rows of a table are alike: as wide as its widest row class. Where a class has fewer
+// weights, those that are missing, and their places in each plane of state, are zeros.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "base/pages.h"
+#include "store/dtype.h"
 #include "store/row.h"
 
 namespace trireme {
@@ -30,64 +37,105 @@ struct Score {
 };
 static_assert(sizeof(Stamp) == 8 && sizeof(Score) == 24);
 
+// Floats of state that a rule wants.
+struct StateShape {
+  int per_weight;
+  int per_row;
+
+  int floats(int dim) const noexcept { return per_weight * dim + per_row; }
+};
+
 class RowLayout {
  public:
-  RowLayout(int dim, int state_floats, bool is_scored) noexcept
-      : dim_(dim), state_floats_(state_floats), is_scored_(is_scored) {}
+  // wide_dim: of the table's widest class.
+  RowLayout(int dim, int wide_dim, StateShape state, Dtype dtype, bool is_scored) noexcept
+      : dim_(dim), wide_dim_(wide_dim), state_(state), dtype_(dtype), is_scored_(is_scored) {
+    const std::size_t weights_bytes = static_cast<std::size_t>(dim) * weight_bytes(dtype);
+    state_offset_ = round_up(kWeightsOffset + weights_bytes, sizeof(float));
+    stamp_offset_ = round_up(state_offset_ + state_bytes(dim), alignof(Score));
+  }
 
   int dim() const noexcept { return dim_; }
-  int state_floats() const noexcept { return state_floats_; }
+  int wide_dim() const noexcept { return wide_dim_; }
+  int wide_state_floats() const noexcept { return state_.floats(wide_dim_); }
+  Dtype dtype() const noexcept { return dtype_; }
   bool is_scored() const noexcept { return is_scored_; }
 
-  std::size_t row_bytes() const noexcept { return stamp_offset() + statistics_bytes(); }
-  std::size_t wide_bytes() const noexcept { return values_bytes() + statistics_bytes(); }
-  std::size_t stamp_offset() const noexcept {
-    return round_up(kWeightsOffset + values_bytes(), alignof(Score));
+  std::size_t row_bytes() const noexcept { return stamp_offset_ + statistics_bytes(); }
+  std::size_t wide_bytes() const noexcept { return wide_stamp_offset() + statistics_bytes(); }
+  std::size_t stamp_offset() const noexcept { return stamp_offset_; }
+  // Where the weights of the widest class end, if they are of this dtype.
+  std::size_t weights_end() const noexcept {
+    return kWeightsOffset + static_cast<std::size_t>(wide_dim_) * weight_bytes(dtype_);
   }
 
+  float* state(std::byte* row) const noexcept {
+    return reinterpret_cast<float*>(row + state_offset_);
+  }
+  const float* state(const std::byte* row) const noexcept {
+    return reinterpret_cast<const float*>(row + state_offset_);
+  }
   Stamp& stamp(std::byte* row) const noexcept {
-    return *reinterpret_cast<Stamp*>(row + stamp_offset());
+    return *reinterpret_cast<Stamp*>(row + stamp_offset_);
   }
   const Stamp& stamp(const std::byte* row) const noexcept {
-    return *reinterpret_cast<const Stamp*>(row + stamp_offset());
+    return *reinterpret_cast<const Stamp*>(row + stamp_offset_);
   }
   // Requires: is_scored().
   Score& score(std::byte* row) const noexcept {
-    return *reinterpret_cast<Score*>(row + stamp_offset() + sizeof(Stamp));
+    return *reinterpret_cast<Score*>(row + stamp_offset_ + sizeof(Stamp));
   }
   const Score& score(const std::byte* row) const noexcept {
-    return *reinterpret_cast<const Score*>(row + stamp_offset() + sizeof(Stamp));
-  }
-  void clear_statistics(std::byte* row) const noexcept {
-    std::memset(row + stamp_offset(), 0, statistics_bytes());
+    return *reinterpret_cast<const Score*>(row + stamp_offset_ + sizeof(Stamp));
   }
 
+  // The first `size` weights of a row as floats.
+  TRIREME_INLINE void read_weights(const std::byte* row, float* weights, int size) const noexcept {
+    if (dtype_ == Dtype::kFloat32) {
+      copy_floats(weights, weights_of_row(row), size);
+    } else {
+      widen_weights(dtype_, row + kWeightsOffset, weights, size);
+    }
+  }
+  // Rounds to the nearest.
+  void write_weights(std::byte* row, const float* weights) const noexcept;
+
+  // Makes a row anew but for its weights: its state all `initial_state`, statistics zeros.
+  void begin(std::byte* row, std::uint64_t key, float initial_state) const noexcept;
+  // Takes over from a row of the same key and another class what both have: the first weights and
+  // their state, the row's state and the statistics. Requires: this class has more weights.
+  void take_over(std::byte* row, const RowLayout& from, const std::byte* other) const noexcept;
+
   // A row to its wide form and back; the key is not part of it.   wide: (wide_bytes()).
-  void write_wide(const std::byte* row, std::uint8_t* wide) const noexcept {
-    std::memcpy(wide, row + kWeightsOffset, values_bytes());
-    std::memcpy(wide + values_bytes(), row + stamp_offset(), statistics_bytes());
-  }
-  void read_wide(std::byte* row, const std::uint8_t* wide) const noexcept {
-    std::memcpy(row + kWeightsOffset, wide, values_bytes());
-    std::memcpy(row + stamp_offset(), wide + values_bytes(), statistics_bytes());
-  }
+  void write_wide(const std::byte* row, std::uint8_t* wide) const noexcept;
+  void read_wide(std::byte* row, const std::uint8_t* wide) const noexcept;
+  // Whether all that this class does not have is zero.
+  bool fits_wide(const std::uint8_t* wide) const noexcept;
   std::uint32_t version_of_wide(const std::uint8_t* wide) const noexcept {
     std::uint32_t version;
-    std::memcpy(&version, wide + values_bytes() + offsetof(Stamp, version), sizeof version);
+    std::memcpy(&version, wide + wide_stamp_offset() + offsetof(Stamp, version), sizeof version);
     return version;
   }
 
  private:
-  std::size_t values_bytes() const noexcept {
-    return static_cast<std::size_t>(dim_ + state_floats_) * sizeof(float);
+  std::size_t state_bytes(int dim) const noexcept {
+    return static_cast<std::size_t>(state_.floats(dim)) * sizeof(float);
+  }
+  std::size_t wide_stamp_offset() const noexcept {
+    return static_cast<std::size_t>(wide_dim_) * sizeof(float) + state_bytes(wide_dim_);
   }
   std::size_t statistics_bytes() const noexcept {
     return sizeof(Stamp) + (is_scored_ ? sizeof(Score) : 0);
   }
+  bool is_widest_float32() const noexcept { return dim_ == wide_dim_ && dtype_ == Dtype::kFloat32; }
 
   int dim_;
-  int state_floats_;
+  int wide_dim_;
+  StateShape state_;
+  Dtype dtype_;
   bool is_scored_;
+  std::size_t state_offset_;
+  std::size_t stamp_offset_;
 };
 
 }  // namespace trireme

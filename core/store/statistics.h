@@ -33,6 +33,7 @@ struct ScoreRates {
   double score(double show, double click) const noexcept {
     return (show - click) * nonclk_coeff + click * click_coeff;
   }
+  double score_of(const Score& of) const noexcept { return score(of.show, of.click); }
   double decay(std::uint32_t days) const noexcept;
 };
 
@@ -55,22 +56,22 @@ struct Moment {
 
 // The part of a push that concerns statistics.
 struct StatisticsPush {
-  RowLayout layout;
   ScoreRates rates;
   std::uint32_t version;
   std::uint32_t time;             // 0: the data has none
   const float* show_click;        // (K, 2) by position in the call; null if not scored
   const std::uint32_t* features;  // (K); null: features stay
 
-  TRIREME_INLINE void apply(std::byte* row, std::size_t position) const noexcept {
-    if (show_click != nullptr) apply_score(row, position);
+  TRIREME_INLINE void apply(const RowLayout& layout, std::byte* row,
+                            std::size_t position) const noexcept {
+    if (show_click != nullptr) apply_score(layout, row, position);
     Stamp& stamp = layout.stamp(row);
     stamp.version = version;
     stamp.time = std::max(stamp.time, time);
   }
 
  private:
-  void apply_score(std::byte* row, std::size_t position) const noexcept;
+  void apply_score(const RowLayout& layout, std::byte* row, std::size_t position) const noexcept;
 };
 
 }  // namespace trireme

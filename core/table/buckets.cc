@@ -32,6 +32,12 @@ void check_keys(const char* who, std::uint32_t bucket, std::span<const std::uint
   }
 }
 
+std::array<std::size_t, Arenas::kClassesMax> count_by_class(const Table::BucketView& content) {
+  std::array<std::size_t, Arenas::kClassesMax> counts{};
+  for (const std::uint8_t row_class : content.classes) ++counts[row_class];
+  return counts;
+}
+
 }  // namespace
 
 void Table::marks(std::int64_t stream, std::span<std::uint64_t> out) const {
@@ -60,9 +66,9 @@ std::vector<Arena::Ref> Table::refs_since(std::uint32_t bucket, std::uint32_t si
   index_.refs_since(bucket, since, version(), refs);
   if (since == 0) return refs;
   std::size_t size = 0;
-  for_rows(arena_, refs, layout_.stamp_offset(), sizeof(Stamp),
-           [&](std::size_t i, const std::byte* row) {
-             if (layout_.stamp(row).version > since) refs[size++] = refs[i];
+  for_rows(arenas_, classes_.layouts(), refs, from_stamp, sizeof(Stamp),
+           [&](std::size_t i, const RowLayout& layout, const std::byte* row) {
+             if (layout.stamp(row).version > since) refs[size++] = refs[i];
            });
   refs.resize(size);
   return refs;
@@ -77,12 +83,13 @@ BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since) const {
   content.keys = Array<std::uint64_t>(refs.size());
   content.classes = Array<std::uint8_t>(refs.size());
   content.rows = Array<std::uint8_t>(refs.size() * row_bytes());
-  const std::size_t bytes_ahead = std::min<std::size_t>(layout_.row_bytes(), 256);
-  for_rows(arena_, refs, 0, bytes_ahead, [&](std::size_t i, const std::byte* row) {
-    content.keys[i] = key_of_row(row);
-    content.classes[i] = 0;
-    layout_.write_wide(row, content.rows.data() + i * row_bytes());
-  });
+  const std::size_t bytes_ahead = std::min<std::size_t>(arenas_.row_bytes(), 256);
+  for_rows(arenas_, classes_.layouts(), refs, from_start, bytes_ahead,
+           [&](std::size_t i, const RowLayout& layout, const std::byte* row) {
+             content.keys[i] = key_of_row(row);
+             content.classes[i] = static_cast<std::uint8_t>(arenas_.class_of(refs[i]));
+             layout.write_wide(row, content.rows.data() + i * row_bytes());
+           });
   for (const auto& [stream, marks] : marks_.streams()) {
     if ((*marks)[bucket] > 0) content.marks.emplace_back(stream, (*marks)[bucket]);
   }
@@ -99,7 +106,7 @@ void Table::restore(std::uint32_t bucket, const BucketView& content) {
 
 void Table::raise_version_to(const BucketView& content) noexcept {
   for (std::size_t i = 0; i < content.keys.size(); ++i) {
-    raise_version(layout_.version_of_wide(content.rows.data() + i * row_bytes()));
+    raise_version(classes_.wide().version_of_wide(content.rows.data() + i * row_bytes()));
   }
 }
 
@@ -120,9 +127,18 @@ void Table::check_content(const char* who, std::uint32_t bucket, const BucketVie
                std::to_string(row_bytes()) + " bytes, found " +
                std::to_string(content.rows.size()) + " bytes");
   }
-  for (const std::uint8_t row_class : content.classes) {
-    if (row_class != 0) {
-      refuse(who, bucket, "expected row class 0, found " + std::to_string(row_class));
+  for (std::size_t i = 0; i < content.keys.size(); ++i) {
+    const int row_class = content.classes[i];
+    if (row_class >= classes_.size()) {
+      refuse(who, bucket,
+             "expected a row class in [0, " + std::to_string(classes_.size()) + "), found " +
+                 std::to_string(row_class));
+    }
+    if (!classes_[row_class].fits_wide(content.rows.data() + i * row_bytes())) {
+      refuse(who, bucket,
+             "expected zeros behind the " + std::to_string(classes_[row_class].dim()) +
+                 " weights of key " + std::to_string(content.keys[i]) + " of row class " +
+                 std::to_string(row_class) + ", found others");
     }
   }
   check_keys(who, bucket, content.keys);
@@ -138,30 +154,32 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   std::unique_lock lock(mutex_of(bucket));
   std::vector<Arena::Ref> old;
   index_.refs_of(bucket, old);
-  std::vector<Arena::Ref> refs(content.keys.size());
   const std::vector<std::pair<std::int64_t, Marks::Array*>> streams = marks_.streams();
-  Arena::Reservation reservation(arena_, refs.size());
+  Arenas::Reservation reservation(arenas_, count_by_class(content));
   std::vector<Index::Entry> scratch;
-  index_.prepare(bucket / kBucketsPerStripe, refs.size(), scratch);
+  const std::size_t num_rows = content.keys.size();
+  index_.prepare(bucket / kBucketsPerStripe, num_rows, scratch);
   // From here on nothing fails.
-  reservation.take(refs);
-  index_.reserve(bucket, refs.size(), version(), scratch);
+  index_.reserve(bucket, num_rows, version(), scratch);
   index_.clear(bucket);
-  arena_.free(old);
-  if (refs.empty()) index_.release(bucket);
+  arenas_.free(old);
+  if (num_rows == 0) index_.release(bucket);
   removed_.clear(bucket);
   admission_.replace(bucket, std::move(pending));
-  for (std::size_t i = 0; i < refs.size(); ++i) insert_row(refs[i], content, i);
+  for (std::size_t i = 0; i < num_rows; ++i) insert_row(reservation, content, i);
   for (const auto& [stream, array] : streams) (*array)[bucket] = 0;
   for (const auto& [array, sequence] : marks) (*array)[bucket] = sequence;
 }
 
-// Enters row i of the content, whose key is absent, as `ref`. Requires: there is room for it.
-void Table::insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept {
-  std::byte* row = arena_.row(ref);
+// Enters row i of the content, whose key is absent. Requires: there is room for it.
+void Table::insert_row(Arenas::Reservation& reservation, const BucketView& content,
+                       std::size_t i) noexcept {
+  const int row_class = content.classes[i];
+  const Arena::Ref ref = reservation.take(row_class);
+  std::byte* row = arenas_.row(ref);
   std::memcpy(row, &content.keys[i], sizeof content.keys[i]);
-  layout_.read_wide(row, content.rows.data() + i * row_bytes());
-  const auto version = static_cast<std::uint16_t>(layout_.stamp(row).version);
+  classes_[row_class].read_wide(row, content.rows.data() + i * row_bytes());
+  const auto version = static_cast<std::uint16_t>(classes_[row_class].stamp(row).version);
   index_.insert(mix64(content.keys[i]), {ref, version}, this->version());
   admission_.settle(content.keys[i]);
 }
@@ -173,25 +191,25 @@ void Table::apply(std::uint32_t bucket, const BucketView& content,
   check_keys("apply", bucket, removed);
   raise_version_to(content);
   std::unique_lock lock(mutex_of(bucket));
-  std::vector<Arena::Ref> refs(content.keys.size());
-  std::vector<Arena::Ref> old;
-  old.reserve(removed.size());
-  Arena::Reservation reservation(arena_, refs.size());
+  const std::size_t num_rows = content.keys.size();
+  Arenas::Reservation reservation(arenas_, count_by_class(content));
   std::vector<Index::Entry> scratch;
-  index_.prepare(bucket / kBucketsPerStripe, refs.size(), scratch);
+  index_.prepare(bucket / kBucketsPerStripe, num_rows, scratch);
   // From here on nothing fails.
-  for (const std::uint64_t key : removed) {
-    if (Arena::Ref ref; index_.erase(key, ref)) old.push_back(ref);
-  }
-  arena_.free(old);
-  index_.reserve(bucket, index_.num_rows(bucket) + refs.size(), version(), scratch);
-  for (std::size_t i = 0; i < refs.size(); ++i) {
-    if (std::byte* row = index_.find(content.keys[i]); row != nullptr) {
-      layout_.read_wide(row, content.rows.data() + i * row_bytes());
-      index_.touch(content.keys[i], layout_.stamp(row).version, version());
+  const auto forget = [&](std::uint64_t key) {
+    if (Arena::Ref ref; index_.erase(key, ref)) arenas_.free({&ref, 1});
+  };
+  for (const std::uint64_t key : removed) forget(key);
+  index_.reserve(bucket, index_.num_rows(bucket) + num_rows, version(), scratch);
+  for (std::size_t i = 0; i < num_rows; ++i) {
+    std::byte* row = index_.find(content.keys[i]);
+    if (row != nullptr && arenas_.class_of(row) == content.classes[i]) {
+      const RowLayout& layout = layout_of(row);
+      layout.read_wide(row, content.rows.data() + i * row_bytes());
+      index_.touch(content.keys[i], layout.stamp(row).version, version());
     } else {
-      reservation.take({&refs[i], 1});
-      insert_row(refs[i], content, i);
+      forget(content.keys[i]);
+      insert_row(reservation, content, i);
     }
   }
 }

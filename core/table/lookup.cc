@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "base/dims.h"
+#include "base/error.h"
 #include "store/find.h"
 #include "table/table.h"
 
@@ -41,15 +42,15 @@ class Table::SharedLocks {
 };
 
 // See Finder: visit and settle are called with the key's position in `keys`.
-template <class Visit, class Settle>
-void Table::find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
-                     const Visit& visit, const Settle& settle) const {
+template <class Rows, class Visit, class Settle>
+void Table::find_all(const Rows& rows, std::span<const std::uint64_t> keys, std::size_t row_bytes,
+                     Pool& pool, const Visit& visit, const Settle& settle) const {
   auto find_block = [&](std::size_t block) {
     with_isa(isa_, [&]() TRIREME_INLINE_LAMBDA {
-      const std::size_t begin = block * Finder::kBlock;
-      Finder finder(arena_, index_, row_bytes);
+      const std::size_t begin = block * kFindBlock;
+      Finder finder(rows, index_, row_bytes);
       const SharedLocks locks(
-          *this, finder.begin(keys.subspan(begin, std::min(Finder::kBlock, keys.size() - begin))));
+          *this, finder.begin(keys.subspan(begin, std::min(kFindBlock, keys.size() - begin))));
       const Visit visit_here = visit;  // a copy that the compiler can keep in registers
       finder.find([=](std::size_t i, const IndexLine*, const std::byte* row, bool)
                       TRIREME_INLINE_LAMBDA { visit_here(begin + i, row); },
@@ -57,7 +58,7 @@ void Table::find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes,
                       TRIREME_INLINE_LAMBDA { settle(begin + i, row); });
     });
   };
-  const std::size_t num_blocks = (keys.size() + Finder::kBlock - 1) / Finder::kBlock;
+  const std::size_t num_blocks = (keys.size() + kFindBlock - 1) / kFindBlock;
   if (num_blocks < kParallelBlocksMin) {
     for (std::size_t block = 0; block < num_blocks; ++block) find_block(block);
   } else {
@@ -65,34 +66,63 @@ void Table::find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes,
   }
 }
 
-std::size_t Table::lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool) const {
+std::size_t Table::lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool,
+                          int row_class) const {
+  check_class("lookup", row_class);
+  return classes_.is_plain() ? lookup_plain(keys, out, pool)
+                             : lookup_any(keys, out, pool, classes_[row_class].dim());
+}
+
+std::size_t Table::lookup_plain(std::span<const std::uint64_t> keys, float* out, Pool& pool) const {
   std::atomic<std::size_t> missing{0};
-  with_dim(dim(), [&](auto dim) {
+  with_dim(classes_[0].dim(), [&](auto dim) {
     const auto copy = [=](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
       copy_floats(out + static_cast<std::ptrdiff_t>(i) * dim, weights_of_row(row), dim);
     };
     const auto settle = [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
       if (row != nullptr) return copy(i, row);
       missing.fetch_add(1, std::memory_order_relaxed);
-      write_absent(keys[i], out + static_cast<std::ptrdiff_t>(i) * dim);
+      write_absent(keys[i], out + static_cast<std::ptrdiff_t>(i) * dim, dim);
     };
-    find_all(keys, kWeightsOffset + static_cast<std::size_t>(dim) * sizeof(float), pool, copy,
-             settle);
+    find_all(arenas_.of(0), keys, kWeightsOffset + static_cast<std::size_t>(dim) * sizeof(float),
+             pool, copy, settle);
   });
   return missing;
 }
 
-void Table::write_absent(std::uint64_t key, float* weights) const noexcept {
+std::size_t Table::lookup_any(std::span<const std::uint64_t> keys, float* out, Pool& pool,
+                              int dim) const {
+  std::atomic<std::size_t> missing{0};
+  const auto copy = [=, this](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
+    const RowLayout& layout = layout_of(row);
+    float* weights = out + static_cast<std::ptrdiff_t>(i) * dim;
+    const int size = std::min(dim, layout.dim());
+    layout.read_weights(row, weights, size);
+    std::fill(weights + size, weights + dim, 0.0F);
+  };
+  const auto settle = [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
+    if (row != nullptr) return copy(i, row);
+    missing.fetch_add(1, std::memory_order_relaxed);
+    write_absent(keys[i], out + static_cast<std::ptrdiff_t>(i) * dim, dim);
+  };
+  find_all(arenas_, keys, classes_.wide().weights_end(), pool, copy, settle);
+  return missing;
+}
+
+// What the row of an absent key would start with: a head alone where rows begin as heads.
+void Table::write_absent(std::uint64_t key, float* weights, int dim) const noexcept {
   if (absent_is_zero_) {
-    std::fill_n(weights, dim(), 0.0F);
-  } else {
-    initializer_.fill(key, weights, dim());
+    std::fill_n(weights, dim, 0.0F);
+    return;
   }
+  initializer_.fill(key, weights, dim);
+  if (classes_.head() >= 0) std::fill(weights + 1, weights + dim, 0.0F);
+  to_nearest(classes_.wide().dtype(), weights, dim);
 }
 
 void Table::contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const {
   find_all(
-      keys, sizeof(std::uint64_t), pool,
+      arenas_, keys, sizeof(std::uint64_t), pool,
       [&](std::size_t i, const std::byte*) TRIREME_INLINE_LAMBDA { out[i] = true; },
       [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA { out[i] = row != nullptr; });
 }
@@ -101,20 +131,26 @@ void Table::statistics(std::span<const std::uint64_t> keys, double* out, const M
                        Pool& pool) const {
   check_scored("statistics");
   const auto write = [=, this](std::size_t i, const std::byte* row) {
-    const ShowClick found = now.effective(layout_.stamp(row), layout_.score(row), policy_.rates);
+    const RowLayout& layout = layout_of(row);
+    const ShowClick found = now.effective(layout.stamp(row), layout.score(row), policy_.rates);
     out[2 * i] = found.show;
     out[2 * i + 1] = found.click;
   };
-  find_all(keys, layout_.row_bytes(), pool, write, [=](std::size_t i, const std::byte* row) {
-    if (row != nullptr) return write(i, row);
-    out[2 * i] = 0.0;
-    out[2 * i + 1] = 0.0;
-  });
+  find_all(arenas_, keys, arenas_.row_bytes(), pool, write,
+           [=](std::size_t i, const std::byte* row) {
+             if (row != nullptr) return write(i, row);
+             out[2 * i] = 0.0;
+             out[2 * i + 1] = 0.0;
+           });
 }
 
 void Table::addresses(std::span<const std::uint64_t> keys, const float** out, Pool& pool) const {
+  if (!classes_.is_plain()) {
+    throw Error(ErrorCode::kBadRequest,
+                "Table.addresses: expected one row class of float32 weights, found another table");
+  }
   find_all(
-      keys, sizeof(std::uint64_t), pool,
+      arenas_, keys, sizeof(std::uint64_t), pool,
       [&](std::size_t i, const std::byte* row)
           TRIREME_INLINE_LAMBDA { out[i] = weights_of_row(row); },
       [&](std::size_t i, const std::byte* row)

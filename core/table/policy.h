@@ -16,7 +16,10 @@ struct PolicyConfig {
   double delete_threshold = 0.0;
   std::optional<std::uint32_t> delete_after_unseen_days;
   std::optional<std::uint64_t> ttl_s;
-  // Of the table: memory for its rows, their index included. Each bucket holds at most its share.
+  // Rows have a head alone until their score reaches it; none: they are whole from the start.
+  std::optional<double> embedx_threshold;
+  // Of the table: memory for its rows, their index included. Each bucket holds at most its share,
+  // every row counted as one of the widest class.
   std::optional<std::uint64_t> max_rows;
   std::optional<std::uint64_t> max_bytes;
 

@@ -5,21 +5,30 @@
 #include <cstddef>
 #include <span>
 
-#include "store/arena.h"
+#include "store/arenas.h"
+#include "store/layout.h"
 
 namespace trireme {
 
-// Calls visit(i, row) for the row of each reference. Of every row, `num_bytes` bytes from `offset`
-// on are fetched some rows ahead.
-template <class Visit>
-void for_rows(const Arena& arena, std::span<const Arena::Ref> refs, std::size_t offset,
-              std::size_t num_bytes, const Visit& visit) {
+// Calls visit(i, layout, row) for the row of each reference. Of every row, `num_bytes` bytes from
+// offset(layout) on are fetched some rows ahead.   layouts: of the row classes.
+template <class Offset, class Visit>
+void for_rows(const Arenas& arenas, std::span<const RowLayout> layouts,
+              std::span<const Arena::Ref> refs, const Offset& offset, std::size_t num_bytes,
+              const Visit& visit) {
   constexpr std::size_t kAhead = 16;
+  const auto layout_of = [&](Arena::Ref ref) -> const RowLayout& {
+    return layouts[static_cast<std::size_t>(arenas.class_of(ref))];
+  };
   for (std::size_t i = 0; i < refs.size(); ++i) {
-    const std::byte* next = arena.row(refs[std::min(i + kAhead, refs.size() - 1)]) + offset;
+    const Arena::Ref ahead = refs[std::min(i + kAhead, refs.size() - 1)];
+    const std::byte* next = arenas.row(ahead) + offset(layout_of(ahead));
     for (std::size_t byte = 0; byte < num_bytes; byte += 64) __builtin_prefetch(next + byte);
-    visit(i, arena.row(refs[i]));
+    visit(i, layout_of(refs[i]), arenas.row(refs[i]));
   }
 }
+
+inline std::size_t from_stamp(const RowLayout& layout) noexcept { return layout.stamp_offset(); }
+inline std::size_t from_start(const RowLayout&) noexcept { return 0; }
 
 }  // namespace trireme

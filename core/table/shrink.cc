@@ -33,10 +33,10 @@ Table::Shrunk Table::shrink(std::uint32_t bucket, const Moment& now, std::uint32
   std::vector<Arena::Ref> refs;
   index_.refs_of(bucket, refs);
   std::size_t num_expired = 0;
-  for_rows(arena_, refs, layout_.stamp_offset(), sizeof(Stamp) + sizeof(Score),
-           [&](std::size_t i, const std::byte* row) {
-             const Score* score = is_scored() ? &layout_.score(row) : nullptr;
-             if (policy_.is_expired(layout_.stamp(row), score, now)) refs[num_expired++] = refs[i];
+  for_rows(arenas_, classes_.layouts(), refs, from_stamp, sizeof(Stamp) + sizeof(Score),
+           [&](std::size_t i, const RowLayout& layout, const std::byte* row) {
+             const Score* score = is_scored() ? &layout.score(row) : nullptr;
+             if (policy_.is_expired(layout.stamp(row), score, now)) refs[num_expired++] = refs[i];
            });
   refs.resize(num_expired);
   remove(bucket, refs);
@@ -55,13 +55,14 @@ std::size_t Table::evict(std::uint32_t bucket) {
   std::vector<Arena::Ref> refs;
   index_.refs_of(bucket, refs);
   std::vector<Age> rows(refs.size());
-  for_rows(arena_, refs, 0, layout_.row_bytes(), [&](std::size_t i, const std::byte* row) {
-    const Stamp& stamp = layout_.stamp(row);
-    rows[i] = {.time = stamp.time,
-               .version = stamp.version,
-               .draw = mix64(key_of_row(row) ^ mix64(draw)),
-               .row = refs[i]};
-  });
+  for_rows(arenas_, classes_.layouts(), refs, from_start, arenas_.row_bytes(),
+           [&](std::size_t i, const RowLayout& layout, const std::byte* row) {
+             const Stamp& stamp = layout.stamp(row);
+             rows[i] = {.time = stamp.time,
+                        .version = stamp.version,
+                        .draw = mix64(key_of_row(row) ^ mix64(draw)),
+                        .row = refs[i]};
+           });
   const std::uint32_t kept = *max_rows_of_bucket_ - *max_rows_of_bucket_ / kSlack;
   const std::size_t num_evicted = rows.size() - kept;
   const auto end = rows.begin() + static_cast<std::ptrdiff_t>(num_evicted);
@@ -77,12 +78,12 @@ std::size_t Table::evict(std::uint32_t bucket) {
 void Table::remove(std::uint32_t bucket, std::span<const Arena::Ref> rows) {
   removed_.prepare(bucket, rows.size());
   for (const Arena::Ref row : rows) {
-    const std::uint64_t key = key_of_row(arena_.row(row));
+    const std::uint64_t key = key_of_row(arenas_.row(row));
     Arena::Ref erased;
     TRIREME_CHECK(index_.erase(key, erased) && erased == row);
     removed_.add(bucket, key, version(), index_.num_rows(bucket));
   }
-  arena_.free(rows);
+  arenas_.free(rows);
 }
 
 void Table::forget_removed(std::uint32_t version) {

@@ -1,5 +1,6 @@
 #include "table/table.h"
 
+#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 
@@ -8,36 +9,10 @@
 namespace trireme {
 namespace {
 
-int checked_dim(const TableConfig& config) {
-  if (config.dims.size() != 1) {
-    throw Error(ErrorCode::kBadRequest, "Table: expected one row class in dims, found " +
-                                            std::to_string(config.dims.size()));
-  }
-  const int dim = config.dims[0];
-  constexpr int kDimMax = 1 << 16;
-  if (dim < 1 || dim > kDimMax) {
-    throw Error(ErrorCode::kBadRequest, "Table: expected a dim in [1, " + std::to_string(kDimMax) +
-                                            "], found " + std::to_string(dim));
-  }
-  return dim;
-}
-
 bool checked_absent_is_zero(const std::string& absent) {
   if (absent == "zeros") return true;
   if (absent == "initial") return false;
   throw Error(ErrorCode::kBadRequest, "Table: expected absent initial or zeros, found " + absent);
-}
-
-RowLayout checked_layout(const TableConfig& config, const Rule& rule) {
-  const int dim = checked_dim(config);
-  const RowLayout layout(dim, rule.state_floats(dim), config.policy.is_scored);
-  if (layout.row_bytes() > Arena::kRowBytesMax) {
-    throw Error(ErrorCode::kBadRequest, "Table: expected rows of at most " +
-                                            std::to_string(Arena::kRowBytesMax) + " bytes, found " +
-                                            std::to_string(layout.row_bytes()) + " for dim " +
-                                            std::to_string(dim));
-  }
-  return layout;
 }
 
 }  // namespace
@@ -45,13 +20,15 @@ RowLayout checked_layout(const TableConfig& config, const Rule& rule) {
 Table::Table(const TableConfig& config)
     : isa_(choose_isa(config.simd)),
       rule_(make_rule(config.rule)),
-      layout_(checked_layout(config, rule_)),
+      classes_(config.dims, config.dtype, rule_.state, config.policy.is_scored,
+               config.policy.embedx_threshold.has_value()),
       policy_(config.policy),
-      max_rows_of_bucket_(policy_.max_rows_of_bucket(layout_.row_bytes())),
+      max_rows_of_bucket_(policy_.max_rows_of_bucket(std::ranges::max(classes_.row_bytes()))),
       initializer_(config.initializer, config.init_a, config.init_b, config.seed),
       absent_is_zero_(checked_absent_is_zero(config.absent)),
-      arena_(layout_.row_bytes()),
-      index_(arena_),
+      seed_(config.seed),
+      arenas_(classes_.row_bytes()),
+      index_(arenas_),
       marks_(config.num_streams_max),
       admission_(config.admission, config.seed) {
   if (admission_.reads_score() && !is_scored()) {
@@ -73,7 +50,7 @@ std::size_t Table::num_rows() const {
 }
 
 std::size_t Table::bytes() const {
-  std::size_t n = sizeof *this + arena_.bytes() + marks_.bytes();
+  std::size_t n = sizeof *this + arenas_.bytes() + marks_.bytes();
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
     std::shared_lock lock(stripes_[stripe]);
     n += index_.bytes(stripe);
@@ -97,6 +74,13 @@ void Table::check_bucket(std::uint32_t bucket) {
   throw Error(ErrorCode::kBadRequest, "Table: expected a bucket in [0, " +
                                           std::to_string(kNumBuckets) + "), found " +
                                           std::to_string(bucket));
+}
+
+void Table::check_class(const char* who, int row_class) const {
+  if (row_class >= 0 && row_class < classes_.num_dims()) return;
+  throw Error(ErrorCode::kBadRequest,
+              std::string("Table.") + who + ": expected a row class in [0, " +
+                  std::to_string(classes_.num_dims()) + "), found " + std::to_string(row_class));
 }
 
 void Table::check_scored(const char* who) const {

@@ -36,6 +36,7 @@
 #include "store/layout.h"
 #include "store/statistics.h"
 #include "table/admission.h"
+#include "table/classes.h"
 #include "table/groups.h"
 #include "table/marks.h"
 #include "table/policy.h"
@@ -45,7 +46,8 @@
 namespace trireme {
 
 struct TableConfig {
-  std::vector<int> dims;  // weights of a row, per row class; one class for now
+  std::vector<int> dims;          // weights of a row, per row class
+  std::string dtype = "float32";  // of the weights: or bfloat16, float16
   RuleConfig rule;
   std::string initializer = "uniform";
   float init_a = 0.0F;
@@ -70,7 +72,7 @@ struct PushColumns {
 // The content of one bucket at one moment.
 struct BucketContent {
   Array<std::uint64_t> keys;                                  // (n)
-  Array<std::uint8_t> classes;                                // (n): row class of each, 0 for now
+  Array<std::uint8_t> classes;                                // (n): row class of each
   Array<std::uint8_t> rows;                                   // (n, row_bytes), wide
   std::vector<std::pair<std::int64_t, std::uint64_t>> marks;  // (stream, sequence), sequence > 0
   Array<std::uint8_t> pending;                                // as Admission::save() has it
@@ -82,27 +84,31 @@ class Table {
   // Errors: kBadRequest, naming the value; kResourceExhausted.
   explicit Table(const TableConfig& config);
 
-  int dim() const noexcept { return layout_.dim(); }
-  int state_floats() const noexcept { return layout_.state_floats(); }
-  bool is_scored() const noexcept { return layout_.is_scored(); }
-  std::size_t row_bytes() const noexcept { return layout_.wide_bytes(); }  // of a wide row
+  const RowClasses& classes() const noexcept { return classes_; }
+  bool is_scored() const noexcept { return classes_.wide().is_scored(); }
+  int state_floats() const noexcept { return classes_.wide().wide_state_floats(); }  // wide
+  std::size_t row_bytes() const noexcept { return classes_.wide().wide_bytes(); }  // of a wide row
   Isa isa() const noexcept { return isa_; }
   std::size_t num_rows() const;
   std::size_t bytes() const;  // memory taken from the system
 
-  // Writes the weights of each key; an absent one gets its initial weights, or zeros. Changes
-  // nothing. keys: (N), duplicates allowed.  out: (N, dim).  Returns how many were absent.
-  std::size_t lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool) const;
+  // Writes the weights of each key; an absent one gets what its row would start with, or zeros. A
+  // row of a narrower class has zeros behind its weights, of a wider one the first of them. Changes
+  // nothing. keys: (N), duplicates allowed.  out: (N, dim of the class).  Returns how many were
+  // absent.
+  std::size_t lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool,
+                     int row_class = 0) const;
 
   // Applies one step of the rule to each key, making rows that are absent and admitted, and raises
   // the marks of every bucket to `ids`. Keys of buckets that have all ids already are left out: the
   // push was applied before. A key that occurs more than once has the rule applied that often, in
-  // order. keys: (K).  grads: (K, dim).  Returns the number of keys applied. Errors: kBadRequest,
-  // nothing changed; kResourceExhausted, some stripes applied and marked: repeating the call with
-  // the same ids finishes it.
+  // order. keys: (K).  grads: (K, dim of the class): new rows are of that class, or heads of it; a
+  // row that has another learns from what fits.  Returns the number of keys applied. Errors:
+  // kBadRequest, nothing changed; kResourceExhausted, some stripes applied and marked: repeating
+  // the call with the same ids finishes it.
   std::size_t update(std::span<const std::uint64_t> keys, const float* grads,
                      std::span<const PushId> ids, const RuleValues& values, Pool& pool,
-                     const PushColumns& columns = {});
+                     const PushColumns& columns = {}, int row_class = 0);
   // An update without keys.
   void advance(std::span<const PushId> ids);
 
@@ -163,7 +169,7 @@ class Table {
   // out: (N): whether each key has a row.
   void contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const;
   // out: (N): where the weights of each key are, null if absent; good until the row is erased. For
-  // benchmarks.
+  // benchmarks. Errors: kBadRequest for a table of 16-bit weights or several classes.
   void addresses(std::span<const std::uint64_t> keys, const float** out, Pool& pool) const;
 
  private:
@@ -175,9 +181,12 @@ class Table {
   }
   template <class Function>
   void for_stripes(std::span<const std::uint64_t> keys, Pool& pool, const Function& function) const;
-  template <class Visit, class Settle>
-  void find_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
-                const Visit& visit, const Settle& settle) const;
+  template <class Rows, class Visit, class Settle>
+  void find_all(const Rows& rows, std::span<const std::uint64_t> keys, std::size_t row_bytes,
+                Pool& pool, const Visit& visit, const Settle& settle) const;
+  std::size_t lookup_plain(std::span<const std::uint64_t> keys, float* out, Pool& pool) const;
+  std::size_t lookup_any(std::span<const std::uint64_t> keys, float* out, Pool& pool,
+                         int dim) const;
 
   struct Step;
   void check_columns(const PushColumns& columns, std::size_t num_keys) const;
@@ -185,27 +194,35 @@ class Table {
   std::size_t apply_group(const Group& group, const Step& step);
   bool admits(std::uint64_t key, std::size_t position, const Step& step) noexcept;
   void insert_rows(Selection& absent, std::span<const Arena::Ref> rows, const Step& step,
-                   std::uint32_t now, std::vector<Index::Entry>& scratch) noexcept;
+                   const Updates& updates, std::vector<Index::Entry>& scratch) noexcept;
   std::size_t evict(std::uint32_t bucket);
   void remove(std::uint32_t bucket, std::span<const Arena::Ref> rows);
   static void check_bucket(std::uint32_t bucket);
   void check_scored(const char* who) const;
-  void write_absent(std::uint64_t key, float* weights) const noexcept;
-  void initialize(std::byte* row, std::uint64_t key) const noexcept;
+  void check_class(const char* who, int row_class) const;
+  const RowLayout& layout_of(const std::byte* row) const noexcept {
+    return classes_[arenas_.class_of(row)];
+  }
+  void write_absent(std::uint64_t key, float* weights, int dim) const noexcept;
+  void initialize(std::byte* row, int row_class, std::uint64_t key, float* scratch) const noexcept;
+  void extend(const Group& group, const Risen& risen, int row_class,
+              Arenas::Reservation& reservation, float* scratch) noexcept;
   void check_content(const char* who, std::uint32_t bucket, const BucketView& content) const;
   void raise_version_to(const BucketView& content) noexcept;
   void replace(std::uint32_t bucket, const BucketView& content);
   std::vector<Arena::Ref> refs_since(std::uint32_t bucket, std::uint32_t since) const;
-  void insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept;
+  void insert_row(Arenas::Reservation& reservation, const BucketView& content,
+                  std::size_t i) noexcept;
 
   const Isa isa_;
   const Rule rule_;
-  const RowLayout layout_;
+  const RowClasses classes_;
   const PolicyConfig policy_;
   const std::optional<std::uint32_t> max_rows_of_bucket_;
   const Initializer initializer_;
   const bool absent_is_zero_;
-  Arena arena_;
+  const std::uint64_t seed_;
+  Arenas arenas_;
   Index index_;          // with the rows it refers to: guarded by their stripes' locks
   Marks marks_;          // the marks of a bucket: guarded by its stripe's lock
   RemovedKeys removed_;  // likewise

@@ -64,6 +64,7 @@ std::array<std::size_t, kBucketsPerStripe> count_by_bucket(
 struct Table::Step {
   PushId id;  // of the push, or of the first stream's among those merged
   const float* grads;
+  int row_class;
   const Advance& advance;
   const RuleValues& values;
   const PushColumns& columns;
@@ -85,13 +86,15 @@ void Table::for_stripes(std::span<const std::uint64_t> keys, Pool& pool,
 
 std::size_t Table::update(std::span<const std::uint64_t> keys, const float* grads,
                           std::span<const PushId> ids, const RuleValues& values, Pool& pool,
-                          const PushColumns& columns) {
+                          const PushColumns& columns, int row_class) {
   values.check();
+  check_class("update", row_class);
   check_columns(columns, keys.size());
   const Advance advance(ids, marks_);
   raise_version(columns.version);
   const Step step{.id = *std::ranges::min_element(ids, {}, &PushId::stream),
                   .grads = grads,
+                  .row_class = row_class,
                   .advance = advance,
                   .values = values,
                   .columns = columns};
@@ -151,35 +154,59 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
 std::size_t Table::apply_group(const Group& group, const Step& step) {
   const std::size_t n = group.keys.size();
   if (n == 0) return 0;
-  Arena::Reservation reservation(arena_, n);
+  const int first_class = classes_.head() >= 0 ? classes_.head() : step.row_class;
+  std::array<std::size_t, Arenas::kClassesMax> num_rows_max{};
+  for (const int row_class : {first_class, step.row_class}) {
+    num_rows_max[static_cast<std::size_t>(row_class)] = n;
+  }
+  Arenas::Reservation reservation(arenas_, num_rows_max);
   std::vector<Index::Entry> scratch;
   index_.prepare(bucket_of(group.keys[0]) / kBucketsPerStripe, n, scratch);
   admission_.prepare(group.keys);
   Selection fresh(group);
   Array<std::uint32_t> absent(n);
-  Updates updates{.arena = arena_,
+  Array<std::uint32_t> risen_numbers(classes_.head() >= 0 ? n : 0);
+  Risen risen{.head_class = classes_.head(),
+              .threshold = policy_.embedx_threshold.value_or(0.0),
+              .numbers = risen_numbers.data()};
+  const auto wide_dim = static_cast<std::size_t>(classes_.wide().wide_dim());
+  Array<float> two_rows(classes_.is_plain() ? 0 : 2 * wide_dim);
+  Updates updates{.arenas = arenas_,
                   .index = index_,
+                  .layouts = classes_.layouts(),
                   .group = group,
                   .grads = step.grads,
-                  .dim = dim(),
-                  .statistics = {.layout = layout_,
-                                 .rates = policy_.rates,
+                  .dim = classes_[step.row_class].dim(),
+                  .statistics = {.rates = policy_.rates,
                                  .version = version(),
                                  .time = step.columns.time,
                                  .show_click = step.columns.show_click,
-                                 .features = step.columns.features}};
-  const std::size_t num_absent = rule_.update(updates, step.values, isa_, absent.data());
+                                 .features = step.columns.features},
+                  .seed = seed_,
+                  .stream = step.id.stream,
+                  .sequence = step.id.sequence,
+                  .scratch = two_rows.data()};
+  // Returns how many keys have no row.
+  const auto apply = [&] {
+    const Kernels& kernels = rule_.kernels;
+    if (classes_.is_plain()) return kernels.plain(updates, step.values, isa_, absent.data());
+    const std::size_t num_absent = kernels.any(updates, step.values, isa_, absent.data(), risen);
+    extend(updates.group, risen, step.row_class, reservation, two_rows.data());
+    risen.size = 0;
+    return num_absent;
+  };
+  const std::size_t num_absent = apply();
   if (num_absent == 0) return n;
   // They come by how far the search went; what a sketch makes of them depends on their order.
   if (!admission_.admits_all()) std::sort(absent.data(), absent.data() + num_absent);
   for (std::size_t i = 0; i < num_absent; ++i) fresh.add(absent[i]);
   const std::span<Arena::Ref> rows = absent.span().first(num_absent);
-  reservation.take(rows);
-  insert_rows(fresh, rows, step, updates.statistics.version, scratch);
+  reservation.take(first_class, rows);
+  insert_rows(fresh, rows, step, updates, scratch);
   updates.group = fresh.group();
   const std::size_t num_rejected = num_absent - updates.group.keys.size();
   num_rejected_ += num_rejected;
-  TRIREME_CHECK(rule_.update(updates, step.values, isa_, absent.data()) == 0);
+  if (num_rejected < num_absent) TRIREME_CHECK(apply() == 0);
   return n - num_rejected;
 }
 
@@ -191,12 +218,31 @@ void Table::advance(std::span<const PushId> ids) {
   }
 }
 
-void Table::initialize(std::byte* row, std::uint64_t key) const noexcept {
-  std::memcpy(row, &key, sizeof key);
-  float* weights = weights_of_row(row);
-  initializer_.fill(key, weights, dim());
-  for (int j = 0; j < state_floats(); ++j) weights[dim() + j] = rule_.initial_state;
-  layout_.clear_statistics(row);
+// Makes the row of a new key.   scratch: (dim of the class), not read if weights are float32.
+void Table::initialize(std::byte* row, int row_class, std::uint64_t key,
+                       float* scratch) const noexcept {
+  const RowLayout& layout = classes_[row_class];
+  const bool is_half = layout.dtype() != Dtype::kFloat32;
+  float* weights = is_half ? scratch : weights_of_row(row);
+  initializer_.fill(key, weights, layout.dim());
+  if (is_half) layout.write_weights(row, weights);
+  layout.begin(row, key, rule_.initial_state);
+}
+
+// Gives the heads that have risen rows of the class, which begin as heads end.
+void Table::extend(const Group& group, const Risen& risen, int row_class,
+                   Arenas::Reservation& reservation, float* scratch) noexcept {
+  for (std::size_t i = 0; i < risen.size; ++i) {
+    const std::uint64_t key = group.keys[risen.numbers[i]];
+    const std::byte* head = index_.find(key);
+    if (arenas_.class_of(head) != risen.head_class) continue;  // the key occurs twice
+    const Arena::Ref ref = reservation.take(row_class);
+    std::byte* row = arenas_.row(ref);
+    initialize(row, row_class, key, scratch);
+    classes_[row_class].take_over(row, layout_of(head), head);
+    const Arena::Ref old = index_.replace(key, ref);
+    arenas_.free({&old, 1});
+  }
 }
 
 // Whether a key without a row gets one from this push.
@@ -214,7 +260,8 @@ bool Table::admits(std::uint64_t key, std::size_t position, const Step& step) no
 // Gives rows to those of these absent keys of one stripe that are admitted, and drops the others. A
 // key may occur twice; the rows left over go back.
 void Table::insert_rows(Selection& absent, std::span<const Arena::Ref> rows, const Step& step,
-                        std::uint32_t now, std::vector<Index::Entry>& scratch) noexcept {
+                        const Updates& updates, std::vector<Index::Entry>& scratch) noexcept {
+  const std::uint32_t now = updates.statistics.version;
   const std::uint64_t some_key = absent.group().keys[0];
   const std::uint32_t first_bucket = bucket_of(some_key) / kBucketsPerStripe * kBucketsPerStripe;
   if (admission_.admits_all()) {
@@ -230,13 +277,13 @@ void Table::insert_rows(Selection& absent, std::span<const Arena::Ref> rows, con
     if (!admits(key, position, step)) return false;
     const std::uint32_t bucket = bucket_of(key);
     index_.reserve(bucket, index_.num_rows(bucket) + 1, now, scratch);
-    initialize(arena_.row(rows[used]), key);
+    initialize(arenas_.row(rows[used]), arenas_.class_of(rows[used]), key, updates.scratch);
     index_.insert(mix64(key), {rows[used++], static_cast<std::uint16_t>(now)}, now);
     admission_.settle(key);
     return true;
   });
   num_admitted_ += used;
-  arena_.free(rows.subspan(used));
+  arenas_.free(rows.subspan(used));
 }
 
 std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
@@ -257,7 +304,7 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
       const std::uint32_t bucket = bucket_of(key);
       removed_.add(bucket, key, version(), index_.num_rows(bucket));
     }
-    arena_.free(refs);
+    arenas_.free(refs);
     erased += refs.size();
   });
   return erased;
@@ -269,7 +316,7 @@ void Table::settle(std::span<const std::uint64_t> keys, const float* delta_score
     std::unique_lock lock(stripes_[stripe]);
     for (std::size_t i = 0; i < group.keys.size(); ++i) {
       if (std::byte* row = index_.find(group.keys[i]); row != nullptr) {
-        layout_.score(row).delta_score -= delta_scores[group.position(i)];
+        layout_of(row).score(row).delta_score -= delta_scores[group.position(i)];
       }
     }
   });

@@ -12,6 +12,8 @@ from trireme.optim import SGD, Adagrad, Rule
 from trireme.policy import Admission, Policy, ScoreFilter, ScorePolicy, admission_of, policy_of
 
 DIM_MAX = 4096
+CLASSES_MAX = 16
+DTYPES = ("float32", "bfloat16", "float16")
 NAME_BYTES_MAX = 200
 
 
@@ -21,7 +23,9 @@ class TableSchema:
     value.
 
     Attributes:
-        dims: weights per row of each row class (at most 16); class 0 is the default.
+        dims: weights per row of each row class; class 0 is the default. At most 16 classes, that of
+            the heads included.
+        dtype: of the weights in memory; wide rows, files and messages have float32.
         columns: names of the per-key columns that pushes of this table carry besides the gradient.
         rule: name and fixed values of the update rule, as `Rule.fixed()`.
         initializer: (kind, a, b), as `Initializer.spec()`.
@@ -44,6 +48,17 @@ class TableSchema:
     @property
     def dim(self) -> int:
         return self.dims[0]
+
+    @property
+    def wide_dim(self) -> int:
+        """Of a wide row: the largest dim."""
+        return max(self.dims)
+
+    @property
+    def head_class(self) -> int | None:
+        """The class of rows that have weight 0 alone as yet; None: rows begin whole."""
+        has_heads = self.policy.get("embedx_threshold") is not None and self.wide_dim > 1
+        return len(self.dims) if has_heads else None
 
     @property
     def is_scored(self) -> bool:
@@ -94,13 +109,17 @@ def _check_schema(schema: TableSchema) -> None:
         raise BadRequest(
             f"Table: expected a name of 1 to {NAME_BYTES_MAX} bytes, found {name_bytes}"
         )
-    if not 1 <= len(schema.dims) <= 16 or not all(1 <= dim <= DIM_MAX for dim in schema.dims):
+    is_right = len(schema.dims) >= 1 and all(1 <= dim <= DIM_MAX for dim in schema.dims)
+    if not is_right or len(schema.dims) + (schema.head_class is not None) > CLASSES_MAX:
         raise BadRequest(
-            f"Table {schema.name!r}: expected 1 to 16 row classes of dim 1 to {DIM_MAX},"
-            f" found {schema.dims}"
+            f"Table {schema.name!r}: expected 1 to {CLASSES_MAX} row classes of dim 1 to {DIM_MAX},"
+            f" one of them for rows below an embedx_threshold, found {schema.dims}"
         )
-    if schema.dtype != "float32":
-        raise BadRequest(f"Table {schema.name!r}: expected dtype float32, found {schema.dtype!r}")
+    if schema.dtype not in DTYPES:
+        raise BadRequest(
+            f"Table {schema.name!r}: expected dtype one of {', '.join(DTYPES)},"
+            f" found {schema.dtype!r}"
+        )
     if schema.absent not in ("initial", "zeros"):
         raise BadRequest(
             f"Table {schema.name!r}: expected absent 'initial' or 'zeros', found {schema.absent!r}"
@@ -129,6 +148,12 @@ class Table:
         dim: weights per row, D.
         optimizer: the update rule, `trireme.optim.*`.
         initializer: the weights of a row that has not been pushed yet, `trireme.initializer.*`.
+        dtype: of the weights in the servers' memory: "float32", or 16 bits, "bfloat16" or
+            "float16" (numbers up to 65504 in steps of 2**-11 of their size: what is larger becomes
+            the largest). Weights of 16 bits are rounded up or down by chance, so that the mean is
+            right and small updates are not lost; the chance follows from seed, key, stream,
+            sequence and element, so a run can be repeated. State and gradients are float32, as is
+            what modules return.
         salt: give every feature a key space of its own, so that equal ids of two features are two
             rows.
         seed: of the initial weights.
@@ -147,6 +172,7 @@ class Table:
         dim: int,
         optimizer: Rule | None = None,
         initializer: Initializer | None = None,
+        dtype: str = "float32",
         salt: bool = False,
         seed: int = 0,
         absent: str = "initial",
@@ -170,7 +196,7 @@ class Table:
         self.schema = TableSchema(
             name=name,
             dims=(dim,),
-            dtype="float32",
+            dtype=dtype,
             rule=self.optimizer.fixed(),
             initializer=(Uniform() if initializer is None else initializer).spec(),
             seed=seed,

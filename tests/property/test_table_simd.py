@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,11 +38,13 @@ def random_values(rng: np.random.Generator, step: int) -> _core.RuleValues:
     )
 
 
-def run_with(simd: str, dim: int, rule: str, initializer: str) -> list[bytes]:
+def run_with(
+    simd: str, dim: int, rule: str, initializer: str, dtype: str = "float32"
+) -> list[bytes]:
     """Lookups after each of some random batches, of rows that are there or not; at last, state."""
     rng = np.random.default_rng([SEED, dim])
     keys = random_keys(rng, 200)
-    table = make_table(dim, rule, simd=simd, **INITIALIZERS[initializer])
+    table = make_table(dim, rule, simd=simd, dtype=dtype, **INITIALIZERS[initializer])
     assert table.simd == simd
     found = [lookup(table, keys).tobytes()]
     for sequence in range(1, 5):
@@ -59,8 +63,14 @@ def run_with(simd: str, dim: int, rule: str, initializer: str) -> list[bytes]:
 def test_an_instruction_set_computes_the_bits_of_scalar_code(simd: str) -> None:
     if WITHOUT[simd]:
         pytest.skip(f"this machine lacks {simd}: {WITHOUT[simd]}")
-    combinations = [(dim, rule, "uniform") for dim in DIMS for rule in RULES]
+    combinations: list[tuple[Any, ...]] = [(dim, rule, "uniform") for dim in DIMS for rule in RULES]
     combinations += [(dim, "sgd", name) for dim in DIMS for name in INITIALIZERS]
+    combinations += [
+        (dim, rule, "normal", dtype)
+        for dim in DIMS[::3]
+        for rule in ("adagrad", "shared fleet adam")
+        for dtype in ("bfloat16", "float16")
+    ]
     with named_in_failure():
         for combination in combinations:
             assert run_with(simd, *combination) == run_with("scalar", *combination), combination

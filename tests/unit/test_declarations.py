@@ -79,8 +79,10 @@ def test_an_incomplete_schema_is_refused(field: str) -> None:
 
 def test_what_this_version_does_not_do_is_refused_in_a_schema() -> None:
     body = Table("t", dim=1).schema.to_wire()
-    with pytest.raises(BadRequest, match="expected dtype float32, found 'bfloat16'"):
-        TableSchema.from_wire({**body, "dtype": "bfloat16"})
+    with pytest.raises(
+        BadRequest, match="expected dtype one of float32, bfloat16, float16, found 'int8'"
+    ):
+        TableSchema.from_wire({**body, "dtype": "int8"})
     with pytest.raises(BadRequest, match=r"reads columns,.*found \('show',\)"):
         TableSchema.from_wire({**body, "columns": ["show"]})
 
@@ -92,6 +94,7 @@ def test_two_declarations_differ_exactly_where_their_schema_does() -> None:
     assert Table("t", dim=2, optimizer=tr.optim.Adagrad(lr=0.9)).schema == base.schema
     assert Table("t", dim=2, optimizer=tr.optim.Adagrad(shared=True)).schema != base.schema
     assert Table("t", dim=2, seed=1).schema != base.schema
+    assert Table("t", dim=2, dtype="bfloat16").schema != base.schema
 
 
 def test_values_of_a_group_carry_every_rate() -> None:

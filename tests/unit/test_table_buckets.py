@@ -152,7 +152,11 @@ def content_of(n: int = 3) -> dict[str, Any]:
             BadRequest,
             "3 classes, one per key, found 2",
         ),
-        ({"classes": np.ones(3, np.uint8)}, BadRequest, "expected row class 0, found 1"),
+        (
+            {"classes": np.ones(3, np.uint8)},
+            BadRequest,
+            r"expected a row class in \[0, 1\), found 1",
+        ),
         (
             {"keys": keys_in([BUCKET], 2).repeat([2, 1])},
             BadRequest,

@@ -2,6 +2,10 @@
 
     (n, row_bytes) uint8  =  weights (D,) float32 | state (W,) float32 | statistics
 
+D and W are those of the widest row class. State is planes of D floats, one for every weight, then
+floats of the row. Of a narrower class the first weights are there, and the first of each plane; the
+others are zeros. So a head alone has its place where it has it in a whole row.
+
 Statistics of every row: version (of the table, when the row last changed) and time (data time of
 the last push in seconds, 0: no push had one). Of a scored table besides: show and click as of the
 day of `time`, delta_score (gained since the last export), feature (that the key was last pushed
@@ -36,7 +40,7 @@ class RowLayout:
 
     @classmethod
     def of(cls, schema: TableSchema, rows: _core.Table) -> RowLayout:
-        return cls(schema.dim, rows.state_floats, schema.is_scored)
+        return cls(schema.wide_dim, rows.state_floats, schema.is_scored)
 
     @property
     def statistics_type(self) -> np.dtype[Any]:

@@ -48,7 +48,6 @@ _EXPORT_VALUES = (
     "base_threshold",
     "delta_threshold",
     "delta_keep_days",
-    "embedx_threshold",
     "pulls_statistics",
 )
 
@@ -94,6 +93,7 @@ def make_core_table(schema: TableSchema) -> _core.Table:
         raise BadRequest(f"table {schema.name!r}: no rule has the options {rule}")
     return _core.Table(
         dims=list(schema.dims),
+        dtype=schema.dtype,
         initializer=kind,
         init_a=a,
         init_b=b,

@@ -92,7 +92,14 @@ class FleetText:
 
     @classmethod
     def of(cls, schema: TableSchema, rows: _core.Table, accessor: str, betas: Betas) -> FleetText:
-        """Raises BadRequest for an unknown accessor, or a rule that Fleet does not have."""
+        """Raises BadRequest for an unknown accessor, a rule that Fleet does not have, or dims per
+        feature.
+        """
+        if len(schema.dims) != 1:
+            raise BadRequest(
+                f"Fleet's text: expected a table of one dim, found {schema.name!r} with"
+                f" {schema.dims}"
+            )
         if accessor not in ACCESSORS:
             raise BadRequest(
                 f"Fleet's text: expected accessor {', '.join(ACCESSORS)}, found {accessor!r}"
@@ -139,7 +146,8 @@ class FleetText:
         return self._classes(is_full), rows
 
     def _classes(self, is_full: Array) -> npt.NDArray[np.uint8]:
-        return np.zeros(len(is_full), np.uint8)
+        head_class = self.schema.head_class
+        return np.where(is_full | (head_class is None), 0, head_class or 0).astype(np.uint8)
 
     def _read_statistics(
         self, numbers: Array, wide: Array, statistics: Array, stamp: Stamp
@@ -195,7 +203,7 @@ class FleetText:
         slots, shows, clicks = self._wide_columns(wide)
         slots[:] = statistics["feature"]
         shows[:], clicks[:] = statistics["show"] * decay, statistics["click"] * decay
-        is_full = np.ones(len(keys), np.uint8)
+        is_full = (classes != self.schema.head_class).astype(np.uint8)
         return _core.write_rows(keys, numbers, wide, is_full, self.format)
 
 
