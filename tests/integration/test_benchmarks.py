@@ -41,6 +41,8 @@ REAL_CLAIMS = {
     ("fleet", "rows_adagrad"): (),
     ("fleet", "rows_std_adagrad"): (),
     ("fleet", "rows_adam"): (),
+    ("fleet", "rows_adagrad_v2"): (),
+    ("fleet", "rows_shared_adam"): (),
     **{("zoo", case): ("torch",) for case in CASES},
     ("zoo", "deepfm_adult_async"): ("torch",),
     ("zoo", "din_history_async"): ("torch",),

@@ -160,9 +160,13 @@ class Client:
                 channel.abandon()
         answers = [_named(channel, outgoing) for channel, outgoing in batch]
         if not return_errors:
-            for (_, outgoing), answer in zip(batch, answers, strict=True):
-                if isinstance(outgoing.answer, TriremeError) and isinstance(answer, TriremeError):
-                    raise answer
+            errors = [
+                answer
+                for (_, outgoing), answer in zip(batch, answers, strict=True)
+                if isinstance(outgoing.answer, TriremeError) and isinstance(answer, TriremeError)
+            ]
+            if errors:  # who waits in vain says less than who is not there
+                raise min(errors, key=lambda error: isinstance(error, DeadlineExceeded))
         return answers
 
     def _run(
@@ -181,7 +185,13 @@ class Client:
             failed = not return_errors and any(
                 isinstance(outgoing.answer, TriremeError) for _, outgoing in batch
             )
-            if not waiting or failed:
+            if failed:
+                if any(isinstance(o.answer, DeadlineExceeded) for _, o in batch):
+                    # A server's own deadline comes a moment before ours.
+                    gone = [pair for pair in waiting if pair[0].state is not State.READY]
+                    _expire(gone, timeout_s)
+                return
+            if not waiting:
                 return
             if now >= deadline:
                 _expire(waiting, timeout_s)
