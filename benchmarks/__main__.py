@@ -33,6 +33,7 @@ BENCHES = {
     "feed": ("benchmarks.macro.feed", "from files to batches: parsing, shuffled memory, commands"),
     "checkpoint": ("benchmarks.macro.checkpoint", "what is saved and loaded: bytes/s"),
     "table": ("benchmarks.micro.bench_table", "rows of the table core, on one thread"),
+    "predictor": ("benchmarks.micro.bench_predictor", "lookups in an export, beside the table's"),
     "batch": ("benchmarks.micro.bench_batch", "the batch work of a step, on one thread"),
     "rpc": ("benchmarks.micro.bench_rpc", "calls between processes, beside plain TCP"),
 }
@@ -84,7 +85,7 @@ def _emit(result: dict[str, Any], json_path: Path | None) -> None:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    meanings = "\n".join(f"  {name:8} {meaning}" for name, (_, meaning) in BENCHES.items())
+    meanings = "\n".join(f"  {name:10} {meaning}" for name, (_, meaning) in BENCHES.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=f"Measure Trireme, beside rivals where there are any.\n\n{meanings}",

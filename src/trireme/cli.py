@@ -15,6 +15,7 @@ from trireme.config import Config
 from trireme.errors import BadRequest, TriremeError
 from trireme.launch import local, roles
 from trireme.launch.plan import LaunchConfig
+from trireme.run import predict_command
 from trireme.run.settings import Settings
 
 # Options of fleetrun and paddle.distributed.launch without a meaning here, and what to do instead.
@@ -165,6 +166,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(_command(commands, "run", "train or infer as a YAML file says", _EXAMPLES_RUN))
     summary = "turn checkpoints, Fleet's folders and Parquet into one another"
     _add_convert(_command(commands, "convert", summary, _EXAMPLES_CONVERT))
+    summary = "answer files with an exported model"
+    predict_command.add_to(_command(commands, "predict", summary, predict_command.EXAMPLES))
     _add_server(
         _command(commands, "server", "be a server, without a script", _EXAMPLES_SERVER + _KEYS)
     )

@@ -52,6 +52,7 @@ REAL_CLAIMS = {
     ("table", "overhead_bytes_per_row"): (),
     ("table", "lookup"): ("gather",),
     ("table", "update_adagrad"): ("gather",),
+    ("predictor", "lookup"): ("table",),
     ("batch", "unique"): ("torch",),
     ("batch", "gather_dim9"): ("torch", "copy"),
     ("batch", "gather_dim16"): ("torch", "copy"),

@@ -97,12 +97,13 @@ def input_tensor(one: Input, batch: Batch, gathered: Mapping[str, Tensor]) -> Te
         BadRequest: the column is missing, or has another dtype or shape.
     """
     if one.role == "lookup":
-        return gathered[one.name]
-    if one.name not in batch:
+        tensor = gathered[one.name]
+    elif one.name in batch:
+        tensor = _part(batch[one.name], one)
+    else:
         raise BadRequest(
             f"Predictor: expected column {one.name!r} in the batch, found {', '.join(batch.keys())}"
         )
-    tensor = _part(batch[one.name], one)
     found = (_dtype_name(tensor), tuple(tensor.shape))
     is_shape = len(one.shape) == tensor.dim() and all(
         size in (None, actual) for size, actual in zip(one.shape, tensor.shape, strict=True)

@@ -26,7 +26,7 @@ def map_rows(folder: Path, part: TablePart, *, has_flags: bool, verify: bool) ->
         Corruption: a file is missing or damaged, or the files lack something; names the file.
     """
     paths = [located(folder, file, verify=verify) for file in part.files]
-    rows = _core.FrozenRows([str(path) for path in paths], [_mapped(path) for path in paths])
+    rows = _core.FrozenRows([str(path) for path in paths], [mapped(path) for path in paths])
     found = {
         "dim": rows.dim,
         "statistics": rows.statistics,
@@ -51,7 +51,7 @@ def map_rows(folder: Path, part: TablePart, *, has_flags: bool, verify: bool) ->
     return rows
 
 
-def _mapped(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def mapped(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of a file. The pages are the system's: loaded when touched, once for all
     processes.
     """

@@ -33,14 +33,18 @@ def field(name: str, column: Column) -> Any:
     if isinstance(column, Strings):
         count, values = pa.array(["1"] * (len(column.offsets) - 1), pa.string()), texts(column)
     else:
-        numbers, offsets = _bags(name, column)
-        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), _numbers(numbers))
+        flat, offsets = _bags(name, column)
         sizes = np.diff(offsets)
-        count, values = pa.array(sizes).cast(pa.string()), pc.binary_join(lists, ":")
+        count, values = pa.array(sizes).cast(pa.string()), _numbers_joined(flat, offsets, ":")
         if (sizes == 0).any():
             colons = pc.if_else(pa.array(sizes == 0), "", ":")
             return _joined(pa.scalar(f"{name}:"), count, colons, values)
     return _joined(pa.scalar(f"{name}:"), count, pa.scalar(":"), values)
+
+
+def numbers(values: Tensor) -> Any:
+    """B strings: the numbers of each example, (B, ...), commas in between."""
+    return _numbers_joined(*_bags("output", values), ",")
 
 
 def texts(column: Strings) -> Any:
@@ -88,5 +92,7 @@ def _array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def _numbers(values: NDArray[Any]) -> Any:
-    return pa.array(values).cast(pa.string())
+def _numbers_joined(flat: NDArray[Any], offsets: NDArray[np.int64], between: str) -> Any:
+    strings = pa.array(flat).cast(pa.string())
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), strings)
+    return pc.binary_join(lists, between)

@@ -6,7 +6,7 @@ where it runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -49,7 +49,11 @@ def export_graph(
     for name in recorded.used:
         inputs += _column_inputs(name, batch[name])
     tensors = tuple(input_tensor(one, batch, gathered) for one in inputs)
-    shapes = tuple(dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in tensors)
+    bags = {reading.name for reading in readings if reading.mode != "none"}
+    shapes = tuple(
+        dict.fromkeys(_varying_axes(one, tensor, bags), Dim.AUTO)
+        for one, tensor in zip(inputs, tensors, strict=True)
+    )
     try:
         with torch.no_grad():
             dense = _Dense(model, inputs, _sized_by_example(readings, batch))
@@ -129,6 +133,15 @@ def _column_inputs(name: str, column: Column) -> list[Input]:
         )
     given = [(role, getattr(column, role)) for role in RAGGED]
     return [describe(role, name, part) for role, part in given if part is not None]
+
+
+def _varying_axes(one: Input, tensor: Tensor, bags: Collection[str]) -> range:
+    """Axes whose size may differ from batch to batch: examples, and ids of each where they are as
+    many as the batch says. Dense numbers and rows are as wide as in the example.
+    """
+    if one.role == "lookup" and one.name not in bags:
+        return range(tensor.dim() - 1)
+    return range(1 if tensor.is_floating_point() else tensor.dim())
 
 
 def _with_sizes(

@@ -1,0 +1,133 @@
+"""What files hold, from options of a command: a format, and fields as text.
+
+ins_id,label,dense:I:13,sparse:C1,hashed:C2       kind, name, dim
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from trireme.data import arrow, criteo, csv, libsvm, multislot
+from trireme.data.schema import (
+    Content,
+    Dense,
+    Field,
+    InsId,
+    Label,
+    Schema,
+    Show,
+    Sparse,
+    Weight,
+)
+from trireme.errors import BadRequest
+from trireme.inference.manifest import Manifest
+
+Columns = dict[str, list[str]]
+FORMATS = ("criteo", "csv", "libsvm", "multislot", "parquet")
+_PLAIN: dict[str, Callable[[str], Field]] = {
+    "label": Label,
+    "weight": Weight,
+    "show": Show,
+    "ins_id": InsId,
+    "content": Content,
+    "sparse": Sparse,
+    "hashed": lambda name: Sparse(name, hashed=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """What is said of the files.
+
+    format: one of FORMATS; "parquet": Parquet or Arrow IPC files, by their endings.
+    fields: as text, see above; None: what the model reads, where the format has names.
+    ins_id: the column that names the examples, if `fields` is None.
+    delimiter, list_separator: of csv. has_header: whether the first line of csv has names.
+    """
+
+    format: str
+    fields: str | None = None
+    ins_id: str | None = None
+    delimiter: str = ","
+    list_separator: str | None = None
+    has_header: bool = True
+
+
+def schema_of(options: FileOptions, manifest: Manifest) -> Schema:
+    """Raises BadRequest: fields that are missing, or that the format does not have."""
+    if options.format in ("criteo", "libsvm"):
+        if options.fields is not None or options.ins_id is not None:
+            raise BadRequest(
+                f"predict: expected no --fields and no --ins_id with --format {options.format},"
+                " which fixes the columns"
+            )
+        return criteo() if options.format == "criteo" else libsvm()
+    fields, columns = _fields(options, manifest)
+    if columns and options.format != "csv":
+        raise BadRequest(
+            f"predict: expected the dim of a dense field with --format {options.format}, found"
+            f" columns of {', '.join(columns)}"
+        )
+    if options.format == "parquet":
+        return arrow(fields)
+    if options.format == "multislot":
+        return multislot(fields)
+    return csv(
+        fields,
+        delimiter=options.delimiter,
+        header=options.has_header,
+        list_separator=options.list_separator,
+        columns=columns,
+    )
+
+
+def _fields(options: FileOptions, manifest: Manifest) -> tuple[list[Field], Columns]:
+    if options.fields is not None:
+        if options.ins_id is not None:
+            raise BadRequest("predict: expected --ins_id among --fields, found it beside them")
+        return parse_fields(options.fields)
+    if options.format == "multislot" or not options.has_header:
+        raise BadRequest(
+            "predict: expected --fields, in the order of the files, which have no names"
+        )
+    front: list[Field] = [] if options.ins_id is None else [InsId(options.ins_id)]
+    return [*front, *_read_by(manifest)], {}
+
+
+def parse_fields(text: str) -> tuple[list[Field], Columns]:
+    """Fields of `kind`, `kind:name`, `dense:name:dim` or `dense:name:column+column`, with commas
+    between them; and the columns that were named so.
+
+    Raises:
+        BadRequest: another kind, or no name where one is needed.
+    """
+    columns: Columns = {}
+    return [_field(part.strip(), columns) for part in text.split(",")], columns
+
+
+def _field(text: str, columns: Columns) -> Field:
+    kind, *rest = text.split(":")
+    if kind == "dense" and len(rest) == 2 and not rest[1].isdecimal():
+        columns[rest[0]] = rest[1].split("+")
+        return Dense(rest[0], len(columns[rest[0]]))
+    if kind == "dense" and len(rest) in (1, 2):
+        return Dense(rest[0], *map(int, rest[1:]))
+    if kind in _PLAIN and len(rest) == 1:
+        return _PLAIN[kind](rest[0])
+    if kind in ("label", "weight", "show", "ins_id", "content") and not rest:
+        return _PLAIN[kind](kind)
+    raise BadRequest(
+        f"predict: expected --fields of the kinds {', '.join(_PLAIN)}, as kind:name, or"
+        f" dense:name:dim or dense:name:column+column, found {text!r}"
+    )
+
+
+def _read_by(manifest: Manifest) -> Iterable[Field]:
+    """What the model reads; a column of numbers with one per example is read as a Label is."""
+    names = dict.fromkeys(name for lookup in manifest.lookups for name in lookup.features)
+    yield from map(Sparse, names)
+    for one in manifest.inputs:
+        if one.role != "column" or one.name in names:
+            continue
+        yield Label(one.name) if len(one.shape) == 1 else Dense(one.name, one.shape[1] or 1)

@@ -1,0 +1,180 @@
+"""`trireme predict`: what an exported model answers for files of examples."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from trireme.data import QueueDataset
+from trireme.data.batch import Batch, Strings
+from trireme.data.schema import InsId
+from trireme.data.sources import filesystem
+from trireme.errors import BadRequest, writing
+from trireme.inference import Predictor
+from trireme.run.file_schema import FileOptions, schema_of
+from trireme.train.dump_text import lines, numbers, texts
+from trireme.train.part import Part
+from trireme.train.progress import Display, display
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How many examples were answered, and of how many distinct keys, batch by batch, how many had
+    no row.
+    """
+
+    examples: int
+    keys: int
+    missing: int
+
+
+def predict(
+    folder: Path,
+    inputs: Sequence[str],
+    output: str,
+    options: FileOptions,
+    *,
+    batch_size: int = 4096,
+    threads: int = 0,
+) -> Summary:
+    """Answer every example of the files, in their order.
+
+    Args:
+        folder: of the export.
+        output: a new file: Parquet if it ends in .parquet, else text: per example its ins_id, if
+            there is one, and each output, tabs in between; several numbers with commas.
+
+    Raises:
+        BadRequest: no export, wrong options, or a file that cannot be written. DataError: wrong
+            data. Corruption: a damaged export.
+    """
+    predictor = Predictor(folder, threads=threads)
+    schema = schema_of(options, predictor.manifest)
+    dataset = QueueDataset(list(inputs), schema=schema, batch_size=batch_size, own_files=True)
+    ids = next((field.name for field in schema.fields if isinstance(field, InsId)), None)
+    examples = keys = missing = 0
+    with display("predict") as shown, iter(dataset) as stream, _written(output) as file:
+        for batch in stream:
+            prediction = predictor.predict(batch)
+            file.write(batch, ids, _by_example(prediction.outputs, batch.num_examples))
+            examples += batch.num_examples
+            keys += prediction.num_keys
+            missing += prediction.num_missing
+            shown.num_examples = examples
+            if shown.is_due():
+                _show(shown, stream.fraction_read(), keys, missing)
+        _show(shown, 1.0, keys, missing)
+        shown.say(
+            f"{examples:,} examples to {output}; of {keys:,} keys looked up, {missing:,} had no row"
+        )
+    return Summary(examples, keys, missing)
+
+
+def _show(shown: Display, fraction: float, keys: int, missing: int) -> None:
+    shown.show(fraction, {"missing_keys": missing / max(keys, 1)})
+
+
+def _by_example(outputs: Mapping[str, Tensor], num_examples: int) -> dict[str, Tensor]:
+    """(B, V) each."""
+    for name, output in outputs.items():
+        if output.dim() == 0 or len(output) != num_examples:
+            raise BadRequest(
+                f"predict: expected output {name!r} with {num_examples} rows, one per example,"
+                f" found shape {tuple(output.shape)}"
+            )
+    return {name: output.reshape(num_examples, -1) for name, output in outputs.items()}
+
+
+class _File(Protocol):
+    def write(self, batch: Batch, ids: str | None, outputs: Mapping[str, Tensor]) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+@contextmanager
+def _written(output: str) -> Iterator[_File]:
+    """A file that has its name when everything is in it."""
+    folder, _, name = output.rpartition("/")
+    where, root = filesystem(folder or ".", {})
+    with writing(f"predict: cannot write {output}"):
+        if where.exists(output):
+            raise BadRequest(f"predict: expected a new file, found {output} existing")
+        where.makedirs(root, exist_ok=True)
+        part = Part(where, root, name)
+        file: _File = _Parquet(part) if name.endswith(".parquet") else _Text(part)
+        try:
+            yield file
+            file.finish()
+            part.finish()
+            part.publish()
+        except BaseException:
+            part.discard()
+            raise
+
+
+class _Text:
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    def write(self, batch: Batch, ids: str | None, outputs: Mapping[str, Tensor]) -> None:
+        front = [] if ids is None else [texts(_column(batch, ids))]
+        self._part.write(lines(*front, *(numbers(output) for output in outputs.values())))
+
+    def finish(self) -> None:
+        """Nothing is held back."""
+
+
+class _Parquet:
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._writer: Any = None
+
+    def write(self, batch: Batch, ids: str | None, outputs: Mapping[str, Tensor]) -> None:
+        columns = (
+            {} if ids is None else {"ins_id": pa.array(_column(batch, ids).decode(), pa.string())}
+        )
+        columns |= {name: _arrow(output) for name, output in outputs.items()}
+        table = pa.table(columns)
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(_Sink(self._part), table.schema)
+        self._writer.write_table(table)
+
+    def finish(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _Sink(io.RawIOBase):
+    """A part as a file of Python's kind."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__()
+        self._part = part
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._part.write(data)
+        return len(data)
+
+
+def _column(batch: Batch, ids: str) -> Strings:
+    column = batch[ids]
+    assert isinstance(column, Strings)  # what readers make of InsId
+    return column
+
+
+def _arrow(output: Tensor) -> Any:
+    """A number per example, or a list of so many."""
+    flat = pa.array(output.reshape(-1).numpy())
+    width = output.shape[1]
+    return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)

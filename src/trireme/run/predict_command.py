@@ -1,0 +1,66 @@
+"""The command line of `trireme predict`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EXAMPLES = """
+examples:
+  trireme predict -m export/1 --format parquet --input part-*.parquet --output scores.parquet
+      a row per example: ins_id if --ins_id names a column, and each output of the model
+  trireme predict -m export/1 --format csv --ins_id id --input a.csv b.csv --output scores.tsv
+      a line per example: ins_id, then the outputs
+  trireme predict -m export/1 --format multislot --fields ins_id,label:click,sparse:2,dense:3:13 \\
+      --input day=0.txt --output scores.tsv
+      text without names: what is on a line, in order
+
+The folder is what Trainer.save_inference_model wrote; nothing else is needed. Outputs are what the
+model returns: logits stay logits. --fields lists kind:name with commas; kinds are label, weight,
+show, ins_id, content, sparse, hashed (strings) and dense:name:dim. Keys that the model has no row
+for are answered as in training, and counted. Exit code 2: a wrong call or wrong data.
+"""
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("-m", "--model", type=Path, required=True, metavar="DIR", help="folder of the export")
+    add("--input", nargs="+", required=True, metavar="FILE", help="files, patterns, locations")
+    add("--output", required=True, metavar="FILE", help="new file: .parquet, or else lines")
+    add(
+        "--format",
+        required=True,
+        choices=("criteo", "csv", "libsvm", "multislot", "parquet"),
+        help="of the input; parquet: or Arrow IPC, by the files' endings",
+    )
+    add("--fields", metavar="LIST", help="what the files hold; default: what the model reads")
+    add("--ins_id", metavar="NAME", help="the column that names examples, without --fields")
+    add("--delimiter", default=",", metavar="C", help="between cells of csv; default: a comma")
+    add("--list_separator", metavar="C", help="between the ids or numbers of a cell of csv")
+    add("--no_header", action="store_true", help="csv without a first line of names")
+    add("--batch_size", type=int, default=4096, metavar="N", help="examples at a time")
+    add("--threads", type=int, default=0, metavar="N", help="default: one per core")
+    command.set_defaults(run=_predict)
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from trireme.run.file_schema import FileOptions  # brings torch
+    from trireme.run.predict import predict
+
+    options = FileOptions(
+        format=arguments.format,
+        fields=arguments.fields,
+        ins_id=arguments.ins_id,
+        delimiter=arguments.delimiter,
+        list_separator=arguments.list_separator,
+        has_header=not arguments.no_header,
+    )
+    predict(
+        arguments.model,
+        arguments.input,
+        arguments.output,
+        options,
+        batch_size=arguments.batch_size,
+        threads=arguments.threads,
+    )
+    return 0
