@@ -9,7 +9,7 @@ time         data time of the last push in seconds, whose day show and click are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -58,23 +58,36 @@ def checked(name: str, values: Array) -> Array:
 
 
 def rows_of(
-    schema: TableSchema, layout: RowLayout, columns: Mapping[str, Array], stamp: Stamp
+    schema: TableSchema,
+    layout: RowLayout,
+    class_dims: Sequence[int],
+    columns: Mapping[str, Array],
+    stamp: Stamp,
 ) -> tuple[npt.NDArray[np.uint8], WideRows]:
     """Row classes and wide rows of `checked` columns.
+
+    Args:
+        class_dims: weights of each row class.
+        columns: besides, `num_weights` (n,): how many of a row's weights it has; default all.
 
     Raises:
         BadRequest: columns of a wrong width or length, or such as the table has no place for.
         RowError: a value that cannot be; names the row.
     """
     weights = columns["weights"]
+    missing = layout.dim - weights.shape[1]
+    if "num_weights" in columns and missing > 0:
+        weights = np.pad(weights, ((0, 0), (0, missing)))
+    columns = {**columns, "weights": weights}
     _check_shapes(schema, layout, columns)
+    classes = _classes(class_dims, columns.get("num_weights"), len(weights))
     rows = np.zeros((len(weights), layout.row_bytes), np.uint8)
     layout.weights(rows)[:] = weights
     state = layout.state(rows)
     if "state" in columns:
         state[:] = columns["state"]
     else:
-        _begin(schema, state)
+        _begin(schema, state, np.array(class_dims)[classes] > 1)
     for name, low in (("weights", -np.inf), ("show", 0), ("click", 0), ("delta_score", -np.inf)):
         if name in columns:
             values = columns[name].reshape(len(weights), -1)
@@ -87,7 +100,24 @@ def rows_of(
     for name in STATISTICS:
         if name in columns:
             statistics[name] = columns[name]
-    return np.zeros(len(weights), np.uint8), rows
+    return classes, rows
+
+
+def _classes(
+    class_dims: Sequence[int], num_weights: Array | None, num_rows: int
+) -> npt.NDArray[np.uint8]:
+    """The first class of as many weights as each row has. Raises RowError where there is none."""
+    if num_weights is None:
+        return np.full(num_rows, list(class_dims).index(max(class_dims)), np.uint8)
+    of_dim = np.full(max(class_dims) + 1, len(class_dims), np.int64)
+    for row_class, dim in reversed(list(enumerate(class_dims))):
+        of_dim[dim] = row_class
+    classes = of_dim[num_weights]
+    wrong = np.flatnonzero(classes == len(class_dims))
+    if len(wrong):
+        expected = " or ".join(map(str, sorted(set(class_dims))))
+        raise RowError(int(wrong[0]), f"{expected} weights", f"{num_weights[wrong[0]]}")
+    return classes.astype(np.uint8)
 
 
 def _check_shapes(schema: TableSchema, layout: RowLayout, columns: Mapping[str, Array]) -> None:
@@ -97,30 +127,33 @@ def _check_shapes(schema: TableSchema, layout: RowLayout, columns: Mapping[str, 
         expected = (num_rows, widths[name]) if name in widths else (num_rows,)
         if values.shape != expected:
             raise BadRequest(
-                f"import of table {schema.name!r}: expected column {name!r} of shape {expected},"
+                f"table {schema.name!r}: expected column {name!r} of shape {expected},"
                 f" found {values.shape}"
             )
     if not layout.is_scored:
         without_place = sorted({name for name, _ in SCORE} & columns.keys())
         if without_place:
             raise BadRequest(
-                f"import of table {schema.name!r}: it has no ScorePolicy, and so no place for the"
+                f"table {schema.name!r}: it has no ScorePolicy, and so no place for the"
                 f" columns {without_place}"
             )
 
 
-def _begin(schema: TableSchema, state: Array) -> None:
-    """The state of a row that has its weights, but has not learned yet."""
+def _begin(schema: TableSchema, state: Array, has_tail: Array) -> None:
+    """The state of rows that have their weights, but have not learned yet."""
     rule = str(schema.rule["name"])
     if rule == "ftrl":
         raise BadRequest(
-            f"import of table {schema.name!r}: expected a column 'state', found none; weights of"
+            f"table {schema.name!r}: expected a column 'state', found none; weights of"
             " FTRL follow from its state"
         )
     if rule in (*WITHOUT_POWERS, *WITH_POWERS):
-        # Head and tail have both begun, or the next update would leave the tail behind.
-        for part in parts_of(schema):
-            if part.count is not None:
-                state[:, part.count] = np.uint32(1).view(np.float32)
+        # Both parts have begun, or the next update would leave the tail behind.
+        head, tail = parts_of(schema)
+        begun = np.uint32(1).view(np.float32)
+        if head.count is not None:
+            state[:, head.count] = begun
+        if tail.count is not None:
+            state[has_tail, tail.count] = begun
     elif rule == "adagrad":
         state[:] = schema.rule["initial_accumulator"]

@@ -33,6 +33,8 @@ from trireme.rpc import Reply, Request
 T = TypeVar("T")
 R = TypeVar("R")
 
+Rows = tuple[Keys, Array, WideRows]  # keys, row classes, wide rows
+
 SHARDS_MAX = 100_000  # Fleet's names have five digits
 ROWS_PER_GROUP = 1 << 17
 BYTES_PER_FILE = 1 << 30
@@ -72,23 +74,25 @@ class ExportHandlers:
         table, folder = self._table(request), self._place(request)
         options = need(request.body, "storage_options", dict)
         layout = RowLayout.of(table.schema, table.rows)
+        dims = np.array(table.rows.dims)
         arrow = arrow_schema(layout, state=need(request.body, "state", bool))
         num_rows = 0
         parts = _row_groups(table, self._owned())
         with writing(f"export: cannot write {folder}"):
             for number in range(SHARDS_MAX):
-                first = next(parts, None)
-                if first is None:
-                    break
+                group = next(parts, None)
+                if group is None and (number or self._shard.index):
+                    break  # an empty table has one file all the same
                 name = f"part-{self._shard.index:03d}-{number:05d}.parquet"
                 with (
                     create(folder, name, options) as file,
                     pq.ParquetWriter(file, arrow) as writer,
                 ):
-                    group: tuple[Keys, WideRows] | None = first
                     while group is not None:
-                        writer.write_batch(record_batch(arrow, layout, *group))
-                        num_rows += len(group[0])
+                        keys, classes, rows = group
+                        batch = record_batch(arrow, layout, keys, dims[classes], rows)
+                        writer.write_batch(batch)
+                        num_rows += len(keys)
                         group = next(parts, None) if file.tell() < BYTES_PER_FILE else None
         return Reply({"rows": num_rows})
 
@@ -111,7 +115,7 @@ class ExportHandlers:
             return len(keys), _cut_lines(piece, shards[order])
 
         owned = self._owned()
-        at_once = max(1, ROWS_PER_GROUP * len(owned) // max(table.rows.rows, 1))
+        at_once = _buckets_at_once(table, owned)
         runs = [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
         num_rows = 0
         with writing(f"export: cannot write {folder}"):
@@ -158,8 +162,8 @@ def _cut_lines(text: Array, shards: Array) -> dict[int, Array]:
     }
 
 
-def _content(table: ServedTable, buckets: Sequence[int]) -> tuple[Keys, Array, WideRows]:
-    """Keys, row classes and rows of some buckets, each as it was at one moment."""
+def _content(table: ServedTable, buckets: Sequence[int]) -> Rows:
+    """The rows of some buckets, each as it was at one moment."""
     parts = [table.rows.snapshot(bucket) for bucket in buckets]
     return (
         np.concatenate([part.keys for part in parts]),
@@ -168,23 +172,18 @@ def _content(table: ServedTable, buckets: Sequence[int]) -> tuple[Keys, Array, W
     )
 
 
-def _row_groups(table: ServedTable, owned: Sequence[int]) -> Iterator[tuple[Keys, WideRows]]:
+def _row_groups(table: ServedTable, owned: Sequence[int]) -> Iterator[Rows]:
     """All rows, some at a time."""
-    pending, num_pending = list[tuple[Keys, WideRows]](), 0
-    for bucket in owned:
-        content = table.rows.snapshot(bucket)
-        pending.append((content.keys, content.rows))
-        num_pending += len(content.keys)
-        if num_pending >= ROWS_PER_GROUP:
-            yield _joined(pending)
-            pending, num_pending = [], 0
-    if num_pending:
-        yield _joined(pending)
+    at_once = _buckets_at_once(table, owned)
+    for first in range(0, len(owned), at_once):
+        rows = _content(table, owned[first : first + at_once])
+        if len(rows[0]):
+            yield rows
 
 
-def _joined(parts: list[tuple[Keys, WideRows]]) -> tuple[Keys, WideRows]:
-    keys, rows = zip(*parts, strict=True)
-    return np.concatenate(keys), np.concatenate(rows)
+def _buckets_at_once(table: ServedTable, owned: Sequence[int]) -> int:
+    """So many that they have about ROWS_PER_GROUP rows."""
+    return max(1, ROWS_PER_GROUP * len(owned) // max(table.rows.rows, 1))
 
 
 def _in_order(function: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:

@@ -13,7 +13,7 @@ Fleet's are as of the save. Source: files that paddlepaddle 2.6.2 writes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from trireme import _core
 from trireme.errors import BadRequest
 from trireme.ps.interchange.fleet_state import Betas, PartState, parts_of
 from trireme.ps.rows import RowLayout, WideRows
+from trireme.ps.shard import make_core_table
 from trireme.ps.wire import Array
 from trireme.table import TableSchema
 
@@ -143,11 +144,14 @@ class FleetText:
             self.tail.read(numbers[part, self.at["tail_state"]], of_part, self.betas, least=1)
             state[part] = of_part
         self._read_statistics(numbers, wide, self.layout.statistics(rows), stamp)
-        return self._classes(is_full), rows
-
-    def _classes(self, is_full: Array) -> npt.NDArray[np.uint8]:
-        head_class = self.schema.head_class
-        return np.where(is_full | (head_class is None), 0, head_class or 0).astype(np.uint8)
+        classes = np.zeros(len(keys), np.uint8)
+        if len(full) < len(keys) and self.schema.dim > 1:
+            heads = np.flatnonzero(is_full == 0)
+            if self.schema.head_class is None:
+                weights[heads, 1:] = initial_weights(self.schema, keys[heads])[:, 1:]
+            else:
+                classes[heads] = self.schema.head_class
+        return classes, rows
 
     def _read_statistics(
         self, numbers: Array, wide: Array, statistics: Array, stamp: Stamp
@@ -205,6 +209,14 @@ class FleetText:
         shows[:], clicks[:] = statistics["show"] * decay, statistics["click"] * decay
         is_full = (classes != self.schema.head_class).astype(np.uint8)
         return _core.write_rows(keys, numbers, wide, is_full, self.format)
+
+
+def initial_weights(schema: TableSchema, keys: Array) -> Array:
+    """The weights (n, D) that rows of these keys begin with."""
+    table = make_core_table(replace(schema, absent="initial"))
+    weights = np.empty((len(keys), schema.dim), np.float32)
+    table.lookup(np.ascontiguousarray(keys), weights, _core.Pool(1))
+    return weights
 
 
 def days_between(times: Array, time: int) -> npt.NDArray[np.int64]:

@@ -98,7 +98,7 @@ class ImportHandlers:
         def read(path: str, is_stopped: Callable[[], bool]) -> int:
             num_rows = 0
             for batch in batches(path, columns, options):
-                self._stage(staged, batch, stamp, f"{path}: row", num_rows)
+                self._stage(staged, batch, stamp, path, num_rows)
                 num_rows += len(batch["key"])
                 if is_stopped():
                     break
@@ -119,7 +119,7 @@ class ImportHandlers:
             for name in names
         }
         arrays.end()
-        self._stage(staged, columns, self._stamp(request), "import: row of key", None)
+        self._stage(staged, columns, self._stamp(request), "import", None)
         return Reply({"keys": staged.rows.rows})
 
     def _stage(
@@ -130,8 +130,10 @@ class ImportHandlers:
         where: str,
         before: int | None,
     ) -> None:
-        """Take those rows that belong here. before: rows of the file before these; None: an error
-        names the key.
+        """Take those rows that belong here.
+
+        where: the file, for messages. before: rows of the file before these; None: an error names
+            the key.
         """
         buckets = np.empty(len(columns["key"]), np.uint16)
         _core.buckets(columns["key"], buckets)
@@ -139,11 +141,13 @@ class ImportHandlers:
         if len(here) < len(buckets):
             columns = {name: values[here] for name, values in columns.items()}
         try:
-            classes, rows = rows_of(staged.schema, staged.layout, columns, stamp)
+            classes, rows = rows_of(staged.schema, staged.layout, staged.rows.dims, columns, stamp)
         except RowError as error:
-            row = here[error.row]
-            number = columns["key"][error.row] if before is None else before + row
-            raise DataError(f"{where} {number}: {error}") from error
+            key = columns["key"][error.row]
+            row = f"row of key {key}" if before is None else f"row {before + here[error.row]}"
+            raise DataError(f"{where}: {row}: {error}") from error
+        except BadRequest as error:
+            raise BadRequest(f"{where}: {error}") from error
         staged.put(columns["key"], classes, rows)
 
     def _on_end(self, request: Request) -> None:

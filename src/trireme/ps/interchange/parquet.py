@@ -10,6 +10,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trireme.errors import DataError
@@ -32,23 +33,25 @@ def arrow_schema(layout: RowLayout, *, state: bool) -> pa.Schema:
 
 
 def record_batch(
-    arrow: pa.Schema, layout: RowLayout, keys: Array, rows: WideRows
+    arrow: pa.Schema, layout: RowLayout, keys: Array, num_weights: Array, rows: WideRows
 ) -> pa.RecordBatch:
-    """Wide rows as a batch of `arrow_schema`."""
+    """Wide rows as a batch of `arrow_schema`. num_weights: (n,), of their classes."""
     statistics = layout.statistics(rows)
+    state = layout.state(rows)
     columns: dict[str, Any] = {
         "key": pa.array(keys),
-        "weights": _lists(layout.weights(rows)),
-        "state": _lists(layout.state(rows)),
+        "weights": _lists(layout.weights(rows), num_weights),
+        "state": _lists(state, np.full(len(state), state.shape[1])),
         **{n: pa.array(np.ascontiguousarray(statistics[n])) for n in statistics.dtype.names or ()},
     }
     return pa.record_batch([columns[name] for name in arrow.names], schema=arrow)
 
 
-def _lists(values: Array) -> pa.Array:
-    offsets = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-    return pa.ListArray.from_arrays(pa.array(offsets), flat)
+def _lists(values: Array, lengths: Array) -> pa.Array:
+    """Lists of the first `lengths` values of each row."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    is_there = np.arange(values.shape[1]) < lengths[:, None]
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[is_there]))
 
 
 def batches(
@@ -56,24 +59,26 @@ def batches(
     names: Mapping[str, str],
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Array]]:
-    """A file's rows, some thousand at a time, as checked columns.
+    """A file's rows, some thousand at a time, as checked columns, with `num_weights`: shorter
+    lists of weights are filled up with zeros.
 
     Args:
         names: what the file calls a column, by our name for it; others by their own name. Columns
             that are neither are passed over.
 
     Raises:
-        DataError: no such file, no key or weights, nulls, or lists of different lengths.
+        DataError: no such file, no key or weights, or nulls.
     """
     try:
         with fsspec.open(path, "rb", **(storage_options or {})) as stored:
             file = pq.ParquetFile(stored)
             wanted = _wanted(path, file.schema_arrow.names, names)
             for batch in file.iter_batches(BATCH_ROWS, columns=list(wanted.values())):
-                yield {
+                columns = {
                     ours: checked(ours, _array(path, ours, batch[theirs]))
                     for ours, theirs in wanted.items()
                 }
+                yield {**columns, "num_weights": _lengths(batch[wanted["weights"]])}
     except (OSError, ValueError, ImportError) as error:
         if isinstance(error, DataError):
             raise
@@ -102,15 +107,14 @@ def _array(path: str, name: str, column: pa.Array) -> Array:
         return values
     if not hasattr(column, "flatten"):
         raise DataError(f"{path}: expected lists in column {name!r}, found {column.type}")
-    flat = column.flatten()
-    if flat.null_count or (len(column) and len(flat) % len(column)):
-        raise DataError(f"{path}: expected lists of one length without nulls in column {name!r}")
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        lengths = np.diff(column.offsets.to_numpy())
-        if len(lengths) and (lengths != lengths[0]).any():
-            raise DataError(
-                f"{path}: expected lists of one length in column {name!r}, found"
-                f" {sorted(set(lengths.tolist()))[:5]}"
-            )
-    lists: Array = flat.to_numpy(zero_copy_only=False).reshape(len(column), -1)
+    flat, lengths = column.flatten(), _lengths(column)
+    if flat.null_count:
+        raise DataError(f"{path}: expected no nulls in the lists of column {name!r}")
+    lists = np.zeros((len(column), int(lengths.max(initial=0))), flat.type.to_pandas_dtype())
+    lists[np.arange(lists.shape[1]) < lengths[:, None]] = flat.to_numpy(zero_copy_only=False)
     return lists
+
+
+def _lengths(column: pa.Array) -> Array:
+    lengths: Array = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths
