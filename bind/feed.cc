@@ -3,6 +3,7 @@
 
 #include <array>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "feed/bags.h"
 #include "feed/gather.h"
 #include "feed/merge.h"
+#include "feed/shows.h"
 #include "feed/split.h"
 #include "feed/unique.h"
 
@@ -133,6 +135,23 @@ void bind_scatter(Grads grad, Index order, Index starts, Bags bags, Weights weig
   scatter(grads, from, as_span(out), pool);
 }
 
+void bind_sum_shows(const std::optional<Array2<const float>>& examples, Index order, Index starts,
+                    Bags bags, std::size_t num_examples, Array1<const std::uint32_t> features,
+                    Array2<float> show_click, Array1<std::uint32_t> feature, Pool& pool) {
+  if (examples) {
+    expect("sum_shows", "the number of examples", examples->shape(0), num_examples);
+    expect("sum_shows", "the second dimension of examples", examples->shape(1), 2);
+  }
+  expect("sum_shows", "the size of starts", starts.size(), feature.size() + 1);
+  expect("sum_shows", "the number of rows of show_click", show_click.shape(0), feature.size());
+  expect("sum_shows", "the second dimension of show_click", show_click.shape(1), 2);
+  expect_int32("sum_shows", "the number of bags", num_examples * features.size());
+  const ExampleShows shows{span_or_empty(examples), num_examples, as_span(features)};
+  const RowsOfBags from{as_span(order), as_span(starts), span_or_empty(bags), {}};
+  nb::gil_scoped_release release;
+  sum_shows(shows, from, as_span(show_click), as_span(feature), pool);
+}
+
 void bind_bag_of(Array1<const std::int64_t> offsets, std::size_t n, Array1<std::int32_t> out) {
   expect("bag_of", "the size of out", out.size(), n);
   expect_int32("bag_of", "the number of bags", offsets.size());
@@ -197,13 +216,18 @@ nb::tuple bind_merge(nb::list parts, Pool& pool) {
     expect("merge", "the dim of a part", part.grads.shape(1), dim);
     spans.push_back({as_span(part.keys), as_span(part.grads), part.scale});
   }
-  if (spans.size() == 1 && spans[0].scale == 1.0F) return nb::make_tuple(parts[0][0], parts[0][1]);
+  if (spans.size() == 1 && spans[0].scale == 1.0F) {
+    Array<std::int32_t> index(spans[0].keys.size());
+    std::iota(index.data(), index.data() + index.size(), 0);
+    return nb::make_tuple(parts[0][0], parts[0][1], result(std::move(index)));
+  }
   Merged merged;
   {
     nb::gil_scoped_release release;
     merged = merge(spans, dim, pool);
   }
-  return nb::make_tuple(result(std::move(merged.keys)), result(std::move(merged.grads), dim));
+  return nb::make_tuple(result(std::move(merged.keys)), result(std::move(merged.grads), dim),
+                        result(std::move(merged.index)));
 }
 
 }  // namespace
@@ -256,6 +280,22 @@ weights: (N,) float32, or None for 1.
 out: (K, D) float32, overwritten.
 Raises BadRequest for sizes that do not agree, or a value out of range.)");
 
+  m.def("sum_shows", &bind_sum_shows, "examples"_a.noconvert().none(), "order"_a.noconvert(),
+        "starts"_a.noconvert(), "bags"_a.noconvert().none(), "num_examples"_a,
+        "features"_a.noconvert(), "show_click"_a.noconvert(), "feature"_a.noconvert(), "pool"_a,
+        R"(How often each row was shown and clicked, and which feature it came from.
+
+show_click[k] = sum, over the occurrences of row k, of the show and click of their examples;
+feature[k] = that of its first occurrence. Positions without a bag count for nothing; a row without
+others has feature 0. The same bits for any number of threads.
+
+examples: (B, 2) float32, or None: each example is one show and no click.
+order: (M,) and starts: (K + 1,) int32, as from `unique`.
+bags: (N,) int32, as from `bag_of`, or None: position p is bag p.
+num_examples: B. features: (F,) uint32, what to call each feature.
+show_click: (K, 2) float32, feature: (K,) uint32, overwritten.
+Raises BadRequest for sizes that do not agree, or a value out of range.)");
+
   m.def("bag_of", &bind_bag_of, "offsets"_a.noconvert(), "n"_a, "out"_a.noconvert(),
         R"(Write the bag of each position, -1 outside all bags.
 
@@ -296,9 +336,10 @@ Raises BadRequest naming an owner that is out of range.)");
         R"(One gradient out of several.
 
 parts: list of (keys (K_i,) uint64, grads (K_i, D) float32, scale).
-Returns (keys (K,) uint64, grads (K, D) float32): the union of the keys, in the order of `unique`
-over all parts, and for each the sum of scale * gradient in the order of the parts. The same bits
-for any number of threads. A single part with scale 1 is returned as it is.
+Returns (keys (K,) uint64, grads (K, D) float32, index (sum of K_i,) int32): the union of the keys,
+in the order of `unique` over all parts; for each the sum of scale * gradient in the order of the
+parts; and the row of the parts' keys, one part behind the other. The same bits for any number of
+threads. A single part with scale 1 is returned as it is.
 Raises BadRequest for sizes that do not agree, TypeError for parts of another form.)");
 }
 

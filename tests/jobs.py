@@ -14,10 +14,8 @@ from typing import TypeVar
 
 from trireme import _core
 from trireme.cluster import Cluster, connect
-from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.coordinator import Coordinator
-from trireme.ps.frozen import ExportHandlers
-from trireme.ps.interchange.handlers import interchange_handlers
+from trireme.ps.handlers import handlers_of
 from trireme.ps.server import Attendance
 from trireme.ps.shard import Shard
 from trireme.rpc import Server
@@ -35,14 +33,7 @@ class InProcessServer:
         self.attendance = Attendance()
         self.rpc = Server(
             listen,
-            {
-                **self.shard.handlers(),
-                **self.coordinator.handlers(),
-                **self.attendance.handlers(),
-                **CheckpointHandlers(self.shard, root).handlers(),
-                **ExportHandlers(self.shard, root).handlers(),
-                **interchange_handlers(self.shard, root),
-            },
+            handlers_of(self.shard, self.coordinator, self.attendance.handlers(), root),
             name="server",
         )
 

@@ -45,7 +45,7 @@ Merged merge(std::span<const GradPart> parts, std::size_t dim, Pool& pool) {
       }
     }
   });
-  return {std::move(distinct.keys), std::move(grads)};
+  return {std::move(distinct.keys), std::move(grads), std::move(distinct.index)};
 }
 
 }  // namespace trireme

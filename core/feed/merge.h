@@ -21,7 +21,8 @@ struct GradPart {
 struct Merged {
   Array<std::uint64_t>
       keys;  // (K,) the union, in the order of unique() over the parts one behind the other
-  Array<float> grads;  // (K, D) sums of scale * gradient, in the order of the parts
+  Array<float> grads;         // (K, D) sums of scale * gradient, in the order of the parts
+  Array<std::int32_t> index;  // (sum of K_i,) the row of each part's keys, one behind the other
 };
 
 // Requires: sizes agree (the binding checks).

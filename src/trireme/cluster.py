@@ -21,13 +21,12 @@ from torch import Tensor
 
 from trireme import _core, rpc
 from trireme.errors import BadRequest, DeadlineExceeded, NotReady, TriremeError
-from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.client import Client, Pulled
+from trireme.ps.columns import KeyColumns
 from trireme.ps.coordinator import Coordinator
-from trireme.ps.frozen import ExportHandlers
-from trireme.ps.interchange.handlers import interchange_handlers
+from trireme.ps.handlers import handlers_of
 from trireme.ps.process import start_pool
-from trireme.ps.routing import Keys
+from trireme.ps.routing import Floats, Keys
 from trireme.ps.server import Attendance
 from trireme.ps.shard import Shard
 from trireme.ps.transport import LOCAL, LocalTransport, Transport
@@ -39,36 +38,55 @@ PENDING_MAX = 1024
 READY_MESSAGE_S = 3.0
 
 
+@dataclass(frozen=True, eq=False)
+class LookedUp:
+    """Rows of one table that a forward pass has read.
+
+    Attributes:
+        keys: (K,) distinct.
+        rows: (K, W), a leaf; its gradient, times `scale`, is the push.
+        scale: (K, 1), or None for 1.
+        columns: what the push says of the keys besides (trireme.ps.columns).
+    """
+
+    table: Table
+    keys: Keys
+    rows: Tensor
+    scale: Tensor | None = None
+    columns: KeyColumns = field(default_factory=dict)
+
+    def gradients(self) -> Floats | None:
+        """(K, D): of the weights alone, without the shows and clicks that were pulled; None if the
+        loss did not depend on the rows.
+        """
+        if self.rows.grad is None:
+            return None
+        grad_KW = self.rows.grad if self.scale is None else self.rows.grad * self.scale
+        pushed: Floats = grad_KW[:, self.table.width - self.table.dim :].contiguous().numpy()
+        return pushed
+
+
 @dataclass
 class Lookups:
     """Rows that forward passes have read since the last step: what the next push must carry.
 
     Attributes:
-        entries: (table, keys (K,), leaf rows (K, D), scale (K, 1) or None); the leaf's gradient,
-            times the scale, is the push.
         versions: per server, the push counter of the oldest pull among them; gives the staleness.
         examples: of the largest batch among them.
     """
 
-    entries: list[tuple[Table, Keys, Tensor, Tensor | None]] = field(default_factory=list)
+    entries: list[LookedUp] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     examples: int = 0
 
-    def add(
-        self,
-        table: Table,
-        keys_K: Keys,
-        rows_KD: Tensor,
-        examples: int = 0,
-        scale_K1: Tensor | None = None,
-    ) -> None:
+    def add(self, looked_up: LookedUp, examples: int = 0) -> None:
         """Raises BadRequest when so many have piled up that steps must be missing."""
         if len(self.entries) >= PENDING_MAX:
             raise BadRequest(
                 f"forward: {PENDING_MAX} lookups since the last optimizer.step();"
                 " use model.eval() or torch.no_grad() to look up without training"
             )
-        self.entries.append((table, keys_K, rows_KD, scale_K1))
+        self.entries.append(looked_up)
         self.examples = max(self.examples, examples)
 
     def pulled_at(self, versions: Sequence[int]) -> None:
@@ -89,6 +107,9 @@ class TrainingSteps(Protocol):
 
     def staged_step(self) -> int:
         """The step whose application a training pull must wait for; 0: none."""
+
+    def data_time(self) -> int:
+        """What pushes and pulls carry as data time, in seconds; 0: the data has none."""
 
 
 class Cluster:
@@ -148,8 +169,11 @@ class Cluster:
         self, keys: Mapping[str, Keys], *, blocks: bool = False, training: bool = False
     ) -> Pulled:
         """Fetch current rows; a training pull first waits for the last step, in sync mode."""
-        staged = self.steps.staged_step() if training and self.steps is not None else 0
-        return self.client.pull(keys, blocks=blocks, staged=staged)
+        if self.steps is None:
+            return self.client.pull(keys, blocks=blocks)
+        staged = self.steps.staged_step() if training else 0
+        time = self.steps.data_time()
+        return self.client.pull(keys, blocks=blocks, staged=staged, time=time)
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` when the cluster closes, the last one first; not if it is abandoned."""
@@ -257,16 +281,9 @@ class _Heartbeat:
 def embedded(*, threads: int = 0, timeout_s: float = 60.0) -> Cluster:
     """A cluster of one process: worker, tables and coordinator together."""
     pool = start_pool(threads)
-    shard = Shard(pool)
-    handlers = {
-        **shard.handlers(),
-        **Coordinator().handlers(),
-        **Attendance().handlers(),
-        **CheckpointHandlers(shard, Path("/")).handlers(),
-        **ExportHandlers(shard, Path("/")).handlers(),
-        **interchange_handlers(shard, Path("/")),
-    }
-    transport = LocalTransport(handlers)
+    transport = LocalTransport(
+        handlers_of(Shard(pool), Coordinator(), Attendance().handlers(), Path("/"))
+    )
     client = Client(
         [LOCAL],
         lambda _: transport,

@@ -32,12 +32,10 @@ class Rule:
     """Base of the update rules. `name` is permanent: it is stored in schemas and checkpoints.
 
     scale: what a gradient means: "loss", that of the loss as written; "fleet", see FleetRule.
-    is_per_show: whether scale="fleet" divides a gradient by the shows of its key.
     """
 
     name: ClassVar[str]
     scale: ClassVar[str] = "loss"
-    is_per_show: ClassVar[bool] = False
 
     lr: float
     weight_decay: float = 0.0
@@ -61,6 +59,11 @@ class Rule:
     def fixed(self) -> dict[str, Any]:
         """The part that the table's schema fixes."""
         return {"name": self.name}
+
+    @property
+    def is_per_show(self) -> bool:
+        """Whether scale="fleet" divides a gradient by the shows of its key."""
+        return False
 
     def group(self) -> dict[str, Any]:
         """The values that travel with each push, under torch's names, as the param group of a
@@ -255,9 +258,10 @@ class FleetRule(Rule):
     Fleet does.
 
     scale: "fleet": a gradient is multiplied by the number of examples in the batch; FleetAdagrad
-        and FleetAdagradV2 divide it by the number of times the key occurs there (each is one show;
-        Fleet's ShowClickEntry can say another number, nothing here can). Not in sync with several
-        workers.
+        and FleetAdagradV2, unless they say show_scale=False, then divide it by the shows of the
+        key. In a table with a ScorePolicy the servers do so, by its shows; a key of examples that
+        were not shown at all is not divided. In any other table the workers do, an occurrence is a
+        show, and sync with several workers is refused.
         "loss": a gradient is that of the loss as written.
     """
 
@@ -273,7 +277,7 @@ class FleetRule(Rule):
         )
 
     def fixed(self) -> dict[str, Any]:
-        return {"name": self.name, "scale": self.scale}
+        return {"name": self.name, "scale": self.scale, "per_show": self.is_per_show}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,10 +297,10 @@ class FleetAdagrad(FleetRule):
     """
 
     name: ClassVar[str] = "fleet_adagrad"
-    is_per_show: ClassVar[bool] = True
     lr: float = 0.05
     initial_g2sum: float = 3.0
     shared: bool = True
+    show_scale: bool = True
 
     def __post_init__(self) -> None:
         FleetRule.__post_init__(self)
@@ -308,6 +312,10 @@ class FleetAdagrad(FleetRule):
 
     def fixed(self) -> dict[str, Any]:
         return {**FleetRule.fixed(self), "shared": self.shared}
+
+    @property
+    def is_per_show(self) -> bool:
+        return self.show_scale
 
     def group(self) -> dict[str, Any]:
         # It travels in the place of eps: a number below the root, too.
@@ -322,9 +330,13 @@ class FleetAdagradV2(FleetRule):
     """
 
     name: ClassVar[str] = "fleet_adagrad_v2"
-    is_per_show: ClassVar[bool] = True
     lr: float = 0.05
     eps: float = 1e-8
+    show_scale: bool = True
+
+    @property
+    def is_per_show(self) -> bool:
+        return self.show_scale
 
     def __post_init__(self) -> None:
         FleetRule.__post_init__(self)

@@ -203,6 +203,10 @@ class ScorePolicy(Policy):
             ok = days is None or (type(days) is int and 0 <= days < 2**31)
             _check(kind, **{field: (ok, "None or a number of days >= 0", days)})
 
+    def score(self, show: Any, click: Any) -> Any:
+        """What so many shows and clicks are worth; numbers, or arrays of them."""
+        return (show - click) * self.nonclk_coeff + click * self.click_coeff
+
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAccessor(ScorePolicy):

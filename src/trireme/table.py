@@ -9,7 +9,15 @@ from typing import Any
 from trireme.errors import BadRequest
 from trireme.initializer import Initializer, Uniform
 from trireme.optim import SGD, Adagrad, Rule
-from trireme.policy import Admission, Policy, ScoreFilter, ScorePolicy, admission_of, policy_of
+from trireme.policy import (
+    Admission,
+    CountFilter,
+    Policy,
+    ScoreFilter,
+    ScorePolicy,
+    admission_of,
+    policy_of,
+)
 
 DIM_MAX = 4096
 CLASSES_MAX = 16
@@ -26,7 +34,6 @@ class TableSchema:
         dims: weights per row of each row class; class 0 is the default. At most 16 classes, that of
             the heads included.
         dtype: of the weights in memory; wide rows, files and messages have float32.
-        columns: names of the per-key columns that pushes of this table carry besides the gradient.
         rule: name and fixed values of the update rule, as `Rule.fixed()`.
         initializer: (kind, a, b), as `Initializer.spec()`.
         absent: what a lookup answers for a key without a row: its "initial" weights, or "zeros".
@@ -40,7 +47,6 @@ class TableSchema:
     rule: Mapping[str, Any]
     initializer: tuple[str, float, float]
     seed: int
-    columns: tuple[str, ...] = ()
     absent: str = "initial"
     policy: Mapping[str, Any] = field(default_factory=lambda: Policy().fixed())
     admission: Mapping[str, Any] | None = None
@@ -61,9 +67,29 @@ class TableSchema:
         return len(self.dims) if has_heads else None
 
     @property
+    def width(self) -> int:
+        """Floats that a lookup answers for a key: the weights, show and click before them if the
+        policy says so.
+        """
+        return self.dim + (2 if self.pulls_statistics else 0)
+
+    @property
     def is_scored(self) -> bool:
         """Whether rows count shows and clicks."""
         return bool(self.policy["name"] == ScorePolicy.name)
+
+    @property
+    def pulls_statistics(self) -> bool:
+        """Whether lookups answer show and click before the weights."""
+        return bool(self.policy.get("pulls_statistics", False))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The per-key columns that pushes carry besides the gradient (trireme.ps.columns)."""
+        counts = self.admission is not None and self.admission["name"] == CountFilter.name
+        return (("show_click", "feature") if self.is_scored else ()) + (
+            ("count",) if counts else ()
+        )
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -84,6 +110,7 @@ class TableSchema:
         """Raises BadRequest when a field is missing or of the wrong type."""
         try:
             kind, a, b = body["initializer"]
+            columns = list(body["columns"])
             schema = TableSchema(
                 name=str(body["name"]),
                 dims=tuple(int(dim) for dim in body["dims"]),
@@ -91,7 +118,6 @@ class TableSchema:
                 rule=dict(body["rule"]),
                 initializer=(str(kind), float(a), float(b)),
                 seed=int(body["seed"]),
-                columns=tuple(str(column) for column in body["columns"]),
                 # checkpoints of 0.1.0 lack these
                 absent=str(body.get("absent", "initial")),
                 policy=dict(body.get("policy", Policy().fixed())),
@@ -100,6 +126,11 @@ class TableSchema:
         except (KeyError, TypeError, ValueError) as error:
             raise BadRequest(f"TableSchema: expected a complete schema, found {body!r}") from error
         _check_schema(schema)
+        if columns != list(schema.columns):
+            raise BadRequest(
+                f"Table {schema.name!r}: expected columns {list(schema.columns)}, as its policy and"
+                f" admission have them, found {columns}"
+            )
         return schema
 
 
@@ -123,11 +154,6 @@ def _check_schema(schema: TableSchema) -> None:
     if schema.absent not in ("initial", "zeros"):
         raise BadRequest(
             f"Table {schema.name!r}: expected absent 'initial' or 'zeros', found {schema.absent!r}"
-        )
-    if schema.columns:
-        raise BadRequest(
-            f"Table {schema.name!r}: no policy of this version reads columns,"
-            f" found {schema.columns}"
         )
     policy_of(schema.policy)  # raises for what is none
     if schema.admission is not None:
@@ -220,6 +246,11 @@ class Table:
     @property
     def dim(self) -> int:
         return self.schema.dim
+
+    @property
+    def width(self) -> int:
+        """Floats that lookups answer per key: dim, two more if the policy pulls statistics."""
+        return self.schema.width
 
     @property
     def seed(self) -> int:

@@ -11,7 +11,7 @@ from trireme.ps.wire import Push, TablePush
 from trireme.rpc import Limits
 
 PAGE = (tree.ROOT / "docs/protocol.md").read_text()
-METHOD = r"(?:coord|server|ps|checkpoint|import|export)\.\w+"
+METHOD = r"(?:coord|server|ps|policy|checkpoint|import|export)\.\w+"
 UNITS = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
 
 

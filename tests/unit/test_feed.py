@@ -148,9 +148,10 @@ def test_merge_sums_in_order_of_the_parts(pool):
     for scale in (1.0, 0.5, 1.0):
         keys = np.unique(random_values(rng, 2000))
         parts.append((keys, rng.standard_normal((len(keys), 7)).astype(np.float32), scale))
-    keys, grads = _core.merge(parts, pool)
+    keys, grads, index = _core.merge(parts, pool)
     everything = np.concatenate([part[0] for part in parts])
     np.testing.assert_array_equal(keys, _core.unique(everything, pool)[0])
+    np.testing.assert_array_equal(keys[index], everything)
     row = {int(key): i for i, key in enumerate(keys)}
     expected = np.zeros_like(grads)
     for part_keys, part_grads, scale in parts:
@@ -158,11 +159,63 @@ def test_merge_sums_in_order_of_the_parts(pool):
     np.testing.assert_array_equal(grads, expected)
 
 
+def shows_of(ids, num_keys, examples, features, pool):
+    """sum_shows for rows `ids` of one bag per position, feature-major."""
+    order, starts = _core.occurrences(ids.reshape(-1), num_keys, pool)
+    show_click, feature = np.empty((num_keys, 2), np.float32), np.empty(num_keys, np.uint32)
+    _core.sum_shows(
+        examples, order, starts, None, ids.shape[1], features, show_click, feature, pool
+    )
+    return show_click, feature
+
+
+def test_shows_are_summed_over_the_occurrences_of_each_row(pool):
+    rng = np.random.default_rng(3)
+    ids = rng.integers(-1, 5000, (40, 700)).astype(np.int32)
+    examples = rng.integers(0, 9, (700, 2)).astype(np.float32)
+    features = rng.integers(0, 2**32, 40).astype(np.uint32)
+    show_click, feature = shows_of(ids, 5000, examples, features, pool)
+    expected = np.zeros((5000, 2))
+    firsts = np.zeros(5000, np.uint32)
+    for f, b in zip(*np.nonzero(ids >= 0), strict=True):
+        if not expected[ids[f, b]].any() and firsts[ids[f, b]] == 0:
+            firsts[ids[f, b]] = features[f]
+        expected[ids[f, b]] += examples[b]
+    np.testing.assert_array_equal(show_click, expected)
+    np.testing.assert_array_equal(feature, firsts)
+
+
+def test_without_columns_each_occurrence_is_a_show(pool):
+    ids = np.array([[0, 2, 0], [2, -1, 2]], np.int32)
+    show_click, feature = shows_of(ids, 4, None, np.array([7, 9], np.uint32), pool)
+    assert show_click.tolist() == [[2, 0], [0, 0], [3, 0], [0, 0]]
+    assert feature.tolist() == [7, 0, 7, 0]
+
+
+def test_shows_of_positions_outside_of_all_bags_do_not_count(pool):
+    order, starts, bags = i32(0, 1, 2), i32(0, 2, 3), i32(-1, 1, -1)
+    show_click, feature = np.empty((2, 2), np.float32), np.empty(2, np.uint32)
+    arguments = np.array([7], np.uint32), show_click, feature, pool
+    _core.sum_shows(None, order, starts, bags, 2, *arguments)
+    assert (show_click.tolist(), feature.tolist()) == ([[1, 0], [0, 0]], [7, 0])
+    for wrong in (
+        {"order": i32(0, 1, 3)},
+        {"starts": i32(0, 4, 3)},
+        {"starts": i32(2, 1, 3)},
+        {"bags": i32(-1, 2, -1)},
+        {"bags": i32(-2, 1, -1)},
+    ):
+        given = {"order": order, "starts": starts, "bags": bags, **wrong}
+        with pytest.raises(BadRequest, match="sum_shows: expected starts that rise to at most 3"):
+            _core.sum_shows(None, given["order"], given["starts"], given["bags"], 2, *arguments)
+
+
 def test_merge_returns_a_single_part_as_it_is(pool):
     keys, grads = np.array([9, 4], np.uint64), np.ones((2, 3), np.float32)
     found = _core.merge([(keys, grads, 1.0)], pool)
     assert found[0] is keys
     assert found[1] is grads
+    assert found[2].tolist() == [0, 1]
     np.testing.assert_array_equal(_core.merge([(keys, grads, 2.0)], pool)[1], grads * 2)
 
 
@@ -276,6 +329,20 @@ CALLS = {
             "pool": POOL,
         },
         ("out",),
+    ),
+    "sum_shows": (
+        {
+            "examples": f32(2, 2),
+            "order": i32(0, 1),
+            "starts": i32(0, 1, 2),
+            "bags": i32(0, 1),
+            "num_examples": 2,
+            "features": np.zeros(2, np.uint32),
+            "show_click": f32(2, 2),
+            "feature": np.zeros(2, np.uint32),
+            "pool": POOL,
+        },
+        ("show_click", "feature"),
     ),
     "bag_of": ({"offsets": i64(0, 1, 2), "n": 2, "out": i32(0, 0)}, ("out",)),
     "is_one_per_bag": ({"offsets": i64(0, 1, 2)}, ()),

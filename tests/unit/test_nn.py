@@ -294,10 +294,10 @@ def test_forward_without_a_plan_pulls_and_remembers_in_training_only(home):
     assert home.pending.take().entries == []
     out = module.train()(ids)
     out.sum().backward()
-    [(table, keys, leaf, scale)] = home.pending.take().entries
-    assert table is module.table
-    assert scale is None
-    assert leaf.grad.tolist() == [[{3: 2.0, 8: 1.0}[key]] * D for key in keys.tolist()]
+    [read] = home.pending.take().entries
+    assert read.table is module.table
+    assert (read.scale, read.columns) == (None, {})
+    assert read.rows.grad.tolist() == [[{3: 2.0, 8: 1.0}[key]] * D for key in read.keys.tolist()]
 
 
 def test_forward_without_a_cluster_says_what_to_do():

@@ -395,8 +395,8 @@ DECLARED: dict[type[tr.optim.Rule], dict[str, Any]] = {
     tr.optim.Adam: {"betas": (0.5, 0.999), "eps": 0.2, "bias_correction": "row", "shared": True},
     tr.optim.Count: {},
     tr.optim.FleetSGD: {},
-    tr.optim.FleetAdagrad: {"initial_g2sum": 0.3, "shared": False},
-    tr.optim.FleetAdagradV2: {"eps": 0.2},
+    tr.optim.FleetAdagrad: {"initial_g2sum": 0.3, "shared": False, "show_scale": False},
+    tr.optim.FleetAdagradV2: {"eps": 0.2, "show_scale": False},
     tr.optim.FleetAdam: {"betas": (0.5, 0.999), "eps": 0.2},
     tr.optim.FleetSharedAdam: {"betas": (0.5, 0.999), "eps": 0.2},
 }
@@ -418,7 +418,7 @@ def test_every_knob_of_a_declared_rule_changes_the_result_or_is_refused(
 ) -> None:
     changes = {**OF_ALL, **DECLARED[rule]}
     if issubclass(rule, tr.optim.FleetRule):
-        changes["scale"] = "loss"  # for workers: tests/unit/test_fleet_scale.py
+        changes["scale"] = "loss"  # not for the core: tests/unit/test_fleet_scale.py
     assert {field.name for field in dataclasses.fields(rule)} == set(changes)
     plain = run_declared(rule())
     for field, value in changes.items():
@@ -434,7 +434,7 @@ def test_every_knob_of_a_declared_rule_changes_the_result_or_is_refused(
             assert run_declared(rule(momentum=0.5)) != run_declared(
                 rule(momentum=0.5, **{field: value})
             )
-        elif field == "scale":
+        elif field in ("scale", "show_scale"):
             assert rule(**{field: value}).fixed() != rule().fixed()
         else:
             assert run_declared(rule(**{field: value})) != plain, field

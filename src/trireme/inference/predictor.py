@@ -118,7 +118,7 @@ class Predictor:
         state = self._state
         batch = batch_of(batch)
         with torch.inference_mode():
-            plan = self._planner.plan(batch)
+            plan = self._planner.plan(batch, train=False)
             rows, num_missing = self._rows(state, plan)
             gathered = gather_readings(self._planner.readings, batch, plan, rows, self._pool)
             outputs = state.graph(batch, gathered)

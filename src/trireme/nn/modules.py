@@ -76,7 +76,7 @@ class TableModule(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup]]:
         home = cluster.default()
-        plan = Planner(self, pool=home.pool).plan(batch)
+        plan = Planner(self, pool=home.pool).plan(batch, train=self._is_learning())
         home.ensure_table(self.table)
         part = plan.tables[0]
         keys = part.keys
@@ -85,7 +85,8 @@ class TableModule(nn.Module):
         leaves = plan.leaves(rows, train=self._is_learning())
         if self._is_learning():
             leaf = leaves[self.table.name]
-            home.pending.add(self.table, keys, leaf, plan.num_examples, part.scale)
+            looked_up = cluster.LookedUp(self.table, keys, leaf, part.scale, part.columns)
+            home.pending.add(looked_up, plan.num_examples)
             home.pending.pulled_at(pulled.versions)
         return plan.num_examples, plan.lookups(leaves)
 
@@ -170,7 +171,7 @@ class Embedding(TableModule):
     def _rows_of(self, column: object, lookup: Lookup) -> Tensor:
         out = gather_rows(lookup, lookup.index.shape[0], 1)
         if isinstance(column, Tensor):
-            return out.view(*column.shape, self.table.dim)
+            return out.view(*column.shape, self.table.width)
         return out.squeeze(1)
 
 

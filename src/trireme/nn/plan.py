@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.nn.ids import Columns, Ids, read_ids
 from trireme.nn.lookup import Lookup
+from trireme.nn.shows import feature_numbers, read_shows
+from trireme.ps.columns import KeyColumns
 from trireme.table import Table
 
 
@@ -57,11 +60,13 @@ class TablePlan:
 
     keys: (K,) uint64, distinct, in the order of their buckets; row k of a lookup is of keys[k].
     scale: (K, 1) float32: what the gradient of each row is multiplied by; None: by nothing.
+    columns: what a push says of each key besides (trireme.ps.columns); empty unless for training.
     """
 
     table: Table
     keys: np.ndarray[Any, np.dtype[np.uint64]]
     scale: Tensor | None = None
+    columns: KeyColumns = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,11 +94,11 @@ class Plan:
 
         Args:
             batch: the batch that was planned; its lookups are replaced.
-            rows: table name -> (K, D) float32, row k for keys[k]. Not copied.
+            rows: table name -> (K, W) float32, row k for keys[k]. Not copied.
             train: whether gradients are wanted.
 
         Returns:
-            Table name -> (K, D) leaf over the same memory; in training its .grad, after backward,
+            Table name -> (K, W) leaf over the same memory; in training its .grad, after backward,
             is the gradient of keys. It is None if the loss did not depend on the table.
 
         Raises:
@@ -150,14 +155,16 @@ class Planner:
         """The tables that the modules read, in the order of the modules."""
         return tuple(readings[0].table for readings in self._readings.values())
 
-    def plan(self, batch: Columns) -> Plan:
+    def plan(self, batch: Columns, *, train: bool = True) -> Plan:
         """The distinct keys of `batch` and where each is used.
 
         Args:
             batch: a Batch, or what `as_batch` makes one of.
+            train: whether its gradients will be pushed, with what tables want to know besides.
 
         Raises:
-            BadRequest: a feature is missing or has another form than expected (named).
+            BadRequest: a feature, or in training a column of shows or clicks, is missing or has
+                another form than expected (named).
         """
         batch = as_batch(batch)
         tables: list[TablePlan] = []
@@ -172,8 +179,9 @@ class Planner:
                 uniques[source] = _Unique(ids, readings[0].padding_key, table.salt, self._pool)
             unique = uniques[source]
             num_examples = unique.index.num_examples
-            scale = unique.fleet_scale(table) if table.optimizer.scale == "fleet" else None
-            tables.append(TablePlan(table, unique.keys, scale))
+            scale = unique.fleet_scale(table) if _is_scaled_here(table) else None
+            columns = unique.columns(table, batch) if train else {}
+            tables.append(TablePlan(table, unique.keys, scale, columns))
             for reading in readings:
                 tensors = unique.positions(reading.features, reading.mode)
                 positions[reading.name] = _Positions(table.name, tensors)
@@ -213,6 +221,41 @@ class _Unique:
             scale_K /= np.diff(self._occurrences[1])
         return torch.from_numpy(scale_K)[:, None]
 
+    def columns(self, table: Table, batch: Batch) -> KeyColumns:
+        """What a push to this table says of the keys, by the names that its schema lists."""
+        columns: dict[str, np.ndarray[Any, Any]] = {}
+        if "show_click" in table.schema.columns:
+            columns["show_click"], columns["feature"] = self._shows(table, batch)
+        if "count" in table.schema.columns:
+            columns["count"] = np.diff(self._occurrences[1]).astype(np.uint32)
+        return columns
+
+    def _shows(
+        self, table: Table, batch: Batch
+    ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.uint32]]]:
+        num_keys, num_examples = len(self.keys), self.index.num_examples
+        show_click = np.empty((num_keys, 2), np.float32)
+        feature = np.empty(num_keys, np.uint32)
+        examples = read_shows(batch, table, num_examples)
+        numbers = feature_numbers(self.index.features)
+        order, starts = self._occurrences
+        _core.sum_shows(
+            examples,
+            order,
+            starts,
+            self._bags,
+            num_examples,
+            numbers,
+            show_click,
+            feature,
+            self._pool,
+        )
+        return show_click, feature
+
+    @cached_property
+    def _bags(self) -> np.ndarray[Any, np.dtype[np.int32]] | None:
+        return _bags(self.index)
+
     def _find(self, features: tuple[str, ...], mode: str) -> tuple[Tensor, ...]:
         index = self.index.select(features)
         order, starts = self._occurrences
@@ -220,7 +263,8 @@ class _Unique:
             order, starts = _core.occurrences(index.values, len(self.keys), self._pool)
         bags = offsets = weights = None
         if mode != "none":
-            bags, offsets, weights = _bags(index), index.offsets, index.weights
+            bags = self._bags if index is self.index else _bags(index)
+            offsets, weights = index.offsets, index.weights
         if mode in ("mean", "sqrt"):
             weights = _mean_weights(index, mode)
         return tuple(
@@ -234,6 +278,11 @@ class _Unique:
                 (weights, torch.float32),
             )
         )
+
+
+def _is_scaled_here(table: Table) -> bool:
+    """Whether the worker applies Fleet's scale: servers do where they get the shows."""
+    return table.optimizer.scale == "fleet" and not table.schema.is_scored
 
 
 def _salted(ids: Ids, padding_key: int | None) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -266,7 +315,7 @@ def _mean_weights(index: Ids, mode: str) -> np.ndarray[Any, Any] | None:
 
 
 def _leaf(part: TablePlan, rows: Tensor | None, train: bool) -> Tensor:
-    expected = (len(part.keys), part.table.dim)
+    expected = (len(part.keys), part.table.width)
     if rows is None or tuple(rows.shape) != expected or rows.dtype != torch.float32:
         found = "none" if rows is None else f"{rows.dtype} of shape {tuple(rows.shape)}"
         raise BadRequest(

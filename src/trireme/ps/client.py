@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch import Tensor
 from trireme import _core
 from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
 from trireme.ps.blocks import GroupValues
+from trireme.ps.columns import KeyColumns
 from trireme.ps.dense import DenseParameters
 from trireme.ps.routing import BucketMap, Floats, Keys, Split
 from trireme.ps.transport import Transport
@@ -43,7 +44,8 @@ class Pulled:
     """Answer of a pull.
 
     Attributes:
-        rows: per table (K, D) float32, row i for key i.
+        rows: per table (K, W) float32, row i for key i: the weights, or show, click and weights
+            (`TableSchema.width`).
         blocks: per server the ids of its blocks and their flat weights; None if not asked for.
         versions: per server, its push counter when it answered.
         missing: per table, how many keys have no row yet.
@@ -79,12 +81,13 @@ class Step:
 @dataclass(frozen=True)
 class TableGradient:
     """The gradient of one table in one step: keys (K,) distinct, gradients (K, D), the rule's
-    values.
+    values, the columns that the table's schema declares (trireme.ps.columns).
     """
 
     keys: Keys
     gradients: Floats
     values: dict[str, float | int]
+    columns: KeyColumns = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,9 @@ class Client:
 
     # ---- pull and push ----
 
-    def pull(self, keys: Mapping[str, Keys], *, blocks: bool = False, staged: int = 0) -> Pulled:
+    def pull(
+        self, keys: Mapping[str, Keys], *, blocks: bool = False, staged: int = 0, time: int = 0
+    ) -> Pulled:
         """Fetch the current weights of keys, and of all blocks if asked.
 
         Args:
@@ -202,6 +207,8 @@ class Client:
             blocks: the dense weights too.
             staged: sync only: this stream has staged its pushes up to this step; the answer waits
                 until the step has been applied everywhere.
+            time: data time in seconds that pulled shows and clicks are of; 0: of the row's last
+                push.
 
         Raises:
             DeadlineExceeded, Unavailable: a server did not answer in time; calling again is safe.
@@ -217,6 +224,7 @@ class Client:
                 "tables": list(keys),
                 "blocks": blocks,
                 "staged": staged,
+                "time": time,
             }
             calls = [
                 Call(endpoint, "ps.pull", body, [parts[name][server] for name in keys])
@@ -297,11 +305,17 @@ class Client:
         self, name: str, part: TableGradient, bucket_map: BucketMap
     ) -> list[TablePush]:
         split = Split(part.keys, bucket_map, self._pool)
+        keys, gradients = split.parts(part.keys), split.parts(part.gradients)
+        columns = {column: split.parts(values) for column, values in part.columns.items()}
         return [
-            TablePush(name, keys, gradients, part.values)
-            for keys, gradients in zip(
-                split.parts(part.keys), split.parts(part.gradients), strict=True
+            TablePush(
+                name,
+                keys[server],
+                gradients[server],
+                part.values,
+                {column: parts[server] for column, parts in columns.items()},
             )
+            for server in range(len(bucket_map.servers))
         ]
 
     def _split_blocks(

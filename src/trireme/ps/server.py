@@ -17,10 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trireme.errors import BadRequest, Unavailable
-from trireme.ps.checkpoint import CheckpointHandlers
 from trireme.ps.coordinator import Coordinator
-from trireme.ps.frozen import ExportHandlers
-from trireme.ps.interchange.handlers import interchange_handlers
+from trireme.ps.handlers import handlers_of
 from trireme.ps.process import settled, start_pool, torch_threads
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import need
@@ -168,17 +166,9 @@ def serve(
         raise BadRequest(f"serve: expected root to be a folder, found {str(root)!r}")
     pool = start_pool(threads)
     shard, attendance = Shard(pool), Attendance()
-    handlers = {
-        **shard.handlers(),
-        **Coordinator().handlers(),
-        **attendance.handlers(),
-        **CheckpointHandlers(shard, root.resolve()).handlers(),
-        **ExportHandlers(shard, root.resolve()).handlers(),
-        **interchange_handlers(shard, root.resolve()),
-    }
     server = Server(
         listen,
-        handlers,
+        handlers_of(shard, Coordinator(), attendance.handlers(), root.resolve()),
         name=name,
         limits=limits or Limits(),
         keys=keys,

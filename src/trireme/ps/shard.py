@@ -32,9 +32,20 @@ from trireme.errors import (
     WrongMap,
 )
 from trireme.ps.blocks import BlockSpec, BlockStore
+from trireme.ps.columns import check as check_columns
+from trireme.ps.columns import fleet_scale, merge
 from trireme.ps.routing import BucketMap
 from trireme.ps.staging import Member, Staging
-from trireme.ps.wire import STREAMS_MAX, Array, Arrays, Push, TablePush, need, need_list
+from trireme.ps.wire import (
+    STREAMS_MAX,
+    Array,
+    Arrays,
+    Push,
+    TablePush,
+    need,
+    need_list,
+    need_time,
+)
 from trireme.rpc import Deferred, Reply, Request
 from trireme.table import TableSchema
 
@@ -75,7 +86,8 @@ def make_core_table(schema: TableSchema) -> _core.Table:
     an option that no rule has.
     """
     rule = dict(schema.rule)
-    rule.pop("scale", None)  # the workers' business, who must agree on it
+    for name in ("scale", "per_show"):  # what becomes of gradients before they come here
+        rule.pop(name, None)
     kind, a, b = schema.initializer
     try:
         named: dict[str, Any] = {
@@ -245,10 +257,12 @@ class Shard:
         keys = [arrays.take(f"keys of {table.schema.name}", np.uint64, (None,)) for table in tables]
         arrays.end()
         with_blocks = need(body, "blocks", bool)
+        time = need_time(body)
         bucket_map = self._check_map(need(body, "map", int))
 
         def answer() -> Reply:
-            return self._read(tables, keys, bucket_map.blocks_of(self.index) if with_blocks else [])
+            block_ids = bucket_map.blocks_of(self.index) if with_blocks else []
+            return self._read(tables, keys, block_ids, time)
 
         staged = need(body, "staged", int)
         if not staged:
@@ -264,13 +278,19 @@ class Shard:
         with self._lock:
             return self._staging.waiting_for()
 
-    def _read(self, tables: list[ServedTable], keys: list[Array], block_ids: list[str]) -> Reply:
+    def _read(
+        self, tables: list[ServedTable], keys: list[Array], block_ids: list[str], time: int
+    ) -> Reply:
         version = self.num_pushes
         arrays: list[Array] = []
         missing = []
         for table, keys_K in zip(tables, keys, strict=True):
             rows_KD = np.empty((len(keys_K), table.schema.dim), dtype=np.float32)
             missing.append(table.rows.lookup(keys_K, rows_KD, self.pool))
+            if table.schema.pulls_statistics:
+                shows_K2 = np.empty((len(keys_K), 2))
+                table.rows.statistics(keys_K, shows_K2, time, False, self.pool)
+                rows_KD = np.hstack([shows_K2.astype(np.float32), rows_KD])
             arrays.append(rows_KD)
         if block_ids:
             with self._blocks_lock:
@@ -311,6 +331,7 @@ class Shard:
                     f"push: table {part.table!r} has dim {table.schema.dim},"
                     f" found gradients of shape {part.gradients.shape}"
                 )
+            check_columns(part.table, table.schema.columns, part.columns)
         if push.blocks is not None:
             expected = self.blocks.size_of(bucket_map.blocks_of(self.index))
             if len(push.blocks.gradients) != expected:
@@ -345,6 +366,7 @@ class Shard:
         examples = sum(push.examples for push in pushes)
         scales = [push.examples / examples if examples else 1.0 for push in pushes]
         ids = [push.id for push in pushes]
+        time = max(push.time for push in pushes)
         updated = set()
         for name in dict.fromkeys(part.table for push in pushes for part in push.tables):
             parts = [
@@ -353,7 +375,7 @@ class Shard:
                 for part in push.tables
                 if part.table == name
             ]
-            self._update_table(self.tables[name].rows, parts, ids)
+            self._update_table(self.tables[name], parts, examples, time, ids)
             updated.add(name)
         for name, table in list(self.tables.items()):
             if name not in updated:
@@ -362,14 +384,30 @@ class Shard:
         self._record(pushes)
 
     def _update_table(
-        self, rows: _core.Table, parts: list[tuple[TablePush, float]], ids: list[tuple[int, int]]
+        self,
+        table: ServedTable,
+        parts: list[tuple[TablePush, float]],
+        examples: int,
+        time: int,
+        ids: list[tuple[int, int]],
     ) -> None:
-        keys_K, gradients_KD = parts[0][0].keys, parts[0][0].gradients
-        if len(parts) > 1 or parts[0][1] != 1.0:
-            keys_K, gradients_KD = _core.merge(
-                [(part.keys, part.gradients, scale) for part, scale in parts], self.pool
-            )
-        rows.update(keys_K, gradients_KD, ids, _rule_values(parts[0][0].values), self.pool)
+        keys_K, gradients_KD, columns = merge(
+            [(part.keys, part.gradients, part.columns, scale) for part, scale in parts], self.pool
+        )
+        schema = table.schema
+        if schema.is_scored and schema.rule.get("scale") == "fleet":
+            gradients_KD = gradients_KD * fleet_scale(schema.rule, columns["show_click"], examples)
+        table.rows.update(
+            keys_K,
+            gradients_KD,
+            ids,
+            _rule_values(parts[0][0].values),
+            self.pool,
+            time=time,
+            show_click=columns.get("show_click"),
+            features=columns.get("feature"),
+            counts=columns.get("count"),
+        )
 
     def _update_blocks(
         self, pushes: list[Push], scales: list[float], ids: list[tuple[int, int]]

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from trireme import _core
 from trireme.errors import BadRequest
 from trireme.ps.blocks import GroupValues
+from trireme.ps.columns import FORMS, KeyColumns
 from trireme.ps.routing import Floats, Keys
 
 Array = npt.NDArray[Any]
@@ -55,6 +56,14 @@ def _is_int64(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
+def need_time(body: Any) -> int:
+    """body["time"], data time in seconds; 0, also where it is absent: none. Raises BadRequest."""
+    time = need({"time": 0, **body}, "time", int)
+    if not 0 <= time < 2**32:
+        raise BadRequest(f"message: expected 0 <= time < 2**32, found {time}")
+    return time
+
+
 class Arrays:
     """The arrays of a message, taken one by one with their expected dtype and rank."""
 
@@ -82,14 +91,15 @@ class Arrays:
 
 @dataclass(frozen=True)
 class TablePush:
-    """The part of a push for one table: keys (K,) distinct, gradients (K, D), and the rule's values
-    of the step.
+    """The part of a push for one table: keys (K,) distinct, gradients (K, D), the rule's values of
+    the step, and the columns that the table's schema declares (trireme.ps.columns).
     """
 
     table: str
     keys: Keys
     gradients: Floats
     values: dict[str, float | int]
+    columns: KeyColumns = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,8 +149,9 @@ class Push:
         arrays: list[Array] = []
         tables = []
         for part in self.tables:
-            tables.append({"table": part.table, "values": part.values, "columns": []})
-            arrays += [part.keys, part.gradients]
+            columns = list(part.columns)
+            tables.append({"table": part.table, "values": part.values, "columns": columns})
+            arrays += [part.keys, part.gradients, *part.columns.values()]
         if self.blocks is not None:
             arrays.append(self.blocks.gradients)
         body = {
@@ -171,16 +182,7 @@ class Push:
         rest = Arrays(arrays)
         tables = []
         for part in need(body, "tables", list):
-            name = need(part, "table", str)
-            if need(part, "columns", list):
-                raise BadRequest(
-                    f"push: table {name!r} declares no columns, found {part['columns']}"
-                )
-            keys = rest.take(f"keys of {name}", np.uint64, (None,))
-            gradients = rest.take(f"gradients of {name}", np.float32, (len(keys), None))
-            tables.append(
-                TablePush(name, keys, gradients, _rule_values(need(part, "values", dict)))
-            )
+            tables.append(_table_push(part, rest))
         groups = body.get("groups")
         blocks = None
         if groups is not None:
@@ -197,7 +199,7 @@ class Push:
             computed_at=need(body, "computed_at", int),
             examples=need(body, "examples", int),
             position=tuple(need_list(body, "position", int, POSITION_MAX)),
-            time=need(body, "time", int),
+            time=need_time(body),
             map_version=need(body, "map", int),
             export_version=need(body, "export", int),
             tables=tables,
@@ -209,6 +211,21 @@ class Push:
                 f" found {push.stream}, {push.sequence}, {push.examples}"
             )
         return push
+
+
+def _table_push(part: Any, arrays: Arrays) -> TablePush:
+    name = need(part, "table", str)
+    values = _rule_values(need(part, "values", dict))
+    keys = arrays.take(f"keys of {name}", np.uint64, (None,))
+    gradients = arrays.take(f"gradients of {name}", np.float32, (len(keys), None))
+    names = need_list(part, "columns", str, len(FORMS))
+    if len(set(names)) != len(names) or not set(names) <= set(FORMS):
+        raise BadRequest(f"push: expected columns among {tuple(FORMS)}, each once, found {names}")
+    columns = {}
+    for column in names:
+        dtype, shape = FORMS[column]
+        columns[column] = arrays.take(f"{column} of {name}", dtype, (len(keys), *shape))
+    return TablePush(name, keys, gradients, values, columns)
 
 
 RULE_VALUES = (

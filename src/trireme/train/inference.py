@@ -110,7 +110,7 @@ class _Trial:
         self.planner = Planner(model, pool=cluster.pool)
         self.batch: Batch = as_batch(example)
         self._pool = cluster.pool
-        self._plan = self.planner.plan(self.batch)
+        self._plan = self.planner.plan(self.batch, train=False)
         for table in self.planner.tables:
             cluster.ensure_table(table)
         pulled = cluster.pull({part.table.name: part.keys for part in self._plan.tables})

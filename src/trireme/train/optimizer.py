@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from trireme import _core
 from trireme.cluster import Cluster, Lookups, default
 from trireme.errors import BadRequest
 from trireme.nn import Planner
 from trireme.optim import values_of_group
 from trireme.ps.blocks import GroupValues, group_values, optimizer_spec
 from trireme.ps.client import DenseGradient, Step, TableGradient
+from trireme.ps.columns import merge
 from trireme.ps.dense import DenseParameters
 from trireme.strategy import Strategy
 from trireme.table import Table
@@ -76,6 +76,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._first_step: int | None = None
         self._failed_push: BaseException | None = None
         self._staged = 0
+        self.time: float | Callable[[], float] = 0
         self.num_steps = 0
         # Sync: num_steps at step 0 of the passes, the same on all workers; their own counts differ
         # after streams of unequal lengths.
@@ -122,6 +123,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return 0
         self.begin_pass()
         return self._staged
+
+    def set_time(self, time: float | Callable[[], float]) -> None:
+        """Data time that pushes carry from now on; see Trainer.set_time."""
+        self.time = time
+        self.data_time()
+
+    def data_time(self) -> int:
+        """Data time in whole seconds, 0 for none. Raises BadRequest for one that pushes cannot
+        carry.
+        """
+        time = self.time() if callable(self.time) else self.time
+        if isinstance(time, bool) or not 0 <= time < 2**32:
+            raise BadRequest(f"set_time: expected seconds from 0 to {2**32 - 1}, found {time!r}")
+        return int(time)
 
     def begin_pass(self) -> None:
         """Join the next pass, with all other workers. Nothing if this one is in a pass, or in
@@ -199,6 +214,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             versions=lookups.versions,
             examples=lookups.examples if examples is None else examples,
             position=position,
+            time=self.data_time(),
         )
         tables, dense = self._table_gradients(lookups), self._dense_gradient(replica.dense)
         if behind:
@@ -260,18 +276,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups[self._num_dense_groups :]:
             table: Table = group["table"]
             parts = [
-                (keys_K, _scaled(rows_KD.grad, scale_K1).numpy(), 1.0)
-                for of, keys_K, rows_KD, scale_K1 in lookups.entries
-                if of.name == table.name and rows_KD.grad is not None
+                (entry.keys, gradients_KD, entry.columns, 1.0)
+                for entry in lookups.entries
+                if entry.table.name == table.name
+                and (gradients_KD := entry.gradients()) is not None
             ]
             if not parts:
                 continue
-            keys_K, gradients_KD = parts[0][0], parts[0][1]
-            if len(parts) > 1:
-                keys_K, gradients_KD = _core.merge(parts, self.cluster.pool)
-            gradients[table.name] = TableGradient(
-                keys_K, gradients_KD, values_of_group(group, self.num_steps)
-            )
+            keys_K, gradients_KD, columns = merge(parts, self.cluster.pool)
+            values = values_of_group(group, self.num_steps)
+            gradients[table.name] = TableGradient(keys_K, gradients_KD, values, columns)
         return gradients
 
     def _dense_gradient(self, dense: DenseParameters) -> DenseGradient | None:
@@ -328,10 +342,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
 
 
-def _scaled(grad_KD: torch.Tensor, scale_K1: torch.Tensor | None) -> torch.Tensor:
-    return grad_KD if scale_K1 is None else grad_KD * scale_K1
-
-
 def _table_group(table: Table) -> dict[str, Any]:
     return {"params": [], "table": table, **table.optimizer.group()}
 
@@ -340,11 +350,12 @@ def _check_scales(tables: Iterable[Table], strategy: Strategy, cluster: Cluster)
     if strategy.mode != "sync" or cluster.num_workers == 1:
         return
     for table in tables:
-        if table.optimizer.scale == "fleet":
+        if table.optimizer.scale == "fleet" and not table.schema.is_scored:
             raise BadRequest(
                 f"DistributedOptimizer: expected scale='loss' for table {table.name!r} in sync with"
                 f" {cluster.num_workers} workers, found 'fleet', which counts a key in the batch of"
-                " one worker; use Strategy('async'), as Fleet does, or scale='loss'"
+                " one worker; give the table a ScorePolicy, whose shows servers add up, or use"
+                " Strategy('async'), as Fleet does"
             )
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from trireme import _core
-from trireme.cluster import Cluster, Lookups, default
+from trireme.cluster import Cluster, LookedUp, Lookups, default
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
@@ -125,7 +125,7 @@ class Pipeline:
                 begun = None
             batch = as_batch(source)
             with behind.measure("unique"):
-                plan = self._planner.plan(batch)
+                plan = self._planner.plan(batch, train=self._training)
             yield _Planned(number, batch, plan)
         if begun is not None:
             begun()
@@ -180,7 +180,8 @@ class Pipeline:
             pending.pulled_at(pulled.versions)
             for part in plan.tables:
                 leaf = leaves[part.table.name]
-                pending.add(part.table, part.keys, leaf, plan.num_examples, part.scale)
+                looked_up = LookedUp(part.table, part.keys, leaf, part.scale, part.columns)
+                pending.add(looked_up, plan.num_examples)
 
 
 def prefetch(

@@ -14,7 +14,7 @@ from trireme.cluster import Cluster, default
 from trireme.errors import BadRequest
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
-from trireme.train import checkpoint, inference, interchange
+from trireme.train import checkpoint, inference, interchange, life
 from trireme.train.checkpoints import Checkpoints, Saver, newest_complete, saving
 from trireme.train.dump import Dump, dumping
 from trireme.train.fetch import Fetch
@@ -187,6 +187,7 @@ class Trainer:
         if resume and self.num_epochs == note.begun_at + epochs:
             return note.figures
         with (
+            life.time_of(dataset, self.optimizer),
             dumping(dump, dataset, self.model, self.cluster) as file,
             saving(checkpoints, self.optimizer, self._random, note.to_json) as saver,
         ):
@@ -294,7 +295,10 @@ class Trainer:
         self.optimizer.flush()
         self.cluster.client.gather({}, [], purpose=title, patient=True)
         self.optimizer.refresh()
-        with dumping(dump, dataset, self.model, self.cluster) as file:
+        with (
+            life.time_of(dataset, self.optimizer),
+            dumping(dump, dataset, self.model, self.cluster) as file,
+        ):
             watch = Watch(fetch, debug, file, ExampleIds(dataset) if check_nan else None)
             share = share_of(dataset, self.cluster)
             return self._run(title, share, model or self.model, tally, watch).evaluate()
@@ -314,6 +318,42 @@ class Trainer:
             threads=self.threads,
             shows=self._shows,
         )
+
+    # ---- the life of rows ----
+
+    def set_time(self, time: float | Callable[[], float]) -> None:
+        """Say what time the data is of: rows fade and expire by it.
+
+        Args:
+            time: seconds since 1970 that pushes carry from now on, 0 if the data has none, which is
+                how a run begins; or what gives them at every push, as `time.time` for the clock on
+                the wall. A row's time never goes back: pushes of an earlier time count as of its
+                last one.
+
+        Raises:
+            BadRequest: less than 0, or 2**32 or more.
+        """
+        self.optimizer.set_time(time)
+
+    def shrink(self, *, day_over: bool = True) -> dict[str, dict[str, int]]:
+        """Remove the rows whose time is over by their tables' policies; every worker calls it.
+
+        Call it once a day of data, behind the day's training; more often changes nothing.
+
+        Args:
+            day_over: judge rows as of the end of the day of `set_time`: shows and clicks have faded
+                by that day, too, as in Fleet.
+
+        Returns:
+            Table -> "expired" and "evicted": how many rows were removed.
+        """
+        return life.shrink(self.optimizer, day_over=day_over)
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Table -> what has become of keys since the servers started: "admitted" got a row,
+        "rejected" (pushes of a key that) did not, "expired" and "evicted" lost theirs.
+        """
+        return life.counters(self.optimizer)
 
     # ---- checkpoints ----
 

@@ -1,0 +1,33 @@
+"""What a server answers to: the methods of all its parts by their names on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trireme.ps.checkpoint import CheckpointHandlers
+from trireme.ps.coordinator import Coordinator
+from trireme.ps.frozen import ExportHandlers
+from trireme.ps.interchange.handlers import interchange_handlers
+from trireme.ps.policies import PolicyHandlers
+from trireme.ps.shard import Handler, Shard
+
+
+def handlers_of(
+    shard: Shard, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
+) -> dict[str, Handler]:
+    """All methods.
+
+    Args:
+        attendance: the methods by which workers come and go.
+        root: folder below which files are written and read.
+    """
+    return {
+        **shard.handlers(),
+        **coordinator.handlers(),
+        **attendance,
+        **CheckpointHandlers(shard, root).handlers(),
+        **ExportHandlers(shard, root).handlers(),
+        **interchange_handlers(shard, root),
+        **PolicyHandlers(shard).handlers(),
+    }
