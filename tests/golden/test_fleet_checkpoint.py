@@ -21,7 +21,7 @@ from benchmarks.paddle.checkpoint import DIMS, EMBEDX_THRESHOLD, FEATURES, INITI
 from trireme.cluster import Cluster, embedded, set_default
 
 FOLDER = Path(__file__).with_name("fleet_checkpoint")
-CASES = sorted(path.name for path in FOLDER.iterdir() if path.name.startswith("Sparse"))
+CASES = sorted(path.name for path in FOLDER.iterdir())
 RULES: dict[str, Any] = {
     "naive": tr.optim.FleetSGD(lr=0.05),
     "adagrad": tr.optim.FleetAdagrad(lr=0.05),
@@ -49,6 +49,7 @@ class Net(nn.Module):
             ),
             features=NAMES,
         )
+        self.cvm = tr.nn.CVM() if policy.pulls_statistics else None
         widths = [FEATURES * DIMS[accessor], *LAYERS]
         layers: list[nn.Module] = []
         for into, out in pairwise(widths):
@@ -56,7 +57,12 @@ class Net(nn.Module):
         self.mlp = nn.Sequential(*layers[:-1])
 
     def forward(self, batch: Any) -> torch.Tensor:
-        return self.mlp(self.rows(batch).flatten(1)).squeeze(1)
+        rows = self.rows(batch)
+        if self.cvm is not None:
+            rows = self.cvm(
+                rows, torch.ones(len(rows), 2)
+            )  # what the examples count: no matter here
+        return self.mlp(rows.flatten(1)).squeeze(1)
 
 
 def make_trainer(cluster: Cluster, case: str) -> tr.Trainer:
@@ -91,3 +97,22 @@ def test_predictions_are_paddles(case, tmp_path):
         expected = np.array(told["predictions"])
         assert np.ptp(expected) > 1e-3
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_an_inference_model_has_the_exact_dense_weights():
+    """Its rows are the same text, its dense weights what the other's have been rounded from."""
+    case = "SparseAccessor-adagrad-adam"
+    names = {f"fc_{i}.{theirs}": f"mlp.{2 * i}.{ours}" for i in range(3)
+             for theirs, ours in (("w_0", "weight"), ("b_0", "bias"))}  # fmt: skip
+    told = json.loads((FOLDER / case / "predicted.json").read_text())
+    with embedded(threads=1) as cluster:
+        set_default(cluster)
+        trainer = make_trainer(cluster, case)
+        trainer.import_fleet(FOLDER / case / "saved", dense=names)
+        rounded = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        trainer.import_fleet(FOLDER / case / "inference", dense=names)
+        for name, exact in trainer.model.named_parameters():
+            torch.testing.assert_close(exact.detach(), rounded[name], rtol=5e-6, atol=0)
+        assert any((p != rounded[n]).any() for n, p in trainer.model.named_parameters())
+        found = predictions(trainer, told)
+    np.testing.assert_allclose(found, told["predictions"], rtol=0, atol=1e-5)

@@ -96,7 +96,7 @@ def import_fleet(
     tables: Mapping[str, int] | None = None,
     dense: Mapping[str, str] | None = None,
     accessor: str | None = None,
-    time: int = 0,
+    time: int | None = None,
     dense_steps: int = 0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
@@ -124,7 +124,7 @@ def import_fleet(
                         files[table.name],
                         accessor=accessor or _accessor(table),
                         betas=_betas(table),
-                        time=time,
+                        time=_time(optimizer, time),
                         storage_options=storage_options,
                     )
         if values is not None:
@@ -134,6 +134,11 @@ def import_fleet(
     counts = let_first_worker(optimizer.cluster, "import_fleet", act)
     optimizer.refresh()
     return counts
+
+
+def _time(optimizer: DistributedOptimizer, time: int | None) -> int:
+    """A data time in seconds; None: that of the run."""
+    return optimizer.data_time() if time is None else time
 
 
 def _tables(optimizer: DistributedOptimizer, ids: Mapping[str, int] | None) -> dict[str, int]:
@@ -271,7 +276,7 @@ def export_fleet(
     tables: Mapping[str, int] | None = None,
     dense: Mapping[str, str] | None = None,
     accessor: str | None = None,
-    time: int = 0,
+    time: int | None = None,
     shard_num: int = 1000,
     compress: bool = False,
 ) -> dict[str, int]:
@@ -295,7 +300,7 @@ def export_fleet(
                         folder / f"{of_table[table.name]:03d}",
                         accessor=accessor or _accessor(table),
                         betas=_betas(table),
-                        time=time,
+                        time=_time(optimizer, time),
                         shard_num=shard_num,
                         compress=compress,
                     )
@@ -356,7 +361,7 @@ def import_rows(
     *,
     columns: Mapping[str, str] | None = None,
     replace: bool = False,
-    time: int = 0,
+    time: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int:
     """See Trainer.import_rows."""
@@ -371,12 +376,17 @@ def import_rows(
         with orders.importing(client, [table], replace=replace):
             if isinstance(source, Mapping):
                 count = orders.send_rows(
-                    client, table, source, time=time, pool=optimizer.cluster.pool
+                    client, table, source, time=_time(optimizer, time), pool=optimizer.cluster.pool
                 )
             else:
                 files = orders.parquet_files(source, storage_options)
                 count = orders.read_parquet(
-                    client, table, files, columns or {}, time=time, storage_options=storage_options
+                    client,
+                    table,
+                    files,
+                    columns or {},
+                    time=_time(optimizer, time),
+                    storage_options=storage_options,
                 )
         return {"rows": count}
 

@@ -457,7 +457,7 @@ class Trainer:
         tables: Mapping[str, int] | None = None,
         dense: Mapping[str, str] | None = None,
         accessor: str | None = None,
-        time: int = 0,
+        time: int | None = None,
         dense_steps: int = 0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> dict[str, int]:
@@ -473,7 +473,8 @@ class Trainer:
                 torch.nn.Linear of the model is Paddle's linear_n. {}: leave them as they are.
             accessor: SparseAccessor, CtrCommonAccessor or CtrDoubleAccessor, whose order of fields
                 the text has; None: that of the table's policy.
-            time: data time in seconds of the save, from which unseen days count back.
+            time: data time in seconds of the save, from which unseen days count back; None: that
+                of `set_time`.
             dense_steps: steps that the dense optimizer has made, which the text does not say; 0:
                 its bias correction begins anew, as Fleet's does.
 
@@ -502,7 +503,7 @@ class Trainer:
         tables: Mapping[str, int] | None = None,
         dense: Mapping[str, str] | None = None,
         accessor: str | None = None,
-        time: int = 0,
+        time: int | None = None,
         shard_num: int = 1000,
         compress: bool = False,
     ) -> dict[str, int]:
@@ -510,7 +511,7 @@ class Trainer:
         `import_fleet`.
 
         Args:
-            time: data time in seconds; what unseen days are counted to.
+            time: data time in seconds that unseen days are counted to; None: that of `set_time`.
             shard_num: that of Fleet's table, which reads as many files.
             compress: gzip the files.
         """
@@ -532,7 +533,7 @@ class Trainer:
         *,
         columns: Mapping[str, str] | None = None,
         replace: bool = False,
-        time: int = 0,
+        time: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> int:
         """Put rows of another system into a table; returns how many. All come in, or none.
@@ -543,7 +544,8 @@ class Trainer:
                 state, show, click, delta_score, feature, time (docs/interchange.md).
             replace: the rows are then all that the table has. Else they take the place of rows of
                 the same keys.
-            time: data time in seconds of the last push, for rows without a column `time`.
+            time: data time in seconds of the last push, for rows without a column `time`; None:
+                that of `set_time`.
         """
         return interchange.import_rows(
             self.optimizer,
