@@ -56,6 +56,7 @@ Result2<T> result(Array<T>&& array, std::size_t dim) {
 
 void register_errors(nb::module_& m);
 void register_base(nb::module_& m);
+void register_bucket_columns(nb::module_& m);
 void register_column_store(nb::module_& m);
 void register_feed(nb::module_& m);
 void register_frozen(nb::module_& m);

@@ -7,6 +7,7 @@ NB_MODULE(_core, m) {
   m.doc() = "Trireme's C++ core.";
   trireme::bind::register_errors(m);
   trireme::bind::register_base(m);
+  trireme::bind::register_bucket_columns(m);
   trireme::bind::register_column_store(m);
   trireme::bind::register_feed(m);
   trireme::bind::register_frozen(m);

@@ -428,6 +428,9 @@ void register_table(nb::module_& m) {
       .def_prop_ro("row_bytes", &Table::row_bytes,
                    "Bytes of a wide row: weights, state, statistics.")
       .def_prop_ro("version", &Table::version, "What changes are stamped with.")
+      .def_prop_ro("removed_known_since", &Table::removed_known_since,
+                   nb::call_guard<nb::gil_scoped_release>(),
+                   "The lowest version since which the removed keys of every bucket are known.")
       .def("raise_version", &Table::raise_version, "version"_a,
            "Stamp every change from now on with this version, or a later one.")
       .def_prop_ro("counters", &counters,

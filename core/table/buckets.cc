@@ -74,11 +74,12 @@ std::vector<Arena::Ref> Table::refs_since(std::uint32_t bucket, std::uint32_t si
   return refs;
 }
 
-BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since) const {
+BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since,
+                              std::uint32_t removed_since) const {
   check_bucket(bucket);
   BucketContent content;
   std::shared_lock lock(mutex_of(bucket));
-  if (since != 0) content.removed = removed_.since(bucket, since);
+  if (removed_since != 0) content.removed = removed_.since(bucket, removed_since);
   const std::vector<Arena::Ref> refs = refs_since(bucket, since);
   content.keys = Array<std::uint64_t>(refs.size());
   content.classes = Array<std::uint8_t>(refs.size());
@@ -102,6 +103,15 @@ void Table::restore(std::uint32_t bucket, const BucketView& content) {
   check_content("restore", bucket, content);
   raise_version_to(content);
   replace(bucket, content);
+}
+
+std::uint32_t Table::removed_known_since() const {
+  std::uint32_t since = 0;
+  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
+    std::shared_lock lock(mutex_of(bucket));
+    since = std::max(since, removed_.known_since(bucket));
+  }
+  return since;
 }
 
 void Table::raise_version_to(const BucketView& content) noexcept {
@@ -151,6 +161,8 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   for (const auto& [stream, sequence] : content.marks)
     marks.emplace_back(&marks_.of(stream), sequence);
   Admission::Pending pending = admission_.parse(bucket, content.pending);
+  std::vector<std::uint64_t> removed(content.removed.begin(), content.removed.end());
+  std::vector<std::uint32_t> removed_at(removed.size(), content.removed_at);
   std::unique_lock lock(mutex_of(bucket));
   std::vector<Arena::Ref> old;
   index_.refs_of(bucket, old);
@@ -164,7 +176,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   index_.clear(bucket);
   arenas_.free(old);
   if (num_rows == 0) index_.release(bucket);
-  removed_.clear(bucket);
+  removed_.restore(bucket, std::move(removed), std::move(removed_at), content.removed_since);
   admission_.replace(bucket, std::move(pending));
   for (std::size_t i = 0; i < num_rows; ++i) insert_row(reservation, content, i);
   for (const auto& [stream, array] : streams) (*array)[bucket] = 0;

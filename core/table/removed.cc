@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -51,7 +52,10 @@ void RemovedKeys::forget(std::uint32_t bucket, std::uint32_t version) noexcept {
   b.forgotten = std::max(b.forgotten, version);
 }
 
-void RemovedKeys::clear(std::uint32_t bucket) noexcept { buckets_[bucket] = {}; }
+void RemovedKeys::restore(std::uint32_t bucket, std::vector<std::uint64_t>&& keys,
+                          std::vector<std::uint32_t>&& versions, std::uint32_t since) noexcept {
+  buckets_[bucket] = {.keys = std::move(keys), .versions = std::move(versions), .forgotten = since};
+}
 
 std::size_t RemovedKeys::bytes(std::uint32_t bucket) const noexcept {
   const Bucket& b = buckets_[bucket];

@@ -32,8 +32,14 @@ class RemovedKeys {
 
   // Forgets the keys that were removed with a version <= `version`.
   void forget(std::uint32_t bucket, std::uint32_t version) noexcept;
-  // Begins anew.
-  void clear(std::uint32_t bucket) noexcept;
+  // Begins anew, with these keys and the versions, ascending, that they were removed with; those
+  // removed with a version <= since are forgotten.
+  void restore(std::uint32_t bucket, std::vector<std::uint64_t>&& keys,
+               std::vector<std::uint32_t>&& versions, std::uint32_t since) noexcept;
+  // The lowest version that since() answers for.
+  std::uint32_t known_since(std::uint32_t bucket) const noexcept {
+    return buckets_[bucket].forgotten;
+  }
 
   std::size_t bytes(std::uint32_t bucket) const noexcept;
 

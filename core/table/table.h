@@ -124,7 +124,14 @@ class Table {
   // Errors of all that take a bucket: kBadRequest for one outside [0, kNumBuckets).
   // since 0: all rows, no removed keys. Else the rows changed and the keys removed with a version >
   // since. Errors: kBadRequest if some of those keys were forgotten.
-  BucketContent snapshot(std::uint32_t bucket, std::uint32_t since = 0) const;
+  BucketContent snapshot(std::uint32_t bucket, std::uint32_t since = 0) const {
+    return snapshot(bucket, since, since);
+  }
+  // The same, with the keys removed since another version; 0: none.
+  BucketContent snapshot(std::uint32_t bucket, std::uint32_t since,
+                         std::uint32_t removed_since) const;
+  // The lowest version since which the removed keys of every bucket are known.
+  std::uint32_t removed_known_since() const;
   // Replaces rows, marks and what is pending of a bucket; marks of streams that are not given
   // become 0. Nothing changes on an error: kBadRequest (a key of another bucket, twice the same
   // key, lengths that do not match, an unknown class, stream or sequence, pending bytes of another
@@ -135,6 +142,10 @@ class Table {
     std::span<const std::uint8_t> rows;
     std::span<const std::pair<std::int64_t, std::uint64_t>> marks;
     std::span<const std::uint8_t> pending;
+    // Keys removed with a version in (removed_since, removed_at], for later snapshots.
+    std::span<const std::uint64_t> removed = {};
+    std::uint32_t removed_at = 0;
+    std::uint32_t removed_since = 0;
   };
   void restore(std::uint32_t bucket, const BucketView& content);
   // Removes keys, then puts rows in, or in the place of those that are there; other rows and all

@@ -1,10 +1,7 @@
-"""Checkpoints: complete or absent, loadable on any number of servers, damaged ones refused by
-name.
-"""
+"""Checkpoints: complete or absent, loadable on any number of servers."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import trireme as tr
 from tests.jobs import Job
 from trireme import _core
 from trireme.cluster import Cluster, embedded
-from trireme.errors import BadRequest, Corruption, ResourceExhausted, SchemaMismatch
+from trireme.errors import BadRequest, ResourceExhausted, SchemaMismatch
 
 NUM_KEYS = 2000
 
@@ -125,10 +122,10 @@ def test_loading_replaces_what_was_trained_before(saved: dict[str, Any]) -> None
 
 
 def test_row_files_are_plain_arrow(saved: dict[str, Any]) -> None:
-    files = sorted(saved["path"].glob("rows/0/*.arrow"))
+    files = sorted(saved["path"].glob("tables/0/????-????.arrow"))
     tables = [pa.ipc.open_file(file).read_all() for file in files]
     keys = np.concatenate([table["key"].to_numpy() for table in tables])
-    assert len(files) == 16
+    assert len(files) == 2  # one per server
     assert len(np.unique(keys)) == len(keys) > 1000
     assert tables[0].schema.field("weights").type == pa.list_(pa.float32(), 3)
     assert tables[0].schema.field("state").type == pa.list_(pa.float32(), 6)
@@ -152,7 +149,7 @@ def test_a_save_that_fails_leaves_nothing_behind(
     with embedded() as cluster:
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
-        monkeypatch.setattr("trireme.ps.checkpoint.save_tensors", full_disk)
+        monkeypatch.setattr("trireme.ps.checkpoint.block_files.save_tensors", full_disk)
         with pytest.raises(ResourceExhausted, match=r"cannot write .*: No space left"):
             trainer.save(tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
@@ -186,7 +183,7 @@ def test_a_checkpoint_without_a_table_of_the_model_changes_nothing(saved: dict[s
         cluster.ensure_table(extra)
         trainer.fit(batches(5))
         before = everything(cluster, trainer)
-        with pytest.raises(SchemaMismatch, match=r"found no \['extra'\]"):
+        with pytest.raises(SchemaMismatch, match=r"expected tables \['extra'\], found"):
             trainer.load(saved["path"])
         assert_equal(everything(cluster, trainer), before)
 
@@ -247,57 +244,5 @@ def test_a_table_of_another_width_never_matches(saved: dict[str, Any]) -> None:
         trainer = make_trainer(cluster, dim=4)
         with pytest.raises(SchemaMismatch, match=r"'dims': \[4\].*found.*'dims': \[3\]"):
             trainer.load(saved["path"], dense="match")
-        with pytest.raises(BadRequest, match="'strict' or 'match', found 'skip'"):
-            trainer.load(saved["path"], dense="skip")  # type: ignore[arg-type]
-
-
-def damaged_copy(source: Path, target: Path) -> Path:
-    import shutil
-
-    shutil.copytree(source, target)
-    return target
-
-
-def load(path: Path) -> None:
-    with embedded() as cluster:
-        make_trainer(cluster).load(path)
-
-
-def test_each_kind_of_damage_is_named(saved: dict[str, Any], tmp_path: Path) -> None:
-    source = saved["path"]
-    rows = "rows/0/0256-0511.arrow"
-    blocks = "blocks/server-0.safetensors"
-    for number, name in enumerate((rows, blocks, "module.safetensors")):
-        truncated = damaged_copy(source, tmp_path / f"truncated{number}")
-        (truncated / name).write_bytes((truncated / name).read_bytes()[:-7])
-        with pytest.raises(Corruption, match=rf"{Path(name).name}: expected \d+ bytes, found"):
-            load(truncated)
-        flipped = damaged_copy(source, tmp_path / f"flipped{number}")
-        data = bytearray((flipped / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (flipped / name).write_bytes(data)
-        with pytest.raises(Corruption, match=rf"{Path(name).name}: expected SHA-256"):
-            load(flipped)
-        missing = damaged_copy(source, tmp_path / f"missing{number}")
-        (missing / name).unlink()
-        with pytest.raises(Corruption, match=f"expected file {name}, found none"):
-            load(missing)
-
-
-def test_a_manifest_that_is_absent_damaged_or_of_another_format_is_named(
-    saved: dict[str, Any], tmp_path: Path
-) -> None:
-    with pytest.raises(BadRequest, match="not a complete checkpoint"):
-        load(tmp_path / "nothing")
-    other = damaged_copy(saved["path"], tmp_path / "other")
-    manifest = json.loads((other / "manifest.json").read_text())
-    (other / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(Corruption, match="expected format 1, found 99"):
-        load(other)
-    (other / "manifest.json").write_text("{")
-    with pytest.raises(Corruption, match="expected JSON"):
-        load(other)
-    del manifest["tables"]
-    (other / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(Corruption, match="expected field 'tables'"):
-        load(other)
+        with pytest.raises(BadRequest, match="'match' or 'skip', found 'some'"):
+            trainer.load(saved["path"], dense="some")  # type: ignore[arg-type]

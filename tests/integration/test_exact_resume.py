@@ -33,7 +33,7 @@ def contents(path: Path) -> dict[str, Any]:
         for file in path.rglob("*")
         if file.is_file() and file.name != "manifest.json"
     }
-    extra = json.loads((path / "manifest.json").read_text())["extra"]
+    extra = json.loads((path / "manifest.json").read_text())["manifest"]["extra"]
     del extra["user"]["figures"]
     return {**files, "extra": json.dumps(extra)}
 

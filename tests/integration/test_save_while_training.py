@@ -19,9 +19,9 @@ from tests.property.seeds import SEED
 from trireme import _core
 from trireme.cluster import Cluster
 from trireme.optim import values_of_group
+from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
 from trireme.ps.client import Step, TableGradient
 from trireme.ps.rows import RowLayout
-from trireme.ps.saving import load_checkpoint, save_checkpoint
 
 NUM_WORKERS, NUM_KEYS, BATCH, DIM = 4, 1500, 150, 3
 NUM_SAVES = pick(short=15, long=200)

@@ -17,6 +17,7 @@ from trireme.fleet.strategy import DistributedStrategy
 from trireme.launch.init import join, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.ps.adam_d2sum import AdamD2Sum
+from trireme.ps.checkpoint import mode_of, open_storage, read_manifest
 from trireme.train import DistributedOptimizer, Trainer, checkpoint, interchange
 
 
@@ -164,18 +165,19 @@ class Job:
         format: str = "trireme",
         **options: Any,
     ) -> None:
-        """Write a full checkpoint into a new folder; every worker calls it.
+        """Write a checkpoint into a new folder; every worker calls it.
 
         `executor` and `main_program` have no counterpart here: pass None.
 
         Args:
+            mode: 0: full, 1: delta, 2: base, 3: batch, as of Trainer.save.
             format: "fleet": what Paddle's Fleet reads; `options` are those of Trainer.export_fleet.
         """
         _check_none(executor=executor, main_program=main_program)
-        _check_mode(mode)
         if not dirname:
             raise BadRequest("fleet.save_persistables: expected dirname=FOLDER, found none")
         if format == "fleet":
+            _check_full(mode)
             interchange.export_fleet(self._trained(), dirname, **options)
         elif format != "trireme" or options:
             raise BadRequest(
@@ -183,15 +185,16 @@ class Job:
                 f" found {format!r} with {sorted(options)}"
             )
         else:
-            checkpoint.save(self._trained(), dirname)
+            checkpoint.save(self._trained(), checkpoint.Location(dirname), mode=mode)
 
     def load_model(self, path: str, mode: int = 0, **options: Any) -> None:
         """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
 
+        mode: as it was saved; 0: whatever the checkpoint says.
         options: for Fleet's, those of Trainer.import_fleet.
         """
-        _check_mode(mode)
         if interchange.is_fleet(path):
+            _check_full(mode)
             interchange.import_fleet(self._trained(), path, **options)
         elif options:
             raise BadRequest(
@@ -199,7 +202,13 @@ class Job:
                 f" found none in {path}"
             )
         else:
-            checkpoint.load(self._trained(), path)
+            found, wanted = read_manifest(open_storage(path, None)).mode, mode_of(mode)
+            if mode != 0 and found != wanted:
+                raise BadRequest(
+                    f"fleet.load_model: expected a checkpoint of mode {mode} ({wanted}),"
+                    f" found {found} in {path}"
+                )
+            checkpoint.load(self._trained(), checkpoint.Location(path))
 
 
 def _as_adam_d2sum(optimizer: torch.optim.Optimizer) -> AdamD2Sum:
@@ -231,9 +240,9 @@ def _check_none(**values: Any) -> None:
             )
 
 
-def _check_mode(mode: int) -> None:
+def _check_full(mode: int) -> None:
     if mode != 0:
-        raise BadRequest(f"fleet: expected mode 0 (full) in this version, found {mode}")
+        raise BadRequest(f"fleet: expected mode 0 (full) of Fleet's own format, found {mode}")
 
 
 # The one job of this process, as Fleet has it; its cluster is Trireme's default one.

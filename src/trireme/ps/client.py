@@ -447,6 +447,14 @@ class Client:
         channel = self._aside if aside else self._control
         return channel.call_all(calls, self.timeout_s if timeout_s is None else timeout_s)
 
+    def ask_coordinator(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Call a method of the coordinator beside what other threads do; returns the reply's
+        body.
+        """
+        call = Call(self._servers[0], method, body, [])
+        answered: dict[str, Any] = self._aside.call_all([call], self.timeout_s)[0].body
+        return answered
+
     def _everywhere(self, method: str, body: dict[str, Any]) -> list[Reply]:
         return self._until_current(
             method, lambda left_s: self.everywhere(method, body, timeout_s=left_s)

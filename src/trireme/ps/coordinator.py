@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from trireme.errors import BadRequest, Fenced, NotReady, SchemaMismatch
+from trireme.ps.exports import Exports
 from trireme.ps.routing import BucketMap
 from trireme.ps.staging import Member
 from trireme.ps.wire import need
@@ -65,6 +66,7 @@ class Pass:
 class Coordinator:
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._exports = Exports()
         self._facts: dict[str, Any] = {}
         self._map: BucketMap | None = None
         self._workers: dict[int, Worker] = {}
@@ -84,6 +86,7 @@ class Coordinator:
             "coord.begin_pass": self._on_begin_pass,
             "coord.leave": self._on_leave,
             "coord.gather": self._on_gather,
+            **self._exports.handlers(),
         }
 
     # ---- members ----

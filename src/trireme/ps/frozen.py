@@ -13,7 +13,7 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, UnknownTable, writing
-from trireme.ps.manifest import inside, written
+from trireme.ps.folders import inside, written
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout
 from trireme.ps.shard import Handler, ServedTable, Shard

@@ -135,6 +135,8 @@ class Shard:
         self.staleness: Counter[int] = Counter()
         self.num_pushes = 0
         self.num_missing = 0
+        self.version = 1
+        self._pushes_at_load: int | None = None
         self.index = -1
         self._map: BucketMap | None = None
         self._staging = Staging(self._apply)
@@ -221,6 +223,7 @@ class Shard:
             if len(self.tables) >= TABLES_MAX:
                 raise BadRequest(f"server: expected at most {TABLES_MAX} tables")
             rows = make_core_table(schema)
+            rows.raise_version(self.version)
             if applied := self._applied_ids():
                 rows.advance(applied)
             self.tables[schema.name] = ServedTable(schema, rows)
@@ -504,6 +507,23 @@ class Shard:
             # Which keys went with the old rows is not known: a delta since then would lack them.
             rows.forget_removed(table.rows.version)
             table.rows = rows
+            self._pushes_at_load = None
+
+    def raise_version(self, version: int) -> None:
+        """Rows that change from now on are stamped with this version, or a later one."""
+        with self._lock:
+            self.version = max(self.version, version)
+            for table in self.tables.values():
+                table.rows.raise_version(self.version)
+
+    def note_load(self) -> None:
+        """What is here is what has just been loaded, until the next push."""
+        with self._lock:
+            self._pushes_at_load = self.num_pushes
+
+    @property
+    def is_as_loaded(self) -> bool:
+        return self._pushes_at_load == self.num_pushes
 
     def blocks_locked(self) -> threading.Lock:
         return self._blocks_lock

@@ -20,10 +20,10 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.launch.init import log_to_stderr
 from trireme.nn import EmbeddingBag
-from trireme.ps.manifest import MANIFEST, read_manifest
+from trireme.ps.checkpoint import MANIFEST, open_storage, read_manifest
 from trireme.run.model import create_recipe
 from trireme.run.settings import Settings
-from trireme.table import Table, TableSchema
+from trireme.table import Table
 from trireme.train import Trainer
 from trireme.train.interchange import is_fleet
 
@@ -131,9 +131,8 @@ def _described(what: Conversion) -> list[Table]:
 
 
 def _saved(source: str) -> list[Table]:
-    manifest = read_manifest(Path(source))
-    schemas = [TableSchema.from_wire(part["schema"]) for part in manifest["tables"].values()]
-    return [Table.of_schema(schema) for schema in schemas]
+    manifest = read_manifest(open_storage(source, None))
+    return [Table.of_schema(part.schema) for part in manifest.tables.values()]
 
 
 class _TablesAlone(nn.Module):

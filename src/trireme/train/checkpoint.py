@@ -3,22 +3,68 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from trireme.cluster import Cluster
-from trireme.errors import Corruption, Internal, TriremeError, class_of_code
-from trireme.ps.manifest import read_manifest
-from trireme.ps.saving import SAVE_TIMEOUT_S, load_checkpoint, read_tensors, save_checkpoint
+from trireme.errors import (
+    BadRequest,
+    Corruption,
+    Internal,
+    SchemaMismatch,
+    TriremeError,
+    class_of_code,
+)
+from trireme.ps.checkpoint import (
+    SAVE_TIMEOUT_S,
+    load_checkpoint,
+    mode_of,
+    open_storage,
+    read_manifest,
+    read_tensors,
+    save_checkpoint,
+)
 from trireme.train.moment import Moment, install_buffers, meet, random_of, stored
 from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.progress import display
 from trireme.train.random_state import RandomState
 
 log = logging.getLogger("trireme.train")
+
+
+Dense = Literal["strict", "match", "skip"]
+Watch = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a checkpoint is: a path, or a location with what fsspec needs to reach it.
+
+    shows: worker 0 shows how far a save or load is.
+    """
+
+    path: str | Path
+    storage_options: Mapping[str, Any] | None = None
+    shows: bool = False
+
+    @contextmanager
+    def watched(self, what: str) -> Iterator[Watch]:
+        """What the progress of the servers is told to."""
+        with display(f"{what} {self.path}", is_quiet=not self.shows) as shown:
+
+            def watch(done: int, total: int) -> None:
+                if shown.is_due():
+                    shown.show_fraction(done / max(total, 1))
+
+            yield watch
+
+    def tensors(self) -> dict[str, Tensor]:
+        return read_tensors(self.path, self.storage_options)
 
 
 @dataclass(frozen=True)
@@ -37,9 +83,12 @@ class Loaded:
 
 def save(
     optimizer: DistributedOptimizer,
-    path: str | Path,
+    location: Location,
     extra: Mapping[str, Any] | None = None,
     *,
+    mode: str | int = "full",
+    hot: float | None = None,
+    keep: int | None = None,
     random: RandomState | None = None,
     published: Callable[[], None] = lambda: None,
 ) -> None:
@@ -47,8 +96,9 @@ def save(
     workers into a new folder.
 
     Args:
-        path: worker 0's counts.
+        location: worker 0's counts.
         extra: JSON values that `load` gives back; worker 0's count.
+        mode, hot, keep: as of save_checkpoint.
         random: knows of more random numbers than the global ones.
         published: worker 0 calls it when the folder is complete.
 
@@ -56,11 +106,13 @@ def save(
         BadRequest: the folder exists, or is outside the servers' root.
         Corruption: the folder is not on storage that all processes share.
     """
+    mode = mode_of(mode)
     optimizer.flush()
     moments = meet(optimizer.cluster, Moment.of(optimizer, random or RandomState()))
 
     def act() -> dict[str, Any]:
-        write(optimizer, Path(path), moments, optimizer.state_dict(), extra or {})
+        groups = optimizer.state_dict()
+        write(optimizer, location, moments, groups, extra or {}, mode=mode, hot=hot, keep=keep)
         published()
         return {}
 
@@ -69,10 +121,14 @@ def save(
 
 def write(
     optimizer: DistributedOptimizer,
-    path: Path,
+    location: Location,
     moments: Sequence[Moment],
     groups: Mapping[str, Any],
     extra: Mapping[str, Any],
+    *,
+    mode: str = "full",
+    hot: float | None = None,
+    keep: int | None = None,
 ) -> None:
     """Worker 0's part of a save, also while all train on.
 
@@ -83,21 +139,28 @@ def write(
     # Streams have unequal lengths: the job has made as many steps as the longest.
     num_steps = max(moment.num_steps for moment in moments)
     steps = {"num_steps": num_steps, "before": moments[0].num_steps - moments[0].sequence}
-    save_checkpoint(
-        optimizer.cluster.client,
-        path,
-        extra={
-            "optimizer": {**groups, **steps},
-            "shapes": _shapes(optimizer),
-            "num_workers": optimizer.cluster.num_workers,
-            "user": dict(extra),
-        },
-        tensors=stored(moments),
-    )
+    with location.watched("save") as watch:
+        save_checkpoint(
+            optimizer.cluster.client,
+            location.path,
+            extra={
+                "optimizer": {**groups, **steps},
+                "shapes": _shapes(optimizer),
+                "num_workers": optimizer.cluster.num_workers,
+                "user": dict(extra),
+            },
+            tensors=stored(moments),
+            mode=mode,
+            hot=hot,
+            time=optimizer.data_time(),
+            keep=keep,
+            storage_options=location.storage_options,
+            watch=watch,
+        )
 
 
 def load(
-    optimizer: DistributedOptimizer, path: str | Path, random: RandomState | None = None
+    optimizer: DistributedOptimizer, location: Location, random: RandomState | None = None
 ) -> Loaded:
     """Bring servers, model, optimizer and random numbers to the state of a checkpoint.
 
@@ -106,9 +169,9 @@ def load(
     Raises:
         BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another model.
     """
-    loaded = _on_servers(optimizer, lambda load_one: load_one(Path(path)))
+    loaded = _on_servers(optimizer, lambda load_one: load_one(location))
     assert loaded is not None
-    return _adopt(optimizer, loaded, random or RandomState())
+    return _adopt(optimizer, loaded, location, random or RandomState())
 
 
 def load_newest(
@@ -126,12 +189,12 @@ def load_newest(
         Corruption: all of them are damaged. The others as `load`.
     """
 
-    def choose(load_one: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
+    def choose(load_one: LoadOne) -> dict[str, Any] | None:
         damaged = None
         paths = candidates()
         for path in paths:
             try:
-                return load_one(path)
+                return load_one(Location(path))
             except Corruption as error:
                 log.warning("resume: passing over the checkpoint %s: %s", path, error)
                 damaged = error
@@ -143,37 +206,77 @@ def load_newest(
         return None
 
     loaded = _on_servers(optimizer, choose)
-    return None if loaded is None else _adopt(optimizer, loaded, random)
+    if loaded is None:
+        return None
+    return _adopt(optimizer, loaded, Location(loaded["path"]), random)
 
 
-def load_matching(optimizer: DistributedOptimizer, path: Path) -> list[str]:
-    """Begin a new run with the weights and optimizer state of a checkpoint of a similar model.
+def load_part(
+    optimizer: DistributedOptimizer,
+    location: Location,
+    dense: Dense,
+    tables: Collection[str] | None = None,
+) -> list[str]:
+    """Begin a new run with weights and optimizer state of a checkpoint, of a similar model say.
 
-    Tables are matched by name, dense parameters and buffers by name and shape; what does not match
-    keeps its own values. Group values (rates) are this run's, and streams begin anew.
+    What is not taken keeps its own values. Group values (rates) are this run's, and streams begin
+    anew.
+
+    Args:
+        dense: "strict": all dense parameters and buffers. "match": those of the same name and
+            shape. "skip": none.
+        tables: these; None: all of the model, and with "match" those that are there.
 
     Returns:
         What has kept its own values: names of tables, parameters and buffers.
 
     Raises:
-        BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: a table of the
-            same name but another schema, or another class of optimizer.
+        BadRequest: no checkpoint there, or a table that the model has not. Corruption: a damaged
+            file. SchemaMismatch: something that must be there is not, a table of the same name has
+            another schema, or another class of optimizer.
     """
-    own = _shapes(optimizer)
-    saved = read_manifest(path.absolute())["extra"].get("shapes")
-    if saved is None:
-        raise Corruption(f"checkpoint {path}: expected the shapes of its parameters, found none")
-    matching = [name for name, shape in own.items() if saved.get(name) == shape]
-    loaded = _on_servers(optimizer, lambda load_one: load_one(path), matching)
+    own = [table.name for table in optimizer.tables]
+    if unknown := set(tables or ()) - set(own):
+        raise BadRequest(f"load: expected tables of the model, {own}, found {sorted(unknown)}")
+    manifest = read_manifest(open_storage(location.path, location.storage_options))
+    wanted = set(own if tables is None else tables)
+    if dense == "match":
+        wanted &= manifest.tables.keys()
+    parameters = _parameters(optimizer, manifest.extra.get("shapes"), location, dense)
+    loaded = _on_servers(optimizer, lambda load_one: load_one(location), wanted, parameters)
     assert loaded is not None
     optimizer.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
-    kept = [table.name for table in optimizer.tables if table.name not in loaded["tables"]]
-    kept += [name for name in own if name not in matching]
-    tensors, model = read_tensors(path), optimizer.model
-    kept += install_buffers(tensors, model, 0, where=f"checkpoint {path}", match=True)
+    kept = [name for name in own if name not in wanted]
+    kept += [name for name in _shapes(optimizer) if name not in parameters]
+    if dense == "skip":
+        kept += [name for name, _ in optimizer.model.named_buffers()]
+    else:
+        where, match = f"checkpoint {location.path}", dense == "match"
+        kept += install_buffers(location.tensors(), optimizer.model, 0, where=where, match=match)
     optimizer.resume()
     optimizer.refresh()
     return kept
+
+
+def _parameters(
+    optimizer: DistributedOptimizer, saved: Any, location: Location, dense: Dense
+) -> list[str]:
+    """Names of the dense parameters to take."""
+    if not isinstance(saved, dict):
+        raise Corruption(
+            f"checkpoint {location.path}: expected the shapes of its parameters, found none"
+        )
+    own = _shapes(optimizer)
+    matching = [name for name, shape in own.items() if saved.get(name) == shape]
+    if dense == "skip":
+        return []
+    if dense == "strict" and len(matching) < len(own):
+        name = next(name for name in own if name not in matching)
+        raise SchemaMismatch(
+            f"checkpoint {location.path}: expected parameter {name} of shape {own[name]},"
+            f" found {saved.get(name)}"
+        )
+    return matching
 
 
 def _shapes(optimizer: DistributedOptimizer) -> dict[str, list[int]]:
@@ -182,34 +285,49 @@ def _shapes(optimizer: DistributedOptimizer) -> dict[str, list[int]]:
     return {name: list(parameter.shape) for name, parameter in named if name in of_group}
 
 
+LoadOne = Callable[[Location], dict[str, Any]]
+
+
 def _on_servers(
     optimizer: DistributedOptimizer,
-    choose: Callable[[Callable[[Path], dict[str, Any]]], dict[str, Any] | None],
-    parameters: list[str] | None = None,
+    choose: Callable[[LoadOne], dict[str, Any] | None],
+    tables: Collection[str] | None = None,
+    parameters: Collection[str] | None = None,
 ) -> dict[str, Any] | None:
-    """The servers load what worker 0 chooses: `choose` calls what it gets with paths."""
+    """The servers load what worker 0 chooses: `choose` calls what it gets with locations. Without
+    tables, all of it, to go on from.
+    """
     optimizer.flush()
     cluster = optimizer.cluster
     cluster.client.gather({}, [], purpose="load")
 
-    def load_one(path: Path) -> dict[str, Any]:
-        read_tensors(path)  # its checksum, before the servers change
-        manifest = load_checkpoint(cluster.client, path, parameters=parameters)
-        return {
-            "path": str(path),
-            "extra": manifest["extra"],
-            "tables": sorted(manifest["tables"]),
-        }
+    def load_one(location: Location) -> dict[str, Any]:
+        with location.watched("load") as watch:
+            manifest = load_checkpoint(
+                cluster.client,
+                location.path,
+                tables=tables,
+                parameters=parameters,
+                resumes=tables is None,
+                storage_options=location.storage_options,
+                watch=watch,
+            )
+        return {"path": str(location.path), "extra": dict(manifest.extra)}
 
     return let_first_worker(cluster, "load", lambda: choose(load_one) or {}) or None
 
 
-def _adopt(optimizer: DistributedOptimizer, loaded: dict[str, Any], random: RandomState) -> Loaded:
+def _adopt(
+    optimizer: DistributedOptimizer,
+    loaded: dict[str, Any],
+    location: Location,
+    random: RandomState,
+) -> Loaded:
     """This worker's side of what the servers have loaded."""
     path, extra, worker = Path(loaded["path"]), loaded["extra"], optimizer.cluster.worker
     steps = extra["optimizer"]
     optimizer.load_state_dict(steps)
-    tensors = read_tensors(path)
+    tensors = location.tensors()
     install_buffers(tensors, optimizer.model, worker, where=f"checkpoint {path}")
     optimizer.resume()
     if not optimizer.is_sync and optimizer.sequence:  # each worker counts its own

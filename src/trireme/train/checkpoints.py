@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trireme.errors import BadRequest, writing
-from trireme.ps.manifest import MANIFEST
-from trireme.ps.saving import SAVE_TIMEOUT_S
+from trireme.ps.checkpoint import MANIFEST, SAVE_TIMEOUT_S
 from trireme.train import checkpoint
 from trireme.train.moment import Moment
 from trireme.train.optimizer import DistributedOptimizer
@@ -169,7 +168,11 @@ class _Saver:
         is_first = self._cluster.worker == 0
         path = _next(self._path) if is_first else self._path
         checkpoint.save(
-            self._optimizer, path, self._note(), random=self._random, published=self._retire
+            self._optimizer,
+            checkpoint.Location(path),
+            self._note(),
+            random=self._random,
+            published=self._retire,
         )
         self._saved_at = time.monotonic()
 
@@ -279,7 +282,8 @@ class AsyncSaver(_Saver):
         def work() -> None:
             try:
                 path = _next(self._path)
-                checkpoint.write(self._optimizer, path, [moment], groups, extra)
+                location = checkpoint.Location(path)
+                checkpoint.write(self._optimizer, location, [moment], groups, extra)
                 self._retire()
             except BaseException as error:  # noqa: BLE001 raised in the thread that trains
                 self._error = error

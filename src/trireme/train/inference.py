@@ -24,9 +24,9 @@ from trireme.inference.gathering import gather_readings
 from trireme.inference.graph import input_tensor
 from trireme.inference.manifest import GRAPH, MANIFEST, File, Lookup, Manifest, TablePart
 from trireme.nn.plan import Planner, Reading
+from trireme.ps.checkpoint import SAVE_TIMEOUT_S
+from trireme.ps.folders import published, written
 from trireme.ps.frozen import DTYPES, encode
-from trireme.ps.manifest import published, written
-from trireme.ps.saving import SAVE_TIMEOUT_S
 from trireme.table import Table
 from trireme.train.checkpoint import let_first_worker
 from trireme.train.graph import export_graph

@@ -19,8 +19,8 @@ REST = 20
 
 
 class Display:
-    """One activity with a fraction done, a count of examples and some figures. Used by one thread
-    at a time.
+    """One activity with a fraction done; or with a count of examples and some figures besides. Used
+    by one thread at a time.
     """
 
     def __init__(self, title: str, progress: Progress | None, *, is_quiet: bool = False) -> None:
@@ -57,6 +57,16 @@ class Display:
                 completed=fraction or 0.0,
                 figures=text,
             )
+
+    def show_fraction(self, fraction: float) -> None:
+        """Of an activity without examples; 0 to 1."""
+        if self._is_quiet:
+            return
+        self._due = time.monotonic() + self._period_s
+        if self._progress is None or self._task is None:
+            _write(f"{self._title} {100 * fraction:.0f}%")
+        else:
+            self._progress.update(self._task, total=1.0, completed=fraction, figures="")
 
     def say(self, text: str) -> None:
         """A line that was asked for, above the bar if there is one."""

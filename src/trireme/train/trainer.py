@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -357,37 +357,81 @@ class Trainer:
 
     # ---- checkpoints ----
 
-    def save(self, path: str | Path) -> None:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        mode: str | int = "full",
+        hot: float | None = None,
+        keep: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write tables, dense parameters, optimizer state, module buffers and random numbers.
 
-        Raises:
-            BadRequest: the folder exists already, or is outside the servers' root.
-        """
-        note = FitNote(num_epochs=self.num_epochs)
-        checkpoint.save(self.optimizer, path, note.to_json(), random=self._random)
+        Args:
+            path: a new folder that all processes share, or a location of fsspec such as
+                s3://bucket/key.
+            mode: what of the tables, by name or by Fleet's number. "full" (0): all rows. "delta"
+                (1): the rows changed and the keys removed since the last base or delta, or since
+                the last full checkpoint where there was none. "base" (2): the rows worth exporting.
+                "batch" (3): as full, at the end of a day. "hot": the rows most shown. Of a table
+                with a ScorePolicy, delta and base take the rows that its thresholds choose.
+            hot: of mode "hot", how many rows of each table, or (a float) what share of them. Tables
+                without shows give the rows most recently pushed.
+            keep: afterwards only the newest so many checkpoints stay in the parent folder, and
+                those that a delta among them needs; None: all.
+            storage_options: what fsspec opens the location with.
 
-    def load(self, path: str | Path, *, dense: Literal["strict", "match"] = "strict") -> list[str]:
+        Raises:
+            BadRequest: the folder exists already, or is outside the servers' root; a delta without
+                a checkpoint before. ResourceExhausted: the disk is full.
+        """
+        checkpoint.save(
+            self.optimizer,
+            checkpoint.Location(path, storage_options, self._shows),
+            FitNote(num_epochs=self.num_epochs).to_json(),
+            mode=mode,
+            hot=hot,
+            keep=keep,
+            random=self._random,
+        )
+
+    def load(
+        self,
+        path: str | Path,
+        *,
+        dense: Literal["strict", "match", "skip"] = "strict",
+        tables: Collection[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> list[str]:
         """Bring servers, model, optimizer and random numbers to the state of a checkpoint, whatever
-        number of servers wrote it. The next epoch begins at its beginning; see `resume`.
+        number of servers wrote it. The next epoch begins at its beginning; see `resume`. A delta is
+        loaded on top of what has been loaded before.
 
         Args:
             dense: "strict": go on with the run that the checkpoint is of. "match": begin a new run
                 with its tables by name and its dense parameters and buffers by name and shape, for
-                a model that has changed, a feature more say; rates are this run's.
+                a model that has changed, a feature more say; rates are this run's. "skip": the
+                same without dense parameters and buffers.
+            tables: take these alone, which begins a new run too; None: all of the model.
+            storage_options: what fsspec opens a location with.
 
         Returns:
-            Tables, parameters and buffers that kept their own values; none in "strict".
+            Tables, parameters and buffers that kept their own values.
 
         Raises:
-            BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another
-                model.
+            BadRequest: no checkpoint there, or a delta that does not follow what was loaded.
+                Corruption: a damaged file. SchemaMismatch: another model. Nothing has changed then.
         """
+        location = checkpoint.Location(path, storage_options, self._shows)
+        if dense not in ("strict", "match", "skip"):
+            raise BadRequest(
+                f"Trainer.load: expected dense 'strict', 'match' or 'skip', found {dense!r}"
+            )
         self._resumed = None
-        if dense == "match":
-            return checkpoint.load_matching(self.optimizer, Path(path))
-        if dense != "strict":
-            raise BadRequest(f"Trainer.load: expected dense 'strict' or 'match', found {dense!r}")
-        loaded = checkpoint.load(self.optimizer, path, self._random)
+        if dense != "strict" or tables is not None:
+            return checkpoint.load_part(self.optimizer, location, dense, tables)
+        loaded = checkpoint.load(self.optimizer, location, self._random)
         self.num_epochs = FitNote.from_json(loaded.extra).num_epochs
         return []
 

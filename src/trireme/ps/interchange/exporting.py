@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from trireme.errors import BadRequest, writing
+from trireme.ps.folders import inside
 from trireme.ps.interchange.fleet_rows import FleetText
 from trireme.ps.interchange.folder import create
 from trireme.ps.interchange.parquet import arrow_schema, record_batch
-from trireme.ps.manifest import inside
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout, WideRows
 from trireme.ps.shard import Handler, ServedTable, Shard

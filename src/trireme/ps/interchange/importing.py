@@ -20,12 +20,12 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, DataError, NotReady
+from trireme.ps.folders import inside
 from trireme.ps.interchange.columns import DTYPES, RANK2, rows_of
 from trireme.ps.interchange.fleet_rows import FleetText, RowError, Stamp
 from trireme.ps.interchange.lines import pieces
 from trireme.ps.interchange.parquet import batches
 from trireme.ps.interchange.staged import StagedRows
-from trireme.ps.manifest import inside
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import Array, Arrays, need, need_list
 from trireme.rpc import Reply, Request

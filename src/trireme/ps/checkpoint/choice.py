@@ -1,0 +1,88 @@
+"""Which rows of a table a save takes, and what it means for their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme.errors import BadRequest
+from trireme.ps.checkpoint.hot import Budget, bins_of
+from trireme.ps.checkpoint.jobs import Progress, in_parallel
+from trireme.ps.checkpoint.manifest import Manifest, Piece
+from trireme.ps.checkpoint.row_files import Choose, Columns, read_piece
+from trireme.ps.checkpoint.storage import Storage
+from trireme.ps.policies import selected
+from trireme.ps.rows import RowLayout
+from trireme.ps.shard import ServedTable, Shard
+from trireme.ps.wire import Array, need
+from trireme.table import TableSchema
+
+
+@dataclass(frozen=True)
+class Choice:
+    """mode: of the save.  time: data time that rows are judged at.  budgets: of a hot set."""
+
+    mode: str
+    time: int
+    budgets: Mapping[str, Budget]
+
+    @staticmethod
+    def from_wire(body: Mapping[str, Any], server: int) -> Choice:
+        budgets = {}
+        for name, budget in need(body, "budgets", dict).items():
+            match budget:
+                case [int(bin), list(shares)] if server < len(shares):
+                    budgets[str(name)] = Budget(bin, *map(int, shares[server]))
+                case _:
+                    raise BadRequest(f"checkpoint: expected a bin and shares, found {budget!r}")
+        return Choice(need(body, "mode", str), need(body, "time", int), budgets)
+
+    def of(self, table: ServedTable) -> Choose | None:
+        """Which rows of the table are saved; None: all that the version asks for."""
+        if self.mode == "hot":
+            budget, newest = self.budgets[table.schema.name], table.rows.version
+            return lambda records: budget.take(bins_of(records, newest))
+        if self.mode in ("base", "delta") and table.schema.is_scored:
+            # A base is of the end of the day.
+            day_over = self.mode == "base"
+            return partial(_selected, table.schema, self.mode, self.time, day_over)
+        return None
+
+
+def _selected(
+    schema: TableSchema, mode: str, time: int, day_over: bool, records: Array
+) -> npt.NDArray[np.bool_]:
+    return selected(schema, records, mode, time, day_over)
+
+
+def settle(shard: Shard, storage: Storage, manifest: Manifest, progress: Progress) -> None:
+    """After a base or delta has been published: what the rows that it holds have gained until then
+    is exported. Pushes meanwhile stay.
+    """
+    if manifest.mode not in ("base", "delta"):
+        return
+    owned = set(shard.map().owned_by(shard.index).tolist())
+    tasks = []
+    for name, part in manifest.tables.items():
+        table = shard.tables.get(name)
+        if table is None or not table.schema.is_scored:
+            continue
+        mine = [p for p in part.pieces if not owned.isdisjoint(range(p.low, p.high + 1))]
+        progress.expect(sum(piece.num_rows for piece in mine))
+        tasks += [partial(_settle_piece, shard, table, storage, p, progress) for p in mine]
+    in_parallel(tasks, progress)
+
+
+def _settle_piece(
+    shard: Shard, table: ServedTable, storage: Storage, piece: Piece, progress: Progress
+) -> None:
+    columns = Columns.of(RowLayout.of(table.schema, table.rows))
+    for _, batch in read_piece(storage, piece, columns.schema):
+        keys, gained = (np.array(batch[name]) for name in ("key", "delta_score"))
+        table.rows.settle(keys, gained, shard.pool)
+        progress.add(batch.num_rows)

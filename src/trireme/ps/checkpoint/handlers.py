@@ -1,0 +1,151 @@
+"""The methods of a server for checkpoints: jobs are started, asked after and stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trireme.errors import BadRequest, Corruption, writing
+from trireme.ps.checkpoint.choice import Choice, settle
+from trireme.ps.checkpoint.hot import count_bins
+from trireme.ps.checkpoint.jobs import Jobs, Progress
+from trireme.ps.checkpoint.load import Load, LoadOrder
+from trireme.ps.checkpoint.manifest import read_manifest
+from trireme.ps.checkpoint.save import SaveOrder, save_shard
+from trireme.ps.checkpoint.storage import (
+    LocalStorage,
+    RemoteStorage,
+    Storage,
+    open_storage,
+)
+from trireme.ps.shard import Handler, Shard
+from trireme.ps.wire import need, need_list
+from trireme.rpc import Reply, Request
+
+Action = Callable[[Storage, Mapping[str, Any], Progress], dict[str, Any]]
+
+
+class CheckpointHandlers:
+    """The methods `checkpoint.*`.
+
+    Args:
+        root: the folder below which local checkpoints stay.
+        locations: those of fsspec below which others stay; None: any.
+    """
+
+    def __init__(self, shard: Shard, root: Path, locations: Sequence[str] | None = None) -> None:
+        self._shard = shard
+        self._root, self._locations = root, locations
+        self._jobs = Jobs()
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "checkpoint.start": self._on_start,
+            "checkpoint.status": self._on_status,
+            "checkpoint.stop": self._on_stop,
+        }
+
+    def _on_start(self, request: Request) -> Reply:
+        body = request.body
+        actions: dict[str, Action] = {
+            "count": self._count,
+            "save": self._save,
+            "check": partial(self._load, only_check=True),
+            "load": partial(self._load, only_check=False),
+            "settle": self._settle,
+        }
+        action = actions.get(need(body, "action", str))
+        if action is None:
+            raise BadRequest(f"checkpoint.start: expected one of {sorted(actions)} as action")
+        storage = self._storage(body)
+        self._jobs.start(need(body, "job", str), lambda progress: action(storage, body, progress))
+        return Reply()
+
+    def _on_status(self, request: Request) -> Reply:
+        return self._jobs.get(need(request.body, "job", str)).status()
+
+    def _on_stop(self, request: Request) -> Reply:
+        self._jobs.get(need(request.body, "job", str)).progress.stop()
+        return Reply()
+
+    def _storage(self, body: Mapping[str, Any]) -> Storage:
+        storage = open_storage(need(body, "path", str), need(body, "options", dict))
+        hint = "--root or TRIREME_ROOT of the servers says where checkpoints may be"
+        if isinstance(storage, LocalStorage):
+            if not storage.folder.resolve().is_relative_to(self._root.resolve()):
+                raise BadRequest(
+                    f"checkpoint: expected a path under {self._root}, found {storage.folder};"
+                    f" {hint}"
+                )
+        elif isinstance(storage, RemoteStorage) and self._locations is not None:
+            inside = [of for of in self._locations if is_below(storage.location, of)]
+            if not inside:
+                raise BadRequest(
+                    f"checkpoint: expected a location under one of {list(self._locations)},"
+                    f" found {storage.location!r}; {hint}"
+                )
+        return storage
+
+    # ---- actions ----
+
+    def _count(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+    ) -> dict[str, Any]:
+        del storage, body
+        return count_bins(self._shard, progress)
+
+    def _save(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+    ) -> dict[str, Any]:
+        order = SaveOrder(
+            version=need(body, "version", int),
+            since=need(body, "since", int),
+            removed_since=need(body, "removed_since", int),
+            prefix=need(body, "prefix", str),
+            choice=Choice.from_wire(body, self._shard.index),
+        )
+        with writing(f"checkpoint: cannot write {storage.name}"):
+            return save_shard(self._shard, storage, order, progress)
+
+    def _load(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress, *, only_check: bool
+    ) -> dict[str, Any]:
+        manifest = read_manifest(storage)
+        if manifest.id != need(body, "id", str):
+            raise Corruption(
+                f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}: another"
+                " checkpoint is there now, or not all processes see the same storage"
+            )
+        order = LoadOrder(
+            tables=_names(body, "tables"),
+            parameters=_names(body, "parameters"),
+            resumes=need(body, "resumes", bool),
+        )
+        load = Load(self._shard, storage, manifest, order)
+        if only_check:
+            load.check(progress)
+        else:
+            load.apply(progress)
+        return {}
+
+    def _settle(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+    ) -> dict[str, Any]:
+        settle(self._shard, storage, read_manifest(storage), progress)
+        forget = need(body, "forget", int)
+        for table in list(self._shard.tables.values()):
+            table.rows.forget_removed(forget)
+        return {}
+
+
+def _names(body: Mapping[str, Any], field: str) -> frozenset[str] | None:
+    return None if body.get(field) is None else frozenset(need_list(body, field, str))
+
+
+def is_below(location: str, root: str) -> bool:
+    """Whether a location of fsspec is `root` or in it."""
+    parts = location.partition("://")[2].split("/")
+    root = root.rstrip("/")
+    return ".." not in parts and (location == root or location.startswith(f"{root}/"))

@@ -1,0 +1,96 @@
+"""The coordinator's counter of saves, and which checkpoints the next delta will follow.
+
+Version v is the number of a save; rows changed after it began are stamped v + 1 or more. A delta
+has every change since some version, so it may be loaded on top of any checkpoint of this run
+saved since then. It begins where the last base or delta was; where there was none, at the last
+full checkpoint.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from trireme.errors import BadRequest
+from trireme.ps.wire import need
+from trireme.rpc import Reply, Request
+
+VERSION_MAX = (1 << 32) - 2
+CHAIN_MAX = 4096
+
+
+class Exports:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._version = 1
+        self._chain: dict[str, int] = {}  # id -> version of what the next delta may follow
+        self._has_base = False
+        self._loaded: str | None = None
+
+    def handlers(self) -> dict[str, Any]:
+        """Methods by their names on the wire."""
+        return {
+            "coord.export": self._on_export,
+            "coord.published": self._on_published,
+            "coord.loaded": self._on_loaded,
+            "coord.chain": self._on_chain,
+        }
+
+    def _on_export(self, request: Request) -> Reply:
+        """A save begins: its version, and the chain that it is part of."""
+        mode = need(request.body, "mode", str)
+        with self._lock:
+            if mode == "delta" and not self._chain:
+                raise BadRequest(
+                    "save: expected a full or base checkpoint before the first delta, found none"
+                )
+            if self._version > VERSION_MAX:
+                raise BadRequest(f"save: expected at most {VERSION_MAX} saves of a run")
+            version, self._version = self._version, self._version + 1
+            goes_on = mode == "delta" or (mode in ("full", "batch") and self._has_base)
+            return Reply({"version": version, "chain": dict(self._chain) if goes_on else {}})
+
+    def _on_published(self, request: Request) -> Reply:
+        """A save has been published; returns the version whose removed keys may be forgotten."""
+        body = request.body
+        id, mode = need(body, "id", str), need(body, "mode", str)
+        version = need(body, "version", int)
+        with self._lock:
+            if version >= min(self._chain.values(), default=0):
+                self._publish(id, mode, version, goes_on=bool(need(body, "chain", dict)))
+            return Reply({"forget": min(self._chain.values(), default=0)})
+
+    def _publish(self, id: str, mode: str, version: int, *, goes_on: bool) -> None:
+        if mode in ("base", "delta"):
+            # What was saved since then, at the same time as this one, may be followed too.
+            newer = {of: at for of, at in self._chain.items() if at > version}
+            self._chain, self._has_base = {id: version, **newer}, True
+        elif mode in ("full", "batch"):
+            if not goes_on or len(self._chain) >= CHAIN_MAX:  # nobody saves deltas any more
+                self._chain, self._has_base = {}, False
+            self._chain[id] = version
+
+    def _on_loaded(self, request: Request) -> Reply:
+        """A checkpoint has been loaded, whole: the run goes on from it. Or a part: a new one
+        begins, which no delta follows. Returns the version that rows are stamped with from now on.
+        """
+        body = request.body
+        version = need(body, "version", int)
+        with self._lock:
+            self._version = max(self._version, version + 1)
+            self._chain, self._has_base, self._loaded = {}, False, None
+            if need(body, "whole", bool):
+                chain = need(body, "chain", dict)
+                self._loaded = need(body, "id", str)
+                self._chain = {str(of): int(at) for of, at in chain.items()}
+                self._chain[self._loaded] = version
+                self._has_base = bool(chain) or need(body, "mode", str) in ("base", "delta")
+            return Reply({"version": self._version})
+
+    def _on_chain(self, request: Request) -> Reply:
+        """What has been loaded: the id of the checkpoint, nil for none."""
+        del request
+        with self._lock:
+            return Reply({"loaded": self._loaded})
