@@ -167,7 +167,7 @@ def test_a_save_that_is_refused_is_refused_to_every_worker(tmp_path: Any) -> Non
 
     with Job(1) as job:
         messages = job.run(2, work)
-    assert all("exist" in message for message in messages)
+    assert all("expected a new folder" in message for message in messages)
     assert "worker 0 failed" in messages[1]
 
 

@@ -8,10 +8,10 @@ from trireme.ps.checkpoint.storage import open_storage
 from trireme.ps.checkpoint.worker import load_checkpoint, read_tensors, save_checkpoint
 
 __all__ = [
-    "MANIFEST",
-    "SAVE_TIMEOUT_S",
     "CheckpointHandlers",
+    "MANIFEST",
     "Manifest",
+    "SAVE_TIMEOUT_S",
     "load_checkpoint",
     "mode_of",
     "open_storage",
