@@ -185,7 +185,9 @@ class Job:
                 f" found {format!r} with {sorted(options)}"
             )
         else:
-            checkpoint.save(self._trained(), checkpoint.Location(dirname), mode=mode)
+            checkpoint.save(
+                self._trained(), checkpoint.Location(dirname), what=checkpoint.What(mode)
+            )
 
     def load_model(self, path: str, mode: int = 0, **options: Any) -> None:
         """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.

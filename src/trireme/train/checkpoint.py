@@ -22,6 +22,7 @@ from trireme.errors import (
 )
 from trireme.ps.checkpoint import (
     SAVE_TIMEOUT_S,
+    check_hot,
     load_checkpoint,
     mode_of,
     open_storage,
@@ -68,6 +69,24 @@ class Location:
 
 
 @dataclass(frozen=True)
+class What:
+    """What to save, and how many checkpoints to keep: as of save_checkpoint."""
+
+    mode: str | int = "full"
+    hot: float | None = None
+    keep: int | None = None
+
+    def check(self) -> None:
+        """Raises BadRequest, on every worker and before they meet."""
+        check_hot(mode_of(self.mode), self.hot)
+        if self.keep is not None and self.keep < 1:
+            raise BadRequest(f"save: expected keep >= 1, found {self.keep}")
+
+
+FULL = What()
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A checkpoint that this run goes on from.
 
@@ -85,10 +104,8 @@ def save(
     optimizer: DistributedOptimizer,
     location: Location,
     extra: Mapping[str, Any] | None = None,
+    what: What = FULL,
     *,
-    mode: str | int = "full",
-    hot: float | None = None,
-    keep: int | None = None,
     random: RandomState | None = None,
     published: Callable[[], None] = lambda: None,
 ) -> None:
@@ -98,7 +115,6 @@ def save(
     Args:
         location: worker 0's counts.
         extra: JSON values that `load` gives back; worker 0's count.
-        mode, hot, keep: as of save_checkpoint.
         random: knows of more random numbers than the global ones.
         published: worker 0 calls it when the folder is complete.
 
@@ -106,13 +122,13 @@ def save(
         BadRequest: the folder exists, or is outside the servers' root.
         Corruption: the folder is not on storage that all processes share.
     """
-    mode = mode_of(mode)
+    what.check()
     optimizer.flush()
     moments = meet(optimizer.cluster, Moment.of(optimizer, random or RandomState()))
 
     def act() -> dict[str, Any]:
         groups = optimizer.state_dict()
-        write(optimizer, location, moments, groups, extra or {}, mode=mode, hot=hot, keep=keep)
+        write(optimizer, location, moments, groups, extra or {}, what)
         published()
         return {}
 
@@ -125,10 +141,7 @@ def write(
     moments: Sequence[Moment],
     groups: Mapping[str, Any],
     extra: Mapping[str, Any],
-    *,
-    mode: str = "full",
-    hot: float | None = None,
-    keep: int | None = None,
+    what: What = FULL,
 ) -> None:
     """Worker 0's part of a save, also while all train on.
 
@@ -150,10 +163,10 @@ def write(
                 "user": dict(extra),
             },
             tensors=stored(moments),
-            mode=mode,
-            hot=hot,
+            mode=what.mode,
+            hot=what.hot,
             time=optimizer.data_time(),
-            keep=keep,
+            keep=what.keep,
             storage_options=location.storage_options,
             watch=watch,
         )
@@ -235,6 +248,8 @@ def load_part(
             file. SchemaMismatch: something that must be there is not, a table of the same name has
             another schema, or another class of optimizer.
     """
+    if dense not in ("strict", "match", "skip"):
+        raise BadRequest(f"load: expected dense 'strict', 'match' or 'skip', found {dense!r}")
     own = [table.name for table in optimizer.tables]
     if unknown := set(tables or ()) - set(own):
         raise BadRequest(f"load: expected tables of the model, {own}, found {sorted(unknown)}")

@@ -370,32 +370,20 @@ class Trainer(Exchange):
         """Write tables, dense parameters, optimizer state, module buffers and random numbers.
 
         Args:
-            path: a new folder that all processes share, or a location of fsspec such as
-                s3://bucket/key.
-            mode: what of the tables, by name or by Fleet's number. "full" (0): all rows. "delta"
-                (1): the rows changed and the keys removed since the last base or delta, or since
-                the last full checkpoint where there was none. "base" (2): the rows worth exporting.
-                "batch" (3): as full, at the end of a day. "hot": the rows most shown. Of a table
-                with a ScorePolicy, delta and base take the rows that its thresholds choose.
-            hot: of mode "hot", how many rows of each table, or (a float) what share of them. Tables
-                without shows give the rows most recently pushed.
-            keep: afterwards only the newest so many checkpoints stay in the parent folder, and
-                those that a delta among them needs; None: all.
+            path: a new folder on storage that all processes share, or a location of fsspec.
+            mode: what of the tables, by name or Fleet's number: "full" (0), "delta" (1), "base"
+                (2), "batch" (3) or "hot"; see docs/checkpoints.md.
+            hot: of "hot", how many rows of each table, or (a float) what share.
+            keep: leave so many checkpoints in the parent folder, and what their deltas need.
             storage_options: what fsspec opens the location with.
 
         Raises:
-            BadRequest: the folder exists already, or is outside the servers' root; a delta without
-                a checkpoint before. ResourceExhausted: the disk is full.
+            BadRequest: no new folder, or servers may not write there; a delta without a checkpoint
+                before. ResourceExhausted: the disk is full; nothing is left of it.
         """
-        checkpoint.save(
-            self.optimizer,
-            checkpoint.Location(path, storage_options, self._shows),
-            FitNote(num_epochs=self.num_epochs).to_json(),
-            mode=mode,
-            hot=hot,
-            keep=keep,
-            random=self._random,
-        )
+        location = checkpoint.Location(path, storage_options, self._shows)
+        note, what = FitNote(num_epochs=self.num_epochs), checkpoint.What(mode, hot, keep)
+        checkpoint.save(self.optimizer, location, note.to_json(), what, random=self._random)
 
     def load(
         self,
@@ -406,29 +394,23 @@ class Trainer(Exchange):
         storage_options: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Bring servers, model, optimizer and random numbers to the state of a checkpoint, whatever
-        number of servers wrote it. The next epoch begins at its beginning; see `resume`. A delta is
-        loaded on top of what has been loaded before.
+        number of servers wrote it; a delta, on top of what was loaded before. The next epoch begins
+        at its beginning; see `resume`.
 
         Args:
             dense: "strict": go on with the run that the checkpoint is of. "match": begin a new run
-                with its tables by name and its dense parameters and buffers by name and shape, for
-                a model that has changed, a feature more say; rates are this run's. "skip": the
-                same without dense parameters and buffers.
-            tables: take these alone, which begins a new run too; None: all of the model.
-            storage_options: what fsspec opens a location with.
+                of a changed model, with tables by name and dense parameters and buffers by name and
+                shape; rates are this run's. "skip": that without dense parameters and buffers.
+            tables: these alone, which begins a new run too; None: all of the model.
 
         Returns:
             Tables, parameters and buffers that kept their own values.
 
         Raises:
-            BadRequest: no checkpoint there, or a delta that does not follow what was loaded.
-                Corruption: a damaged file. SchemaMismatch: another model. Nothing has changed then.
+            BadRequest: no checkpoint there, or a delta of another one. Corruption: a damaged file.
+                SchemaMismatch: another model. Nothing has changed then.
         """
         location = checkpoint.Location(path, storage_options, self._shows)
-        if dense not in ("strict", "match", "skip"):
-            raise BadRequest(
-                f"Trainer.load: expected dense 'strict', 'match' or 'skip', found {dense!r}"
-            )
         self._resumed = None
         if dense != "strict" or tables is not None:
             return checkpoint.load_part(self.optimizer, location, dense, tables)

@@ -2,6 +2,7 @@
 
 from trireme.ps.checkpoint.calls import SAVE_TIMEOUT_S
 from trireme.ps.checkpoint.handlers import CheckpointHandlers
+from trireme.ps.checkpoint.hot import check_hot
 from trireme.ps.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from trireme.ps.checkpoint.modes import mode_of
 from trireme.ps.checkpoint.storage import open_storage
@@ -12,6 +13,7 @@ __all__ = [
     "MANIFEST",
     "Manifest",
     "SAVE_TIMEOUT_S",
+    "check_hot",
     "load_checkpoint",
     "mode_of",
     "open_storage",
