@@ -1,5 +1,5 @@
 """A training script that takes checkpoints and goes on from the newest one. It prints `step N`
-behind the N-th forward pass of this process, and `done` when all is trained and saved.
+behind the N-th forward pass of this process, and `done` when all is trained, saved and closed.
 
 The model has what a resumed run could get wrong: dropout, BatchNorm, optimizers with state. The
 streams are shuffled, in another order in each epoch, and of unequal lengths.
@@ -17,13 +17,18 @@ from torch import nn
 
 import trireme as tr
 
-NUM_BATCHES, BATCH, NUM_KEYS, DIM = 20, 16, 300, 3
+EPOCHS, NUM_BATCHES, BATCH, NUM_KEYS, DIM = 2, 20, 16, 300, 3
 
 
 class Model(nn.Module):
     def __init__(self, rule: tr.optim.Rule | None = None) -> None:
         super().__init__()
-        table = tr.Table("t", dim=DIM, optimizer=rule or tr.optim.Adam(lr=0.05), seed=1)
+        table = tr.Table(
+            "t",
+            dim=DIM,
+            optimizer=rule or tr.optim.Adam(lr=0.05),
+            initializer=tr.initializer.Constant(0.0),
+        )
         self.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
         self.norm = nn.BatchNorm1d(2 * DIM)
         self.dropout = nn.Dropout(0.3)
@@ -47,6 +52,10 @@ def columns(num_examples: int, seed: int = 3) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     keys = {name: rng.integers(0, NUM_KEYS, num_examples) for name in ("a", "b")}
     return {**keys, "label": rng.integers(0, 2, num_examples).astype(np.float32)}
+
+
+def model_of(rule: str, kind: type[Model] = Model) -> Model:
+    return kind({"adam": tr.optim.Adam(lr=0.05), "count": tr.optim.Count()}[rule])
 
 
 SCHEMA = tr.data.Schema([tr.data.Sparse("a"), tr.data.Sparse("b"), tr.data.Label()])
@@ -84,18 +93,23 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("path")
     parser.add_argument("--mode", default="sync")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--rule", default="adam")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--every_steps", type=int)
     parser.add_argument("--every_s", type=float)
     arguments = parser.parse_args()
-    cluster = tr.init()
-    for seed in (torch.manual_seed, np.random.seed, random.seed):
-        seed(cluster.worker)
     checkpoints = tr.Checkpoints(
-        arguments.path, every_steps=arguments.every_steps, every_s=arguments.every_s
+        arguments.path,
+        every_steps=arguments.every_steps,
+        every_s=arguments.every_s,
+        keep=arguments.keep,
     )
-    trainer = make_trainer(arguments.mode, LoudModel())
-    trainer.fit(Unequal(), epochs=arguments.epochs, checkpoints=checkpoints, resume=True)
+    with tr.init() as cluster:
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(cluster.worker)
+        trainer = make_trainer(arguments.mode, model_of(arguments.rule, LoudModel))
+        trainer.fit(Unequal(), epochs=arguments.epochs, checkpoints=checkpoints, resume=True)
     print("done", flush=True)
 
 

@@ -49,6 +49,7 @@ REAL_CLAIMS = {
     ("zoo", "two_tower_choice_async"): ("torch",),
     ("zoo", "word2vec_text_async"): ("torch",),
     ("checkpoint", "import_fleet"): (),
+    ("checkpoint", "train_while_saving"): ("train",),
     ("table", "overhead_bytes_per_row"): (),
     ("table", "lookup"): ("gather",),
     ("table", "update_adagrad"): ("gather",),

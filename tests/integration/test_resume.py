@@ -4,7 +4,10 @@ whatever is damaged, and in async.
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,10 @@ from torch.utils.data import DataLoader
 import trireme as tr
 from tests.integration import resumer
 from tests.integration.resumer import BATCH, NUM_BATCHES, array_dataset, columns
+from tests.jobs import Job
 from trireme import _core
-from trireme.cluster import embedded
+from trireme.cluster import Cluster, embedded
+from trireme.errors import BadRequest, Corruption, ResourceExhausted
 from trireme.ps.process import torch_threads
 
 LAST = 2 * NUM_BATCHES
@@ -135,3 +140,194 @@ def test_a_run_goes_on_behind_the_last_batch(kind: str, tmp_path: Path) -> None:
         rest = run(path, make())
         assert rest["steps"] == LAST - behind
         assert_same(rest, whole)
+
+
+# ---- what is wrong ----
+
+
+def damaged_run(path: Path) -> list[Path]:
+    """A run that ended in its second epoch, with two checkpoints; the older one first."""
+    assert run(path, array_dataset(NUM_BATCHES), stop_at=30) == {}
+    folders = [path / "1", path / "2"]
+    assert sorted(path.iterdir()) == folders
+    return folders
+
+
+def truncate(folder: Path) -> None:
+    file = next(folder.rglob("*.arrow"))
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def flip(folder: Path) -> None:
+    file = folder / "module.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "truncated rows": truncate,
+    "a flipped bit": flip,
+    "no manifest": lambda folder: (folder / "manifest.json").unlink(),
+    "half a manifest": lambda folder: (folder / "manifest.json").write_text("{"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_reported_and_passed_over(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = run(tmp_path / "whole", array_dataset(NUM_BATCHES))
+    folders = damaged_run(tmp_path / "damaged")
+    DAMAGE[damage](folders[-1])
+    rest = run(tmp_path / "damaged", array_dataset(NUM_BATCHES))
+    assert rest["steps"] == LAST - 13
+    assert_same(rest, whole)
+    [said] = [r.getMessage() for r in caplog.records if "passing over" in r.getMessage()]
+    assert str(folders[-1]) in said
+    assert (tmp_path / "damaged" / "5").is_dir()  # the number of the damaged one is not used again
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path) -> None:
+    for folder in damaged_run(tmp_path):
+        truncate(folder)
+    with pytest.raises(Corruption, match="expected a whole checkpoint, found 2 damaged ones"):
+        run(tmp_path, array_dataset(NUM_BATCHES))
+
+
+def test_a_run_that_is_over_trains_no_more(tmp_path: Path) -> None:
+    first = run(tmp_path, array_dataset(NUM_BATCHES))
+    again = run(tmp_path, array_dataset(NUM_BATCHES))
+    assert again["steps"] == 0
+    assert again["figures"] == first["figures"]
+    assert_same(again, first)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, ["4"]), (2, ["3", "4"]), (None, list("1234"))])
+def test_the_newest_ones_are_kept(tmp_path: Path, keep: int | None, left: list[str]) -> None:
+    run(tmp_path, array_dataset(NUM_BATCHES), keep=keep)
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+def test_another_number_of_workers_is_refused_with_both(tmp_path: Path) -> None:
+    damaged_run(tmp_path)
+
+    def work(cluster: Cluster) -> None:
+        trainer = resumer.make_trainer("sync", Model(), cluster=cluster)
+        with pytest.raises(
+            BadRequest, match=r"expected 1 workers, of whose streams .*2 is, found 2"
+        ):
+            trainer.resume(tmp_path)
+        trainer.load(tmp_path / "2")
+        assert trainer.num_epochs == 1
+
+    with Job(1) as job:
+        job.run(2, work)
+
+
+def test_what_resume_cannot_mean_is_refused(tmp_path: Path) -> None:
+    with embedded(threads=1) as cluster:
+        trainer = resumer.make_trainer("sync", Model(), cluster=cluster)
+        checkpoints = tr.Checkpoints(tmp_path, every_steps=1)
+        assert trainer.resume(tmp_path / "none") is None
+        with pytest.raises(BadRequest, match="expected checkpoints with resume=True, found None"):
+            trainer.fit(array_dataset(2), resume=True)
+        trainer.fit(array_dataset(2), epochs=2, checkpoints=checkpoints)
+        with pytest.raises(
+            BadRequest, match=r"at the first fit .* found one that has made 4 steps"
+        ):
+            trainer.fit(array_dataset(2), checkpoints=checkpoints, resume=True)
+    with embedded(threads=1) as cluster:
+        trainer = resumer.make_trainer("sync", Model(), cluster=cluster)
+        with pytest.raises(BadRequest, match=r"more epochs than .* which is 2, found epochs=1"):
+            trainer.fit(array_dataset(2), epochs=1, checkpoints=checkpoints, resume=True)
+    for wrong in ({}, {"every_s": 1, "every_steps": 1}, {"every_s": 0}, {"every_steps": 0},
+                  {"every_s": 1, "keep": 0}):  # fmt: skip
+        with pytest.raises(BadRequest, match="Checkpoints: expected"):
+            tr.Checkpoints(tmp_path, **wrong)
+
+
+# ---- when ----
+
+
+def test_sync_workers_of_unequal_streams_save_by_the_clock_at_one_step(tmp_path: Path) -> None:
+    """Also when some have ended. At one step: every bucket has the same marks."""
+
+    def work(cluster: Cluster) -> None:
+        model = resumer.Model()
+        trainer = resumer.make_trainer("sync", model, cluster=cluster)
+        checkpoints = tr.Checkpoints(tmp_path, every_s=0.1, keep=None)
+        trainer.fit(resumer.Unequal(), epochs=2, checkpoints=checkpoints)
+
+    with Job(2) as job:
+        job.run(3, work)
+    found = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    assert len(found) > 2
+    with Job(1) as job, job.join(0, 1) as cluster:
+        trainer = resumer.make_trainer("sync", resumer.Model(), cluster=cluster)
+        for path in found:
+            trainer.load(path)
+            rows, marks = job.servers[0].shard.tables["t"].rows, set()
+            for bucket in range(4096):
+                marks.add(tuple(sorted(dict(rows.snapshot(bucket).marks).items())))
+            assert len(marks) == 1
+
+
+class Endless:
+    """Batches until the run ends."""
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self._before = before
+
+    def stream(self, index: int, num_streams: int, *, epoch: int) -> Iterator[Any]:
+        for number in itertools.count():
+            self._before()
+            yield from array_dataset(1, seed=number).stream(index, num_streams, epoch=epoch)
+
+
+def assert_spared(folder: Path, *, mode: str) -> None:
+    """The checkpoints there are whole, and there is nothing else."""
+    names = [path.name for path in folder.iterdir()]
+    assert all(name.isdecimal() for name in names)
+    with embedded(threads=1) as cluster:
+        trainer = resumer.make_trainer(mode, Model(), cluster=cluster)
+        assert trainer.resume(folder) == folder / max(names, key=int)
+        for name in names:
+            trainer.load(folder / name)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_write_that_fails_ends_the_run_and_spares_what_was_saved(
+    mode: str, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fail_soon() -> None:
+        if (tmp_path / "2" / "manifest.json").exists():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+
+    try:
+        with pytest.raises(ResourceExhausted, match="File too large"):
+            run(tmp_path, Endless(fail_soon), mode=mode, every_steps=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert_spared(tmp_path, mode=mode)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for some checkpoints."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("nobody but root may mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_full_disk_ends_the_run_and_spares_what_was_saved(mode: str, small_disk: Path) -> None:
+    with pytest.raises(ResourceExhausted, match="No space left on device"):
+        run(small_disk, Endless(), mode=mode, every_steps=3, keep=None)
+    assert_spared(small_disk, mode=mode)

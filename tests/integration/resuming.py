@@ -1,0 +1,92 @@
+"""Jobs of real processes that run resumer.py, to be killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.integration import resumer
+from tests.programs import Program, Template
+
+RESUMER = str(Path(resumer.__file__))
+SERVER = ["-m", "trireme.cli", "server"]
+
+
+class Jobs:
+    """Jobs one after the other, of so many workers and servers, which may write below `root`."""
+
+    def __init__(self, programs: Template, num_workers: int, num_servers: int, root: Path) -> None:
+        self._programs, self._root = programs, root
+        self._num_workers, self._num_servers = num_workers, num_servers
+
+    @contextmanager
+    def started(self, *arguments: str) -> Iterator[tuple[list[Program], list[Program]]]:
+        """Workers and servers of a job, which run until they end or the block does."""
+        env = {"TRIREME_TIMEOUT_S": "60", "TRIREME_THREADS": "1", "TRIREME_ROOT": str(self._root)}
+        with ExitStack() as stack:
+
+            def start(name: str, command: Iterable[str], **more: str) -> Program:
+                program = self._programs.start(name, [*command], {**env, **more})
+                return stack.enter_context(program)
+
+            servers = [
+                start(f"server {i}", [*SERVER, "--listen", "127.0.0.1:0"])
+                for i in range(self._num_servers)
+            ]
+            addresses = [server.wait_line(r"^listening on (\S+)")[1] for server in servers]
+            place = {
+                "TRIREME_ROLE": "worker",
+                "TRIREME_SERVERS": ",".join(addresses),
+                "TRIREME_NUM_WORKERS": str(self._num_workers),
+            }
+            workers = [
+                start(f"worker {i}", [RESUMER, *arguments], TRIREME_INDEX=str(i), **place)
+                for i in range(self._num_workers)
+            ]
+            yield workers, servers
+
+    def run(self, *arguments: str) -> None:
+        """To its end; not to that of the interpreters, which take seconds to put torch away."""
+        with self.started(*arguments) as (workers, servers):
+            for worker in workers:
+                worker.wait_line("^done$")
+            for server in servers:
+                server.wait_line("all workers have said goodbye")
+
+    def kill_at(self, step: int, *arguments: str) -> None:
+        """All at once, when worker 0 has made so many steps since its start."""
+        with self.started(*arguments) as (workers, servers):
+            workers[0].wait_line(f"^step {step}$")
+            for program in (*servers, *workers):
+                program.kill()
+
+
+def complete(folder: Path) -> list[Path]:
+    """The numbered checkpoints there, the oldest first."""
+    found = [p for p in folder.glob("*") if p.name.isdecimal() and (p / "manifest.json").is_file()]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """All that a checkpoint says of the state of a run: the bytes of its files, and the rest of the
+    manifest but for where the servers listened and how fast it went.
+    """
+    files = {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_file() and file.name != "manifest.json"
+    }
+    extra = json.loads((path / "manifest.json").read_text())["manifest"]["extra"]
+    del extra["user"]["figures"]
+    return {**files, "extra": json.dumps(extra)}
+
+
+def assert_same(found: Path, expected: Path) -> None:
+    """Two checkpoints of the same state, to the bit."""
+    found_contents, expected_contents = contents(found), contents(expected)
+    assert found_contents.keys() == expected_contents.keys()
+    differing = [k for k in found_contents if found_contents[k] != expected_contents[k]]
+    assert not differing, (found, expected)
