@@ -40,6 +40,7 @@ def test_the_newest_checkpoint_is_whole_whenever_a_process_is_killed(
     print(f"{num_torn} of {NUM_KILLS} kills came amid a save")
     jobs.run(str(folder), *ARGUMENTS)
     assert_same(complete(folder)[-1], complete(whole)[-1])
+    assert all(path.name.isdecimal() for path in folder.iterdir())  # what was left is swept up
 
 
 def kill_amid_saves(jobs: Jobs, folder: Path, random: Random) -> None:

@@ -159,7 +159,7 @@ def truncate(folder: Path) -> None:
 
 
 def flip(folder: Path) -> None:
-    file = folder / "module.safetensors"
+    file = folder / "worker.safetensors"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
@@ -291,7 +291,7 @@ def assert_spared(folder: Path, *, mode: str) -> None:
     assert all(name.isdecimal() for name in names)
     with embedded(threads=1) as cluster:
         trainer = resumer.make_trainer(mode, Model(), cluster=cluster)
-        assert trainer.resume(folder) == folder / max(names, key=int)
+        assert trainer.resume(folder) == str(folder / max(names, key=int))
         for name in names:
             trainer.load(folder / name)
 

@@ -94,7 +94,7 @@ class Loaded:
     random: this worker's random numbers, if it has them.
     """
 
-    path: Path
+    path: str
     extra: dict[str, Any]
     num_workers: int
     random: dict[str, Tensor]
@@ -107,7 +107,6 @@ def save(
     what: What = FULL,
     *,
     random: RandomState | None = None,
-    published: Callable[[], None] = lambda: None,
 ) -> None:
     """Write tables, dense parameters, optimizer state, module buffers and random numbers of all
     workers into a new folder.
@@ -116,7 +115,6 @@ def save(
         location: worker 0's counts.
         extra: JSON values that `load` gives back; worker 0's count.
         random: knows of more random numbers than the global ones.
-        published: worker 0 calls it when the folder is complete.
 
     Raises:
         BadRequest: the folder exists, or is outside the servers' root.
@@ -129,7 +127,6 @@ def save(
     def act() -> dict[str, Any]:
         groups = optimizer.state_dict()
         write(optimizer, location, moments, groups, extra or {}, what)
-        published()
         return {}
 
     let_first_worker(optimizer.cluster, "save", act)
@@ -188,12 +185,15 @@ def load(
 
 
 def load_newest(
-    optimizer: DistributedOptimizer, candidates: Callable[[], list[Path]], random: RandomState
+    optimizer: DistributedOptimizer,
+    candidates: Callable[[], list[Location]],
+    storage_options: Mapping[str, Any] | None,
+    random: RandomState,
 ) -> Loaded | None:
     """As `load`, of the first of these that is whole; a damaged one is reported and passed over.
 
     Args:
-        candidates: worker 0 asks for them, the best one first.
+        candidates: worker 0 asks for them, the best one first. storage_options: of all of them.
 
     Returns:
         None: there are none at all.
@@ -204,24 +204,24 @@ def load_newest(
 
     def choose(load_one: LoadOne) -> dict[str, Any] | None:
         damaged = None
-        paths = candidates()
-        for path in paths:
+        locations = candidates()
+        for location in locations:
             try:
-                return load_one(Location(path))
+                return load_one(location)
             except Corruption as error:
-                log.warning("resume: passing over the checkpoint %s: %s", path, error)
+                log.warning("resume: passing over the checkpoint %s: %s", location.path, error)
                 damaged = error
         if damaged is not None:
             raise Corruption(
-                f"resume: expected a whole checkpoint, found {len(paths)} damaged ones; the oldest:"
-                f" {damaged}"
+                f"resume: expected a whole checkpoint, found {len(locations)} damaged ones; the"
+                f" oldest: {damaged}"
             )
         return None
 
     loaded = _on_servers(optimizer, choose)
     if loaded is None:
         return None
-    return _adopt(optimizer, loaded, Location(loaded["path"]), random)
+    return _adopt(optimizer, loaded, Location(loaded["path"], storage_options), random)
 
 
 def load_part(
@@ -339,7 +339,7 @@ def _adopt(
     random: RandomState,
 ) -> Loaded:
     """This worker's side of what the servers have loaded."""
-    path, extra, worker = Path(loaded["path"]), loaded["extra"], optimizer.cluster.worker
+    path, extra, worker = str(loaded["path"]), loaded["extra"], optimizer.cluster.worker
     steps = extra["optimizer"]
     optimizer.load_state_dict(steps)
     tensors = location.tensors()

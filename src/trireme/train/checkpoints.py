@@ -7,19 +7,19 @@ step. In async worker 0 has them write while all train on.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trireme.errors import BadRequest, writing
-from trireme.ps.checkpoint import MANIFEST, SAVE_TIMEOUT_S
+from trireme.errors import BadRequest
+from trireme.ps.checkpoint import SAVE_TIMEOUT_S
 from trireme.train import checkpoint
 from trireme.train.moment import Moment
+from trireme.train.numbered import NumberedFolders
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.random_state import RandomState
 
@@ -34,11 +34,12 @@ class Checkpoints:
     """Folders 1, 2, 3, ... below `path`, one for each checkpoint, and one more when all is done.
 
     Args:
-        path: a folder, made if need be; on storage that all processes share.
+        path: a folder for these alone, made if need be; on storage that all processes share.
         every_steps: save after so many steps: of the job in sync, of worker 0 in async. Or:
         every_s: save after so many seconds. In async, no save begins before the last one is done.
-        keep: how many complete checkpoints stay; older ones are removed once a new one is complete.
-            None: all.
+        keep: how many complete checkpoints stay in the folder; older ones are removed once a new
+            one is complete. None: all.
+        storage_options: for fsspec, where the path is a location such as s3://bucket/key.
 
     Raises:
         BadRequest: not one of `every_steps` and `every_s`, or a number out of range.
@@ -49,6 +50,7 @@ class Checkpoints:
     every_steps: int | None = None
     every_s: float | None = None
     keep: int | None = 3
+    storage_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if (self.every_steps is None) == (self.every_s is None):
@@ -62,47 +64,6 @@ class Checkpoints:
                 raise BadRequest(f"Checkpoints: expected {name} >= {least}, found {value}")
         if self.every_s is not None and not self.every_s > 0:
             raise BadRequest(f"Checkpoints: expected every_s > 0, found {self.every_s}")
-
-
-# ---- folders ----
-
-
-def numbered(path: Path) -> list[Path]:
-    """The numbered folders below it, the newest first."""
-    if not path.is_dir():
-        return []
-    found = [folder for folder in path.iterdir() if folder.name.isdecimal() and folder.is_dir()]
-    return sorted(found, key=lambda folder: int(folder.name), reverse=True)
-
-
-def newest_complete(path: Path) -> list[Path]:
-    """Those with a manifest, the newest first; others are reported."""
-    complete = []
-    for folder in numbered(path):
-        if (folder / MANIFEST).is_file():
-            complete.append(folder)
-        else:
-            log.warning("resume: passing over %s: it has no %s", folder, MANIFEST)
-    return complete
-
-
-def _next(path: Path) -> Path:
-    numbers = [int(folder.name) for folder in numbered(path)[:1]]
-    return path / str(1 + sum(numbers))
-
-
-def _retire(path: Path, keep: int | None) -> None:
-    """Remove all but the newest ones."""
-    complete = [folder for folder in numbered(path) if (folder / MANIFEST).is_file()]
-    for folder in complete[keep:] if keep is not None else []:
-        with writing(f"Checkpoints: cannot remove {folder}"):
-            # Its name goes first: what is left of it, should this process end, is no checkpoint.
-            doomed = folder.with_name(f".{folder.name}.removed")
-            folder.rename(doomed)
-            shutil.rmtree(doomed)
-
-
-# ---- savers ----
 
 
 class Saver(Protocol):
@@ -150,8 +111,8 @@ class _Saver:
         note: Note,
     ) -> None:
         self._checkpoints, self._optimizer, self._random = checkpoints, optimizer, random
-        self._note = note
-        self._path = Path(checkpoints.path)
+        self._note, self._what = note, checkpoint.What(keep=checkpoints.keep)
+        self._folders = NumberedFolders(checkpoints.path, checkpoints.storage_options)
         self._cluster = optimizer.cluster
         self._saved_at = time.monotonic()
 
@@ -165,19 +126,14 @@ class _Saver:
         return every is not None and self._optimizer.num_steps % every == 0
 
     def _save_together(self) -> None:
-        is_first = self._cluster.worker == 0
-        path = _next(self._path) if is_first else self._path
         checkpoint.save(
             self._optimizer,
-            checkpoint.Location(path),
+            self._folders.next(),
             self._note(),
+            self._what,
             random=self._random,
-            published=self._retire,
         )
         self._saved_at = time.monotonic()
-
-    def _retire(self) -> None:
-        _retire(self._path, self._checkpoints.keep)
 
 
 class SyncSaver(_Saver):
@@ -281,10 +237,8 @@ class AsyncSaver(_Saver):
 
         def work() -> None:
             try:
-                path = _next(self._path)
-                location = checkpoint.Location(path)
-                checkpoint.write(self._optimizer, location, [moment], groups, extra)
-                self._retire()
+                location, what = self._folders.next(), self._what
+                checkpoint.write(self._optimizer, location, [moment], groups, extra, what)
             except BaseException as error:  # noqa: BLE001 raised in the thread that trains
                 self._error = error
 

@@ -15,12 +15,13 @@ from trireme.errors import BadRequest
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
 from trireme.train import checkpoint, inference, life
-from trireme.train.checkpoints import Checkpoints, Saver, newest_complete, saving
+from trireme.train.checkpoints import Checkpoints, Saver, saving
 from trireme.train.dump import Dump, dumping
 from trireme.train.exchange import Exchange
 from trireme.train.fetch import Fetch
 from trireme.train.fit_note import FitNote
 from trireme.train.inference import Export
+from trireme.train.numbered import NumberedFolders
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.random_state import RandomState
 from trireme.train.recipe import Recipe
@@ -244,7 +245,7 @@ class Trainer(Exchange):
                 f" has made {self.optimizer.num_steps} steps; use Trainer.resume() once and then"
                 " the epochs that are left"
             )
-        if self.resume(checkpoints.path) is None:
+        if self.resume(checkpoints.path, storage_options=checkpoints.storage_options) is None:
             return FitNote()
         assert self._resumed is not None
         note = FitNote.from_json(self._resumed.extra)
@@ -418,23 +419,25 @@ class Trainer(Exchange):
         self.num_epochs = FitNote.from_json(loaded.extra).num_epochs
         return []
 
-    def resume(self, path: str | Path) -> Path | None:
-        """Go on from the newest whole checkpoint in the numbered folders below `path`.
+    def resume(
+        self, path: str | Path, *, storage_options: Mapping[str, Any] | None = None
+    ) -> str | None:
+        """Go on from the newest whole checkpoint in the numbered folders below a path or location.
 
         As `load`; and the next fit goes on within the epoch that was under way, each worker behind
         the last batch that the checkpoint holds of its stream. A folder that is not a complete
         checkpoint, or a damaged one, is reported and passed over.
 
         Returns:
-            The checkpoint; None: there is none, and nothing has changed.
+            Where it is; None: there is none, and nothing has changed.
 
         Raises:
             Corruption: there are only damaged ones. SchemaMismatch: another model.
             BadRequest: it is of another number of workers; `load` it, and begin the epoch again.
         """
-        folder = Path(path).absolute()
+        folders = NumberedFolders(path, storage_options)
         loaded = checkpoint.load_newest(
-            self.optimizer, lambda: newest_complete(folder), self._random
+            self.optimizer, folders.complete, storage_options, self._random
         )
         if loaded is None:
             return None
