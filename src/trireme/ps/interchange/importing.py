@@ -87,6 +87,7 @@ class ImportHandlers:
             return num_lines
 
         counts = for_each_file(self._files(request), read, self._shard.pool.threads)
+        staged.flush()
         return Reply({"lines": sum(counts), "rows": staged.num_put, "keys": staged.rows.rows})
 
     def _on_parquet(self, request: Request) -> Reply:
@@ -105,6 +106,7 @@ class ImportHandlers:
             return num_rows
 
         counts = for_each_file(self._files(request), read, self._shard.pool.threads)
+        staged.flush()
         return Reply({"lines": sum(counts), "rows": staged.num_put, "keys": staged.rows.rows})
 
     def _on_rows(self, request: Request) -> Reply:
@@ -120,6 +122,8 @@ class ImportHandlers:
         }
         arrays.end()
         self._stage(staged, columns, self._stamp(request), "import", None)
+        if need(request.body, "is_last", bool):
+            staged.flush()
         return Reply({"keys": staged.rows.rows})
 
     def _stage(

@@ -213,14 +213,15 @@ def send_rows(
     lengths = {name: len(values) for name, values in columns.items()}
     if set(lengths.values()) != {num_rows}:
         raise BadRequest(f"import: expected columns of one length, found {lengths}")
-    body = {"table": table, "names": list(columns), "time": int(time)}
     num_keys = 0
     for begin in range(0, num_rows, ROWS_PER_MESSAGE):
+        is_last = begin + ROWS_PER_MESSAGE >= num_rows
+        body = {"table": table, "names": list(columns), "time": int(time), "is_last": is_last}
         part = {name: values[begin : begin + ROWS_PER_MESSAGE] for name, values in columns.items()}
         split = Split(part["key"], client.map, pool)
         parts = [split.parts(values) for values in part.values()]
         calls = [
-            Call(endpoint, "import.rows", {**body, "first": begin}, [of[server] for of in parts])
+            Call(endpoint, "import.rows", body, [of[server] for of in parts])
             for server, endpoint in enumerate(client.map.servers)
         ]
         replies = client.call_all(calls, TIMEOUT_S)
