@@ -312,6 +312,51 @@ void callers_of_the_same_keys_count_exactly(std::uint64_t seed) {
   }
 }
 
+// Whoever brings a key's n-th occurrence, it is the first that counts; snapshots and shrinks beside
+// change nothing.
+void callers_bring_keys_in_together(std::uint64_t seed) {
+  constexpr std::int64_t kWriters = 3;
+  constexpr std::int64_t kPushes = 60;
+  constexpr std::uint32_t kN = 280;
+  test::Random random(seed);
+  const Keys keys = random_keys(random, 400);
+  TableConfig config = counting(5);
+  config.admission = {.name = "count_filter", .n = kN};
+  Table table(config);
+  Pool pool(2);
+  std::array<std::unordered_map<std::uint64_t, std::uint32_t>, kWriters> occurred;
+  std::vector<std::function<void()>> writers;
+  for (std::int64_t stream = 0; stream < kWriters; ++stream) {
+    writers.emplace_back([&, stream] {
+      test::Random own(seed + static_cast<std::uint64_t>(stream));
+      for (std::int64_t sequence = 1; sequence <= kPushes; ++sequence) {
+        const Keys some = some_of(keys, own, sequence % 8 == 0 ? 5000 : own.below(100));
+        push(table, some, {{stream, sequence}}, pool);
+        for (const std::uint64_t key : some) ++occurred[static_cast<std::size_t>(stream)][key];
+      }
+    });
+  }
+  const auto look = [&] {
+    for (std::uint32_t bucket = 0; bucket < kNumBuckets; bucket += 7) {
+      table.snapshot(bucket);
+      table.shrink(bucket, {.time = 1'000'000, .day_over = true}, 0);
+    }
+    CHECK(table.bytes() > 0);
+  };
+  together(writers, {look});
+  const std::vector<float> counts = counts_of(table, keys, pool);
+  std::size_t num_rows = 0;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    std::uint32_t sum = 0;
+    for (auto& of_writer : occurred) sum += of_writer[keys[i]];
+    CHECK_EQUAL(counts[i], static_cast<float>(sum < kN ? 0 : sum - (kN - 1)));
+    num_rows += sum >= kN;
+  }
+  CHECK(num_rows > 0 && num_rows < keys.size());
+  CHECK_EQUAL(table.num_rows(), num_rows);
+  CHECK_EQUAL(table.counters().admitted, num_rows);
+}
+
 // With a rate of 0 rows keep the weights they started with: there or not, a key has one answer.
 void lookups_stay_right_while_rows_come_go_and_move(std::uint64_t seed) {
   test::Random random(seed);
@@ -387,6 +432,7 @@ int main(int argc, char** argv) {
   wrong_content_is_refused_and_nothing_changes();
   all_instruction_sets_keep_within_arrays_and_agree(seed);
   callers_of_the_same_keys_count_exactly(seed);
+  callers_bring_keys_in_together(seed);
   lookups_stay_right_while_rows_come_go_and_move(seed);
   lookups_find_rows_while_the_table_grows(seed);
   return 0;

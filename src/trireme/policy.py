@@ -58,11 +58,19 @@ class Admission:
 
 @dataclass(frozen=True)
 class CountFilter(Admission):
-    """A key gets its row with the push that makes its occurrences `n`.
+    """A key gets its row with the push that makes its occurrences `n`; that push is the first whose
+    gradient counts.
 
-    sketch_bytes: None: counts are exact, and take memory for every key not yet admitted. Else a
-        count-min sketch of so many bytes for the whole table: a key may be admitted early, never
-        late.
+    sketch_bytes: None: counts are exact, in 16 to 23 bytes for every key that was seen and has no
+        row; they are as many as there are such keys. Else: a count-min sketch of so many bytes for
+        the whole table. Each of 4096 buckets has four rows of cells (of one byte for n up to 255,
+        two up to 65535, else four). A key's estimate is never below its count, and above it by more
+        than e / (cells of a row) * (occurrences counted in the bucket) with probability e^-4 at
+        most: a key may be admitted early, never late. A key that has lost its row gets it back at
+        once.
+
+    Where the policy has ttl_s or delete_after_unseen_days, shrink() forgets the exact counts of
+    keys that were not seen for longer, and halves a sketch once in that time.
     """
 
     name: ClassVar[str] = "count_filter"
@@ -85,8 +93,9 @@ class CountFilter(Admission):
 
 @dataclass(frozen=True)
 class Probability(Admission):
-    """Every push of a key without a row gives it one with probability `p`, drawn from (table seed,
-    key, stream, sequence).
+    """Every push of a key without a row gives it one with probability `p`, however often the key
+    occurs in it. The draw is a hash of (table seed, key, stream, sequence), so it is the same in a
+    retry, and on any number of servers; in sync it is that of the step's first stream.
     """
 
     name: ClassVar[str] = "probability"

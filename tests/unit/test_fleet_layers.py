@@ -72,6 +72,34 @@ def test_padding_gives_zeros_and_is_not_pushed(home: Cluster) -> None:
     torch.testing.assert_close(fused[:, 0], torch.tensor([five, 0, (five + six) / 2]))
 
 
+def test_entries_decide_which_keys_get_a_row(home: Cluster) -> None:
+    ids = torch.arange(1, 1001).repeat_interleave(2)
+    batch = Batch({}, Bags(("a",), ids, torch.tensor([0, len(ids)])))
+    entries = {
+        "all": fleet.CountFilterEntry(0),
+        "first": fleet.CountFilterEntry(1),
+        "third": fleet.CountFilterEntry(3),
+        "drawn": fleet.ProbabilityEntry(0.25),
+    }
+    num_rows: dict[str, list[int]] = {name: [] for name in entries}
+    for name, entry in entries.items():
+        rows_of = make("a", param_attr=name, entry=entry, pool="sum")
+        optimizer = fleet.distributed_optimizer(None, model=rows_of)
+        for _ in range(2):
+            rows_of(batch).sum().backward()
+            optimizer.step()
+            num_rows[name].append(home.client.stats()[0]["tables"][name]["rows"])
+    assert num_rows["all"] == num_rows["first"] == [1000, 1000]
+    assert num_rows["third"] == [0, 1000]
+    drawn = num_rows["drawn"]
+    assert 200 < drawn[0] < 300
+    assert 380 < drawn[1] < 490
+    with pytest.raises(SchemaMismatch, match="CountFilter"):
+        make("a", param_attr="third", entry=fleet.CountFilterEntry(4))
+    with pytest.raises(BadRequest, match=r"CountFilter: expected n >= 1, found -1"):
+        make("a", param_attr="other", entry=fleet.CountFilterEntry(-1))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -80,8 +108,6 @@ def test_padding_gives_zeros_and_is_not_pushed(home: Cluster) -> None:
         ({"padding_idx": -1}, "padding_idx >= 0, found -1"),
         ({"is_test": True}, r"is_test=False; call model.eval\(\)"),
         ({"entry": fleet.ShowClickEntry("show", "click")}, "ShowClickEntry: .* no sums of shows"),
-        ({"entry": fleet.CountFilterEntry(5)}, "CountFilterEntry: .* admit every key"),
-        ({"entry": fleet.ProbabilityEntry(0.5)}, "ProbabilityEntry: .* admit every key"),
         ({"entry": "none"}, "found str: it is no entry"),
         ({"table_class": "SSDSparseTable"}, "'SSDSparseTable': .* in memory only"),
         ({"table_class": "MemorySparseGeoTable"}, "lacks mode geo"),

@@ -10,6 +10,7 @@ from trireme.errors import BadRequest, SchemaMismatch
 from trireme.initializer import Initializer, TailUniform
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.optim import FleetAdagrad, FleetRule, Rule
+from trireme.policy import Admission, CountFilter, Probability
 from trireme.table import Table
 
 POOLS = {"sum": "sum", "average": "mean", "sqrt": "sqrt"}
@@ -42,25 +43,30 @@ class ShowClickEntry:
 
 @dataclass(frozen=True)
 class CountFilterEntry:
-    """Rows begin when a key was seen so often. Refused by `sparse_embedding` in this version."""
-
-    WHY_REFUSED: ClassVar[str] = (
-        "tables of this version admit every key (and Fleet has ignored it since 2.3)"
-    )
+    """A row begins with the push that makes its key's occurrences `count_filter`, >= 0. Fleet has
+    ignored it since 2.3; here it is `trireme.policy.CountFilter`, exact.
+    """
 
     count_filter: int
+
+    def admission(self) -> Admission | None:
+        return None if self.count_filter == 0 else CountFilter(self.count_filter)
 
 
 @dataclass(frozen=True)
 class ProbabilityEntry:
-    """Rows begin with this probability. Refused by `sparse_embedding` in this version."""
-
-    WHY_REFUSED: ClassVar[str] = CountFilterEntry.WHY_REFUSED
+    """Every push of a key without a row begins one with this probability, in (0, 1). Fleet has
+    ignored it since 2.3; here it is `trireme.policy.Probability`.
+    """
 
     probability: float
 
+    def admission(self) -> Admission | None:
+        return Probability(self.probability)
 
-Entry = ShowClickEntry | CountFilterEntry | ProbabilityEntry
+
+AdmittingEntry = CountFilterEntry | ProbabilityEntry
+Entry = ShowClickEntry | AdmittingEntry
 
 
 class Tables:
@@ -101,7 +107,8 @@ class Tables:
             size: [ignored, D], as in Fleet: a table has no number of rows.
             padding_idx: the id, >= 0, that gives zeros, has no row and no gradient.
             is_test: False; `model.eval()` is what makes no rows here.
-            entry: None; every entry is refused with the reason.
+            entry: which keys get a row, CountFilterEntry or ProbabilityEntry; None: all.
+                ShowClickEntry is refused with the reason.
             table_class: "MemorySparseTable" or, the same, "CommonSparseTable".
             param_attr: the name of the table. The rows begin as its initializer says.
             dtype: "float32".
@@ -121,12 +128,16 @@ class Tables:
             raise BadRequest(
                 f"fleet.sparse_embedding: expected pool to be one of {tuple(POOLS)}, found {pool!r}"
             )
-        table = self._table(param_attr, size[1], FleetAdagrad() if optimizer is None else optimizer)
+        admit = entry.admission() if isinstance(entry, AdmittingEntry) else None
+        rule = FleetAdagrad() if optimizer is None else optimizer
+        table = self._table(param_attr, size[1], rule, admit)
         if pool is None:
             return Embedding(table, features=input, padding_key=padding_idx)
         return EmbeddingBag(table, features=input, mode=POOLS[pool], padding_key=padding_idx)
 
-    def _table(self, param_attr: ParamAttr | str | None, dim: int, rule: Rule) -> Table:
+    def _table(
+        self, param_attr: ParamAttr | str | None, dim: int, rule: Rule, admit: Admission | None
+    ) -> Table:
         if param_attr is None:
             raise BadRequest(
                 "fleet.sparse_embedding: expected param_attr, the name of the table, found None:"
@@ -135,18 +146,23 @@ class Tables:
         attr = ParamAttr(param_attr) if isinstance(param_attr, str) else param_attr
         is_fleet = isinstance(rule, FleetRule)
         initializer = TailUniform() if attr.initializer is None and is_fleet else attr.initializer
-        declared = (dim, rule, initializer)
+        declared = (dim, rule, initializer, admit)
         if attr.name not in self._by_name:
             absent = "zeros" if is_fleet else "initial"
             table = Table(
-                attr.name, dim=dim, optimizer=rule, initializer=initializer, absent=absent
+                attr.name,
+                dim=dim,
+                optimizer=rule,
+                initializer=initializer,
+                absent=absent,
+                admit=admit,
             )
             self._by_name[attr.name] = table, declared
         table, before = self._by_name[attr.name]
         if declared != before:
             raise SchemaMismatch(
                 f"fleet.sparse_embedding: expected table {attr.name!r} as declared before, (dim,"
-                f" rule, initializer) = {before}, found {declared}"
+                f" rule, initializer, admit) = {before}, found {declared}"
             )
         return table
 
@@ -171,9 +187,12 @@ def _refuse_what_has_no_meaning(
         )
     if is_test:
         raise BadRequest(f"{subject}: expected is_test=False; call model.eval() for evaluation")
-    if entry is not None:
+    if entry is not None and not isinstance(entry, AdmittingEntry):
         why = getattr(entry, "WHY_REFUSED", "it is no entry of trireme.fleet")
-        raise BadRequest(f"{subject}: expected entry=None, found {type(entry).__name__}: {why}")
+        raise BadRequest(
+            f"{subject}: expected entry=None, a CountFilterEntry or a ProbabilityEntry,"
+            f" found {type(entry).__name__}: {why}"
+        )
     if TABLE_CLASSES.get(table_class) != "":
         why = TABLE_CLASSES.get(table_class, f"known are {', '.join(TABLE_CLASSES)}")
         raise BadRequest(

@@ -1,0 +1,149 @@
+"""Admission in whole jobs: which keys get rows is the same for any number of servers, follows from
+the data, and goes on where a checkpoint was made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from tests.jobs import Job
+from trireme.cluster import Cluster
+from trireme.policy import Admission, CountFilter, Probability, ScoreFilter, ScorePolicy, ShowClick
+from trireme.train import checkpoint
+from trireme.train.checkpoint import Location
+
+NUM_STEPS = 40
+FILTERS: dict[str, Admission] = {
+    "counts": CountFilter(6),
+    "sketch": CountFilter(6, sketch_bytes=4096 * 64),
+    "probability": Probability(0.05),
+    "score": ScoreFilter(2.5),
+}
+
+# Bucket -> rows by key, and what is pending.
+Content = dict[int, tuple[dict[int, bytes], bytes]]
+
+
+def batches_of(stream: int) -> list[dict[str, torch.Tensor]]:
+    """Keys that repeat within a batch, from step to step and across workers; some are rare."""
+    rng = np.random.default_rng([5, stream])
+    batches = []
+    for _ in range(NUM_STEPS):
+        size = int(rng.integers(1, 12))
+        keys = rng.geometric(0.02, (size, 3)) * 7919
+        shows = torch.from_numpy(rng.integers(0, 4, size).astype(np.float32))
+        label = torch.from_numpy(rng.normal(size=size).astype(np.float32))
+        batch = {"show": shows, "click": shows / 2, "label": label}
+        batches.append({**batch, "a": torch.from_numpy(keys)})
+    return batches
+
+
+class Batches:
+    """A dataset whose stream is chosen already."""
+
+    def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
+        self.batches = batches
+
+    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
+        del index, num_streams, epoch
+        return iter(self.batches)
+
+
+class Model(nn.Module):
+    def __init__(self, admit: Admission | None) -> None:
+        super().__init__()
+        policy = ScorePolicy(show_click=ShowClick("show", "click"))
+        table = tr.Table("t", dim=3, optimizer=tr.optim.Adagrad(lr=0.1), admit=admit, policy=policy)
+        self.rows = tr.nn.EmbeddingBag(table, features=["a"])
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.rows(batch).sum(dim=(1, 2))
+
+
+def train(cluster: Cluster, admit: Admission | None, steps: range, path: Path, do: str) -> None:
+    """Make these steps in sync; before them load the checkpoint, or save it behind them."""
+    model = Model(admit)
+    strategy = tr.Strategy("sync")
+    optimizer = tr.DistributedOptimizer(None, model, strategy=strategy, cluster=cluster)
+    if do == "load":
+        checkpoint.load(optimizer, Location(path))
+    source = Batches(batches_of(cluster.worker)[steps.start : steps.stop])
+    for batch in tr.prefetch(source, model, cluster=cluster):
+        nn.functional.mse_loss(model(batch), batch["label"]).backward()
+        optimizer.step(examples=batch.num_examples)
+    if do == "save":
+        checkpoint.save(optimizer, Location(path))
+    cluster.client.gather({}, [])
+
+
+def content(job: Job) -> Content:
+    found: Content = {}
+    for server in job.servers:
+        shard = server.shard
+        for bucket in shard.map().owned_by(shard.index).tolist():
+            of = shard.tables["t"].rows.snapshot(bucket)
+            rows = zip(of.keys.tolist(), (row.tobytes() for row in of.rows), strict=True)
+            found[bucket] = dict(rows), of.pending.tobytes()
+    assert len(found) == 4096
+    return found
+
+
+def run(
+    num_servers: int, admit: Admission | None, parts: list[tuple[range, str]], path: Path
+) -> Content:
+    for steps, do in parts:
+        with Job(num_servers) as job:
+            job.run(2, lambda cluster, of=(steps, do): train(cluster, admit, of[0], path, of[1]))
+            found = content(job)
+    return found
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_any_number_of_servers_admits_the_same_keys(name: str, tmp_path: Path) -> None:
+    whole = [(range(NUM_STEPS), "")]
+    alone = run(1, FILTERS[name], whole, tmp_path)
+    assert run(3, FILTERS[name], whole, tmp_path) == alone
+    everyone = run(1, None, whole, tmp_path)
+    num_rows, num_keys = (
+        sum(len(rows) for rows, _ in content.values()) for content in (alone, everyone)
+    )
+    assert 0 < num_rows < num_keys
+    assert any(pending for _, pending in alone.values()) == isinstance(FILTERS[name], CountFilter)
+
+
+def test_exact_counts_follow_from_the_data(tmp_path: Path) -> None:
+    occurred, pushes, updates = Counter[int](), Counter[int](), Counter[int]()
+    for of_step in zip(batches_of(0), batches_of(1), strict=True):
+        keys = [key for batch in of_step for key in batch["a"].flatten().tolist()]
+        occurred.update(keys)
+        for key in set(keys):
+            pushes[key] += 1
+            updates[key] += occurred[key] >= 6
+    with Job(2) as job:
+        job.run(2, lambda c: train(c, FILTERS["counts"], range(NUM_STEPS), tmp_path, ""))
+        rows = {key for rows, _ in content(job).values() for key in rows}
+        found = Counter[str]()
+        for server in job.servers:
+            found.update(server.shard.tables["t"].rows.counters)
+    assert rows == {key for key, count in occurred.items() if count >= 6}
+    assert found["admitted"] == len(rows)
+    assert found["rejected"] == sum(pushes.values()) - sum(updates.values())
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_checkpoint_goes_on_where_it_was_made(name: str, tmp_path: Path) -> None:
+    half = NUM_STEPS // 2
+    parts = [(range(half), "save"), (range(half, NUM_STEPS), "load")]
+    whole = run(2, FILTERS[name], [(range(NUM_STEPS), "")], tmp_path)
+    resumed = run(3, FILTERS[name], parts, tmp_path / "half")
+    assert {bucket: (list(rows), p) for bucket, (rows, p) in resumed.items()} == {
+        bucket: (list(rows), p) for bucket, (rows, p) in whole.items()
+    }
