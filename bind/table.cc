@@ -422,6 +422,9 @@ void register_table(nb::module_& m) {
           "dim", [](const Table& t) { return t.classes()[0].dim(); }, "Of row class 0.")
       .def_prop_ro("dims", &dims_of,
                    "Weights of a row, per row class; the heads' class is the last.")
+      .def_prop_ro(
+          "class_bytes", [](const Table& t) { return t.classes().row_bytes(); },
+          "Bytes of a row in memory, without the index, per row class.")
       .def_prop_ro("head_class", &head_class, "The class of rows with a head alone; None: no row.")
       .def_prop_ro("state_floats", &Table::state_floats)
       .def_prop_ro("is_scored", &Table::is_scored, "Whether rows count shows and clicks.")

@@ -1,0 +1,46 @@
+"""Plain text: columns of words and numbers, bars, sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+BAR = 40
+
+
+def columns(lines: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """Cells under each other: the first `left` columns to the left, the others to the right."""
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def bars(labels: Sequence[str], counts: Sequence[int]) -> list[str]:
+    """A bar for each count, the largest BAR wide; a count that is not 0 has a bar."""
+    largest, total = max(counts, default=0) or 1, sum(counts) or 1
+    cells = [
+        [label, f"{count:,}", f"{100 * count / total:.1f} %"]
+        for label, count in zip(labels, counts, strict=True)
+    ]
+    widths = [math.ceil(BAR * count / largest) for count in counts]
+    lines = columns(cells, left=0)
+    return [f"{line}  {'#' * width}".rstrip() for line, width in zip(lines, widths, strict=True)]
+
+
+def number(value: float) -> str:
+    """Five significant digits."""
+    return "-" if math.isnan(value) else f"{value:.5g}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes, >= 0, in the unit that leaves one to three digits before the point."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if num_bytes < 1024 or unit == "PiB":
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,165 @@
+"""trireme size: what it says is what tables and files take, within 5 per cent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tables import POOL
+from trireme import _core, cli, optim, policy
+from trireme import cluster as clusters
+from trireme.cluster import Cluster, embedded
+from trireme.data import Bags, Batch
+from trireme.errors import BadRequest
+from trireme.nn import EmbeddingBag
+from trireme.ps.shard import make_core_table
+from trireme.size.estimate import Need
+from trireme.table import Table
+from trireme.train import Trainer
+
+TABLES: dict[str, tuple[int, dict[str, Any]]] = {
+    "tiny rows": (300_000, {"dim": 1, "optimizer": optim.SGD(lr=0.1)}),
+    "adagrad": (700_000, {"dim": 16, "optimizer": optim.Adagrad()}),
+    "adam": (300_000, {"dim": 33, "optimizer": optim.Adam()}),
+    "fleet, scored": (
+        500_000,
+        {"dim": 9, "optimizer": optim.FleetAdagrad(), "policy": policy.ScorePolicy()},
+    ),
+    "a million": (1_000_000, {"dim": 4, "optimizer": optim.FTRL()}),
+    "halves": (300_000, {"dim": 32, "optimizer": optim.SGD(lr=0.1), "dtype": "bfloat16"}),
+}
+
+
+def fill(table: _core.Table, num_keys: int, **columns: Any) -> None:
+    rng = np.random.default_rng(1)
+    keys = rng.integers(0, 2**64, num_keys, np.uint64)
+    values = _core.RuleValues(lr=0.1)
+    for number, low in enumerate(range(0, num_keys, 20_000)):
+        part = keys[low : low + 20_000]
+        grads = np.ones((len(part), table.dim), np.float32)
+        if table.is_scored:
+            columns["show_click"] = np.ones((len(part), 2), np.float32)
+        table.update(part, grads, [(0, number + 1)], values, POOL, **columns)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_memory_is_that_of_a_table(name: str) -> None:
+    num_rows, options = TABLES[name]
+    schema = Table("t", **options).schema
+    table = make_core_table(schema)
+    fill(table, num_rows)
+    need = Need(schema, table.rows)
+    assert need.memory == pytest.approx(table.bytes, rel=0.05)
+    assert sum(need.parts_of_row().values()) == need.row_bytes
+
+
+@pytest.mark.parametrize("sketch_bytes", [None, 1 << 22])
+def test_memory_of_keys_that_wait(sketch_bytes: int | None) -> None:
+    admit = policy.CountFilter(2, sketch_bytes=sketch_bytes)
+    schema = Table("t", dim=4, admit=admit).schema
+    table = make_core_table(schema)
+    fill(table, 300_000)
+    need = Need(schema, table.rows, num_pending=300_000 - table.rows)
+    assert need.memory == pytest.approx(table.bytes, rel=0.05)
+
+
+@pytest.fixture
+def home() -> Iterator[Cluster]:
+    with embedded(threads=2) as cluster:
+        clusters.set_default(cluster)
+        yield cluster
+
+
+@pytest.mark.parametrize("options", [{"dim": 16}, {"dim": 9, "policy": policy.ScorePolicy()}])
+def test_disk_is_that_of_a_checkpoint(
+    home: Cluster, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    model = EmbeddingBag(Table("t", **options), features=["a"], mode="sum")
+    trainer = Trainer(model, None, loss=lambda outputs, labels: outputs.sum())
+
+    def fit(low: int, high: int) -> None:
+        ids = torch.arange(low, high)
+        bags = Bags(("a",), ids, torch.tensor([0, len(ids)]))
+        trainer.fit([Batch({"label": torch.ones(1)}, bags)])
+
+    fit(0, 300_000)
+    need = Need(model.table.schema, 300_000)
+    trainer.save(tmp_path / "full")
+    assert need.checkpoint == pytest.approx(bytes_of(tmp_path / "full"), rel=0.05)
+    fit(0, 30_000)
+    trainer.save(tmp_path / "delta", mode="delta")
+    assert need.delta(0.1) == pytest.approx(bytes_of(tmp_path / "delta"), rel=0.25)
+
+
+def bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_servers_share_and_have_a_limit() -> None:
+    schema = Table("t", dim=16).schema
+    alone, part = Need.on_one_of(1, schema, 10**9), Need.on_one_of(3, schema, 10**9)
+    assert part.num_buckets == 1366
+    assert part.memory == pytest.approx(alone.memory * 1366 / 4096, rel=0.01)
+    with pytest.raises(BadRequest, match=r"found 5,000,000,000; give --server_num 2 or more"):
+        Need.on_one_of(1, schema, 5 * 10**9)
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert cli.main(["size", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "--keys", "1e9", "--dim", "16", "--optimizer", "adam", "--server_num", "4")
+    assert "table table: 1,000,000,000 rows of 16 float32 weights, rule adam" in text
+    lines = {
+        line.split("  ")[1].strip(): line.split() for line in text.splitlines() if line[:1] == " "
+    }
+    assert lines["weights"][1:] == ["64.0", "B", "59.6", "GiB", "14.9", "GiB"]
+    assert lines["state"][1:3] == ["128.0", "B"]
+    assert 6.5 <= float(lines["index"][1]) <= 7.4
+    assert "while a checkpoint is written" in text
+    assert "no tier on SSD" in text
+    options = ["--policy", "score", "--count_filter", "3", "--pending_keys", "1e9"]
+    waits = said(capsys, "--keys", "1e6", "--dim", "9", *options)
+    assert "policy score, admission count_filter" in waits
+    assert "keys that wait" in waits
+
+
+def test_the_command_reads_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("hyper_parameters: {sparse_feature_dim: 9}\n")
+    text = said(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
+    assert "2 tables: " in text or "table " in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--keys", "1e6"], "expected --dim D or -m config.yaml, found neither"),
+        (["--keys", "1.5", "--dim", "4"], "expected a whole number >= 0, found '1.5'"),
+        (["--keys", "1e6", "--dim", "0"], "row classes of dim 1 to 4096"),
+        (["--keys", "1e6", "--dim", "4", "--sketch_bytes", "1e6"], "with --count_filter N"),
+        (["--keys", "1", "--dim", "4", "-m", "x.yaml"], "found -m x.yaml and --dim"),
+        (["--keys", "1", "--dim", "4", "-o", "a=1"], "expected -o with -m config.yaml"),
+        (["--keys", "1", "--dim", "4", "--server_num", "0"], "--server_num and --worker_num >= 1"),
+        (["--keys", "1", "--dim", "4", "--delta", "101"], "0 to 100 per cent, found '101'"),
+        (["--keys", "1", "--dim", "4", "--optimizer", "lion"], "invalid choice: 'lion'"),
+    ],
+)
+def test_wrong_use_is_explained(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = cli.main(["size", *argv])
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    assert code == 2
+    assert message in capsys.readouterr().err
