@@ -13,10 +13,12 @@ from pathlib import Path
 
 from trireme.config import Config
 from trireme.errors import BadRequest, TriremeError
+from trireme.inspect import command as inspect_command
 from trireme.launch import local, roles
 from trireme.launch.plan import LaunchConfig
 from trireme.run import predict_command
 from trireme.run.settings import Settings
+from trireme.size import command as size_command
 
 # Options of fleetrun and paddle.distributed.launch without a meaning here, and what to do instead.
 _FLEETRUN_ONLY = {
@@ -170,6 +172,11 @@ def build_parser() -> argparse.ArgumentParser:
     predict_command.add_to(_command(commands, "predict", summary, predict_command.EXAMPLES))
     _add_server(
         _command(commands, "server", "be a server, without a script", _EXAMPLES_SERVER + _KEYS)
+    )
+    of_inspect = _command(commands, "inspect", "look into a checkpoint", inspect_command.EXAMPLES)
+    inspect_command.add_arguments(of_inspect)
+    size_command.add_arguments(
+        _command(commands, "size", "estimate memory and disk of tables", size_command.EXAMPLES)
     )
     version = _command(commands, "version", "print the versions in use", "")
     version.set_defaults(run=_version)

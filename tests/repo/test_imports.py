@@ -7,7 +7,7 @@ from tests.repo import tree
 # Units of src/trireme, lowest first; those on one line do not know each other.
 LAYERS = (
     ("errors",),
-    ("children",),
+    ("children", "drawing"),
     ("config",),
     ("_core",),
     ("rpc",),
@@ -19,11 +19,13 @@ LAYERS = (
     ("metrics",),
     ("nn",),
     ("inference",),
+    ("inspect",),
     ("train",),
     ("models",),
     ("launch",),
     ("fleet",),
     ("run",),
+    ("size",),
     ("cli",),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}

@@ -1,0 +1,1 @@
+"""`trireme inspect`: what is in a checkpoint or an export, read piece by piece, without servers."""

@@ -1,0 +1,128 @@
+"""Checkpoints, as docs/format/checkpoint.md specifies them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme import drawing
+from trireme.inspect.source import Rows, Source, TableSource
+from trireme.policy import ScorePolicy, policy_of
+from trireme.ps.checkpoint import read_manifest
+from trireme.ps.checkpoint.block_files import read_blocks
+from trireme.ps.checkpoint.manifest import TablePart
+from trireme.ps.checkpoint.row_files import Columns, read_piece
+from trireme.ps.checkpoint.storage import Storage
+from trireme.ps.rows import RowLayout
+from trireme.ps.shard import make_core_table
+from trireme.ps.wire import Array
+
+
+class CheckpointTable(TableSource):
+    def __init__(self, storage: Storage, part: TablePart) -> None:
+        self._storage, self._schema = storage, part.schema
+        self._pieces = sorted(part.pieces, key=lambda piece: piece.low)
+        self.name = part.schema.name
+        self.num_rows = part.num_rows
+        self.num_removed = sum(piece.num_removed for piece in part.pieces)
+        self.num_bytes = sum(
+            entry.num_bytes for piece in part.pieces for entry in (piece.rows, piece.buckets)
+        )
+        policy = policy_of(part.schema.policy)
+        self.policy = policy if isinstance(policy, ScorePolicy) else None
+
+    @property
+    def comparable(self) -> Any:
+        return self._schema
+
+    def says(self) -> dict[str, str]:
+        schema = self._schema
+        return {
+            "dim": ", ".join(str(dim) for dim in schema.dims),
+            "dtype": schema.dtype,
+            "rule": str(schema.rule["name"]),
+            "policy": str(schema.policy["name"]),
+            "admission": "-" if schema.admission is None else str(schema.admission["name"]),
+        }
+
+    @cached_property
+    def _layout(self) -> RowLayout:
+        return RowLayout.of(self._schema, make_core_table(self._schema))
+
+    def rows(self, buckets: npt.NDArray[np.uint16] | None = None) -> Iterator[Rows]:
+        schema = Columns.of(self._layout).schema
+        for piece in self._pieces:
+            if buckets is not None and not np.any((buckets >= piece.low) & (buckets <= piece.high)):
+                continue
+            for _, batch in read_piece(self._storage, piece, schema):
+                if batch.num_rows:
+                    yield self._rows_of(batch)
+
+    def _rows_of(self, batch: Any) -> Rows:
+        n = batch.num_rows
+        floats = {
+            name: batch[name].flatten().to_numpy().reshape(n, -1)
+            for name in ("weights", "state")
+            if name in batch.schema.names
+        }
+        statistics = np.empty(n, self._layout.statistics_type)
+        for name in self._layout.statistics_type.names or ():
+            statistics[name] = batch[name].to_numpy()
+        return Rows(
+            batch["key"].to_numpy(),
+            batch["row_class"].to_numpy(),
+            floats["weights"],
+            floats.get("state", np.empty((n, 0), np.float32)),
+            statistics,
+        )
+
+
+class CheckpointSource(Source):
+    """Raises Corruption if the manifest is damaged."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._manifest = read_manifest(storage)
+        self.path, self.version = storage.name, self._manifest.version
+        self.tables = {
+            name: CheckpointTable(storage, part)
+            for name, part in sorted(self._manifest.tables.items())
+        }
+
+    def headline(self) -> Iterator[str]:
+        manifest = self._manifest
+        since = "" if manifest.since is None else f", changes since version {manifest.since}"
+        yield f"checkpoint {self.path}: {manifest.mode}, version {self.version}{since}"
+        servers = "1 server" if manifest.num_servers == 1 else f"{manifest.num_servers} servers"
+        num_files = sum(1 for _ in manifest.files())
+        yield (
+            f"saved {manifest.saved_at} by {servers}, data time {moment(manifest.time)};"
+            f" {drawing.size(manifest.num_bytes)} in {num_files} files"
+        )
+        batches = sum(last for last, _ in manifest.streams.values())
+        yield f"streams: {len(manifest.streams)}, with {batches:,} batches"
+        specs = [block.spec for part in manifest.blocks for block in part.blocks]
+        if specs:
+            yield (
+                f"dense: {sum(spec.size for spec in specs):,} weights of"
+                f" {len({spec.param for spec in specs})} parameters in {len(specs)} blocks,"
+                f" optimizer {manifest.optimizer}"
+            )
+
+    def dense(self) -> Iterator[tuple[str, int, Array]]:
+        for part in self._manifest.blocks:
+            ids = [block.spec.id for block in part.blocks]
+            for spec, tensors, _ in read_blocks(self._storage, part, ids):
+                yield spec.param, spec.start, tensors["weights"].detach().numpy().reshape(-1)
+
+
+def moment(time: int) -> str:
+    """A data time as people read it; "none" for 0."""
+    if time == 0:
+        return "none"
+    return f"{datetime.datetime.fromtimestamp(time, datetime.timezone.utc):%Y-%m-%d %H:%M:%S}"

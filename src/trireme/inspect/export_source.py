@@ -1,0 +1,118 @@
+"""Exports for inference, as docs/format/export.md specifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme import _core, drawing
+from trireme.inference.layers import map_rows
+from trireme.inference.manifest import TablePart, read_manifest
+from trireme.inspect.source import Rows, Source, TableSource
+from trireme.ps.wire import Array
+
+ROWS_AT_A_TIME = 1 << 16
+FLAGS_BYTES = 8
+SHOW_CLICK = np.dtype([("show", "<f4"), ("click", "<f4")])
+
+
+class ExportTable(TableSource):
+    def __init__(self, folder: Path, part: TablePart, *, is_delta: bool) -> None:
+        self._folder, self._part, self._is_delta = folder, part, is_delta
+        self.name = part.name
+        self.num_rows, self.num_removed = part.rows, part.removed
+        self.num_bytes = sum(file.bytes for file in part.files)
+
+    @property
+    def comparable(self) -> Any:
+        return self._part.dim
+
+    def says(self) -> dict[str, str]:
+        part = self._part
+        return {
+            "dim": str(part.dim),
+            "dtype": part.dtype,
+            "largest error": drawing.number(part.max_error),
+            "rms error": drawing.number(part.rms_error),
+        }
+
+    def rows(self, buckets: npt.NDArray[np.uint16] | None = None) -> Iterator[Rows]:
+        stored = map_rows(self._folder, self._part, has_flags=self._is_delta, verify=False)
+        wanted = range(_core.NUM_BUCKETS) if buckets is None else np.unique(buckets).tolist()
+        parts: list[Rows] = []
+        for bucket in wanted:
+            keys, values = stored.content(bucket)
+            if self._is_delta:
+                is_row = values[:, :FLAGS_BYTES].copy().view(np.uint64)[:, 0] == 0
+                keys, values = keys[is_row], values[is_row, FLAGS_BYTES:]
+            parts.append(self._rows_of(keys, values))
+            if sum(len(rows.keys) for rows in parts) >= ROWS_AT_A_TIME:
+                yield from _joined(parts)
+                parts = []
+        yield from _joined(parts)
+
+    def _rows_of(self, keys: Array, values: Array) -> Rows:
+        """values: (n, bytes) as they are stored, without flags."""
+        n, statistics_bytes = len(keys), SHOW_CLICK.itemsize if self._part.statistics else 0
+        statistics = np.empty(n, SHOW_CLICK if statistics_bytes else [])
+        if statistics_bytes:
+            statistics = values[:, :statistics_bytes].copy().view(SHOW_CLICK)[:, 0]
+        weights = self._weights(values[:, statistics_bytes:])
+        return Rows(keys, np.zeros(n, np.uint8), weights, np.empty((n, 0), np.float32), statistics)
+
+    def _weights(self, values: Array) -> Array:
+        """(n, D) float32 of (n, bytes)."""
+        dim = self._part.dim
+        if self._part.dtype == "int8":
+            scale = values[:, :4].copy().view(np.float32)
+            return np.asarray(values[:, 4 : 4 + dim].view(np.int8) * scale)
+        kind = np.dtype(self._part.dtype)
+        stored = np.ascontiguousarray(values[:, : dim * kind.itemsize])
+        weights: Array = stored.view(kind).reshape(-1, dim).astype(np.float32)
+        return weights
+
+
+def _joined(parts: list[Rows]) -> Iterator[Rows]:
+    """All of them in one, unless there are none."""
+    if any(len(rows.keys) for rows in parts):
+        yield Rows(
+            *(
+                np.concatenate([getattr(rows, field.name) for rows in parts])
+                for field in fields(Rows)
+            )
+        )
+
+
+class ExportSource(Source):
+    """Raises Corruption if the manifest is damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._manifest = manifest = read_manifest(folder)
+        self.path, self.version = str(folder), manifest.version
+        self.tables = {
+            part.name: ExportTable(folder, part, is_delta=manifest.is_delta)
+            for part in sorted(manifest.tables, key=lambda part: part.name)
+        }
+
+    def headline(self) -> Iterator[str]:
+        manifest = self._manifest
+        kind = f"delta since version {manifest.since}" if manifest.is_delta else "base"
+        num_bytes = manifest.dense.bytes + sum(table.num_bytes for table in self.tables.values())
+        yield f"inference export {self.path}: {kind}, version {self.version}"
+        yield (
+            f"{drawing.size(num_bytes)}, {drawing.size(manifest.dense.bytes)} of them the dense"
+            f" part; outputs {', '.join(manifest.outputs)}"
+        )
+        yield (
+            f"outputs differ from the trained model's by {drawing.number(manifest.max_error)} at"
+            f" most, root mean square {drawing.number(manifest.rms_error)}"
+        )
+
+    def dense(self) -> Iterator[tuple[str, int, Array]]:
+        """None: the dense part of an export is a program."""
+        return iter(())
