@@ -127,6 +127,7 @@ def _node(args: argparse.Namespace) -> None:
     prediction, loss = _net(paddle, features, click, args.accessor)
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = True
+    strategy.adam_d2sum = args.dense == "d2sum"
     strategy.sparse_table_configs = {
         "embedding": {
             f"table_parameters.embedding.{key}": value
@@ -134,7 +135,7 @@ def _node(args: argparse.Namespace) -> None:
         }
     }
     adam, sgd = paddle.optimizer.Adam(1e-2, lazy_mode=True), paddle.optimizer.SGD(1e-1)
-    dense = adam if args.dense == "adam" else sgd
+    dense = sgd if args.dense == "sgd" else adam
     fleet.distributed_optimizer(dense, strategy).minimize(loss)
     main = paddle.static.default_main_program()
     if fleet.is_server():
@@ -188,7 +189,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=os.path.abspath)
     parser.add_argument("--accessor", choices=sorted(DIMS), required=True)
     parser.add_argument("--rule", choices=sorted(RULES), default="adagrad")
-    parser.add_argument("--dense", choices=["adam", "sgd"], default="adam")
+    parser.add_argument("--dense", choices=["adam", "sgd", "d2sum"], default="adam")
     parser.add_argument("--load", default="")
     args = parser.parse_args()
     if not job.is_launcher():

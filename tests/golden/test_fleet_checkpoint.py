@@ -6,6 +6,7 @@ D into A-R-D; of `inference` only dnn_plugin, of one of them, is kept.
 
 from __future__ import annotations
 
+import gzip
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +18,16 @@ import torch
 from torch import nn
 
 import trireme as tr
-from benchmarks.paddle.checkpoint import DIMS, EMBEDX_THRESHOLD, FEATURES, INITIAL_RANGE, LAYERS
+from benchmarks.paddle.checkpoint import (
+    DIMS,
+    EMBEDX_THRESHOLD,
+    FEATURES,
+    INITIAL_RANGE,
+    LAYERS,
+    SHARDS,
+)
 from trireme.cluster import Cluster, embedded, set_default
+from trireme.ps.adam_d2sum import AdamD2Sum
 
 FOLDER = Path(__file__).with_name("fleet_checkpoint")
 CASES = sorted(path.name for path in FOLDER.iterdir())
@@ -68,7 +77,7 @@ class Net(nn.Module):
 def make_trainer(cluster: Cluster, case: str) -> tr.Trainer:
     accessor, rule, dense = case.split("-")
     model = Net(accessor, rule)
-    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "d2sum": AdamD2Sum}
     return tr.Trainer(
         model,
         kinds[dense](model.parameters(), lr=1e-2),
@@ -97,6 +106,29 @@ def test_predictions_are_paddles(case, tmp_path):
         expected = np.array(told["predictions"])
         assert np.ptp(expected) > 1e-3
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_came_in_goes_out_the_same(case, tmp_path):
+    """Every number of Paddle's text; the powers of betas up to its six digits."""
+    accessor = case.split("-")[0]
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster, case)
+        trainer.import_fleet(FOLDER / case / "saved", accessor=accessor)
+        trainer.export_fleet(tmp_path / "ours", accessor=accessor, shard_num=SHARDS, compress=True)
+    saved = FOLDER / case / "saved"
+    for path in sorted(saved.glob("*/*")):
+        expected, found = lines(path), lines(tmp_path / "ours" / path.relative_to(saved))
+        if path.parent.name == "000":  # rows have no order
+            expected, found = sorted(expected), sorted(found)
+            assert [line[0] for line in found] == [line[0] for line in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(np.array(ours, float), np.array(theirs, float), rtol=5e-6)
+
+
+def lines(path: Path) -> list[list[str]]:
+    with gzip.open(path, "rt") as text:
+        return [line.split() for line in text]
 
 
 def test_an_inference_model_has_the_exact_dense_weights():

@@ -233,7 +233,9 @@ def test_names_that_do_not_fit_are_refused(tmp_path):
         with pytest.raises(BadRequest, match="expected accessor SparseAccessor, "):
             trainer.import_fleet(folder, dense={}, accessor="CtrDymfAccessor")
         (folder / "001" / "part-000").write_text("0\n" * 51)
-        with pytest.raises(DataError, match="expected a weight and the state of Adam"):
+        with pytest.raises(
+            DataError, match="expected a weight and 2 numbers of Adam in each line, found 1"
+        ):
             trainer.import_fleet(folder)
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster, "torch's")

@@ -16,7 +16,8 @@ from torch import nn
 from trireme.errors import BadRequest, DataError
 from trireme.policy import CtrDoubleAccessor
 from trireme.ps.interchange import fleet_dense, orders
-from trireme.ps.interchange.dense_blocks import read_blocks, write_blocks
+from trireme.ps.interchange.dense_blocks import SCALARS, read_blocks, write_blocks
+from trireme.ps.interchange.fleet_dense import Column
 from trireme.ps.interchange.folder import published_folder
 from trireme.ps.wire import Array
 from trireme.table import Table
@@ -189,7 +190,7 @@ def _read_dense(
     kind, _ = read_blocks(optimizer.cluster.client)
     variables = f"{path.rstrip('/')}/{VARIABLES}"
     if _exists(variables, storage_options):
-        state: tuple[str, ...] = ()
+        state: tuple[Column, ...] = ()
         flat = _from_variables(optimizer, names, variables, storage_options)
     else:
         state = fleet_dense.COLUMNS.get(str(kind), ())
@@ -197,7 +198,7 @@ def _read_dense(
         columns = fleet_dense.read_text(files, storage_options)
         if columns.shape[1] != 1 + len(state):
             raise DataError(
-                f"{files[0]}: expected a weight and the state of {kind}, {state}, in each line,"
+                f"{files[0]}: expected a weight and {len(state)} numbers of {kind} in each line,"
                 f" found {columns.shape[1]} numbers"
             )
         flat = _from_fleet(optimizer, names, columns, files[0])
@@ -205,9 +206,11 @@ def _read_dense(
     for spec in optimizer.replica.dense.specs:
         part = flat[spec.param][spec.start : spec.start + spec.size]
         of_block = {"weights": part[:, 0]}
-        for column, name in enumerate(state, 1):
-            of_block[name] = part[:, column]
-        if state:
+        for number, column in enumerate(state, 1):
+            if column.name:
+                values = part[:1, number] if column.name in SCALARS else part[:, number]
+                of_block[column.name] = values * np.float32(column.sign)
+        if kind == "Adam" and state:
             of_block["step"] = np.array([steps], np.float32)
         tensors[spec.id] = of_block
     return tensors
@@ -328,9 +331,9 @@ def _write_dense(
     }
     for spec in optimizer.replica.dense.specs:
         part = flat[spec.param][spec.start : spec.start + spec.size]
-        for column, name in enumerate(("weights", *state)):
-            if name in blocks[spec.id]:  # no state before the first step
-                part[:, column] = blocks[spec.id][name]
+        for number, column in enumerate((Column("weights"), *state)):
+            if column.name in blocks[spec.id]:  # no state before the first step
+                part[:, number] = blocks[spec.id][column.name] * np.float32(column.sign)
     text = fleet_dense.write_text(_to_fleet(optimizer, names, flat))
     folder.mkdir()
     file = folder / f"part-000{'.gz' if compress else ''}"

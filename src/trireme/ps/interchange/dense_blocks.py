@@ -19,6 +19,8 @@ from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import Array, Arrays, need_list
 from trireme.rpc import Call, Reply, Request
 
+SCALARS = ("step", "n")  # of a whole block, in the states of Adam and AdamD2Sum
+
 BlockTensors = dict[str, dict[str, Array]]
 
 
@@ -58,7 +60,7 @@ class BlockHandlers:
                 kept = blocks.state_of(block_id)
                 for name, values in tensors.items():
                     tensor = torch.from_numpy(values.copy())
-                    kept[name] = tensor.reshape(()) if name == "step" else tensor
+                    kept[name] = tensor.reshape(()) if name in SCALARS else tensor
                 blocks.restore(block_id, kept, blocks.marks[block_id])
 
 

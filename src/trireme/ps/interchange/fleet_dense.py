@@ -2,7 +2,7 @@
 
 Text: `part-000`, `part-001`, ... are contiguous pieces of all parameters laid end to end, by the
 names that Paddle gave them, in alphabetical order. A line is one element: its weight, then the
-optimizer's state (Adam: first and second moment; SGD: nothing).
+optimizer's state (`COLUMNS`).
 
 File of a variable: version (4 bytes, 0), levels of detail (8 bytes, 0), version (4 bytes, 0),
 length of a description (4 bytes), the description (protobuf: 1 is the type, 5 for float32; 2 a
@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
@@ -25,7 +25,23 @@ from trireme.errors import Corruption, DataError
 Floats = npt.NDArray[np.float32]
 
 FLOAT32 = 5
-COLUMNS = {"SGD": (), "Adam": ("exp_avg", "exp_avg_sq")}
+
+
+class Column(NamedTuple):
+    """A number of a line: what the optimizer calls it here, "" for nothing; theirs is ours times
+    `sign`.
+    """
+
+    name: str
+    sign: float = 1.0
+
+
+# By class of optimizer here. Fleet's Adam does not say how many steps it has made.
+COLUMNS: Mapping[str, tuple[Column, ...]] = {
+    "SGD": (),
+    "Adam": (Column("exp_avg"), Column("exp_avg_sq")),
+    "AdamD2Sum": (Column(""), Column("n"), Column("s"), Column("m", -1.0)),
+}
 
 
 def read_text(files: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Floats:
