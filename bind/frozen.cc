@@ -72,8 +72,8 @@ nb::tuple content(const FrozenRows& rows, std::uint32_t bucket) {
 }
 
 void init_table(FrozenTable* self, FrozenTable::Layers layers, std::string initializer,
-                float init_a, float init_b, std::uint64_t seed, std::string absent,
-                std::string simd) {
+                float init_a, float init_b, std::uint64_t seed, int initial_weights,
+                std::string dtype, std::string simd) {
   for (const auto& layer : layers) {
     if (layer == nullptr) {
       throw Error(ErrorCode::kBadRequest, "FrozenTable: expected FrozenRows, found None");
@@ -83,7 +83,8 @@ void init_table(FrozenTable* self, FrozenTable::Layers layers, std::string initi
                                              .init_a = init_a,
                                              .init_b = init_b,
                                              .seed = seed,
-                                             .absent = std::move(absent),
+                                             .initial_weights = initial_weights,
+                                             .dtype = std::move(dtype),
                                              .simd = std::move(simd)});
 }
 
@@ -148,12 +149,14 @@ void register_frozen(nb::module_& m) {
 
   nb::class_<FrozenTable>(m, "FrozenTable",
                           "A table that answers from layers of frozen rows. Any thread may read.")
-      .def("__init__", &init_table, "layers"_a, nb::kw_only(), "initializer"_a = "uniform",
-           "init_a"_a, "init_b"_a, "seed"_a, "absent"_a = "initial", "simd"_a = "auto",
-           nb::keep_alive<1, 2>(),
-           "layers: FrozenRows, newest first; the last one holds every bucket. The rest as of "
-           "Table: what an absent key "
-           "answers.\nErrors: BadRequest.")
+      .def(
+          "__init__", &init_table, "layers"_a, nb::kw_only(), "initializer"_a = "uniform",
+          "init_a"_a, "init_b"_a, "seed"_a, "initial_weights"_a, "dtype"_a = "float32",
+          "simd"_a = "auto", nb::keep_alive<1, 2>(),
+          "layers: FrozenRows, newest first; the last one holds every bucket. initializer, init_a, "
+          "init_b, seed: as of Table. An absent key answers its first `initial_weights` initial "
+          "weights, as the `dtype` float32, bfloat16 or float16 holds them, and zeros behind.\n"
+          "Errors: BadRequest.")
       .def_prop_ro("width", &FrozenTable::width, "Floats that a lookup writes per key.")
       .def("lookup", &lookup, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
            "As Table.lookup: write statistics and weights of each key, return how many were "

@@ -45,7 +45,7 @@ class Exported(Workload):
             path = Path(folder) / "all.rows"
             self._write(path)
             rows = _core.FrozenRows([str(path)], [mapped(path)])
-        return _core.FrozenTable([rows], initializer="uniform", init_a=-0.1, init_b=0.1, seed=1)
+        return _core.FrozenTable([rows], init_a=-0.1, init_b=0.1, seed=1, initial_weights=DIM)
 
     def _write(self, path: Path) -> None:
         writer = _core.FrozenWriter(encoding="float32", dim=DIM)

@@ -7,6 +7,7 @@
 
 #include "base/dims.h"
 #include "base/error.h"
+#include "store/dtype.h"
 
 namespace trireme {
 namespace {
@@ -19,21 +20,6 @@ constexpr std::size_t kParallelBlocksMin = 4;
   throw Error(ErrorCode::kBadRequest, "FrozenTable: expected " + expected_and_found);
 }
 
-bool is_zeros(const std::string& absent) {
-  if (absent != "initial" && absent != "zeros") {
-    wrong("absent initial or zeros, found " + absent);
-  }
-  return absent == "zeros";
-}
-
-// IEEE 754 binary16 to binary32: the exponent's bias is corrected by a product, which is exact and
-// makes subnormal numbers right too. Not for infinities and NaN, which no export holds.
-TRIREME_INLINE float widened(std::uint16_t half) noexcept {
-  const std::uint32_t magnitude = (half & 0x7FFFU) << 13;
-  const float scaled = std::bit_cast<float>(magnitude) * 0x1p112F;
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | (half & 0x8000U) << 16);
-}
-
 // How a row is read: `statistics` float32 numbers, then weights; `width` in all.
 struct Float32 {
   template <class Width>
@@ -43,26 +29,26 @@ struct Float32 {
 };
 
 struct Float16 {
-  template <class Width>
   TRIREME_INLINE static void read(const std::byte* from, float* out, int statistics,
-                                  Width width) noexcept {
+                                  int width) noexcept {
     std::memcpy(out, from, statistics * sizeof(float));
-    const auto* halves =
-        reinterpret_cast<const std::uint16_t*>(from + statistics * sizeof(float)) - statistics;
-    for (int j = statistics; j < width; ++j) out[j] = widened(halves[j]);
+    const auto* halves = reinterpret_cast<const std::uint16_t*>(from + statistics * sizeof(float));
+    for (int j = 0; j < width - statistics; ++j)
+      out[statistics + j] = dtype::Float16::widen(halves[j]);
   }
 };
 
 struct Int8 {
-  template <class Width>
   TRIREME_INLINE static void read(const std::byte* from, float* out, int statistics,
-                                  Width width) noexcept {
+                                  int width) noexcept {
     std::memcpy(out, from, statistics * sizeof(float));
     from += statistics * sizeof(float);
     float scale;
     std::memcpy(&scale, from, sizeof scale);
-    const auto* codes = reinterpret_cast<const std::int8_t*>(from + sizeof scale) - statistics;
-    for (int j = statistics; j < width; ++j) out[j] = static_cast<float>(codes[j]) * scale;
+    const auto* codes = reinterpret_cast<const std::int8_t*>(from + sizeof scale);
+    for (int j = 0; j < width - statistics; ++j) {
+      out[statistics + j] = static_cast<float>(codes[j]) * scale;
+    }
   }
 };
 
@@ -155,7 +141,8 @@ FrozenTable::FrozenTable(Layers layers, const FrozenTableConfig& config)
     : layers_(std::move(layers)),
       isa_(choose_isa(config.simd)),
       initializer_(config.initializer, config.init_a, config.init_b, config.seed),
-      absent_is_zero_(is_zeros(config.absent)) {
+      initial_weights_(config.initial_weights),
+      dtype_(dtype_of(config.dtype)) {
   if (layers_.empty()) wrong("at least one layer, found none");
   for (const auto& layer : layers_) {
     const FrozenRows& first = *layers_.front();
@@ -164,6 +151,10 @@ FrozenTable::FrozenTable(Layers layers, const FrozenTableConfig& config)
             std::to_string(first.statistics()) + " statistics, found " +
             std::to_string(layer->dim()) + " with " + std::to_string(layer->statistics()));
     }
+  }
+  if (initial_weights_ < 0 || initial_weights_ > layers_.front()->dim()) {
+    wrong("0 to " + std::to_string(layers_.front()->dim()) + " initial weights, found " +
+          std::to_string(initial_weights_));
   }
   if (const std::size_t found = layers_.back()->num_buckets(); found != kNumBuckets) {
     wrong("4096 buckets in the last layer, found " + std::to_string(found));
@@ -215,9 +206,10 @@ std::size_t FrozenTable::lookup_block(std::span<const std::uint64_t> keys, float
 }
 
 void FrozenTable::write_absent(std::uint64_t key, float* values) const noexcept {
-  const int statistics = layers_.front()->statistics();
-  std::fill_n(values, absent_is_zero_ ? width() : statistics, 0.0F);
-  if (!absent_is_zero_) initializer_.fill(key, values + statistics, width() - statistics);
+  std::fill_n(values, width(), 0.0F);
+  float* weights = values + layers_.front()->statistics();
+  initializer_.fill(key, weights, initial_weights_);
+  to_nearest(dtype_, weights, initial_weights_);
 }
 
 }  // namespace trireme

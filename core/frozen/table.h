@@ -16,6 +16,7 @@
 #include "base/pool.h"
 #include "frozen/rows.h"
 #include "optim/initializer.h"
+#include "store/dtype.h"
 
 namespace trireme {
 
@@ -24,8 +25,11 @@ struct FrozenTableConfig {
   float init_a = 0.0F;
   float init_b = 0.0F;
   std::uint64_t seed = 0;
-  std::string absent = "initial";  // what a lookup answers for an absent key, or "zeros"
-  std::string simd = "auto";       // see choose_isa
+  // Of an absent key so many weights are its initial ones, and the others zeros; kept as `dtype`
+  // has them, see dtype_of.
+  int initial_weights = 0;
+  std::string dtype = "float32";
+  std::string simd = "auto";  // see choose_isa
 };
 
 class FrozenTable {
@@ -33,7 +37,8 @@ class FrozenTable {
   using Layers = std::vector<std::shared_ptr<const FrozenRows>>;
 
   // layers: newest first. Errors: kBadRequest without layers, for layers of several shapes, for a
-  // last layer that lacks buckets, and as the initializer's.
+  // last layer that lacks buckets, for more initial weights than a
+  // row has, and as the initializer's and dtype_of's.
   FrozenTable(Layers layers, const FrozenTableConfig& config);
 
   // Floats that a lookup writes per key: statistics, and behind them weights.
@@ -52,7 +57,8 @@ class FrozenTable {
   const Layers layers_;
   const Isa isa_;
   const Initializer initializer_;
-  const bool absent_is_zero_;
+  const int initial_weights_;
+  const Dtype dtype_;
 };
 
 }  // namespace trireme

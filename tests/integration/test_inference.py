@@ -22,6 +22,7 @@ from tests.jobs import Job
 from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
+from trireme.policy import CountFilter, CtrCommonAccessor, ShowClick
 
 NAMES = tuple(zoo_trainers.SMALL)
 
@@ -43,7 +44,7 @@ class Exported:
         """Of the trained model itself, in evaluation."""
         model = self.trainer.model.eval()
         planner = tr.nn.Planner(model, pool=self.trainer.cluster.pool)
-        plan = planner.plan(batch)
+        plan = planner.plan(batch, train=False)
         pulled = self.trainer.cluster.pull({part.table.name: part.keys for part in plan.tables})
         rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
         plan.attach(batch, rows, train=False)
@@ -151,6 +152,19 @@ def test_inputs_may_be_arrays_and_lists(tmp_path: Path) -> None:
     assert exported.name == "din"
 
 
+def test_one_example_is_enough_to_export_a_model(tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        exported = export("din", cluster, tmp_path / "export")
+        one = {name: [[7]] for name in ("hist_item_seq", "hist_cat_seq")}
+        one |= {name: np.array([5]) for name in ("target_item", "target_cat")}
+        save = exported.trainer.save_inference_model
+        save(tmp_path / "one", batch=one)
+        check(exported, Predictor(tmp_path / "one"))
+        none = one | {name: [[]] for name in ("hist_item_seq", "hist_cat_seq")}
+        with pytest.raises(BadRequest, match=r"an example batch with ids of lookup 'item:none"):
+            save(tmp_path / "none", batch=none)
+
+
 def test_columns_of_another_form_are_refused_by_name(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         exported = export("deepfm", cluster, tmp_path / "export")
@@ -202,11 +216,8 @@ def test_damaged_exports_are_refused_by_name(tmp_path: Path) -> None:
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         exported = export("deepfm", cluster, tmp_path / "export")
-        trainer, batch = exported.trainer, exported.examples(1, 1)
+        trainer, batch = exported.trainer, exported.examples(4, 1)
         save = trainer.save_inference_model
-        with pytest.raises(BadRequest, match="a batch of at least 2 examples"):
-            save(tmp_path / "new", batch=batch)
-        batch = exported.examples(4, 1)
         with pytest.raises(BadRequest, match=r"expected a new folder, found .*export"):
             save(tmp_path / "export", batch=batch)
         with pytest.raises(BadRequest, match="dtype one of float32, float16, int8, found 'half'"):
@@ -267,6 +278,7 @@ import sys
 import torch
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
+from trireme.policy import CountFilter, CtrCommonAccessor, ShowClick
 
 def of(field, path="/proc/self/smaps_rollup"):
     return sum(int(line.split()[1]) << 10 for line in open(path) if line.startswith(field))
@@ -281,3 +293,76 @@ missing = sum(look_up(begin, 1000) for begin in range(0, int(sys.argv[2]), 1000)
 print(before, of("Private_Dirty"), of("Rss"), missing, flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_shows_clicks_heads_and_narrow_weights_are_answered_as_in_training(
+    dtype: str, tmp_path: Path
+) -> None:
+    """Of a table whose lookups answer statistics, whose rows are heads at first, and which admits
+    a key at its second occurrence; and of one of 16-bit weights.
+    """
+    policy = CtrCommonAccessor(show_click=ShowClick("show", "click"), embedx_threshold=2.0)
+    scored = tr.Table(
+        "scored",
+        dim=5,
+        optimizer=tr.optim.FleetAdagrad(lr=0.1),
+        policy=policy,
+        admit=CountFilter(2),
+    )
+    narrow = tr.Table("narrow", dim=4, dtype="bfloat16", absent="zeros")
+    model = Statistics(scored, narrow)
+    rng = np.random.default_rng(0)
+
+    def examples(num: int) -> dict[str, torch.Tensor]:
+        ids = torch.from_numpy(rng.zipf(1.3, (2, num)) % 300)
+        clicks = torch.from_numpy((rng.random(num) < 0.4).astype(np.float32))
+        return {"a": ids[0], "b": ids[1], "show": torch.ones(num), "click": clicks}
+
+    with embedded(threads=2) as cluster:
+        trainer = tr.Trainer(
+            model,
+            torch.optim.Adam(model.parameters(), lr=0.01),
+            loss=nn.functional.binary_cross_entropy_with_logits,
+            label="click",
+            progress=False,
+            cluster=cluster,
+        )
+        trainer.set_time(86_400 * 100)
+        trainer.fit([examples(128) for _ in range(10)])
+        trainer.set_time(86_400 * 103)
+        example = examples(200)
+        save = trainer.save_inference_model
+        report = save(tmp_path / "base", batch=example, dtype=dtype)
+        predictor = Predictor(tmp_path / "base")
+        exported = Exported("", trainer, None, tmp_path)  # type: ignore[arg-type]
+
+        def compare() -> None:
+            asked = {name: example[name] for name in ("a", "b")}
+            found = predictor.predict(asked).outputs["output"]
+            expected = exported.answers(tr.data.Batch(dict(example)))
+            limit = 1e-5 + report.max_error
+            torch.testing.assert_close(found, expected, atol=limit, rtol=0)
+
+        compare()
+        trainer.fit([examples(128)])
+        report = save(tmp_path / "delta", batch=example, mode="delta")
+        predictor.apply(tmp_path / "delta")
+        compare()
+    assert (report.max_error > 0) == (dtype == "float16")
+
+
+class Statistics(nn.Module):
+    def __init__(self, scored: tr.Table, narrow: tr.Table) -> None:
+        super().__init__()
+        self.scored = tr.nn.EmbeddingBag(scored, features=["a", "b"])
+        self.narrow = tr.nn.Embedding(narrow, features="b")
+        self.cvm = tr.nn.CVM()
+        self.head = nn.Linear(2 * 7 + 4, 1)
+
+    def forward(self, batch: tr.data.Batch) -> torch.Tensor:
+        rows = self.scored(batch)
+        counts = rows.new_ones(rows.shape[0], 2)
+        x = torch.cat([self.cvm(rows, counts).flatten(1), self.narrow(batch)], 1)
+        logits: torch.Tensor = self.head(x)
+        return logits.squeeze(1)

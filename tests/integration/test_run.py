@@ -208,3 +208,22 @@ def test_the_launcher_finds_a_wrong_configuration_before_it_starts_anything(
     assert cli.main(["launch", "--server_num", "1", "--worker_num", "1", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "log").exists()
+
+
+def test_models_for_inference_are_saved_beside_checkpoints(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    command = ["run", "-m", str(folder / "config.yaml"), "-o", "runner.use_inference=True"]
+    command += ["runner.save_inference_feed_varnames=[C1]", "runner.epochs=1"]
+    assert cli.main([*command, f"runner.model_save_path={tmp_path}"]) == 0
+    assert f"for inference to {tmp_path}/inference/0" in caplog.text
+    assert "runner.save_inference_feed_varnames: no effect: a model for inference" in caplog.text
+    test = next(iter((folder / "test").iterdir()))
+    output = tmp_path / "scores"
+    arguments = ["--format", "criteo", "--input", str(test), "--output", str(output)]
+    assert cli.main(["predict", "-m", str(tmp_path / "inference/0"), *arguments]) == 0
+    scores = [float(line) for line in output.read_text().splitlines()]
+    assert len(scores) == len(test.read_text().splitlines())
+    assert len(set(scores)) > 1
+    assert cli.main([*command, "runner.model_save_path="]) == 2

@@ -144,3 +144,19 @@ def test_a_script_trains_infers_and_saves(files: list[str], tmp_path: Path) -> N
     assert fleet.infer_from_dataset(trainer, dataset)["examples"] == 60
     fleet.save_persistables(dirname=str(tmp_path / "ckpt"))
     assert (tmp_path / "ckpt" / "manifest.json").is_file()
+    example = next(iter(dataset))
+    with pytest.raises(BadRequest, match="expected feeded_var_names=None, found list"):
+        fleet.save_inference_model(None, str(tmp_path / "model"), ["a"], batch=example)
+    with pytest.raises(BadRequest, match=r"or 1 \(delta\) with follows=FOLDER, found 1 with None"):
+        fleet.save_inference_model(None, str(tmp_path / "model"), mode=1, batch=example)
+    fleet.save_inference_model(None, str(tmp_path / "model"), batch=example)
+    fleet.train_from_dataset(trainer, dataset)
+    follows = str(tmp_path / "model")
+    delta = str(tmp_path / "delta")
+    fleet.save_inference_model(dirname=delta, mode=1, batch=example, follows=follows)
+    with pytest.raises(BadRequest, match="expected mode 0 or 2, found 1"):
+        fleet.load_inference_model(delta, mode=1)
+    predictor = fleet.load_inference_model(follows)
+    before = predictor.predict(example).outputs["output"]
+    predictor.apply(delta)
+    assert not torch.equal(predictor.predict(example).outputs["output"], before)

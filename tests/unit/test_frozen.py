@@ -55,6 +55,7 @@ def opened(data: np.ndarray[Any, Any], name: str = "file") -> _core.FrozenRows:
 
 
 def table_of(*layers: _core.FrozenRows, **options: Any) -> _core.FrozenTable:
+    options = {"initial_weights": DIM, **options}
     return _core.FrozenTable(list(layers), init_a=-1.0, init_b=1.0, seed=7, **options)
 
 
@@ -97,7 +98,7 @@ def test_rows_are_found_and_absent_keys_answer_as_in_training(num: int, simd: st
 
 
 def test_absent_keys_answer_zeros_where_the_table_says_so() -> None:
-    table = table_of(opened(frozen({})), absent="zeros")
+    table = table_of(opened(frozen({})), initial_weights=0)
     out, missing = looked_up(table, np.arange(10, dtype=np.uint64))
     assert missing == 10
     assert not out.any()

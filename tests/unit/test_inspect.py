@@ -239,7 +239,7 @@ def test_rows_of_an_export_are_read_whatever_stands_before_them(
     num_removed = int(is_removed.sum())
     uniform = ("uniform", 0.0, 1.0)
     part = manifest.TablePart(
-        *("t", dim, 2, dtype, uniform, 0, "zeros", False),
+        *("t", dim, 2, dtype, uniform, 0, 0, "float32", False),
         *(n - num_removed, num_removed, 0.0, 0.0, (file,)),
     )
     (rows,) = ExportTable(tmp_path, part, is_delta=is_delta).rows()

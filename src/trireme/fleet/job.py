@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +15,13 @@ from trireme.errors import BadRequest, NotReady
 from trireme.fleet.layers import Tables
 from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
+from trireme.inference import Predictor
 from trireme.launch.init import join, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.ps.adam_d2sum import AdamD2Sum
 from trireme.ps.checkpoint import mode_of, open_storage, read_manifest
-from trireme.train import DistributedOptimizer, Trainer, checkpoint, interchange
+from trireme.train import DistributedOptimizer, Trainer, checkpoint, inference, interchange
+from trireme.train.inference import Export
 
 
 class Job:
@@ -173,7 +176,7 @@ class Job:
             mode: 0: full, 1: delta, 2: base, 3: batch, as of Trainer.save.
             format: "fleet": what Paddle's Fleet reads; `options` are those of Trainer.export_fleet.
         """
-        _check_none(executor=executor, main_program=main_program)
+        _check_none("save_persistables", executor=executor, main_program=main_program)
         if not dirname:
             raise BadRequest("fleet.save_persistables: expected dirname=FOLDER, found none")
         if format == "fleet":
@@ -188,6 +191,63 @@ class Job:
             checkpoint.save(
                 self._trained(), checkpoint.Location(dirname), what=checkpoint.What(mode)
             )
+
+    def save_inference_model(
+        self,
+        executor: Any = None,
+        dirname: str = "",
+        feeded_var_names: Any = None,
+        target_vars: Any = None,
+        main_program: Any = None,
+        mode: int = 0,
+        *,
+        batch: Any,
+        follows: str | None = None,
+        dtype: str | None = None,
+    ) -> Export:
+        """Write the model for inference into a new folder; every worker calls it. A model of
+        PyTorch says by itself what it is fed and what it returns: pass None for Fleet's names.
+
+        Args:
+            mode: 0 or 2: everything. 1: a delta, what has changed since the export `follows`.
+            batch: an example of what will be asked. dtype: of stored rows. See
+                Trainer.save_inference_model.
+        """
+        given = {
+            "executor": executor,
+            "feeded_var_names": feeded_var_names,
+            "target_vars": target_vars,
+            "main_program": main_program,
+        }
+        _check_none("save_inference_model", **given)
+        if not dirname:
+            raise BadRequest("fleet.save_inference_model: expected dirname=FOLDER, found none")
+        if mode not in (0, 1, 2) or (mode == 1) != (follows is not None):
+            raise BadRequest(
+                "fleet.save_inference_model: expected mode 0 or 2, or 1 (delta) with"
+                f" follows=FOLDER, found {mode} with {follows!r}"
+            )
+        optimizer = self._trained()
+        wish = inference.Wish(
+            optimizer.model,
+            Path(dirname),
+            batch,
+            dtype,
+            None if follows is None else Path(follows),
+        )
+        return inference.save(optimizer, wish)
+
+    def load_inference_model(self, path: str, mode: int = 0) -> Predictor:
+        """What a model answers that `save_inference_model` has written; it needs no servers.
+
+        Fleet loads rows into servers; here apply() of what is returned takes the deltas of mode 1.
+        """
+        if mode not in (0, 2):
+            raise BadRequest(
+                f"fleet.load_inference_model: expected mode 0 or 2, found {mode}; deltas come to a"
+                " model that is there, by apply()"
+            )
+        return Predictor(path)
 
     def load_model(self, path: str, mode: int = 0, **options: Any) -> None:
         """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
@@ -234,12 +294,10 @@ def _as_adam_d2sum(optimizer: torch.optim.Optimizer) -> AdamD2Sum:
     return AdamD2Sum(groups)
 
 
-def _check_none(**values: Any) -> None:
+def _check_none(method: str, **values: Any) -> None:
     for name, value in values.items():
         if value is not None:
-            raise BadRequest(
-                f"fleet.save_persistables: expected {name}=None, found {type(value).__name__}"
-            )
+            raise BadRequest(f"fleet.{method}: expected {name}=None, found {type(value).__name__}")
 
 
 def _check_full(mode: int) -> None:
@@ -266,5 +324,7 @@ distributed_optimizer = _job.distributed_optimizer
 train_from_dataset = _job.train_from_dataset
 infer_from_dataset = _job.infer_from_dataset
 save_persistables = _job.save_persistables
+save_inference_model = _job.save_inference_model
+load_inference_model = _job.load_inference_model
 load_model = _job.load_model
 sparse_embedding = _job.tables.sparse_embedding

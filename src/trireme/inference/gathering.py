@@ -24,21 +24,21 @@ def gather_readings(
     Args:
         readings: those that `plan` was made for.
         batch: the batch that was planned.
-        rows: table name -> (K, D) float32, row k for the plan's key k.
+        rows: table name -> (K, W) float32, row k for the plan's key k.
 
     Returns:
-        Name of the reading -> tensor: of an EmbeddingBag (B, F, D); of an Embedding (B, D) or
-        (B, L, D) where the feature is a tensor, (N, D) where it is Ragged.
+        Name of the reading -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
+        (B, L, W) where the feature is a tensor, (N, W) where it is Ragged.
     """
     lookups = plan.lookups(plan.leaves(rows, train=False))
     gathered = {}
     for reading in readings:
         lookup = lookups[reading.name]
         if reading.mode == "none":
-            rows_ND = gather(lookup, lookup.index.shape[0], 1, pool)
+            rows_NW = gather(lookup, lookup.index.shape[0], 1, pool)
             column = batch[reading.features[0]]
             shape = column.shape if isinstance(column, Tensor) else (-1,)
-            gathered[reading.name] = rows_ND.view(*shape, reading.table.dim)
+            gathered[reading.name] = rows_NW.view(*shape, reading.table.width)
         else:
             gathered[reading.name] = gather(lookup, plan.num_examples, len(reading.features), pool)
     return gathered

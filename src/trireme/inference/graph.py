@@ -62,22 +62,15 @@ def updated_graph(graph: DenseGraph, folder: Path, delta: Manifest, *, verify: b
     except Exception as error:
         raise Corruption(f"{path}: expected safetensors, found {error!r}") from error
     module = graph.program.module()
-    own = named_weights(module)
-    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if shapes != found:
-        raise Corruption(f"{path}: expected tensors {shapes}, found {found}")
-    for name, tensor in weights.items():
+    for name, own in (*module.named_parameters(), *module.named_buffers()):
+        tensor = weights.get(name)
+        if tensor is None or (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
+            found = "none" if tensor is None else f"{tensor.dtype} of {tuple(tensor.shape)}"
+            raise Corruption(
+                f"{path}: expected {name} as {own.dtype} of {tuple(own.shape)}, found {found}"
+            )
         _rebind(module, name, tensor)
     return DenseGraph(graph.program, module, delta.inputs)
-
-
-def named_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of a program by name: what a delta holds."""
-    return {
-        name: tensor.detach()
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
-    }
 
 
 def _rebind(module: nn.Module, name: str, tensor: Tensor) -> None:

@@ -13,8 +13,6 @@ from trireme import _core
 from trireme.errors import Corruption
 from trireme.inference.manifest import MANIFEST, TablePart, located
 
-NUM_BUCKETS = 4096
-
 Layers: TypeAlias = tuple[_core.FrozenRows, ...]
 """Of one table, newest first: deltas, and at last a base."""
 
@@ -41,7 +39,7 @@ def map_rows(folder: Path, part: TablePart, *, has_flags: bool, verify: bool) ->
         "dtype": part.dtype,
         "flags": has_flags,
         "rows": part.rows + part.removed,
-        "buckets": NUM_BUCKETS,
+        "buckets": _core.NUM_BUCKETS,
     }
     if found != expected:
         raise Corruption(
@@ -69,7 +67,7 @@ def merge_deltas(deltas: Sequence[_core.FrozenRows]) -> _core.FrozenRows:
         encoding=first.encoding, dim=first.dim, statistics=first.statistics, has_flags=True
     )
     pieces = []
-    for bucket in range(NUM_BUCKETS):
+    for bucket in range(_core.NUM_BUCKETS):
         contents = [layer.content(bucket) for layer in deltas]
         keys, newest = np.unique(np.concatenate([keys for keys, _ in contents]), return_index=True)
         values = np.concatenate([values for _, values in contents])[newest]

@@ -41,7 +41,9 @@ class TablePart:
     dim: weights of a row. statistics: numbers before them: show and click where the trained table
         gave them to the model, as they were at the time of the export, else none.
     dtype: of the rows as they are stored: float32, float16 or int8 (with a scale per row).
-    initializer, seed, absent: what a key without a row answers, as in a TableSchema.
+    initializer, seed: of initial weights, as in a TableSchema. initial_weights: how many of them a
+        key without a row answers; those behind are zeros. initial_dtype: float32, bfloat16 or
+        float16, to which they are rounded.
     salt: whether each feature has a key space of its own.
     rows, removed: keys with a row; keys that a delta removes.
     max_error, rms_error: of stored weights against trained ones.
@@ -53,7 +55,8 @@ class TablePart:
     dtype: str
     initializer: tuple[str, float, float]
     seed: int
-    absent: str
+    initial_weights: int
+    initial_dtype: str
     salt: bool
     rows: int
     removed: int
@@ -99,6 +102,7 @@ class Manifest:
     follows: the id of the export that a delta goes on from, a base or another delta; None for a
         base.
     version: of the training state. since: that of the export that it follows; 0 for a base.
+    weights: parameters and buffers of the dense part: names and shapes.
     max_error, rms_error: of the outputs for the example batch against those of the trained model.
     """
 
@@ -110,6 +114,7 @@ class Manifest:
     lookups: tuple[Lookup, ...]
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
+    weights: Mapping[str, tuple[int, ...]]
     max_error: float
     rms_error: float
     dense: File
@@ -166,6 +171,7 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         ),
         inputs=tuple(Input(**{**part, "shape": tuple(part["shape"])}) for part in body["inputs"]),
         outputs=tuple(str(name) for name in body["outputs"]),
+        weights={str(name): tuple(map(int, of)) for name, of in body["weights"].items()},
         max_error=float(body["max_error"]),
         rms_error=float(body["rms_error"]),
         dense=File(**body["dense"]),

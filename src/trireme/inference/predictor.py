@@ -1,6 +1,6 @@
 """The Predictor: what a trained model answers, from the files of an export.
 
-Shapes: B examples, K distinct keys of a batch, D columns.
+Shapes: B examples, K distinct keys of a batch, W floats per row.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from trireme.inference.graph import DenseGraph, load_graph, updated_graph
 from trireme.inference.layers import Layers, map_rows, merge_deltas
 from trireme.inference.manifest import Manifest, TablePart, read_manifest
 from trireme.nn.plan import Plan, Planner, Reading
+from trireme.policy import ScorePolicy
 from trireme.table import Table
 
 DELTAS_MAX = 8
@@ -154,13 +155,13 @@ class Predictor:
         return {name: _frozen_table(parts[name], of_table) for name, of_table in layers.items()}
 
     def _rows(self, state: _State, plan: Plan) -> tuple[dict[str, Tensor], int]:
-        """Table name -> (K, D), and how many keys had no row."""
+        """Table name -> (K, W), and how many keys had no row."""
         rows, num_missing = {}, 0
         for part in plan.tables:
-            rows_KD = torch.empty(len(part.keys), part.table.dim)
+            rows_KW = torch.empty(len(part.keys), part.table.width)
             table = state.tables[part.table.name]
-            num_missing += table.lookup(part.keys, rows_KD.numpy(), self._pool)
-            rows[part.table.name] = rows_KD
+            num_missing += table.lookup(part.keys, rows_KW.numpy(), self._pool)
+            rows[part.table.name] = rows_KW
         return rows, num_missing
 
 
@@ -171,16 +172,28 @@ def _num_cores() -> int:
 def _frozen_table(part: TablePart, layers: Layers) -> _core.FrozenTable:
     kind, a, b = part.initializer
     return _core.FrozenTable(
-        list(layers), initializer=kind, init_a=a, init_b=b, seed=part.seed, absent=part.absent
+        list(layers),
+        initializer=kind,
+        init_a=a,
+        init_b=b,
+        seed=part.seed,
+        initial_weights=part.initial_weights,
+        dtype=part.initial_dtype,
     )
 
 
 def _readings(manifest: Manifest) -> list[Reading]:
-    tables = {part.name: Table(part.name, dim=part.dim, salt=part.salt) for part in manifest.tables}
+    tables = {part.name: _table(part) for part in manifest.tables}
     return [
         Reading(tables[lookup.table], lookup.features, lookup.mode, lookup.padding_key)
         for lookup in manifest.lookups
     ]
+
+
+def _table(part: TablePart) -> Table:
+    """As far as planning needs it: what keys are, and how wide rows."""
+    policy = ScorePolicy(pulls_statistics=True) if part.statistics else None
+    return Table(part.name, dim=part.dim, salt=part.salt, policy=policy)
 
 
 def _check_follows(folder: Path, delta: Manifest, base: Manifest, state: _State) -> None:
@@ -192,7 +205,7 @@ def _check_follows(folder: Path, delta: Manifest, base: Manifest, state: _State)
             f" {state.id}, found {folder}, which follows version {delta.since}, export"
             f" {delta.follows}"
         )
-    for field in ("lookups", "inputs", "outputs"):
+    for field in ("lookups", "inputs", "outputs", "weights"):
         ours, found = getattr(base, field), getattr(delta, field)
         if ours != found:
             raise BadRequest(

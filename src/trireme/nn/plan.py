@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,8 +31,10 @@ from trireme.errors import BadRequest
 from trireme.nn.ids import Columns, Ids, read_ids
 from trireme.nn.lookup import Lookup
 from trireme.nn.shows import feature_numbers, read_shows
-from trireme.ps.columns import KeyColumns
 from trireme.table import Table
+
+if TYPE_CHECKING:  # planning for inference needs nothing of servers
+    from trireme.ps.columns import KeyColumns
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from trireme.errors import BadRequest, UnknownTable, writing
 from trireme.ps.folders import inside, written
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import Handler, ServedTable, Shard
-from trireme.ps.wire import Array, need, need_list
+from trireme.ps.shard import Handler, Shard
+from trireme.ps.wire import Array, need, need_list, need_time
 from trireme.rpc import Reply, Request
 
 DTYPES = ("float32", "float16", "int8")
@@ -41,17 +41,21 @@ class ExportHandlers:
         names = need_list(request.body, "tables", str)
         dtype = need(request.body, "dtype", str)
         since = need(request.body, "since", int)
+        version, forget = need(request.body, "version", int), need(request.body, "forget", int)
         if dtype not in DTYPES or since < 0:
             raise BadRequest(
                 f"export.save: expected dtype one of {DTYPES} and since >= 0, found {dtype!r} and"
                 f" {since}"
             )
+        self._shard.raise_version(version + 1)
+        for served in list(self._shard.tables.values()):
+            served.rows.forget_removed(forget)
         with writing(f"export: cannot write {folder}"):
             tables = []
             for number, name in enumerate(names):
                 if name not in self._shard.tables:
                     raise UnknownTable(f"export.save: expected table {name!r}, found none")
-                table = _TableExport(self._shard.tables[name], dtype, since)
+                table = _TableExport(self._shard, name, dtype, since, need_time(request.body))
                 tables.append(table.save(self._owned(), folder, f"tables/{number}"))
         return Reply({"tables": tables})
 
@@ -63,11 +67,15 @@ class _TableExport:
     """Writes the rows of one table that this server owns.
 
     since: 0: all rows. Else those that have changed after that version, and the keys removed.
+    time: data time that statistics are of, where the table gives them to models.
     """
 
-    def __init__(self, table: ServedTable, dtype: str, since: int) -> None:
-        self._table, self._dtype, self._since = table, dtype, since
-        self._layout = RowLayout.of(table.schema, table.rows)
+    def __init__(self, shard: Shard, name: str, dtype: str, since: int, time: int) -> None:
+        self._table, self._pool = shard.tables[name], shard.pool
+        self._dtype, self._since, self._time = dtype, since, time
+        schema = self._table.schema
+        self._layout = RowLayout.of(schema, self._table.rows)
+        self._num_statistics = schema.width - schema.dim
         self._num_rows = self._num_removed = 0
         self._max_error = self._sum_of_squares = 0.0
 
@@ -87,6 +95,7 @@ class _TableExport:
         writer = _core.FrozenWriter(
             encoding=self._dtype,
             dim=self._layout.dim,
+            statistics=self._num_statistics,
             has_flags=self._since > 0,
             first_bucket=low,
         )
@@ -104,7 +113,9 @@ class _TableExport:
         self._count(weights, stored)
         values = np.zeros((len(content.keys), value_bytes), np.uint8)
         at = FLAG_BYTES if self._since else 0
-        values[:, at : at + encoded.shape[1]] = encoded
+        for part in (self._statistics(content.keys), encoded):
+            values[:, at : at + part.shape[1]] = part
+            at += part.shape[1]
         if not self._since:
             return content.keys, values
         removed = np.setdiff1d(content.removed, content.keys)  # some have come back
@@ -112,6 +123,13 @@ class _TableExport:
         gone = np.zeros((len(removed), value_bytes), np.uint8)
         gone[:, 0] = 1
         return np.concatenate([content.keys, removed]), np.concatenate([values, gone])
+
+    def _statistics(self, keys: Keys) -> Array:
+        """(n, bytes): what lookups answer before the weights."""
+        found = np.empty((len(keys), 2))
+        if self._num_statistics:
+            self._table.rows.statistics(keys, found, self._time, False, self._pool)
+        return found[:, : self._num_statistics].astype(np.float32).view(np.uint8)
 
     def _count(self, weights: Array, stored: Array) -> None:
         self._num_rows += len(weights)

@@ -12,7 +12,7 @@ from trireme.config import Config
 log = logging.getLogger("trireme")
 
 _ONLINE = "training by day and pass comes in a later version; all files are read, in natural order"
-_EXPORT = "models for inference come in a later version; model_save_path holds checkpoints"
+_EXPORT = "a model for inference takes what it reads and gives all that it returns"
 _TABLES = "tables live on the servers, where there are some, and have no size"
 _STATISTICS = "rows have no shows and clicks: admission, decay, expiry come in a later version"
 _BUCKETS = "a table has 4096 buckets, dealt to the servers"
@@ -34,7 +34,6 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "runner.split_per_pass": (_ONLINE, ()),
     "runner.start_day": (_ONLINE, ()),
     "runner.train_thread_num": (_ONLINE, ()),
-    "runner.use_inference": (_EXPORT, ()),
     "runner.save_inference_*": (_EXPORT, ()),
     "runner.geo_step": ("it belongs to sync_mode geo, which comes in a later version", ()),
     "runner.with_coordinator": ("federated training is not supported; server 0 coordinates", ()),

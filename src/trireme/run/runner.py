@@ -24,6 +24,7 @@ from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.strategy import Strategy
 from trireme.train import Dump, Recipe, Trainer
+from trireme.train.share import Closes
 
 log = logging.getLogger("trireme")
 
@@ -100,8 +101,17 @@ class _Work:
         if (path := self._saved(epoch)) is not None:
             self._trainer.save(path)
             where = f"saved to {path}"
+            if self._settings.use_inference:
+                where += f", for inference to {self._save_inference(dataset, epoch)}"
         self._report(f"epoch {epoch}", figures, where)
         return figures
+
+    def _save_inference(self, dataset: Iterable[Any], epoch: int) -> Path:
+        """Beside the checkpoints, so that one may be removed without the other."""
+        assert self._settings.save_path is not None
+        path = self._settings.save_path / "inference" / str(epoch)
+        self._trainer.save_inference_model(path, batch=_first(dataset))
+        return path
 
     def infer(self) -> list[dict[str, float]]:
         """Load each saved epoch and evaluate it."""
@@ -151,6 +161,16 @@ class _Work:
         if self._says:
             values = ", ".join(f"{name} {value:.6g}" for name, value in figures.items())
             log.info("run: %s: %s; %s", title, values, where)
+
+
+def _first(dataset: Iterable[Any]) -> Any:
+    """A batch of the data, for its form."""
+    batches = iter(dataset)
+    try:
+        return next(batches)
+    finally:
+        if isinstance(batches, Closes):
+            batches.close()
 
 
 def _make_folder(what: str, path: Path) -> None:

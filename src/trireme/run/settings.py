@@ -81,6 +81,7 @@ class Settings:
     load_path: Path | None
     infer_epochs: range
     use_auc: bool
+    use_inference: bool
     debug: bool
     seed: int | None
     parse_ins_id: bool
@@ -119,6 +120,7 @@ class Settings:
                 start, of.number("infer_end_epoch", max(epochs, start + 1), low=start + 1)
             ),
             use_auc=of.switch("use_auc"),
+            use_inference=_use_inference(of, save_path),
             debug=of.switch("dataset_debug"),
             seed=of.number("seed", 0, low=0) if of.has("seed") else None,
             parse_ins_id=of.switch("parse_ins_id"),
@@ -229,6 +231,15 @@ def _infer(of: _Reader) -> DataSettings:
         batch_size=of.number("infer_batch_size", train.batch_size),
         threads=of.number("infer_thread_num", train.threads),
     )
+
+
+def _use_inference(of: _Reader, save_path: Path | None) -> bool:
+    if of.switch("use_inference") and save_path is None:
+        raise BadRequest(
+            "runner.use_inference: expected runner.model_save_path with it, which says where to"
+            " write, found none"
+        )
+    return of.switch("use_inference")
 
 
 def _dump(of: _Reader, *switches: str) -> DumpSettings | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
-from trireme.data.batch import Batch, Column, Ragged
+from trireme.data.batch import Batch, Column, Ragged, Strings
 from trireme.errors import BadRequest
 from trireme.inference.graph import describe, input_tensor
 from trireme.inference.manifest import Input
@@ -31,17 +31,12 @@ def export_graph(
 
     Args:
         model: in evaluation mode.
-        batch: an example of what it will be given, of two examples at least.
+        batch: an example of what it will be given; see `widened`.
         readings: of its embedding modules. gathered: what these return for the batch.
 
     Raises:
         BadRequest: torch cannot export the model, or only for batches of this size.
     """
-    if batch.num_examples < 2:
-        raise BadRequest(
-            "save_inference_model: expected a batch of at least 2 examples, from which sizes that"
-            f" vary can be told, found {batch.num_examples}"
-        )
     recorded = _RecordedBatch(batch, gathered)
     with torch.no_grad():
         outputs = outputs_by_name(model(recorded))
@@ -49,6 +44,7 @@ def export_graph(
     for name in recorded.used:
         inputs += _column_inputs(name, batch[name])
     tensors = tuple(input_tensor(one, batch, gathered) for one in inputs)
+    _expect_ids(inputs, tensors)
     bags = {reading.name for reading in readings if reading.mode != "none"}
     shapes = tuple(
         dict.fromkeys(_varying_axes(one, tensor, bags), Dim.AUTO)
@@ -63,6 +59,53 @@ def export_graph(
             f"save_inference_model: expected a model that torch.export takes, found {error}"
         ) from error
     return program, _with_sizes(inputs, program, batch.num_examples), outputs
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of the program that `export_graph` makes of the model, by name."""
+    dense = _Dense(model, (), None)
+    named = (
+        *dense.named_parameters(remove_duplicate=False),
+        *dense.named_buffers(remove_duplicate=False),
+    )
+    # Copies: safetensors refuses tensors that share their memory.
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def widened(batch: Batch) -> Batch:
+    """The batch, with each example twice where there would be a size of 1: torch.export takes that
+    for a size that never varies.
+    """
+    sizes = [batch.num_examples]
+    sizes += [len(column.values) for _, column in batch.items() if isinstance(column, Ragged)]
+    return batch if min(sizes) > 1 else Batch({n: _twice(c) for n, c in batch.items()})
+
+
+def _twice(column: Column) -> Column:
+    if isinstance(column, Tensor):
+        return torch.cat([column, column])
+    if isinstance(column, Strings):
+        return Strings(*_twice_ragged(column.data, column.offsets))
+    values, offsets = _twice_ragged(column.values, column.offsets)
+    weights = column.weights
+    if weights is not None:
+        weights, _ = _twice_ragged(weights, column.offsets)
+    return Ragged(values, offsets, weights)
+
+
+def _twice_ragged(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    values = values[int(offsets[0]) : int(offsets[-1])]
+    offsets = offsets - offsets[0]
+    return torch.cat([values, values]), torch.cat([offsets, offsets[1:] + offsets[-1]])
+
+
+def _expect_ids(inputs: Sequence[Input], tensors: Sequence[Tensor]) -> None:
+    for one, tensor in zip(inputs, tensors, strict=True):
+        if len(tensor) == 0:
+            raise BadRequest(
+                f"save_inference_model: expected an example batch with ids of {one.role}"
+                f" {one.name!r}, found none"
+            )
 
 
 class _Dense(nn.Module):
@@ -161,6 +204,7 @@ def _with_sizes(
         if shape[0] is not None and one.shape[0] == num_examples:
             raise BadRequest(
                 f"save_inference_model: expected a model for any number of examples, found that"
-                f" {one.role} {one.name!r} must have {shape[0]}"
+                f" {one.role} {one.name!r} must have {shape[0]}: a size taken as a number, by"
+                " len(), say; x.shape[0] varies"
             )
     return tuple(found)

@@ -8,29 +8,40 @@ import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from trireme import _core
 from trireme.cluster import Cluster
 from trireme.data.batch import Batch
-from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, Corruption
+from trireme.inference.columns import batch_of
 from trireme.inference.gathering import gather_readings
 from trireme.inference.graph import input_tensor
-from trireme.inference.manifest import GRAPH, MANIFEST, File, Lookup, Manifest, TablePart
+from trireme.inference.manifest import (
+    GRAPH,
+    MANIFEST,
+    WEIGHTS,
+    File,
+    Lookup,
+    Manifest,
+    TablePart,
+    read_manifest,
+)
 from trireme.nn.plan import Planner, Reading
 from trireme.ps.checkpoint import SAVE_TIMEOUT_S
 from trireme.ps.folders import published, written
 from trireme.ps.frozen import DTYPES, encode
-from trireme.table import Table
+from trireme.table import Table, TableSchema
 from trireme.train.checkpoint import let_first_worker
-from trireme.train.graph import export_graph
+from trireme.train.graph import export_graph, weights_of, widened
 from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.scoring import outputs_by_name
 
 log = logging.getLogger("trireme")
 
@@ -53,13 +64,26 @@ class Export:
     rms_error: float
 
 
-def save(
-    optimizer: DistributedOptimizer, model: nn.Module, path: str | Path, example: Any, dtype: str
-) -> Export:
+@dataclass(frozen=True)
+class Wish:
+    """What to write, as Trainer.save_inference_model says.
+
+    dtype: None: float32, or that of the export that a delta follows.
+    follows: of a delta: the folder of the export that it goes on from.
+    """
+
+    model: nn.Module
+    path: Path
+    example: Any
+    dtype: str | None
+    follows: Path | None
+
+
+def save(optimizer: DistributedOptimizer, wish: Wish) -> Export:
     """Write a model for inference; every worker calls it. See Trainer.save_inference_model."""
-    if dtype not in DTYPES:
+    if wish.dtype not in (None, *DTYPES):
         raise BadRequest(
-            f"save_inference_model: expected dtype one of {', '.join(DTYPES)}, found {dtype!r}"
+            f"save_inference_model: expected dtype one of {', '.join(DTYPES)}, found {wish.dtype!r}"
         )
     optimizer.flush()
     cluster = optimizer.cluster
@@ -67,48 +91,95 @@ def save(
     optimizer.refresh()
 
     def act() -> dict[str, Any]:
-        return asdict(_save_base(cluster, model, Path(path), example, dtype))
+        return asdict(_save(optimizer, wish))
 
     done = let_first_worker(cluster, "save_inference_model", act)
     errors = {name: (largest, rms) for name, (largest, rms) in done.pop("row_errors").items()}
     return Export(**done, row_errors=errors)
 
 
-def _save_base(cluster: Cluster, model: nn.Module, path: Path, example: Any, dtype: str) -> Export:
-    path = path.absolute()
-    with published(path) as folder, _evaluating(model):
-        trial = _Trial(cluster, model, example)
-        program, inputs, outputs = export_graph(
-            model, trial.batch, trial.planner.readings, trial.gathered()
-        )
-        packed = io.BytesIO()
-        torch.export.save(program, packed)
-        stored = trial.gathered(dtype)
-        answers = program.module()(*(input_tensor(one, trial.batch, stored) for one in inputs))
-        max_error, rms_error = _difference(outputs, answers)
-        manifest = Manifest(
-            id=uuid.uuid4().hex,
-            follows=None,
-            version=1,
-            since=0,
-            tables=_save_tables(cluster, trial.planner.tables, folder, dtype),
-            lookups=tuple(map(_lookup, trial.planner.readings)),
-            inputs=inputs,
-            outputs=tuple(outputs),
-            max_error=max_error,
-            rms_error=rms_error,
-            dense=_write(folder, GRAPH, packed.getvalue()),
-        )
-        _write(folder, MANIFEST, manifest.to_json().encode())
+def _save(optimizer: DistributedOptimizer, wish: Wish) -> Export:
+    cluster = optimizer.cluster
+    path = wish.path.absolute()
+    follows = None if wish.follows is None else read_manifest(wish.follows)
+    body: dict[str, Any] = {"mode": "inference", "follows": "" if follows is None else follows.id}
+    with published(path) as folder, _evaluating(wish.model):
+        versions = cluster.client.ask_coordinator("coord.export", body)
+        trial = _Trial(cluster, wish.model, wish.example)
+        draft = _Draft(optimizer, folder, versions)
+        if follows is None:
+            manifest = _base(draft, trial, wish.dtype or DTYPES[0])
+        else:
+            manifest = _delta(draft, trial, follows, wish.dtype)
+        draft.write(MANIFEST, manifest.to_json().encode())
+    body |= {"id": manifest.id, "version": manifest.version}
+    cluster.client.ask_coordinator("coord.published", body)
     return _reported(path, manifest)
+
+
+def _base(draft: _Draft, trial: _Trial, dtype: str) -> Manifest:
+    program, inputs, outputs = export_graph(
+        trial.model, trial.batch, trial.planner.readings, trial.gathered()
+    )
+    packed = io.BytesIO()
+    torch.export.save(program, packed)
+    stored = trial.gathered(dtype)
+    answers = program.module()(*(input_tensor(one, trial.batch, stored) for one in inputs))
+    max_error, rms_error = _difference(outputs, answers)
+    return Manifest(
+        id=uuid.uuid4().hex,
+        follows=None,
+        version=draft.version,
+        since=0,
+        tables=draft.save_tables(trial.planner.tables, dtype),
+        lookups=tuple(map(_lookup, trial.planner.readings)),
+        inputs=inputs,
+        outputs=tuple(outputs),
+        weights=_shapes(weights_of(trial.model)),
+        max_error=max_error,
+        rms_error=rms_error,
+        dense=draft.write(GRAPH, packed.getvalue()),
+    )
+
+
+def _delta(draft: _Draft, trial: _Trial, follows: Manifest, dtype: str | None) -> Manifest:
+    """The rows that have changed, and the parameters; the program is that of the base."""
+    kept = follows.tables[0].dtype if follows.tables else DTYPES[0]
+    if dtype not in (None, kept):
+        raise BadRequest(
+            f"save_inference_model: expected dtype {kept} in a delta, as in what it follows, found"
+            f" {dtype}"
+        )
+    outputs = trial.outputs(trial.gathered())
+    weights = weights_of(trial.model)
+    found = (tuple(map(_lookup, trial.planner.readings)), tuple(outputs), _shapes(weights))
+    expected = (follows.lookups, follows.outputs, follows.weights)
+    if found != expected:
+        raise BadRequest(
+            f"save_inference_model: expected a model as of export {follows.id}, with lookups,"
+            f" outputs and weights {expected}, found {found}"
+        )
+    max_error, rms_error = _difference(outputs, trial.outputs(trial.gathered(kept)))
+    return replace(
+        follows,
+        id=uuid.uuid4().hex,
+        follows=follows.id,
+        version=draft.version,
+        since=draft.since,
+        tables=draft.save_tables(trial.planner.tables, kept),
+        max_error=max_error,
+        rms_error=rms_error,
+        dense=draft.write(WEIGHTS, save_tensors(weights)),
+    )
 
 
 class _Trial:
     """An example batch and the rows of its keys: what a model is exported and measured with."""
 
     def __init__(self, cluster: Cluster, model: nn.Module, example: Any) -> None:
+        self.model = model
         self.planner = Planner(model, pool=cluster.pool)
-        self.batch: Batch = as_batch(example)
+        self.batch = widened(batch_of(example))
         self._pool = cluster.pool
         self._plan = self.planner.plan(self.batch, train=False)
         for table in self.planner.tables:
@@ -118,11 +189,60 @@ class _Trial:
 
     def gathered(self, dtype: str = "float32") -> dict[str, Tensor]:
         """What the embedding modules return, from rows as they are stored."""
-        rows = {
-            name: torch.from_numpy(encode(rows_KD, dtype, name)[1])
-            for name, rows_KD in self._rows.items()
-        }
+        rows = {}
+        for table in self.planner.tables:
+            rows_KW = self._rows[table.name].copy()
+            weights = rows_KW[:, table.width - table.dim :]
+            weights[:] = encode(weights, dtype, table.name)[1]
+            rows[table.name] = torch.from_numpy(rows_KW)
         return gather_readings(self.planner.readings, self.batch, self._plan, rows, self._pool)
+
+    def outputs(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the model returns, by name."""
+        with torch.no_grad():
+            batch = Batch(dict(self.batch.items()), None, dict(gathered))
+            return outputs_by_name(self.model(batch))
+
+
+class _Draft:
+    """A folder that is being written."""
+
+    def __init__(
+        self, optimizer: DistributedOptimizer, folder: Path, versions: Mapping[str, Any]
+    ) -> None:
+        self._cluster, self._time = optimizer.cluster, optimizer.data_time()
+        self._folder = folder
+        self.version, self.since = int(versions["version"]), int(versions["since"])
+        self._forget = int(versions["forget"])
+
+    def write(self, name: str, data: bytes) -> File:
+        with written(self._folder / name) as (file, entry):
+            file.write(data)
+        return File(path=name, **entry)
+
+    def save_tables(self, tables: Sequence[Table], dtype: str) -> tuple[TablePart, ...]:
+        """Let every server write its rows."""
+        body = {
+            "path": str(self._folder),
+            "tables": [table.name for table in tables],
+            "dtype": dtype,
+            "version": self.version,
+            "since": self.since,
+            "forget": self._forget,
+            "time": self._time,
+        }
+        client = self._cluster.client
+        replies = client.everywhere("export.save", body, timeout_s=SAVE_TIMEOUT_S)
+        parts = zip(*(reply.body["tables"] for reply in replies), strict=True)
+        saved = tuple(_merged(table, dtype, of) for table, of in zip(tables, parts, strict=True))
+        for file in (file for part in saved for file in part.files):
+            path = self._folder / file.path
+            if not path.is_file() or path.stat().st_size != file.bytes:
+                raise Corruption(
+                    f"save_inference_model: expected {path} of {file.bytes} bytes, found none or"
+                    " another; the folder must be on storage that all servers and worker 0 share"
+                )
+        return saved
 
 
 @contextmanager
@@ -136,29 +256,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def _save_tables(
-    cluster: Cluster, tables: Sequence[Table], folder: Path, dtype: str
-) -> tuple[TablePart, ...]:
-    """Let every server write its rows into `folder`."""
-    body = {
-        "path": str(folder),
-        "tables": [table.name for table in tables],
-        "dtype": dtype,
-        "since": 0,
-    }
-    replies = cluster.client.everywhere("export.save", body, timeout_s=SAVE_TIMEOUT_S)
-    parts = zip(*(reply.body["tables"] for reply in replies), strict=True)
-    saved = tuple(_merged(table, dtype, of) for table, of in zip(tables, parts, strict=True))
-    for file in (file for part in saved for file in part.files):
-        path = folder / file.path
-        if not path.is_file() or path.stat().st_size != file.bytes:
-            raise Corruption(
-                f"save_inference_model: expected {path} of {file.bytes} bytes, found none or"
-                " another; the folder must be on storage that all servers and worker 0 share"
-            )
-    return saved
-
-
 def _merged(table: Table, dtype: str, parts: Sequence[Mapping[str, Any]]) -> TablePart:
     """What the servers say of one table."""
     num_rows = sum(part["rows"] for part in parts)
@@ -166,11 +263,12 @@ def _merged(table: Table, dtype: str, parts: Sequence[Mapping[str, Any]]) -> Tab
     return TablePart(
         name=table.name,
         dim=table.dim,
-        statistics=0,
+        statistics=table.width - table.dim,
         dtype=dtype,
         initializer=table.schema.initializer,
         seed=table.seed,
-        absent=table.schema.absent,
+        initial_weights=_initial_weights(table.schema),
+        initial_dtype=table.schema.dtype,
         salt=table.salt,
         rows=num_rows,
         removed=sum(part["removed"] for part in parts),
@@ -180,16 +278,21 @@ def _merged(table: Table, dtype: str, parts: Sequence[Mapping[str, Any]]) -> Tab
     )
 
 
+def _initial_weights(schema: TableSchema) -> int:
+    """How many weights of a key without a row are initial ones."""
+    if schema.absent == "zeros":
+        return 0
+    return schema.dim if schema.head_class is None else 1
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
+
+
 def _lookup(reading: Reading) -> Lookup:
     return Lookup(
         reading.name, reading.table.name, reading.features, reading.mode, reading.padding_key
     )
-
-
-def _write(folder: Path, name: str, data: bytes) -> File:
-    with written(folder / name) as (file, entry):
-        file.write(data)
-    return File(path=name, **entry)
 
 
 def _difference(exact: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> tuple[float, float]:

@@ -14,13 +14,13 @@ from trireme.cluster import Cluster, default
 from trireme.errors import BadRequest
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
-from trireme.train import checkpoint, inference, life
+from trireme.train import checkpoint, life
 from trireme.train.checkpoints import Checkpoints, Saver, saving
 from trireme.train.dump import Dump, dumping
 from trireme.train.exchange import Exchange
 from trireme.train.fetch import Fetch
 from trireme.train.fit_note import FitNote
-from trireme.train.inference import Export
+from trireme.train.inference_exports import InferenceExports
 from trireme.train.numbered import NumberedFolders
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.random_state import RandomState
@@ -31,7 +31,7 @@ from trireme.train.share import BEGIN, Place, share_of
 from trireme.train.tally import Tally, check_metrics
 
 
-class Trainer(Exchange):
+class Trainer(Exchange, InferenceExports):
     """Trains a model whose embedding rows and dense parameters live on servers (or embedded in this
     process).
 
@@ -82,6 +82,7 @@ class Trainer(Exchange):
         self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
         self.depth, self.threads = depth, threads
         self.num_epochs = 0
+        self._exports = {}
         self._random = RandomState()
         self._resumed: checkpoint.Loaded | None = None
         self._shows = progress and self.cluster.worker == 0
@@ -450,30 +451,3 @@ class Trainer(Exchange):
         self._resumed = loaded
         self.num_epochs = FitNote.from_json(loaded.extra).num_epochs
         return loaded.path
-
-    def save_inference_model(
-        self,
-        path: str | Path,
-        *,
-        batch: Any,
-        dtype: str = "float32",
-        model: nn.Module | None = None,
-    ) -> Export:
-        """Write what `trireme.inference.Predictor` answers from: rows, the dense part, and what
-        the model reads. Every worker calls it.
-
-        Args:
-            path: a new folder, on storage that servers and worker 0 share.
-            batch: an example of the batches that will be asked, of two examples at least; as of
-                worker 0.
-            dtype: of stored weights: "float32", "float16", or "int8" with a scale per row.
-            model: what to write in place of the whole model: a part of it.
-
-        Returns:
-            What was written, and how far its numbers are from the trained ones.
-
-        Raises:
-            BadRequest: the folder exists or is outside the servers' root; torch.export cannot take
-                the model; weights that the dtype cannot hold.
-        """
-        return inference.save(self.optimizer, model or self.model, path, batch, dtype)

@@ -1,0 +1,267 @@
+"""Deltas of exports: a Predictor goes on with the training, and is never between two versions."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from tests.jobs import Job
+from trireme import _core
+from trireme.cluster import Cluster, embedded
+from trireme.errors import BadRequest
+from trireme.inference import Predictor
+from trireme.inference import predictor as predictors
+from trireme.ps.shard import Shard
+
+NUM_KEYS = 2000
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        table = tr.Table("t", dim=4, optimizer=tr.optim.Adagrad(lr=0.5), salt=True, seed=5)
+        self.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.norm(self.rows(batch).flatten(1)))
+        return logits.squeeze(1)
+
+
+def batch_of(seed: int, num: int = 64) -> dict[str, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    ids = {name: torch.from_numpy(rng.integers(0, NUM_KEYS, num)) for name in ("a", "b")}
+    return {**ids, "label": torch.from_numpy(rng.integers(0, 2, num).astype(np.float32))}
+
+
+def trainer_of(cluster: Cluster) -> tr.Trainer:
+    torch.manual_seed(1)
+    model = Model()
+    return tr.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.05),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        progress=False,
+        cluster=cluster,
+    )
+
+
+EXAMPLES = batch_of(999, 500)
+
+
+def answers(trainer: tr.Trainer) -> torch.Tensor:
+    outputs: list[torch.Tensor] = []
+
+    class Keep(nn.Module):
+        def forward(self, batch: Any) -> torch.Tensor:
+            found: torch.Tensor = trainer.model(batch)
+            outputs.append(found.detach().clone())
+            return found
+
+    trainer.model.eval()
+    plan = tr.nn.Planner(trainer.model, pool=trainer.cluster.pool).plan(EXAMPLES)
+    pulled = trainer.cluster.pull({part.table.name: part.keys for part in plan.tables})
+    batch = tr.data.Batch(dict(EXAMPLES))
+    rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
+    plan.attach(batch, rows, train=False)
+    with torch.no_grad():
+        Keep()(batch)
+    trainer.model.train()
+    return outputs[0]
+
+
+def check(predictor: Predictor, trainer: tr.Trainer) -> None:
+    found = predictor.predict(EXAMPLES).outputs["output"]
+    torch.testing.assert_close(found, answers(trainer), atol=1e-5, rtol=0)
+
+
+def follow(cluster: Cluster, folder: Path) -> None:
+    trainer = trainer_of(cluster)
+    trainer.fit([batch_of(0)])
+    trainer.save_inference_model(folder / "base", batch=EXAMPLES)
+    predictor = Predictor(folder / "base")
+    check(predictor, trainer)
+    for i in range(1, 4):
+        trainer.fit([batch_of(i, 8)])
+        report = trainer.save_inference_model(folder / f"d{i}", batch=EXAMPLES, mode="delta")
+        assert 0 < report.rows <= 16
+        before = predictor.version
+        predictor.apply(folder / f"d{i}")
+        assert predictor.version == report.version > before
+        check(predictor, trainer)
+    again = Predictor(folder / "base")
+    for i in range(1, 4):
+        again.apply(folder / f"d{i}")
+    check(again, trainer)
+
+
+def test_a_predictor_follows_the_training_delta_by_delta(tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        follow(cluster, tmp_path)
+
+
+def test_two_servers_write_one_delta(tmp_path: Path) -> None:
+    with Job(2) as job:
+        job.run(1, lambda cluster: follow(cluster, tmp_path))
+
+
+def test_many_deltas_are_merged_and_removed_keys_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictors, "DELTAS_MAX", 2)
+
+    def run(cluster: Cluster) -> None:
+        trainer = trainer_of(cluster)
+        trainer.fit([batch_of(i) for i in range(10)])
+        trainer.save_inference_model(tmp_path / "base", batch=EXAMPLES, dtype="float32")
+        predictor = Predictor(tmp_path / "base")
+        missing = predictor.predict(EXAMPLES).num_missing
+        for i in range(5):
+            trainer.fit([batch_of(100 + i, 8)])
+            if i == 2:
+                remove(
+                    job.servers[0].shard,
+                    tr.nn.Planner(trainer.model, pool=cluster.pool).plan(batch_of(0)),
+                )
+            trainer.save_inference_model(tmp_path / f"d{i}", batch=EXAMPLES, mode="delta")
+            predictor.apply(tmp_path / f"d{i}")
+            check(predictor, trainer)
+        assert predictor.predict(EXAMPLES).num_missing > missing
+
+    with Job(1) as job:
+        job.run(1, run)
+
+
+def remove(shard: Shard, plan: tr.nn.Plan) -> None:
+    """Take the rows of a batch out of the table, as expiry does."""
+    [part] = plan.tables
+    assert shard.tables["t"].rows.erase(part.keys, _core.Pool(1)) > 50
+
+
+def test_deltas_that_do_not_follow_are_refused(tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        trainer = trainer_of(cluster)
+        save = trainer.save_inference_model
+        trainer.fit([batch_of(0)])
+        with pytest.raises(BadRequest, match="expected follows=FOLDER of an export"):
+            save(tmp_path / "d", batch=EXAMPLES, mode="delta")
+        with pytest.raises(BadRequest, match="expected mode 'base', or 'delta' with follows="):
+            save(tmp_path / "d", batch=EXAMPLES, follows=tmp_path / "x")
+        save(tmp_path / "other", batch=EXAMPLES)
+        save(tmp_path / "base", batch=EXAMPLES)
+        save(tmp_path / "d1", batch=EXAMPLES, mode="delta")
+        save(tmp_path / "d2", batch=EXAMPLES, mode="delta")
+        with pytest.raises(BadRequest, match="expected dtype float32 in a delta"):
+            save(tmp_path / "d3", batch=EXAMPLES, mode="delta", dtype="int8")
+        with pytest.raises(BadRequest, match="a delta that follows the last export of this run"):
+            save(tmp_path / "d3", batch=EXAMPLES, mode="delta", follows=tmp_path / "base")
+        save(tmp_path / "e1", batch=EXAMPLES, mode="delta", follows=tmp_path / "other")
+        part = trainer.model.rows
+        with pytest.raises(BadRequest, match="expected a model as of export"):
+            save(tmp_path / "d3", batch=EXAMPLES, mode="delta", model=part, follows=tmp_path / "e1")
+    assert not (tmp_path / "d3").exists()
+    predictor = Predictor(tmp_path / "base")
+    expected = predictor.predict(EXAMPLES).outputs["output"]
+    for name, words in (
+        ("other", "expected a delta, found the base"),
+        ("d2", "expected a delta that follows version"),
+        ("e1", "expected a delta that follows version"),
+        ("none", "expected .*manifest.json, found none"),
+    ):
+        with pytest.raises(BadRequest, match=words):
+            predictor.apply(tmp_path / name)
+    with pytest.raises(BadRequest, match="expected a base, found the delta"):
+        Predictor(tmp_path / "d1")
+    torch.testing.assert_close(predictor.predict(EXAMPLES).outputs["output"], expected)
+    predictor.apply(tmp_path / "d1")
+    predictor.apply(tmp_path / "d2")
+
+
+def test_after_a_load_deltas_follow_the_exports_of_the_checkpoint(tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        trainer = trainer_of(cluster)
+        trainer.fit([batch_of(0)])
+        trainer.save_inference_model(tmp_path / "base", batch=EXAMPLES)
+        trainer.fit([batch_of(1, 8)])
+        trainer.save(tmp_path / "checkpoint")
+        trainer.fit([batch_of(2)])
+        trainer.save_inference_model(tmp_path / "lost", batch=EXAMPLES, mode="delta")
+    with embedded(threads=2) as cluster:
+        trainer = trainer_of(cluster)
+        trainer.load(tmp_path / "checkpoint")
+        trainer.fit([batch_of(3, 8)])
+        save = trainer.save_inference_model
+        with pytest.raises(BadRequest, match="a delta that follows the last export of this run"):
+            save(tmp_path / "d", batch=EXAMPLES, mode="delta", follows=tmp_path / "lost")
+        report = save(tmp_path / "d", batch=EXAMPLES, mode="delta", follows=tmp_path / "base")
+        assert 16 < report.rows <= 32
+        predictor = Predictor(tmp_path / "base")
+        predictor.apply(tmp_path / "d")
+        check(predictor, trainer)
+
+
+def test_readers_never_see_half_of_a_delta(tmp_path: Path) -> None:
+    """Rows and the dense part are the version's number; readers see their product alone."""
+    table = tr.Table(
+        "t", dim=1, optimizer=tr.optim.SGD(lr=1.0), initializer=tr.initializer.Constant(0.0)
+    )
+
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = tr.nn.EmbeddingBag(table, features=["a"])
+            self.factor = nn.Parameter(torch.zeros(1))
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            rows: torch.Tensor = self.rows(batch)
+            return torch.cat([rows.flatten(1), self.factor.expand(rows.shape[0], 1)], 1)
+
+    model = Square()
+    ids = {"a": torch.arange(3000)}
+    with embedded(threads=2) as cluster:
+        trainer = tr.Trainer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0 / 3000),
+            loss=lambda both, _: -both.sum(),
+            label=None,
+            progress=False,
+            cluster=cluster,
+        )
+        trainer.fit([ids])
+        trainer.save_inference_model(tmp_path / "0", batch=ids)
+        for i in range(1, 13):
+            trainer.fit([ids])
+            trainer.save_inference_model(tmp_path / str(i), batch=ids, mode="delta")
+    predictor = Predictor(tmp_path / "0", threads=1)
+    done = threading.Event()
+    wrong: list[Any] = []
+    seen = set[int]()
+
+    def read() -> None:
+        while not done.is_set():
+            prediction = predictor.predict(ids)
+            values = prediction.outputs["output"].round().unique()
+            seen.add(prediction.version)
+            if len(values) != 1:
+                wrong.append((prediction.version, values))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for i in range(1, 13):
+        predictor.apply(tmp_path / str(i))
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert not wrong
+    assert seen
+    final = predictor.predict(ids).outputs["output"]
+    torch.testing.assert_close(final, torch.full((3000, 2), 13.0), atol=1e-3, rtol=0)

@@ -1,0 +1,15 @@
+"""docs/inference.md: its scripts and commands run, from top to bottom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.test_pages import run_blocks
+
+
+def test_the_page_about_inference(tmp_path: Path) -> None:
+    output = run_blocks("inference.md", tmp_path)
+    assert "missing" in output
+    assert "version 2" in output
+    assert "2 examples to scores.tsv; of 4 keys looked up" in output
+    assert "\nx\t" in output
