@@ -73,6 +73,10 @@ class Config:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
+    def has_section(self, prefix: str) -> bool:
+        """Whether there are keys below a prefix."""
+        return any(key.startswith(f"{prefix}.") for key in self._values)
+
     def get(self, key: str, default: Any = _REQUIRED) -> Any:
         """The value of a key; the default where it is absent or empty.
 

@@ -244,6 +244,22 @@ class CtrDoubleAccessor(CtrCommonAccessor):
     """
 
 
+ACCESSORS: dict[str, type[SparseAccessor]] = {
+    kind.__name__: kind for kind in (SparseAccessor, CtrCommonAccessor, CtrDoubleAccessor)
+}
+
+UNSET_ACCESSOR: dict[str, Any] = {
+    "base_threshold": 0.0,
+    "delta_threshold": 0.0,
+    "decay_rate": 1.0,
+    "delete_threshold": 0.0,
+    "embedx_threshold": None,
+}
+"""What Fleet's Python fills in for the numbers of an accessor that a script does not give: rows do
+not fade, and leave when they have not been seen for 30 days. Its embedx_threshold is 0 then, which
+every row has after its first update: there Fleet's rules begin the tail in any case."""
+
+
 def admission_of(fixed: Mapping[str, Any]) -> Admission:
     """The inverse of `Admission.fixed`. Raises BadRequest for anything else."""
     kinds: dict[str, type[Admission]] = {

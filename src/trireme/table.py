@@ -169,6 +169,10 @@ def _check_schema(schema: TableSchema) -> None:
 class Table:
     """A named set of rows, one per key. Declaring it costs nothing: servers create it on first use.
 
+    Attributes:
+        feature_numbers: what rows that count shows remember of the feature they came from; of a
+            feature that is not here the number that its name is, else its place in the table.
+
     Args:
         name: what servers and checkpoints call it.
         dim: weights per row, D.
@@ -219,6 +223,7 @@ class Table:
                     f" found {type(value).__name__}"
                 )
         self.salt = bool(salt)
+        self.feature_numbers: dict[str, int] = {}
         self.schema = TableSchema(
             name=name,
             dims=(dim,),

@@ -55,6 +55,13 @@ def test_the_page_for_people_from_torch(tmp_path: Path) -> None:
     assert "1 server and 2 workers ended well" in output
 
 
+def test_the_page_of_rows(tmp_path: Path) -> None:
+    run_blocks("rows.md", tmp_path)
+    output = run(tmp_path, ["python", "live.py"])
+    assert "{'ads': {'expired': 1, 'evicted': 0}, 'users': {'expired': 0, 'evicted': 0}}" in output
+    assert "'users': {'admitted': 2, 'rejected': 2, 'expired': 0, 'evicted': 0}" in output
+
+
 def test_the_page_for_people_from_paddlerec(tmp_path: Path) -> None:
     folder = sample.copy("dnn", tmp_path / "dnn")
     output = run_blocks("paddlerec.md", folder)

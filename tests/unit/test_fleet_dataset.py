@@ -106,6 +106,16 @@ def test_settings_without_a_meaning_are_refused_unless_they_ask_for_nothing(name
         dataset.init(**{name: 7})
 
 
+def test_a_date_is_the_time_of_what_is_trained() -> None:
+    dataset = fleet.InMemoryDataset()
+    assert dataset.data_time == 0
+    dataset.set_date("19700102")
+    assert dataset.data_time == 86_400
+    for wrong in ("1970-01-02", "19690101", "19700101", "20190231", "22000101", 20190720):
+        with pytest.raises(BadRequest, match=r"set_date: expected a day .* like '20190720', found"):
+            dataset.set_date(wrong)
+
+
 def test_what_is_missing_is_said(files: list[str]) -> None:
     dataset = fleet.QueueDataset()
     with pytest.raises(BadRequest, match="found batchsize"):

@@ -17,6 +17,15 @@ from trireme import fleet, initializer, nn, optim
 from trireme.cluster import Cluster, embedded
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.nn.shows import feature_numbers
+from trireme.policy import (
+    CountFilter,
+    CtrCommonAccessor,
+    Policy,
+    Probability,
+    ShowClick,
+    SparseAccessor,
+)
 
 
 @pytest.fixture
@@ -72,6 +81,7 @@ def test_padding_gives_zeros_and_is_not_pushed(home: Cluster) -> None:
     torch.testing.assert_close(fused[:, 0], torch.tensor([five, 0, (five + six) / 2]))
 
 
+<<<<<<< HEAD
 def test_entries_decide_which_keys_get_a_row(home: Cluster) -> None:
     ids = torch.arange(1, 1001).repeat_interleave(2)
     batch = Batch({}, Bags(("a",), ids, torch.tensor([0, len(ids)])))
@@ -98,6 +108,42 @@ def test_entries_decide_which_keys_get_a_row(home: Cluster) -> None:
         make("a", param_attr="third", entry=fleet.CountFilterEntry(4))
     with pytest.raises(BadRequest, match=r"CountFilter: expected n >= 1, found -1"):
         make("a", param_attr="other", entry=fleet.CountFilterEntry(-1))
+=======
+SHOWN = fleet.ShowClickEntry("show", "click")
+
+
+def test_entries_say_what_rows_count_and_which_keys_get_one(home: Cluster) -> None:
+    table = make("a", entry=SHOWN).table
+    python = {"base_threshold": 0.0, "delta_threshold": 0.0, "decay_rate": 1.0}
+    expected = SparseAccessor(
+        show_click=ShowClick("show", "click"),
+        delete_threshold=0.0,
+        embedx_threshold=None,
+        **python,
+    )
+    assert (table.policy, table.schema.admission, table.width) == (expected, None, 4)
+    own = make("a", entry=SHOWN, policy=CtrCommonAccessor(), param_attr="own", size=[0, 11]).table
+    assert own.policy == CtrCommonAccessor(show_click=ShowClick("show", "click"))
+    assert (own.dim, own.width) == (9, 11)
+    counted = make("a", entry=fleet.CountFilterEntry(5), param_attr="counted").table
+    assert counted.schema.admission == CountFilter(5).fixed()
+    assert (
+        make("a", entry=fleet.CountFilterEntry(0), param_attr="all").table.schema.admission is None
+    )
+    drawn = make("a", entry=fleet.ProbabilityEntry(0.5), param_attr="drawn").table
+    assert drawn.schema.admission == Probability(0.5).fixed()
+    with pytest.raises(SchemaMismatch, match="as declared before"):
+        make("a")
+
+
+def test_a_slot_is_what_rows_remember(home: Cluster) -> None:
+    table = make("a", entry=SHOWN, slot=77).table
+    make("9", entry=SHOWN)
+    names = ("b", "9", "a")
+    assert feature_numbers(table, names).tolist() == [0, 9, 77]
+    with pytest.raises(BadRequest, match="expected slot 77 of 'a' as before, found 78"):
+        make("a", entry=SHOWN, slot=78)
+>>>>>>> 996bf17 (Read Fleet's accessors from configurations and layers)
 
 
 @pytest.mark.parametrize(
@@ -107,13 +153,19 @@ def test_entries_decide_which_keys_get_a_row(home: Cluster) -> None:
         ({"size": [4]}, r"size=\[ignored, D\], found \[4\]"),
         ({"padding_idx": -1}, "padding_idx >= 0, found -1"),
         ({"is_test": True}, r"is_test=False; call model.eval\(\)"),
+<<<<<<< HEAD
         ({"entry": fleet.ShowClickEntry("show", "click")}, "ShowClickEntry: .* no sums of shows"),
         ({"entry": "none"}, "found str: it is no entry"),
+=======
+        ({"entry": "none"}, r"expected entry of trireme\.fleet, found str"),
+        ({"entry": SHOWN, "policy": Policy()}, "expected a ScorePolicy .* beside ShowClickEntry"),
+>>>>>>> 996bf17 (Read Fleet's accessors from configurations and layers)
         ({"table_class": "SSDSparseTable"}, "'SSDSparseTable': .* in memory only"),
         ({"table_class": "MemorySparseGeoTable"}, "lacks mode geo"),
         ({"table_class": "Mine"}, "'Mine': known are MemorySparseTable"),
         ({"dtype": "float64"}, "dtype 'float32', found 'float64'"),
-        ({"slot": 3}, "slot=None, found 3"),
+        ({"slot": 3}, "slot of one feature of a table whose rows count shows, found 3"),
+        ({"slot": -1, "entry": SHOWN}, r"expected 0 <= slot < 2\*\*32, found -1"),
         ({"pool": "max"}, r"one of \('sum', 'average', 'sqrt'\), found 'max'"),
     ],
 )

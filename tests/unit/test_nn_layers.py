@@ -101,6 +101,9 @@ def test_cvm_takes_logarithms_of_the_counts_and_gives_counts_as_their_gradient(
         counts = show_click.double().view(6, *[1] * (len(shape) - 2), 2)
         torch.testing.assert_close(found[..., :2], counts.expand(*shape[:-1], 2))
         torch.testing.assert_close(found[..., 2:], grad[..., 2:] if use_cvm else grad)
+        [alone] = torch.autograd.grad(CVM(use_cvm)(values), values, grad)
+        assert not alone[..., :2].any()
+        torch.testing.assert_close(alone[..., 2:], found[..., 2:])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ The list is this worker's own: it reads all of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from trireme import data
@@ -53,6 +54,7 @@ class _Dataset:
         self._settings = dict(_DEFAULTS)
         self._files: list[str] = []
         self._made: Any = None
+        self.data_time = 0
 
     def init(self, **settings: Any) -> None:
         """Say what to read.
@@ -182,6 +184,24 @@ class InMemoryDataset(_Dataset):
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "seed": self._settings["seed"]}
+
+    def set_date(self, date: str) -> None:
+        """Say which day the data is of, as "20190720": rows that it trains are of that day (UTC).
+
+        Raises:
+            BadRequest: no such day, or one before 1970 or behind 2105.
+        """
+        try:
+            day = datetime.strptime(date, "%Y%m%d").replace(tzinfo=timezone.utc)
+            seconds = int(day.timestamp())
+        except (TypeError, ValueError):
+            seconds = -1
+        if not 0 < seconds < 2**32:
+            raise BadRequest(
+                f"{self._name}.set_date: expected a day of 1970 to 2105 like '20190720', found"
+                f" {date!r}"
+            )
+        self.data_time = seconds
 
     def load_into_memory(self, is_shuffle: bool = False) -> None:
         """Read all files; `is_shuffle`: shuffle them behind it."""

@@ -20,7 +20,7 @@ from trireme.launch.init import join, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.ps.adam_d2sum import AdamD2Sum
 from trireme.ps.checkpoint import mode_of, open_storage, read_manifest
-from trireme.train import DistributedOptimizer, Trainer, checkpoint, inference, interchange
+from trireme.train import DistributedOptimizer, Trainer, checkpoint, inference, interchange, life
 from trireme.train.inference import Export
 
 
@@ -249,6 +249,23 @@ class Job:
             )
         return Predictor(path)
 
+    def shrink(self, threshold: Any = None) -> dict[str, dict[str, int]]:
+        """Remove the rows whose time is over, as of the end of the day of the data; every worker
+        calls it, once a day. Days are those of `set_date` of datasets, or Trainer.set_time.
+
+        Args:
+            threshold: None, as Fleet ignores it: tables' policies say what goes.
+
+        Returns:
+            As Trainer.shrink.
+        """
+        if threshold is not None:
+            raise BadRequest(
+                f"fleet.shrink: expected no threshold, found {threshold!r}: the delete_threshold of"
+                " a table's policy says what goes"
+            )
+        return life.shrink(self._trained(), day_over=True)
+
     def load_model(self, path: str, mode: int = 0, **options: Any) -> None:
         """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
 
@@ -327,4 +344,5 @@ save_persistables = _job.save_persistables
 save_inference_model = _job.save_inference_model
 load_inference_model = _job.load_inference_model
 load_model = _job.load_model
+shrink = _job.shrink
 sparse_embedding = _job.tables.sparse_embedding

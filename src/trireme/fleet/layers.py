@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.initializer import Initializer, TailUniform
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.optim import FleetAdagrad, FleetRule, Rule
-from trireme.policy import Admission, CountFilter, Probability
+from trireme.policy import (
+    UNSET_ACCESSOR,
+    Admission,
+    CountFilter,
+    Policy,
+    Probability,
+    ScorePolicy,
+    ShowClick,
+    SparseAccessor,
+)
 from trireme.table import Table
 
 POOLS = {"sum": "sum", "average": "mean", "sqrt": "sqrt"}
@@ -33,9 +42,9 @@ class ParamAttr:
 
 @dataclass(frozen=True)
 class ShowClickEntry:
-    """Columns whose sums a row keeps. Refused by `sparse_embedding` in this version."""
-
-    WHY_REFUSED: ClassVar[str] = "tables of this version keep no sums of shows and clicks"
+    """Columns of the batch that say how often each example was shown and clicked: rows add them
+    up.
+    """
 
     show_name: str
     click_name: str
@@ -89,6 +98,7 @@ class Tables:
         *,
         pool: str | None = None,
         optimizer: Rule | None = None,
+        policy: Policy | None = None,
     ) -> Embedding | EmbeddingBag:
         """A module that looks a feature up in the table that `param_attr` names.
 
@@ -107,36 +117,48 @@ class Tables:
             size: [ignored, D], as in Fleet: a table has no number of rows.
             padding_idx: the id, >= 0, that gives zeros, has no row and no gradient.
             is_test: False; `model.eval()` is what makes no rows here.
-            entry: which keys get a row, CountFilterEntry or ProbabilityEntry; None: all.
-                ShowClickEntry is refused with the reason.
+            entry: ShowClickEntry: rows count shows and clicks, by SparseAccessor with the numbers
+                that Fleet's Python fills in, or by `policy`. CountFilterEntry, ProbabilityEntry:
+                which keys get a row. All layers of a table must give the same.
             table_class: "MemorySparseTable" or, the same, "CommonSparseTable".
             param_attr: the name of the table. The rows begin as its initializer says.
             dtype: "float32".
-            slot: None: rows do not record a slot.
+            slot: what rows that count shows call this feature; None: the number that its name is.
             pool: None: a row per id. "sum", "average" (ids of padding do not count) or "sqrt".
             optimizer: the table's update rule; default Fleet's, `optim.FleetAdagrad()`. With one of
                 Fleet's rules keys without a row look up zeros and rows begin as Fleet's do.
+            policy: how long rows live and what is exported, one of `trireme.policy`; of a
+                ScorePolicy `entry` names the columns. With CtrCommonAccessor or CtrDoubleAccessor D
+                counts show and click, which come first, as in Fleet.
 
         Raises:
             BadRequest: an argument without a meaning here, named.
             SchemaMismatch: the table was declared with other values before.
         """
-        _refuse_what_has_no_meaning(padding_idx, is_test, entry, table_class, dtype, slot)
+        _refuse_what_has_no_meaning(padding_idx, is_test, table_class, dtype)
         if isinstance(size, int) or len(size) != 2:
             raise BadRequest(f"fleet.sparse_embedding: expected size=[ignored, D], found {size!r}")
         if pool is not None and pool not in POOLS:
             raise BadRequest(
                 f"fleet.sparse_embedding: expected pool to be one of {tuple(POOLS)}, found {pool!r}"
             )
-        admit = entry.admission() if isinstance(entry, AdmittingEntry) else None
         rule = FleetAdagrad() if optimizer is None else optimizer
-        table = self._table(param_attr, size[1], rule, admit)
+        policy, admit = _life(entry, policy)
+        _check_slot(slot, input, policy)
+        table = self._table(param_attr, size[1], rule, policy, admit)
+        if slot is not None:
+            _name_slot(table, str(input), slot)
         if pool is None:
             return Embedding(table, features=input, padding_key=padding_idx)
         return EmbeddingBag(table, features=input, mode=POOLS[pool], padding_key=padding_idx)
 
     def _table(
-        self, param_attr: ParamAttr | str | None, dim: int, rule: Rule, admit: Admission | None
+        self,
+        param_attr: ParamAttr | str | None,
+        width: int,
+        rule: Rule,
+        policy: Policy,
+        admit: Admission | None,
     ) -> Table:
         if param_attr is None:
             raise BadRequest(
@@ -146,15 +168,16 @@ class Tables:
         attr = ParamAttr(param_attr) if isinstance(param_attr, str) else param_attr
         is_fleet = isinstance(rule, FleetRule)
         initializer = TailUniform() if attr.initializer is None and is_fleet else attr.initializer
-        declared = (dim, rule, initializer, admit)
+        pulls = isinstance(policy, ScorePolicy) and policy.pulls_statistics
+        declared = (width - 2 * pulls, rule, initializer, policy, admit)
         if attr.name not in self._by_name:
-            absent = "zeros" if is_fleet else "initial"
             table = Table(
                 attr.name,
-                dim=dim,
+                dim=declared[0],
                 optimizer=rule,
                 initializer=initializer,
-                absent=absent,
+                absent="zeros" if is_fleet else "initial",
+                policy=policy,
                 admit=admit,
             )
             self._by_name[attr.name] = table, declared
@@ -162,7 +185,7 @@ class Tables:
         if declared != before:
             raise SchemaMismatch(
                 f"fleet.sparse_embedding: expected table {attr.name!r} as declared before, (dim,"
-                f" rule, initializer, admit) = {before}, found {declared}"
+                f" rule, initializer, policy, entry) = {before}, found {declared}"
             )
         return table
 
@@ -171,13 +194,50 @@ class Tables:
         self._by_name.clear()
 
 
+def _life(entry: Entry | None, policy: Policy | None) -> tuple[Policy, Admission | None]:
+    """The policy and the admission of a table."""
+    subject = "fleet.sparse_embedding"
+    if entry is not None and not isinstance(entry, Entry):
+        raise BadRequest(
+            f"{subject}: expected entry of trireme.fleet, found {type(entry).__name__}"
+        )
+    if isinstance(entry, ShowClickEntry):
+        columns = ShowClick(entry.show_name, entry.click_name)
+        if policy is None:
+            return SparseAccessor(show_click=columns, **UNSET_ACCESSOR), None
+        if not isinstance(policy, ScorePolicy) or policy.show_click is not None:
+            raise BadRequest(
+                f"{subject}: expected a ScorePolicy without columns beside ShowClickEntry, which"
+                f" names them, found {policy}"
+            )
+        return dataclasses.replace(policy, show_click=columns), None
+    admit = None if entry is None else entry.admission()
+    return Policy() if policy is None else policy, admit
+
+
+def _check_slot(slot: int | None, input: str | Sequence[str], policy: Policy) -> None:
+    subject = "fleet.sparse_embedding"
+    if slot is None:
+        return
+    if not isinstance(policy, ScorePolicy) or not isinstance(input, str):
+        raise BadRequest(
+            f"{subject}: expected slot of one feature of a table whose rows count shows, found"
+            f" {slot!r} of {input!r}: others do not record it"
+        )
+    if type(slot) is not int or not 0 <= slot < 2**32:
+        raise BadRequest(f"{subject}: expected 0 <= slot < 2**32, found {slot!r}")
+
+
+def _name_slot(table: Table, feature: str, slot: int) -> None:
+    before = table.feature_numbers.setdefault(feature, slot)
+    if before != slot:
+        raise BadRequest(
+            f"fleet.sparse_embedding: expected slot {before} of {feature!r} as before, found {slot}"
+        )
+
+
 def _refuse_what_has_no_meaning(
-    padding_idx: int | None,
-    is_test: bool,
-    entry: object,
-    table_class: str,
-    dtype: str,
-    slot: int | None,
+    padding_idx: int | None, is_test: bool, table_class: str, dtype: str
 ) -> None:
     subject = "fleet.sparse_embedding"
     if padding_idx is not None and padding_idx < 0:
@@ -187,12 +247,6 @@ def _refuse_what_has_no_meaning(
         )
     if is_test:
         raise BadRequest(f"{subject}: expected is_test=False; call model.eval() for evaluation")
-    if entry is not None and not isinstance(entry, AdmittingEntry):
-        why = getattr(entry, "WHY_REFUSED", "it is no entry of trireme.fleet")
-        raise BadRequest(
-            f"{subject}: expected entry=None, a CountFilterEntry or a ProbabilityEntry,"
-            f" found {type(entry).__name__}: {why}"
-        )
     if TABLE_CLASSES.get(table_class) != "":
         why = TABLE_CLASSES.get(table_class, f"known are {', '.join(TABLE_CLASSES)}")
         raise BadRequest(
@@ -200,5 +254,3 @@ def _refuse_what_has_no_meaning(
         )
     if dtype != "float32":
         raise BadRequest(f"{subject}: expected dtype 'float32', found {dtype!r}")
-    if slot is not None:
-        raise BadRequest(f"{subject}: expected slot=None, found {slot!r}: rows record no slot")

@@ -45,7 +45,7 @@ class DeepFM(nn.Module):
         super().__init__()
         self.fields = Fields(rows, features=features, num_dense=num_dense, dense=dense)
         self.bias = nn.Parameter(torch.zeros(1))
-        self.mlp = mlp([self.fields.num_fields * (rows.dim - 1), *layers, 1])
+        self.mlp = mlp([self.fields.num_fields * (rows.width - 1), *layers, 1])
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""

@@ -62,7 +62,7 @@ class DIN(nn.Module):
         self.candidate = nn.ModuleList(
             EmbeddingBag(table, features=now, padding_key=0) for table, _, now in pairs
         )
-        dim = items.dim + categories.dim
+        dim = items.width + categories.width
         self.attention = TargetAttention(dim, layers=attention, activation=activation)
         self.mlp = mlp([3 * dim, *layers, 1])
 

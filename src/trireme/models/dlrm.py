@@ -48,16 +48,16 @@ class DLRM(nn.Module):
         top: Sequence[int] = (512, 256),
     ) -> None:
         super().__init__()
-        if num_dense < 1 or bottom[-1] != rows.dim:
+        if num_dense < 1 or bottom[-1] != rows.width:
             raise BadRequest(
                 "DLRM: expected a dense column and a bottom that ends with the table's dim "
-                f"{rows.dim}, found width {num_dense} and {tuple(bottom)}"
+                f"{rows.width}, found width {num_dense} and {tuple(bottom)}"
             )
         self.dense = dense
         self.embedding = EmbeddingBag(rows, features=list(features))
         self.bottom = nn.Sequential(mlp([num_dense, *bottom]), nn.ReLU())
         num_vectors = len(features) + 1
-        self.top = mlp([rows.dim + num_vectors * (num_vectors - 1) // 2, *top, 1])
+        self.top = mlp([rows.width + num_vectors * (num_vectors - 1) // 2, *top, 1])
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""

@@ -10,7 +10,7 @@ models.
 | sparse_feature_dim | 9 | floats per row |
 | dense_input_dim | 13 | width of the column dense_feature, 0 for none |
 
-table_parameters.*, if it is there, says how rows learn: see trireme.models.table_parameters.
+table_parameters.*, if it is there, says how rows learn and live: trireme.models.table_parameters.
 sparse_feature_number, the size of PaddleRec's table, has no counterpart: a table takes every key.
 """
 
@@ -29,6 +29,7 @@ from trireme.data.schema import Dense, Field, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
 from trireme.models.table_parameters import table_options
+from trireme.policy import ShowClick
 from trireme.ps.adam_d2sum import AdamD2Sum
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -121,16 +122,26 @@ class HyperParameters:
             fields.append(Dense(inputs["dense"], inputs["num_dense"]))
         return Schema(fields)
 
-    def table(self, name: str = "embedding", *, dim: int | None = None, **options: Any) -> Table:
-        """A table whose rows start and learn as table_parameters says; where it says nothing, as
-        the options say, and with the configured optimizer.
+    def table(
+        self,
+        name: str = "embedding",
+        *,
+        dim: int | None = None,
+        show_click: ShowClick | None = None,
+        **options: Any,
+    ) -> Table:
+        """A table whose rows start, learn and live as table_parameters says; where it says nothing,
+        as the options say, and with the configured optimizer.
+
+        Args:
+            dim: floats per key that the model computes with; default sparse_feature_dim.
+            show_click: columns that say how often examples were shown and clicked.
         """
-        dim = self.dim if dim is None else dim
+        width = self.dim if dim is None else dim
         _, rule = self._optimizer()
-        default = {"optimizer": rule(lr=self.number("optimizer.learning_rate", 1e-3))}
-        return Table(
-            name, dim=dim, **{**default, **options, **table_options(self._config, name, dim)}
-        )
+        default = {"dim": width, "optimizer": rule(lr=self.number("optimizer.learning_rate", 1e-3))}
+        given = table_options(self._config, name, width, show_click)
+        return Table(name, **{**default, **options, **given})
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         """The configured optimizer over the dense parameters; None where there are none."""

@@ -40,7 +40,7 @@ class Concatenated(nn.Module):
     ) -> None:
         super().__init__()
         self.dense = dense if num_dense else None
-        self.width = len(features) * rows.dim + num_dense
+        self.width = len(features) * rows.width + num_dense
         self.embedding = EmbeddingBag(rows, features=list(features), padding_key=padding_key)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -90,7 +90,7 @@ class Fields(nn.Module):
         self.embedding = EmbeddingBag(rows, features=list(features))
         self.vectors: nn.Parameter | None = None
         if num_dense:
-            self.vectors = nn.Parameter(torch.empty(num_dense, rows.dim).uniform_(-0.05, 0.05))
+            self.vectors = nn.Parameter(torch.empty(num_dense, rows.width).uniform_(-0.05, 0.05))
 
     def forward(self, batch: Batch) -> Tensor:
         x: Tensor = self.embedding(batch)

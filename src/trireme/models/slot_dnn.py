@@ -21,6 +21,8 @@ from trireme.metrics import AUC
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
 from trireme.models.mlp import mlp
+from trireme.nn import CVM
+from trireme.policy import UNSET_ACCESSOR, ShowClick, SparseAccessor
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -31,7 +33,8 @@ class SlotDnn(nn.Module):
     """logit = MLP(the sum of each feature's rows), clipped to +-15.
 
     Args:
-        rows: table of all features; key 0 is padding.
+        rows: table of all features; key 0 is padding. If it pulls shows and clicks, they become
+            inputs as nn.CVM makes them.
         features: ragged features.
         layers: widths of the hidden layers.
     """
@@ -45,11 +48,16 @@ class SlotDnn(nn.Module):
     ) -> None:
         super().__init__()
         self.inputs = Concatenated(rows, features=features, padding_key=0)
+        self.width = rows.width
+        self.cvm = CVM() if rows.schema.pulls_statistics else None
         self.mlp = mlp([self.inputs.width, *layers, 1], gain=0.2)
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""
-        logits: Tensor = self.mlp(self.inputs(batch))
+        x: Tensor = self.inputs(batch)
+        if self.cvm is not None:
+            x = self.cvm(x.view(x.shape[0], -1, self.width)).flatten(1)
+        logits: Tensor = self.mlp(x)
         return logits.squeeze(1).clamp(-15.0, 15.0)
 
 
@@ -60,13 +68,16 @@ def create(config: Config) -> Recipe:
     slot_num: ragged features, default 300: "2" to "301".
     fc_sizes: widths of the hidden layers, default 512, 256, 128.
 
-    Inputs: show, click, the features. show has no effect: every occurrence of a key is one show, as
-    in Fleet where the column is 1. Rows learn as Fleet's do, unless table_parameters says
-    otherwise: FleetAdagrad with learning rate 0.05, initial_g2sum 3.0, weights within +-10.
+    Inputs: show, click, the features; rows count the shows and clicks of these columns. Rows learn
+    and live as Fleet's do, unless table_parameters says otherwise: FleetAdagrad with learning rate
+    0.05, initial_g2sum 3.0, weights within +-10; SparseAccessor with what Fleet's Python fills in.
     """
     hyper = HyperParameters(config, **{"optimizer.learning_rate": 5e-6})
     features = tuple(str(i) for i in range(2, 2 + hyper.whole("slot_num", 300)))
+    show_click = ShowClick("show", "click")
     rows = hyper.table(
+        show_click=show_click,
+        policy=SparseAccessor(show_click=show_click, **UNSET_ACCESSOR),
         optimizer=optim.FleetAdagrad(lr=0.05, initial_g2sum=3.0, bounds=(-10.0, 10.0)),
         initializer=TailUniform(-1e-4, 1e-4),
         absent="zeros",

@@ -1,10 +1,19 @@
-"""PaddleRec's table_parameters.* of a table, as far as they have a meaning here: how its rows start
-and learn. Fleet's formulas: see trireme.optim.FleetRule.
+"""PaddleRec's table_parameters.* of a table: how its rows start, learn, fade and go. Fleet's
+formulas: see trireme.optim.FleetRule and trireme.policy.ScorePolicy.
 
 | Key, below table_parameters.TABLE.accessor | Means |
 |---|---|
-| embedx_dim | floats of a row's tail: the table's dim less 1 |
-| fea_dim | the same, counted with what Fleet stores: the table's dim and 2 |
+| accessor_class | SparseAccessor (default); CtrCommonAccessor, CtrDoubleAccessor: lookups answer |
+| | show and click before the weights, and the model's dim counts them |
+| embedx_dim | floats of a row's tail: the model's dim less 1, less 3 for the Ctr accessors |
+| fea_dim | the same, counted with what Fleet stores: the model's dim and 2; for Ctr, its dim |
+| embedx_threshold | score from which a row has a tail; default 0: from its first update on |
+| ctr_accessor_param.nonclk_coeff, click_coeff | of the score; default 0.1, 1 |
+| *.show_click_decay_rate | per day; default 1 |
+| *.delete_threshold, delete_after_unseen_days | of shrink; default 0, 30 |
+| *.base_threshold, delta_threshold, delta_keep_days | of exports; default 0, 0, 16 |
+| *.show_scale | whether the Adagrad rules divide gradients by shows; default true |
+| *.zero_init | whether heads start at 0; default true, without a tail always false |
 | embed_sgd_param, embedx_sgd_param | rule of head and tail: here one for both |
 | *.name | SparseNaiveSGDRule, SparseAdaGradSGDRule, SparseAdaGradV2SGDRule, StdAdaGradSGDRule, |
 | | SparseAdamSGDRule or SparseSharedAdamSGDRule |
@@ -20,7 +29,8 @@ from typing import Any
 from trireme import optim
 from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.initializer import TailUniform
+from trireme.initializer import TailUniform, Uniform
+from trireme.policy import ACCESSORS, UNSET_ACCESSOR, ShowClick, SparseAccessor
 
 _RULES: dict[str, tuple[str, type[optim.FleetRule], dict[str, Any]]] = {
     "SparseNaiveSGDRule": ("naive", optim.FleetSGD, {}),
@@ -33,24 +43,88 @@ _RULES: dict[str, tuple[str, type[optim.FleetRule], dict[str, Any]]] = {
 _PARTS = ("embed_sgd_param", "embedx_sgd_param")
 
 
-def table_options(config: Config, table: str, dim: int) -> dict[str, Any]:
+# What a policy calls the numbers of ctr_accessor_param, and those that are whole days.
+_NUMBERS = {
+    "nonclk_coeff": "nonclk_coeff",
+    "click_coeff": "click_coeff",
+    "show_click_decay_rate": "decay_rate",
+    "delete_threshold": "delete_threshold",
+    "delete_after_unseen_days": "delete_after_unseen_days",
+    "base_threshold": "base_threshold",
+    "delta_threshold": "delta_threshold",
+    "delta_keep_days": "delta_keep_days",
+}
+_DAYS = ("delete_after_unseen_days", "delta_keep_days")
+
+
+def table_options(
+    config: Config, table: str, width: int, show_click: ShowClick | None = None
+) -> dict[str, Any]:
     """What table_parameters says of a table, as keyword arguments of `Table`; nothing if the
     configuration says nothing.
 
+    Args:
+        width: floats per key that the model computes with.
+        show_click: columns that say how often examples were shown and clicked; None: every
+            occurrence of a key is one show.
+
     Raises:
-        BadRequest: another dim than the model's, an unknown rule, or different ones for head and
-            tail.
+        BadRequest: another dim than the model's, an unknown accessor or rule, or different rules
+            for head and tail.
     """
-    accessor = f"table_parameters.{table}.accessor"
-    for key, expected in (("embedx_dim", dim - 1), ("fea_dim", dim + 2)):
-        found = config.get(f"{accessor}.{key}", expected)
+    key = f"table_parameters.{table}.accessor"
+    if not config.has_section(key):
+        return {}
+    kind = config.get(f"{key}.accessor_class", "SparseAccessor")
+    if kind not in ACCESSORS:
+        raise BadRequest(
+            f"{key}.accessor_class: expected one of {', '.join(ACCESSORS)}, found {kind!r}"
+        )
+    accessor = ACCESSORS[kind]
+    tail = width - (3 if accessor.pulls_statistics else 1)
+    stored = width + (0 if accessor.pulls_statistics else 2)
+    for name, expected in (("embedx_dim", tail), ("fea_dim", stored)):
+        found = config.get(f"{key}.{name}", expected)
         if found != expected:
             raise BadRequest(
-                f"{accessor}.{key}: expected {expected}, as the model's rows have {dim} floats,"
-                f" found {found}"
+                f"{key}.{name}: expected {expected}, as the model's rows have {width} floats with"
+                f" {kind}, found {found}"
             )
+    return {
+        "dim": tail + 1,
+        "policy": _policy(config, key, accessor, show_click),
+        **_rule_options(config, key, has_tail=tail > 0),
+    }
+
+
+def _policy(
+    config: Config, key: str, accessor: type[SparseAccessor], show_click: ShowClick | None
+) -> SparseAccessor:
+    values = dict(UNSET_ACCESSOR)
+    for name, own in _NUMBERS.items():
+        if (number := config.get(f"{key}.ctr_accessor_param.{name}", None)) is not None:
+            whole = own in _DAYS and isinstance(number, float) and number.is_integer()
+            values[own] = int(number) if whole else number
+    if threshold := config.get(f"{key}.embedx_threshold", 0):
+        values["embedx_threshold"] = threshold
+    try:
+        return accessor(show_click=show_click, **values)
+    except BadRequest as error:
+        raise BadRequest(f"{key}: {error}") from error
+
+
+def _flag(config: Config, key: str) -> bool:
+    found = config.get(key, True)
+    if not isinstance(found, bool):
+        raise BadRequest(f"{key}: expected true or false, found {found!r}")
+    return found
+
+
+def _rule_options(config: Config, accessor: str, *, has_tail: bool) -> dict[str, Any]:
     parts = {p: f"{accessor}.{p}" for p in _PARTS if f"{accessor}.{p}.name" in config}
-    options = {part: _options(config, key) for part, key in parts.items()}
+    show_scale = _flag(config, f"{accessor}.ctr_accessor_param.show_scale")
+    zero_init = _flag(config, f"{accessor}.ctr_accessor_param.zero_init") and has_tail
+    options = {p: _options(config, key, show_scale, zero_init) for p, key in parts.items()}
     if not options:
         return {}
     first, *others = options.values()
@@ -63,7 +137,7 @@ def table_options(config: Config, table: str, dim: int) -> dict[str, Any]:
     return first
 
 
-def _options(config: Config, key: str) -> dict[str, Any]:
+def _options(config: Config, key: str, show_scale: bool, zero_init: bool) -> dict[str, Any]:
     name = config.get(f"{key}.name")
     if name not in _RULES:
         raise BadRequest(f"{key}.name: expected one of {', '.join(_RULES)}, found {name!r}")
@@ -81,6 +155,8 @@ def _options(config: Config, key: str) -> dict[str, Any]:
         "lr": number("learning_rate", 1e-3 if is_adam else 0.05),
         "bounds": _bounds(config, f"{key}.{part}.weight_bounds"),
     }
+    if part == "adagrad":
+        values["show_scale"] = show_scale
     if rule is optim.FleetAdagrad:
         values["initial_g2sum"] = number("initial_g2sum", 3.0)
     elif is_adam:
@@ -89,7 +165,7 @@ def _options(config: Config, key: str) -> dict[str, Any]:
     start = number("initial_range", 1e-4)
     return {
         "optimizer": rule(**values),
-        "initializer": TailUniform(-start, start),
+        "initializer": (TailUniform if zero_init else Uniform)(-start, start),
         "absent": "zeros",
     }
 

@@ -16,9 +16,12 @@ class CVM(nn.Module):
     With use_cvm the columns become log(show + 1) and log(click + 1) - log(show + 1): of the click
     rate, smoothed. Without it they are dropped.
 
-    The gradient of the two columns is not that of the formula but the `show_click` of the examples,
-    as in Paddle: there, that is how counts reach the rows. No table of this version adds gradients
-    to counts: rules subtract them. So feed columns that are inputs, not rows of a trained table.
+    Rows of a table whose policy pulls statistics (CtrCommonAccessor, say) begin with these columns.
+    They get their shows and clicks from the columns of the batch that the policy names: what
+    gradient the two columns have never reaches a table.
+
+    Where `show_click` is given, it is the gradient of the two columns instead of the formula's, as
+    in Paddle, where counts reach the rows so; else it is 0.
 
     Source: Paddle's cvm operator (formula and gradient).
     """
@@ -27,11 +30,11 @@ class CVM(nn.Module):
         super().__init__()
         self.use_cvm = bool(use_cvm)
 
-    def forward(self, values: Tensor, show_click: Tensor) -> Tensor:
+    def forward(self, values: Tensor, show_click: Tensor | None = None) -> Tensor:
         """
         Args:
             values: (B, D) or (B, F, D) with D >= 2, shows and clicks in columns 0 and 1, both > -1.
-            show_click: (B, 2) shows and clicks of the examples, the gradient of these columns.
+            show_click: (B, 2) shows and clicks of the examples, or None.
 
         Returns:
             Of the shape of values with use_cvm, else with D - 2 columns.
@@ -39,6 +42,8 @@ class CVM(nn.Module):
         Raises:
             BadRequest: shapes that do not fit.
         """
+        if show_click is None:
+            show_click = values.new_zeros(values.shape[0], 2)
         if (
             values.dim() not in (2, 3)
             or values.shape[-1] < 2

@@ -239,7 +239,7 @@ class _Unique:
         show_click = np.empty((num_keys, 2), np.float32)
         feature = np.empty(num_keys, np.uint32)
         examples = read_shows(batch, table, num_examples)
-        numbers = feature_numbers(self.index.features)
+        numbers = feature_numbers(table, self.index.features)
         order, starts = self._occurrences
         _core.sum_shows(
             examples,

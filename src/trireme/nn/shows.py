@@ -49,11 +49,22 @@ def _numbers(batch: Batch, name: str, table: Table, num_examples: int) -> Any:
     return numbers
 
 
-@lru_cache
-def feature_numbers(features: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """(F,) what the rows of each feature remember: the number that is its name, as Fleet's slots
-    have one, else its place among the features of the table.
+def feature_numbers(
+    table: Table, features: tuple[str, ...]
+) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """(F,) what rows remember of each feature: its number in `Table.feature_numbers`, else the
+    number that its name is, as slots of Fleet have one, else its place among the features.
     """
+    numbers = _named_numbers(features)
+    if table.feature_numbers:
+        given = table.feature_numbers
+        named = zip(features, numbers.tolist(), strict=True)
+        numbers = np.array([given.get(name, number) for name, number in named], np.uint32)
+    return numbers
+
+
+@lru_cache
+def _named_numbers(features: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.uint32]]:
     names = enumerate(features)
     return np.array([int(f) if _is_number(f) else i for i, f in names], np.uint32)
 

@@ -14,7 +14,8 @@ log = logging.getLogger("trireme")
 _ONLINE = "training by day and pass comes in a later version; all files are read, in natural order"
 _EXPORT = "a model for inference takes what it reads and gives all that it returns"
 _TABLES = "tables live on the servers, where there are some, and have no size"
-_STATISTICS = "rows have no shows and clicks: admission, decay, expiry come in a later version"
+_DISK = "rows stay in memory until shrink removes them; this version moves none to a disk"
+_SLOTS = "rows of all slots are loaded and saved; tables=[...] chooses tables"
 _BUCKETS = "a table has 4096 buckets, dealt to the servers"
 
 # Patterns of keys that PaddleRec reads and nothing here does: why, and values that ask for nothing
@@ -48,10 +49,8 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "table_parameters.*.shard_num": (_BUCKETS, ()),
     "table_parameters.*.compress_in_save": ("checkpoints are not compressed", ()),
     "table_parameters.*.enable_sparse_table_cache": (_TABLES, ()),
-    "table_parameters.*.accessor.accessor_class": (_STATISTICS, ("SparseAccessor",)),
-    "table_parameters.*.accessor.embedx_threshold": (_STATISTICS, ()),
-    "table_parameters.*.ctr_accessor_param.show_click_decay_rate": (_STATISTICS, (1,)),
-    "table_parameters.*.ctr_accessor_param.*": (_STATISTICS, ()),
+    "table_parameters.*.ctr_accessor_param.ssd_unseenday_threshold": (_DISK, (1,)),
+    "table_parameters.*.ctr_accessor_param.*_filter_slots": (_SLOTS, ([],)),
 }
 
 
