@@ -1,8 +1,9 @@
 """A training script that takes checkpoints and goes on from the newest one. It prints `step N`
 behind the N-th forward pass of this process, and `done` when all is trained, saved and closed.
 
-The model has what a resumed run could get wrong: dropout, BatchNorm, optimizers with state. The
-streams are shuffled, in another order in each epoch, and of unequal lengths.
+The model has what a resumed run could get wrong: dropout, BatchNorm, optimizers with state, keys
+that wait for their row, shows and clicks. The streams are shuffled, in another order in each epoch,
+and of unequal lengths.
 """
 
 from __future__ import annotations
@@ -30,15 +31,25 @@ class Model(nn.Module):
             initializer=tr.initializer.Constant(0.0),
         )
         self.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
-        self.norm = nn.BatchNorm1d(2 * DIM)
+        scored = tr.Table(
+            "scored",
+            dim=2,
+            optimizer=tr.optim.Adagrad(lr=0.05),
+            policy=tr.policy.CtrCommonAccessor(),
+            admit=tr.policy.CountFilter(3),
+        )
+        self.scored = tr.nn.EmbeddingBag(scored, features=["a"])
+        width = 2 * DIM + 2 + 2  # a scored row is read with its shows and clicks
+        self.norm = nn.BatchNorm1d(width)
         self.dropout = nn.Dropout(0.3)
-        self.head = nn.Linear(2 * DIM, 1)
+        self.head = nn.Linear(width, 1)
         nn.init.constant_(self.head.weight, 0.1)
         self.num_steps = 0
 
     def forward(self, batch: Any) -> torch.Tensor:
         self.num_steps += 1
-        return self.head(self.dropout(self.norm(self.rows(batch).flatten(1)))).squeeze(1)
+        rows = torch.cat([self.rows(batch).flatten(1), self.scored(batch).flatten(1)], 1)
+        return self.head(self.dropout(self.norm(rows))).squeeze(1)
 
 
 class LoudModel(Model):
