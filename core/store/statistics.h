@@ -62,16 +62,14 @@ struct StatisticsPush {
   const float* show_click;        // (K, 2) by position in the call; null if not scored
   const std::uint32_t* features;  // (K); null: features stay
 
-  TRIREME_INLINE void apply(const RowLayout& layout, std::byte* row,
-                            std::size_t position) const noexcept {
-    if (show_click != nullptr) apply_score(layout, row, position);
+  bool is_scored() const noexcept { return show_click != nullptr; }
+  // Counts what the push says of a key. Requires: is_scored(); mark() comes after.
+  void count(const RowLayout& layout, std::byte* row, std::size_t position) const noexcept;
+  TRIREME_INLINE void mark(const RowLayout& layout, std::byte* row) const noexcept {
     Stamp& stamp = layout.stamp(row);
     stamp.version = version;
     stamp.time = std::max(stamp.time, time);
   }
-
- private:
-  void apply_score(const RowLayout& layout, std::byte* row, std::size_t position) const noexcept;
 };
 
 }  // namespace trireme

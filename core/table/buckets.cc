@@ -115,6 +115,7 @@ std::uint32_t Table::removed_known_since() const {
 }
 
 void Table::raise_version_to(const BucketView& content) noexcept {
+  raise_version(content.removed_at);
   for (std::size_t i = 0; i < content.keys.size(); ++i) {
     raise_version(classes_.wide().version_of_wide(content.rows.data() + i * row_bytes()));
   }

@@ -18,7 +18,7 @@ namespace trireme {
 
 class RemovedKeys {
  public:
-  static constexpr std::size_t kKeptMin = 256;
+  static constexpr std::size_t kKeptMin = 64;
 
   // Makes room, so that adding `num_keys` keys to a bucket cannot fail. Errors: std::bad_alloc.
   void prepare(std::uint32_t bucket, std::size_t num_keys);

@@ -144,7 +144,9 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
   step.advance.raise(first_bucket);
   // The push is applied and marked: what fails from here on, the next push makes good.
   if (max_rows_of_bucket_) {
-    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) evict(first_bucket + i);
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      if ((applied >> i & 1) == 0) evict(first_bucket + i);
+    }
   }
   return num_keys;
 }

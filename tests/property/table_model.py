@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tests.property.table_life import NOTHING, Columns, Life, Policy, Statistics, power
 from tests.tables import MASK, mix64, unmix64
 
 NUM_BUCKETS = 4096
@@ -124,18 +126,6 @@ def adam_at(t: int, weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v:
 
 def adam_size(t: int, v: Values) -> np.float32:
     return F32(v.lr * np.sqrt(1 - power(v.beta2, t)) / (1 - power(v.beta1, t)))
-
-
-@functools.cache
-def power(base: float, n: int) -> float:
-    """By squaring: `**` may round otherwise."""
-    result = 1.0
-    while n > 0:
-        if n & 1:
-            result *= base
-        base *= base
-        n >>= 1
-    return result
 
 
 def shared_adam(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
@@ -278,6 +268,7 @@ class Model:
         accumulator: float = 0.0,
         absent: str = "initial",
         num_streams: int = 4,
+        policy: Policy | None = None,
     ) -> None:
         self.apply, per_weight, per_row = RULES[rule]
         self.dim = dim
@@ -287,8 +278,10 @@ class Model:
         self.accumulator = accumulator
         self.absent_is_zero = absent == "zeros"
         self.rows: dict[int, np.ndarray] = {}  # key -> (D + W,): weights, then state
+        self._keys_of: dict[int, set[int]] = defaultdict(set)
         self.marks = np.zeros((num_streams, NUM_BUCKETS), np.uint64)
         self.initial = functools.cache(self._initial)
+        self.life = Life(policy or Policy())
 
     def _initial(self, key: int) -> np.ndarray:
         row = mix64(key ^ self.seed)
@@ -308,47 +301,122 @@ class Model:
                 out[i] = self.initial(key)
         return out, missing
 
-    def update(self, keys: np.ndarray, grads: np.ndarray, ids: Ids, values: Values) -> int:
+    def update(
+        self,
+        keys: np.ndarray,
+        grads: np.ndarray,
+        ids: Ids,
+        values: Values,
+        columns: Columns = NOTHING,
+    ) -> int:
         """Returns how many keys it was applied to: those of buckets that lack one of the ids."""
+        self.life.version = max(self.life.version, columns.version)
         done = np.logical_and.reduce([self.marks[stream] >= number for stream, number in ids])
         applied = 0
-        for key, grad in zip(keys.tolist(), grads, strict=True):
+        for i, (key, grad) in enumerate(zip(keys.tolist(), grads, strict=True)):
             if done[bucket_of(key)]:
                 continue
             row = self.rows.get(key)
             if row is None:
-                row = self.rows[key] = np.full(self.dim + self.num_state, self.accumulator, F32)
+                row = np.full(self.dim + self.num_state, self.accumulator, F32)
                 row[: self.dim] = self.initial(key)
+                self._insert(key, row)
+                self.life.counters["admitted"] += 1
+            self.life.push(key, i, columns)
             self.apply(row[: self.dim], row[self.dim :], grad, values)
             applied += 1
         self.advance(ids)
+        if self.life.policy.max_rows is not None:
+            for bucket in [bucket for bucket in self._keys_of if not done[bucket]]:
+                self._evict(bucket)
         return applied
 
     def advance(self, ids: Ids) -> None:
         for stream, number in ids:
             np.maximum(self.marks[stream], number, out=self.marks[stream])
 
+    def keys_of(self, bucket: int) -> list[int]:
+        return list(self._keys_of.get(bucket, ()))
+
+    def _insert(self, key: int, row: np.ndarray) -> None:
+        self.rows[key] = row
+        self._keys_of[bucket_of(key)].add(key)
+
+    def _drop(self, key: int) -> None:
+        del self.rows[key]
+        self._keys_of[bucket_of(key)].remove(key)
+
+    def _evict(self, bucket: int) -> int:
+        keys = self._keys_of.get(bucket, set())
+        surplus = self.life.surplus(keys, int(self.marks[:, bucket].sum()))
+        self._remove(bucket, surplus)
+        self.life.counters["evicted"] += len(surplus)
+        return len(surplus)
+
+    def _remove(self, bucket: int, keys: list[int]) -> None:
+        for key in keys:
+            self._drop(key)
+            self.life.remove(bucket, key, len(self._keys_of[bucket]))
+
+    def shrink(self, bucket: int, time: int, version: int, *, day_over: bool) -> tuple[int, int]:
+        self.life.version = max(self.life.version, version)
+        expired = [
+            key
+            for key in self.keys_of(bucket)
+            if self.life.is_expired(key, time, day_over=day_over)
+        ]
+        self._remove(bucket, expired)
+        self.life.counters["expired"] += len(expired)
+        return len(expired), self._evict(bucket)
+
+    def settle(self, keys: np.ndarray, delta_scores: np.ndarray) -> None:
+        for key, score in zip(keys.tolist(), delta_scores, strict=True):
+            if (row := self.life.statistics.get(key)) is not None:
+                row.delta_score = float(F32(row.delta_score) - score)
+
     def erase(self, keys: np.ndarray) -> int:
-        return sum(self.rows.pop(key, None) is not None for key in keys.tolist())
+        erased = 0
+        for key in keys.tolist():
+            if key in self.rows:
+                self._remove(bucket_of(key), [key])
+                erased += 1
+        return erased
 
     def contains(self, keys: np.ndarray) -> list[bool]:
         return [key in self.rows for key in keys.tolist()]
 
-    def snapshot(self, bucket: int) -> tuple[dict[int, bytes], dict[int, int]]:
+    def snapshot(self, bucket: int, since: int = 0) -> tuple[dict[int, bytes], dict[int, int]]:
         """The bytes of each row, by key; the marks that are not 0, by stream."""
+        statistics, is_scored = self.life.statistics, self.life.policy.is_scored
         rows = {
-            key: row.tobytes() + bytes(8)
-            for key, row in self.rows.items()
-            if bucket_of(key) == bucket
+            key: self.rows[key].tobytes() + statistics[key].pack(is_scored)
+            for key in self.keys_of(bucket)
+            if since == 0 or statistics[key].version > since
         }
         marks = enumerate(self.marks[:, bucket].tolist())
         return rows, {stream: mark for stream, mark in marks if mark > 0}
 
     def restore(self, bucket: int, rows: dict[int, bytes], marks: dict[int, int]) -> None:
-        for key in [key for key in self.rows if bucket_of(key) == bucket]:
-            del self.rows[key]
-        self.rows.update({key: np.frombuffer(row[:-8], F32).copy() for key, row in rows.items()})
+        for key in self.keys_of(bucket):
+            self._drop(key)
+            del self.life.statistics[key]
+        self.life.restore(bucket, self._put(rows))
         self.marks[:, bucket] = [marks.get(stream, 0) for stream in range(len(self.marks))]
+
+    def apply_rows(self, bucket: int, rows: dict[int, bytes], removed: list[int]) -> None:
+        """Remove keys, then put rows in."""
+        for key in removed:
+            if key in self.rows:
+                self._drop(key)
+                del self.life.statistics[key]
+        self.life.put(self._put(rows))
+
+    def _put(self, rows: dict[int, bytes]) -> dict[int, Statistics]:
+        """Returns the rows' statistics."""
+        at = 4 * (self.dim + self.num_state)
+        for key, row in rows.items():
+            self._insert(key, np.frombuffer(row[:at], F32).copy())
+        return {key: Statistics.unpack(row[at:]) for key, row in rows.items()}
 
 
 def rows_of(content: Any) -> tuple[dict[int, bytes], dict[int, int]]:

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+import pytest
 
+from tests.property.table_life import Columns
 from tests.property.table_model import NUM_BUCKETS, Model, Values, bucket_of, key_at, rows_of
 from tests.tables import MASK, contains, restore
 from trireme import _core
+from trireme.errors import BadRequest
 
 # (share, smallest, largest) number of keys of a call. The largest go through the code that works
 # in parallel; few, because the model takes its time.
@@ -79,7 +82,13 @@ class Operations:
         self.contents: list[tuple[int, Content]] = []
         self.pool = pool or _core.Pool(2)
         self.number, self.doing = 0, ""
+        self.policy, self.time = model.life.policy, 0
         whole = [(8, self.snapshot), (4, self.restore), (2, self.clear)] if buckets else []
+        if is_alone:
+            whole += [(6, self.snapshot_since), (3, self.apply_rows), (6, self.shrink)]
+            whole += [(0.5, self.forget_removed)]
+        if self.policy.is_scored:
+            whole += [(8, self.statistics), (3, self.settle)]
         weighted = [
             (35, self.update),
             (25, self.lookup),
@@ -100,6 +109,8 @@ class Operations:
         operation()
         if self.is_alone:
             assert self.table.rows == len(self.model.rows)
+            assert self.table.version == self.model.life.version
+            assert self.table.counters == self.model.life.counters
 
     # ---- what operations are about ----
 
@@ -149,6 +160,34 @@ class Operations:
             step=self.random.randint(1, 100),
         )
 
+    def moment(self) -> int:
+        """Data time goes on, some seconds or days; now and then it is late, or unknown."""
+        self.time += self.random.choice((0, 0, 10, 5000, 86_400, 300_000))
+        time = self.random.choice((self.time,) * 8 + (self.time // 2, 0))
+        self.doing += f", time {time}"
+        return time
+
+    def version(self) -> int:
+        """The table's, the next, or one so far ahead that 16 bits do not tell how far."""
+        if not self.is_alone:
+            return 0
+        version = self.table.version
+        ahead = self.random.choices((0, 1, 2**15, 2**16 - 1, 2**16), (20, 10, 1, 1, 1))[0]
+        self.doing += f", version {version + ahead}"
+        return min(version + ahead, 2**32 - 1)
+
+    def columns(self, num_keys: int) -> Columns:
+        if not self.policy.is_scored:
+            return Columns(self.moment(), self.version())
+        show_click = self.rng.choice([0, 1, 3, 0.25], (num_keys, 2)).astype(np.float32)
+        features = self.rng.integers(0, 2**32, num_keys, np.uint32)
+        return Columns(
+            self.moment(),
+            self.version(),
+            show_click,
+            features if self.random.random() < 0.8 else None,
+        )
+
     # ---- operations ----
 
     def lookup(self) -> None:
@@ -167,9 +206,9 @@ class Operations:
     def update(self) -> None:
         keys, ids, values = self.keys(), self.ids(), self.values()
         grads = self.rng.standard_normal((len(keys), self.model.dim), np.float32)
-        rates = _core.RuleValues(**vars(values))
-        applied = self.table.update(keys, grads, ids, rates, self.pool)
-        assert applied == self.model.update(keys, grads, ids, values)
+        rates, columns = _core.RuleValues(**vars(values)), self.columns(len(keys))
+        applied = self.table.update(keys, grads, ids, rates, self.pool, **vars(columns))
+        assert applied == self.model.update(keys, grads, ids, values, columns)
 
     def erase(self) -> None:
         keys = self.keys()
@@ -223,6 +262,64 @@ class Operations:
         bucket = self.bucket()
         self.table.clear_bucket(bucket)
         self.model.restore(bucket, {}, {})
+
+    def snapshot_since(self) -> None:
+        """What has changed since a version: a recent one, more often than not."""
+        bucket, version = self.bucket(), self.table.version
+        back = self.random.choice((0, 1, 2, 5, 2**15 - 1, 2**15, 2**16, 2**17, version))
+        since = max(version - back, 0)
+        self.doing += f", since {since}"
+        removed = self.model.life.removed(bucket, since)
+        if removed is None:
+            with pytest.raises(BadRequest, match="the keys removed before are forgotten"):
+                self.table.snapshot(bucket, since)
+            return
+        content = self.table.snapshot(bucket, since)
+        assert rows_of(content)[0] == self.model.snapshot(bucket, since)[0]
+        assert content.removed.tolist() == removed
+
+    def apply_rows(self) -> None:
+        """Some rows of an earlier time, and keys removed."""
+        if not self.contents:
+            return
+        bucket, found = self.random.choice(self.contents)
+        some = self.rng.random(len(found.keys)) < 0.5
+        content = Content(found.keys[some], found.classes[some], found.rows[some], {})
+        there = self.model.keys_of(bucket)
+        removed = self.random.sample(there, self.random.randint(0, min(len(there), 5)))
+        self.doing += f", bucket {bucket}, {some.sum()} keys, removed {removed}"
+        gone = np.array(removed, np.uint64)
+        self.table.apply(bucket, content.keys, content.classes, content.rows, gone)
+        self.model.apply_rows(bucket, rows_of(content)[0], removed)
+
+    def shrink(self) -> None:
+        bucket, time, version = self.bucket(), self.moment(), self.version()
+        day_over = self.random.random() < 0.5
+        for _ in range(2):
+            found = self.table.shrink(bucket, time, day_over, version)
+            assert found == self.model.shrink(bucket, time, version, day_over=day_over)
+        assert found == (0, 0), "the second time, nothing is left to remove"
+
+    def forget_removed(self) -> None:
+        version = max(self.table.version - self.random.choice((0, 1, 5)), 0)
+        self.doing += f", version {version}"
+        self.table.forget_removed(version)
+        self.model.life.forget(version)
+
+    def statistics(self) -> None:
+        keys, time, day_over = self.keys(), self.moment(), self.random.random() < 0.5
+        out = np.full((len(keys), 2), np.nan)
+        self.table.statistics(keys, out, time, day_over, self.pool)
+        expected = [
+            self.model.life.effective(key, time, day_over=day_over) for key in keys.tolist()
+        ]
+        np.testing.assert_array_equal(out, np.array(expected).reshape(-1, 2))
+
+    def settle(self) -> None:
+        keys = self.keys()
+        scores = self.rng.random(len(keys), np.float32)
+        self.table.settle(keys, scores, self.pool)
+        self.model.settle(keys, scores)
 
     def compare_all(self) -> None:
         """Everything that is this caller's."""

@@ -39,19 +39,28 @@ def random_values(rng: np.random.Generator, step: int) -> _core.RuleValues:
 
 
 def run_with(
-    simd: str, dim: int, rule: str, initializer: str, dtype: str = "float32"
+    simd: str,
+    dim: int,
+    rule: str,
+    initializer: str,
+    dtype: str = "float32",
+    is_scored: bool = False,
 ) -> list[bytes]:
     """Lookups after each of some random batches, of rows that are there or not; at last, state."""
     rng = np.random.default_rng([SEED, dim])
     keys = random_keys(rng, 200)
-    table = make_table(dim, rule, simd=simd, dtype=dtype, **INITIALIZERS[initializer])
+    policy = _core.PolicyConfig(is_scored=is_scored, decay_rate=0.97)
+    options = {"dtype": dtype, "policy": policy, **INITIALIZERS[initializer]}
+    table = make_table(dim, rule, simd=simd, **options)
     assert table.simd == simd
     found = [lookup(table, keys).tobytes()]
     for sequence in range(1, 5):
         part = rng.choice(keys, rng.choice([1, 7, 100]))  # some keys twice
         scale = rng.choice([1e-6, 1.0, 1e3], (len(part), 1)).astype(np.float32)
         grads = rng.standard_normal((len(part), dim), np.float32) * scale
-        table.update(part, grads, [(0, sequence)], random_values(rng, sequence), POOL)
+        values, shows = random_values(rng, sequence), rng.random((len(part), 2), np.float32)
+        columns = {"time": sequence * 300_000, "show_click": shows if is_scored else None}
+        table.update(part, grads, [(0, sequence)], values, POOL, **columns)
         found.append(lookup(table, rng.choice(keys, 300)).tobytes())
     for bucket in np.unique(buckets_of(keys)).tolist():
         content = table.snapshot(bucket)
@@ -71,6 +80,7 @@ def test_an_instruction_set_computes_the_bits_of_scalar_code(simd: str) -> None:
         for rule in ("adagrad", "shared fleet adam")
         for dtype in ("bfloat16", "float16")
     ]
+    combinations += [(dim, "adagrad", "uniform", "float32", True) for dim in DIMS[::3]]
     with named_in_failure():
         for combination in combinations:
             assert run_with(simd, *combination) == run_with("scalar", *combination), combination
