@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         Trainer,
         prefetch,
     )
+    from trireme.train.online import Publishing, train_passes
+    from trireme.train.passes import Pass
 
 __all__ = [
     "Checkpoints",
@@ -30,6 +32,8 @@ __all__ = [
     "Config",
     "DistributedOptimizer",
     "Dump",
+    "Pass",
+    "Publishing",
     "Recipe",
     "Strategy",
     "Table",
@@ -44,6 +48,7 @@ __all__ = [
     "optim",
     "policy",
     "prefetch",
+    "train_passes",
 ]
 
 _HOMES = {
@@ -52,12 +57,15 @@ _HOMES = {
     "Config": "trireme.config",
     "DistributedOptimizer": "trireme.train",
     "Dump": "trireme.train",
+    "Pass": "trireme.train.passes",
+    "Publishing": "trireme.train.online",
     "Recipe": "trireme.train",
     "Strategy": "trireme.strategy",
     "Table": "trireme.table",
     "Trainer": "trireme.train",
     "init": "trireme.launch.init",
     "prefetch": "trireme.train",
+    "train_passes": "trireme.train.online",
 }
 
 

@@ -17,6 +17,7 @@ from trireme.inspect import command as inspect_command
 from trireme.launch import local, roles
 from trireme.launch.plan import LaunchConfig
 from trireme.run import predict_command
+from trireme.run.online_settings import OnlineSettings
 from trireme.run.settings import Settings
 from trireme.size import command as size_command
 
@@ -123,6 +124,21 @@ What SOURCE is, it shows itself: a checkpoint has a manifest, a folder of Fleet 
 must not exist. The tables are in this process meanwhile. docs/interchange.md has the formats.
 """
 
+_EXAMPLES_STREAM = """
+examples:
+  trireme stream -m config_online.yaml
+      train on runner.train_data_dir/DAY/HHMM, pass by pass, from start_day to end_day
+  trireme launch --server_num 1 --worker_num 2 --stream -m config_online.yaml
+      the same as a job of several processes
+  trireme stream -m config_online.yaml -o runner.end_day=20190721
+      the same for fewer days; called again, it goes on behind the newest checkpoint
+
+A day has passes of split_interval * split_per_pass minutes. Each is waited for (data_donefile),
+evaluated, trained on; behind every checkpoint_per_pass of them a checkpoint is written below
+runner.model_save_path, behind every save_delta_frequency a delta for inference, and at the end of
+a day a base, all listed in done-files. docs/online.md explains the keys.
+"""
+
 _EXAMPLES_SERVER = """
 examples:
   trireme server --listen 127.0.0.1:6000
@@ -170,6 +186,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_convert(_command(commands, "convert", summary, _EXAMPLES_CONVERT))
     summary = "answer files with an exported model"
     predict_command.add_to(_command(commands, "predict", summary, predict_command.EXAMPLES))
+    _add_stream(
+        _command(commands, "stream", "train on days of data as they come", _EXAMPLES_STREAM)
+    )
     _add_server(
         _command(commands, "server", "be a server, without a script", _EXAMPLES_SERVER + _KEYS)
     )
@@ -237,6 +256,7 @@ def _add_launch(command: argparse.ArgumentParser) -> None:
     _add_common(command)
     _add_config(command)
     _add_infer(command)
+    add("--stream", action="store_true", help="train on days of data: see trireme stream")
     add("script", nargs="?", metavar="SCRIPT", help="the Python script that every process runs")
     add("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     command.set_defaults(run=_launch)
@@ -246,6 +266,11 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     _add_config(command, required=True)
     _add_infer(command)
     command.set_defaults(run=_run)
+
+
+def _add_stream(command: argparse.ArgumentParser) -> None:
+    _add_config(command, required=True)
+    command.set_defaults(run=_stream)
 
 
 def _add_config(
@@ -354,27 +379,39 @@ def _convert(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _stream(arguments: argparse.Namespace) -> int:
+    from trireme.run.stream import stream  # brings torch, which a wrong command can do without
+
+    stream(Config.load(arguments.config_yaml, arguments.opt))
+    return 0
+
+
 def _launched(arguments: argparse.Namespace) -> tuple[str, ...]:
     """What every process of the job runs, as arguments of python."""
     if arguments.config_yaml is None:
         if arguments.script is None:
             raise BadRequest("launch: expected a script or -m config.yaml, found neither")
-        if arguments.opt or arguments.infer:
+        if arguments.opt or arguments.infer or arguments.stream:
             raise BadRequest(
-                f"launch: expected -o and --infer with -m config.yaml, found {arguments.script};"
-                " options of a script stand behind it"
+                "launch: expected -o, --infer and --stream with -m config.yaml, found"
+                f" {arguments.script}; options of a script stand behind it"
             )
         return (arguments.script, *arguments.script_args)
     if arguments.script is not None:
         raise BadRequest(
             f"launch: expected a script or -m config.yaml, found both: {arguments.script}"
         )
+    if arguments.infer and arguments.stream:
+        raise BadRequest("launch: expected --infer or --stream, found both")
     # Before anything starts; the servers will do the same.
-    settings = Settings.read(Config.load(arguments.config_yaml, arguments.opt))
-    settings.model_root(arguments.root)
+    config = Config.load(arguments.config_yaml, arguments.opt)
+    Settings.read(config).model_root(arguments.root)
+    if arguments.stream:
+        OnlineSettings.read(config)
     options = ["--infer"] if arguments.infer else []
     options += ["-o", *arguments.opt] if arguments.opt else []
-    return ("-m", "trireme.cli", "run", "-m", str(arguments.config_yaml), *options)
+    command = "stream" if arguments.stream else "run"
+    return ("-m", "trireme.cli", command, "-m", str(arguments.config_yaml), *options)
 
 
 def _launch(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -79,3 +80,11 @@ def test_the_page_for_people_from_paddlerec(tmp_path: Path) -> None:
     )
     (folder / "multislot.txt").write_text(text)
     assert "'examples': 3000" in run(folder, ["python", "train.py"])
+
+
+def test_the_page_on_online_learning(tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    shutil.copy(tree.ROOT / "examples" / "online.yaml", tmp_path / "examples")
+    output = run_blocks("online.md", tmp_path)
+    assert output.count("stream: pass 20190722/6: before:") == 2  # alone, and as a job
+    assert re.search(r"20190721/3 auc 0\.\d+ .*delta-3", output)

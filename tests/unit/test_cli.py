@@ -45,6 +45,7 @@ FLAGS = {
         "--root",
         "--server_num",
         "--servers",
+        "--stream",
         "--timeout_s",
         "--trainer_num",
         "--trainers",
@@ -112,6 +113,7 @@ FLAGS = {
         "-m",
         "-o",
     ],
+    "stream": ["--config_yaml", "--help", "--opt", "-h", "-m", "-o"],
     "version": ["--help", "-h"],
 }
 

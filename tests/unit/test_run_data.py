@@ -39,12 +39,12 @@ def test_a_folder_means_all_files_below_it_in_natural_order(tmp_path: Path) -> N
     for name in [*names, ".hidden", ".folder/x", "20190719/_SUCCESS", "_temporary/part-1"]:
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_text("x\n")
-    files, _ = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
+    files = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
     assert [str(Path(file).relative_to(tmp_path / "data")) for file in files] == [
         "20190719/x", "20190720/0000/part-0", "20190720/0030/part-9", "20190720/0030/part-10",
     ]  # fmt: skip
     pattern = str(tmp_path / "data" / "20190720" / "0030" / "*-9")
-    assert find_data("k", pattern, settings)[0] == [files[2]]
+    assert find_data("k", pattern, settings) == [files[2]]
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"runner\.x: expected files below .*empty, found none"):
         find_data("runner.x", str(tmp_path / "empty"), settings)
@@ -55,12 +55,11 @@ def test_a_folder_elsewhere_is_listed_too(tmp_path: Path) -> None:
     for name in ("b/part-2", "b/part-10", "a", "b/_SUCCESS", "_old/a"):
         memory.pipe(f"/listed/{name}", b"x\n")
     _, settings = load(tmp_path)
-    files, options = find_data("k", "memory://listed", settings)
+    files = find_data("k", "memory://listed", settings)
     assert [file.removeprefix("memory:///") for file in files] == [
         "listed/a", "listed/b/part-2", "listed/b/part-10",
     ]  # fmt: skip
-    assert options == {}
-    assert find_data("k", "memory://listed/a", settings)[0] == ["memory://listed/a"]
+    assert find_data("k", "memory://listed/a", settings) == ["memory://listed/a"]
     with pytest.raises(DataError, match="found nothing at 'memory://listed/c'"):
         find_data("k", "memory://listed/c", settings)
 

@@ -34,12 +34,33 @@ def make_dataset(
     Raises:
         BadRequest: keys that do not fit together. DataError: no data there.
     """
-    if schema is None:
-        raise BadRequest("run: expected a Recipe with a schema, which says how to read the data")
     if part.path is None:
         raise BadRequest(f"{part.key}: expected a file, a folder or a pattern, found none")
-    files, options = find_data(part.key, part.path, settings)
+    files = find_data(part.key, part.path, settings)
+    dataset = dataset_of(files, config, settings, part, schema, cluster)
+    assert dataset is not None  # find_data has found files
+    if isinstance(dataset, InMemoryDataset):
+        dataset.load_into_memory()
+    return dataset
+
+
+def dataset_of(
+    files: list[str],
+    config: Config,
+    settings: Settings,
+    part: DataSettings,
+    schema: Schema | None,
+    cluster: Cluster,
+) -> Iterable[Any] | None:
+    """The data in these files, not loaded yet; None without files. Every worker calls it.
+
+    Raises: as make_dataset.
+    """
+    if schema is None:
+        raise BadRequest("run: expected a Recipe with a schema, which says how to read the data")
     own_files = not _are_shared(part.key, files, settings, cluster)
+    if not files:
+        return None
     if settings.reader_type == "DataLoader":
         return _examples(config, part, files, schema, own_files=own_files)
     made: dict[str, Any] = {
@@ -47,32 +68,54 @@ def make_dataset(
         "batch_size": part.batch_size,
         "threads": part.threads,
         "own_files": own_files,
-        "storage_options": options or None,
+        "storage_options": fs_client_options(**settings.fs_client)[1] or None,
         "pipe_command": _pipe_command(config, settings, part),
     }
     if settings.reader_type == "QueueDataset":
         return QueueDataset(files, **made)
-    dataset = InMemoryDataset(files, **made, cluster=cluster)
-    dataset.load_into_memory()
-    return dataset
+    return InMemoryDataset(files, **made, cluster=cluster)
 
 
-def find_data(key: str, path: str, settings: Settings) -> tuple[list[str], Mapping[str, Any]]:
-    """The files of a location and how to reach them: all below a folder, in natural order, or what
-    a pattern matches. Below a folder, names that begin with "." or "_" are passed over, as Hadoop
-    and Spark do: _SUCCESS is a mark, not data.
+def find_data(key: str, path: str, settings: Settings) -> list[str]:
+    """The files of a location: all below a folder, in natural order, or what a pattern matches.
+    Below a folder, names that begin with "." or "_" are passed over, as Hadoop and Spark do:
+    _SUCCESS is a mark, not data.
     """
-    prefix, options = fs_client_options(**settings.fs_client)
-    if prefix and "://" not in path:
-        path = f"{prefix}/{path.lstrip('/')}"
+    path, options = located(path, settings)
     if "://" in path:
-        return _find_remote(path, options), options
+        return _find_remote(path, options)
     if Path(path).is_dir():
         files = _walk(path)
         if not files:
             raise DataError(f"{key}: expected files below {path}, found none")
-        return files, options
-    return [file.path for file in find_files(path)], options
+        return files
+    return [file.path for file in find_files(path)]
+
+
+def located(path: str, settings: Settings) -> tuple[str, Mapping[str, Any]]:
+    """A location of data as runner.fs_client says, and the options that reach it."""
+    prefix, options = fs_client_options(**settings.fs_client)
+    if prefix and "://" not in path:
+        path = f"{prefix}/{path.lstrip('/')}"
+    return path, options
+
+
+def files_below(location: str, options: Mapping[str, Any]) -> dict[str, int]:
+    """The files below a folder, in natural order, with their bytes; hidden ones are passed over as
+    in find_data. Empty where there is no such folder.
+    """
+    where, path = filesystem(location, options)
+    where.invalidate_cache()
+    try:
+        found = where.find(path, detail=True) if where.isdir(path) else {}
+    except Exception as error:
+        raise DataError(f"run: cannot list {location!r}: {reason(error)}") from error
+    names = [name for name in found if not _is_hidden(name.removeprefix(path))]
+    is_local = "://" not in location
+    return {
+        name if is_local else where.unstrip_protocol(name): int(found[name]["size"] or 0)
+        for name in sorted(names, key=natural_key)
+    }
 
 
 _HIDDEN = (".", "_")

@@ -11,7 +11,8 @@ from trireme.config import Config
 
 log = logging.getLogger("trireme")
 
-_ONLINE = "training by day and pass comes in a later version; all files are read, in natural order"
+_ONLINE = "it belongs to `trireme stream`; `trireme run` reads all files, in natural order"
+_THREADS = "runner.thread_num threads read, shuffle and make batches; torch's own threads train"
 _EXPORT = "a model for inference takes what it reads and gives all that it returns"
 _TABLES = "tables live on the servers, where there are some, and have no size"
 _DISK = "rows stay in memory until shrink removes them; this version moves none to a disk"
@@ -21,20 +22,22 @@ _BUCKETS = "a table has 4096 buckets, dealt to the servers"
 # Patterns of keys that PaddleRec reads and nothing here does: why, and values that ask for nothing
 # besides False, 0 and "".
 _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "runner.checkpoint_keep": (_ONLINE, ()),
     "runner.checkpoint_per_pass": (_ONLINE, ()),
     "runner.data_donefile": (_ONLINE, ()),
     "runner.data_sleep_second": (_ONLINE, ()),
+    "runner.data_timeout_second": (_ONLINE, ()),
     "runner.days": (_ONLINE, ()),
     "runner.end_day": (_ONLINE, ()),
     "runner.prefetch": (_ONLINE, ()),
     "runner.preload_thread_num": (_ONLINE, ()),
     "runner.save_delta_frequency": (_ONLINE, ()),
     "runner.save_first_base": (_ONLINE, ()),
-    "runner.shuffle_thread_num": (_ONLINE, ()),
+    "runner.shuffle_thread_num": (_THREADS, ()),
     "runner.split_interval": (_ONLINE, ()),
     "runner.split_per_pass": (_ONLINE, ()),
     "runner.start_day": (_ONLINE, ()),
-    "runner.train_thread_num": (_ONLINE, ()),
+    "runner.train_thread_num": (_THREADS, ()),
     "runner.save_inference_*": (_EXPORT, ()),
     "runner.geo_step": ("it belongs to sync_mode geo, which comes in a later version", ()),
     "runner.with_coordinator": ("federated training is not supported; server 0 coordinates", ()),

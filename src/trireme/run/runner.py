@@ -47,7 +47,7 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
     place = read_role()
     log.info("%s", place.describe())
     if place.role == "server":
-        _serve(place, settings)
+        serve_models(place, settings)
         return []
     with join(place) as cluster:
         clusters.set_default(cluster)
@@ -55,10 +55,10 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
         return work.infer() if infer else work.train()
 
 
-def _serve(place: Role, settings: Settings) -> None:
+def serve_models(place: Role, settings: Settings) -> None:
     """Serve, and keep models where the configuration says."""
     root = settings.model_root(place.root)
-    _make_folder("run: cannot keep models in", root)
+    make_folder("run: cannot keep models in", root)
     serve_role(dataclasses.replace(place, root=str(root)))
 
 
@@ -70,7 +70,7 @@ class _Work:
         if settings.seed is not None:
             torch.manual_seed(settings.seed)
         self._recipe = create_recipe(config, settings)
-        self._trainer = _make_trainer(self._recipe, settings)
+        self._trainer = make_trainer(self._recipe, settings)
         self._says = self._trainer.cluster.worker == 0
 
     def train(self) -> list[dict[str, float]]:
@@ -84,9 +84,9 @@ class _Work:
                 )
         dataset = self._dataset(settings.train)
         self._warn()
-        self._warm_start()
+        warm_start(self._trainer, self._settings)
         if self._says and settings.save_path is not None:  # better now than behind an epoch
-            _make_folder("runner.model_save_path: cannot write", settings.save_path)
+            make_folder("runner.model_save_path: cannot write", settings.save_path)
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
@@ -95,7 +95,7 @@ class _Work:
             fetch_list=("loss", *(metric.name for metric in self._trainer.metrics)),
             print_period=self._settings.print_interval,
             debug=self._settings.debug,
-            dump=_dump(self._settings.train_dump, str(epoch)),
+            dump=dump_of(self._settings.train_dump, str(epoch)),
         )
         where = "not saved: runner.model_save_path names no folder"
         if (path := self._saved(epoch)) is not None:
@@ -125,7 +125,7 @@ class _Work:
         for epoch in settings.infer_epochs:
             path = settings.load_path / str(epoch)
             self._trainer.load(path)
-            dump = _dump(settings.infer_dump, f"infer-{epoch}")
+            dump = dump_of(settings.infer_dump, f"infer-{epoch}")
             figures = self._trainer.infer_from_dataset(dataset, debug=settings.debug, dump=dump)
             if figures["examples"] == 0:
                 raise DataError(
@@ -142,15 +142,6 @@ class _Work:
     def _saved(self, epoch: int) -> Path | None:
         path = self._settings.save_path
         return None if path is None else path / str(epoch)
-
-    def _warm_start(self) -> None:
-        path = self._settings.warm_path
-        if path is None:
-            return
-        kept = self._trainer.load(path, dense="match")
-        if self._says:
-            what = f"; new, or of another shape: {', '.join(kept)}" if kept else ""
-            log.info("run: starting from %s%s", path, what)
 
     def _warn(self) -> None:
         """When everything has been read."""
@@ -173,7 +164,18 @@ def _first(dataset: Iterable[Any]) -> Any:
             batches.close()
 
 
-def _make_folder(what: str, path: Path) -> None:
+def warm_start(trainer: Trainer, settings: Settings) -> None:
+    """Begin with the model that runner.warmup_model_path names, if any."""
+    path = settings.warm_path
+    if path is None:
+        return
+    kept = trainer.load(path, dense="match")
+    if trainer.cluster.worker == 0:
+        what = f"; new, or of another shape: {', '.join(kept)}" if kept else ""
+        log.info("run: starting from %s%s", path, what)
+
+
+def make_folder(what: str, path: Path) -> None:
     """Raises BadRequest: nothing can be written there."""
     with writing(f"{what} {path}"):
         path.mkdir(parents=True, exist_ok=True)
@@ -181,15 +183,16 @@ def _make_folder(what: str, path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _dump(settings: DumpSettings | None, name: str) -> Dump | None:
-    """Every epoch has a folder of its own."""
+def dump_of(settings: DumpSettings | None, name: str) -> Dump | None:
+    """Every epoch or pass has a folder of its own."""
     if settings is None:
         return None
     path = f"{settings.path}/{name}"
     return Dump(path=path, fields=settings.fields, params=settings.params)
 
 
-def _make_trainer(recipe: Recipe, settings: Settings) -> Trainer:
+def make_trainer(recipe: Recipe, settings: Settings) -> Trainer:
+    """A trainer in the configured mode, with an AUC if one is asked for."""
     if settings.use_auc and not any(isinstance(metric, AUC) for metric in recipe.metrics):
         if recipe.label is None:
             raise BadRequest(

@@ -1,0 +1,128 @@
+"""`trireme stream`: days of data, pass by pass, as a configuration says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from trireme import cluster as clusters
+from trireme.config import Config
+from trireme.launch.init import join, log_to_stderr
+from trireme.launch.roles import read_role
+from trireme.run.data import dataset_of
+from trireme.run.keys import warn_of_unused
+from trireme.run.model import create_recipe
+from trireme.run.online_settings import OnlineSettings
+from trireme.run.passes import passes_of
+from trireme.run.runner import dump_of, make_folder, make_trainer, serve_models, warm_start
+from trireme.run.settings import Settings
+from trireme.train import Recipe, Trainer
+from trireme.train.online import PassReport, Publishing, train_passes
+from trireme.train.passes import Pass
+
+log = logging.getLogger("trireme")
+
+
+def stream(config: Config) -> int:
+    """Be what the environment says: train on the passes of the days as a worker or embedded, or
+    serve.
+
+    Returns:
+        How many passes this process has trained on; 0 on a server.
+
+    Raises:
+        BadRequest: a wrong configuration. DataError: wrong data. DeadlineExceeded: data that did
+        not come.
+    """
+    log_to_stderr()
+    settings, online = Settings.read(config), OnlineSettings.read(config)
+    place = read_role()
+    log.info("%s", place.describe())
+    if place.role == "server":
+        serve_models(place, settings)
+        return 0
+    with join(place) as cluster:
+        clusters.set_default(cluster)
+        if settings.seed is not None:
+            torch.manual_seed(settings.seed)
+        recipe = create_recipe(config, settings)
+        trainer = make_trainer(recipe, settings)
+        num_passes = 0
+        for report in _reports(config, settings, online, recipe, trainer):
+            num_passes += 1
+            if cluster.worker == 0:
+                _say(report)
+        return num_passes
+
+
+def _reports(
+    config: Config, settings: Settings, online: OnlineSettings, recipe: Recipe, trainer: Trainer
+) -> Iterator[PassReport]:
+    def open_files(files: list[str]) -> Iterable[Any] | None:
+        return dataset_of(files, config, settings, settings.train, recipe.schema, trainer.cluster)
+
+    passes = passes_of(settings, online, open_files)
+    publishing = _publishing(settings, online, trainer)
+    if trainer.cluster.worker == 0:
+        warn_of_unused(config)
+    warm_start(trainer, settings)
+    return train_passes(
+        trainer,
+        passes,
+        publishing=publishing,
+        prefetch=online.prefetch,
+        preload_threads=online.preload_threads,
+        poll_s=online.poll_s,
+        timeout_s=online.timeout_s,
+        training=partial(_training, settings, trainer),
+        evaluating=partial(_evaluating, settings),
+    )
+
+
+def _publishing(settings: Settings, online: OnlineSettings, trainer: Trainer) -> Publishing | None:
+    if settings.save_path is None:
+        if trainer.cluster.worker == 0:
+            log.warning("stream: nothing is saved: runner.model_save_path names no folder")
+        return None
+    if trainer.cluster.worker == 0:
+        make_folder("runner.model_save_path: cannot write", settings.save_path)
+    return Publishing(
+        path=str(settings.save_path),
+        checkpoint_per_pass=online.checkpoint_per_pass,
+        save_delta_frequency=online.save_delta_frequency,
+        save_first_base=online.save_first_base,
+        keep=online.checkpoint_keep,
+    )
+
+
+def _training(settings: Settings, trainer: Trainer, of: Pass) -> dict[str, Any]:
+    return {
+        "fetch_list": ("loss", *(metric.name for metric in trainer.metrics)),
+        "print_period": settings.print_interval,
+        "debug": settings.debug,
+        "dump": dump_of(settings.train_dump, f"{of.day}-{of.number}"),
+    }
+
+
+def _evaluating(settings: Settings, of: Pass) -> dict[str, Any]:
+    return {"dump": dump_of(settings.infer_dump, f"infer-{of.day}-{of.number}")}
+
+
+def _say(report: PassReport) -> None:
+    parts = [
+        f"{what} {_text(figures)}"
+        for what, figures in (("before:", report.evaluated), ("training:", report.trained))
+        if figures
+    ]
+    parts += [f"written {path}" for path in report.written]
+    parts += [f"{table}: {_text(of)}" for table, of in report.removed.items()]
+    where = f"{report.point.day}/{report.point.number}"
+    log.info("stream: pass %s: %s", where, "; ".join(parts) or "no data")
+
+
+def _text(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in figures.items())

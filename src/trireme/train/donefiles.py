@@ -1,0 +1,152 @@
+"""Done-files: lists of what a streaming run has published, in Fleet's layout.
+
+    donefile.txt         checkpoints, a line each: day TAB key TAB path TAB pass TAB 0; pass -1 is
+                         the checkpoint behind the last pass of the day before
+    base_donefile.txt    exports of everything, a JSON object each: id, key, input, monitor_data
+    patch_donefile.txt   exports of what has changed since; `key` names their base
+
+A line is added when what it names is complete, and a file is replaced as a whole: a reader never
+sees half a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trireme.data.sources import filesystem
+from trireme.errors import Corruption, writing
+
+CHECKPOINTS, BASES, DELTAS = "donefile.txt", "base_donefile.txt", "patch_donefile.txt"
+BATCH_MODEL = -1  # the pass of a checkpoint that a new day begins with
+_LINE = re.compile(r"(\d{8})\t(\d+)\t([^\t]+)\t(-?\d+)\t0")
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """Where a run stands: behind pass `number` of `day` (yyyymmdd); 0: before its first."""
+
+    day: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """A listed checkpoint. key: of the base that its deltas belong to, a time in seconds."""
+
+    point: Point
+    key: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A listed export. id: when it was made, seconds; key: the id of its base."""
+
+    id: int
+    key: int
+    path: str
+    monitor_data: str = ""
+
+
+class DoneFiles:
+    """The done-files of one folder, local or any that fsspec reaches. One process writes them.
+
+    Raises, all methods:
+        Corruption: a line that is none; names file, line and text.
+        BadRequest, ResourceExhausted: a file cannot be written.
+    """
+
+    def __init__(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        self._folder = folder.rstrip("/")
+        self._options = dict(storage_options or {})
+
+    def checkpoints(self) -> list[Published]:
+        """Oldest first."""
+        return [self._published(number, line) for number, line in self._lines(CHECKPOINTS)]
+
+    def exports(self, name: str) -> list[Exported]:
+        """Those of BASES or DELTAS, oldest first."""
+        return [self._exported(name, number, line) for number, line in self._lines(name)]
+
+    def add_checkpoint(self, entry: Published, *, keep: int | None = None) -> list[str]:
+        """Add a line, in place of one of the same path; of all lines the last `keep` stay. Returns
+        the paths of the others, which nobody may need any more.
+        """
+        entries = [old for old in self.checkpoints() if old.path != entry.path] + [entry]
+        stay = entries if keep is None else entries[-keep:]
+        lines = []
+        for of in stay:
+            number = of.point.number or BATCH_MODEL
+            lines.append(f"{of.point.day}\t{of.key}\t{of.path}\t{number}\t0")
+        self._write(CHECKPOINTS, lines)
+        return [of.path for of in entries if of not in stay]
+
+    def add_export(self, name: str, entry: Exported) -> None:
+        """Add a line to BASES or DELTAS, in place of one of the same path."""
+        line = {
+            "id": str(entry.id),
+            "key": str(entry.key),
+            "input": entry.path,
+            "monitor_data": entry.monitor_data,
+        }
+        lines = [
+            text
+            for number, text in self._lines(name)
+            if self._exported(name, number, text).path != entry.path
+        ]
+        self._write(name, [*lines, json.dumps(line, ensure_ascii=False)])
+
+    # ---- lines ----
+
+    def _published(self, number: int, line: str) -> Published:
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise self._broken(CHECKPOINTS, number, line, "day, key, path, pass, 0 and tabs")
+        day, key, path, of_day = found.groups()
+        behind = 0 if int(of_day) == BATCH_MODEL else int(of_day)
+        return Published(Point(day, behind), int(key), path)
+
+    def _exported(self, name: str, number: int, line: str) -> Exported:
+        try:
+            of = json.loads(line)
+            monitor = str(of.get("monitor_data", ""))
+            return Exported(int(of["id"]), int(of["key"]), str(of["input"]), monitor)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._broken(name, number, line, "JSON with id, key and input") from error
+
+    def _broken(self, name: str, number: int, line: str, expected: str) -> Corruption:
+        return Corruption(
+            f"DoneFiles: {self._path(name)}:{number}: expected {expected}, found {line!r}"
+        )
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+    def _lines(self, name: str) -> Sequence[tuple[int, str]]:
+        where, path = filesystem(self._path(name), self._options)
+        where.invalidate_cache()
+        if not where.exists(path):
+            return []
+        text = where.cat_file(path).decode()
+        return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+    def _write(self, name: str, lines: Sequence[str]) -> None:
+        location = self._path(name)
+        text = "".join(f"{line}\n" for line in lines).encode()
+        with writing(f"DoneFiles: cannot write {location}"):
+            if "://" in location:
+                where, path = filesystem(location, self._options)
+                where.pipe_file(path, text)
+                return
+            os.makedirs(self._folder, exist_ok=True)
+            partial = f"{location}.partial"
+            with open(partial, "wb") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, location)

@@ -1,0 +1,370 @@
+"""Online learning: passes of data one behind the other, evaluated, trained on, published.
+
+    for report in train_passes(trainer, passes, publishing=Publishing("models")):
+        print(report.point, report.evaluated["auc"])
+
+Every pass is evaluated with the model as the passes before have left it, then trained on. As
+`Publishing` says, checkpoints, deltas and, behind the last pass of a day, a base are written and
+listed in done-files; at the end of a day rows fade and unused ones go (Trainer.shrink). A run that
+was killed goes on behind the newest listed checkpoint: passes behind it are trained again from
+there, so that no update counts twice.
+
+Every worker of the job runs the same loop over the same passes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trireme.errors import BadRequest, Corruption
+from trireme.ps.checkpoint import MANIFEST, open_storage
+from trireme.train.donefiles import BASES, DELTAS, DoneFiles, Exported, Point, Published
+from trireme.train.passes import Pass, Waiting, next_day
+from trireme.train.trainer import Trainer
+
+log = logging.getLogger("trireme")
+
+
+Options = Callable[[Pass], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publishing:
+    """What is written below `path`, and when. Numbers of passes count from 1 every day.
+
+    Args:
+        path: folder, local to all processes or any location that fsspec reaches; a checkpoint is
+            PATH/DAY/PASS, a delta PATH/DAY/delta-PASS, and behind the last pass of a day
+            PATH/NEXT_DAY/base and the checkpoint PATH/NEXT_DAY/0.
+        checkpoint_per_pass: write a checkpoint behind every so many passes.
+        save_delta_frequency: write a delta for inference behind every so many passes.
+        save_first_base: write a base before the first pass of a new run.
+        keep: checkpoints that stay; None: all.
+        dtype: of the exports' rows, see Trainer.save_inference_model.
+    """
+
+    path: str
+    checkpoint_per_pass: int = 6
+    save_delta_frequency: int = 6
+    save_first_base: bool = False
+    keep: int | None = None
+    dtype: Literal["float32", "float16", "int8"] = "float32"
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint_per_pass", "save_delta_frequency", "keep"):
+            value = getattr(self, name)
+            if not (value is None and name == "keep") and (type(value) is not int or value < 1):
+                raise BadRequest(f"Publishing: expected {name} >= 1, found {value!r}")
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What became of a pass.
+
+    evaluated, trained: figures of all workers before and while training on it; empty if it had no
+        data.
+    written: paths of checkpoints and exports, in their order.
+    removed: per table what shrink removed, at the end of a day.
+    """
+
+    point: Point
+    evaluated: Mapping[str, float]
+    trained: Mapping[str, float]
+    written: tuple[str, ...] = ()
+    removed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def train_passes(
+    trainer: Trainer,
+    passes: Iterable[Pass],
+    *,
+    publishing: Publishing | None = None,
+    evaluate: bool = True,
+    prefetch: bool = False,
+    preload_threads: int | None = None,
+    poll_s: float = 10.0,
+    timeout_s: float = 86400.0,
+    training: Options = lambda _: {},
+    evaluating: Options = lambda _: {},
+) -> Iterator[PassReport]:
+    """Train on passes in order, from behind the newest listed checkpoint on.
+
+    Args:
+        passes: in the order of (day, number); those that the checkpoint holds are passed over.
+        publishing: None: nothing is written, and a run begins at the first pass.
+        evaluate: figures of each pass before it is trained on.
+        prefetch: ask for the next pass and begin to load it (InMemoryDataset) before training.
+        preload_threads: that load it; None: the dataset's.
+        poll_s, timeout_s: how often to ask whether a pass is ready, and for how long.
+        training, evaluating: options of Trainer.train_from_dataset and infer_from_dataset for a
+            pass. Where a run begins again in the midst of a day, dumps of the passes that it trains
+            on again are replaced.
+
+    Yields:
+        A report behind each pass; the next one begins when it is asked for.
+
+    Raises:
+        DeadlineExceeded: a pass was not ready in time.
+        Corruption: no listed checkpoint can be loaded, or a done-file is broken.
+        As Trainer's methods.
+    """
+    if not (poll_s > 0 and timeout_s > 0):
+        raise BadRequest(f"train_passes: expected seconds > 0, found {poll_s} and {timeout_s}")
+    run = _Run(trainer, publishing, evaluating if evaluate else None, training)
+    waiting = Waiting(trainer.cluster, poll_s, timeout_s, preload_threads)
+    return run.over(iter(passes), waiting, prefetch=prefetch)
+
+
+class _Run:
+    """A run over passes: what it has published, and where it stands."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        publishing: Publishing | None,
+        evaluating: Options | None,
+        training: Options,
+    ) -> None:
+        self._trainer, self._publishing = trainer, publishing
+        self._evaluating, self._training = evaluating, training
+        self._writes = trainer.cluster.worker == 0
+        self._key = int(time.time())
+        self._exported: str | None = None  # the last export, which the next delta follows
+        self._sample: Any = None  # a batch of the newest pass, to trace the model with
+        self._can_export = False
+        self._done: DoneFiles | None = None
+        if publishing is not None:
+            self._done = DoneFiles(publishing.path, publishing.storage_options)
+
+    def over(
+        self, passes: Iterator[Pass], waiting: Waiting, *, prefetch: bool
+    ) -> Iterator[PassReport]:
+        point = self._resume()
+        here, finish = next(passes, None), None
+        while here is not None and point is not None and here.point <= point:
+            if here.ends_day and here.point == point:
+                yield self._end_again(here)
+            here = next(passes, None)
+        while here is not None:
+            dataset = waiting.open(here) if finish is None else finish()
+            coming = finish = None
+            if prefetch and (coming := next(passes, None)) is not None:
+                finish = waiting.begin(coming)
+            yield self._pass(here, dataset, is_first=point is None)
+            point = here.point
+            here = coming if prefetch else next(passes, None)
+
+    # ---- resume ----
+
+    def _resume(self) -> Point | None:
+        """Load the newest listed checkpoint that can be loaded; returns where it stands."""
+        if self._done is None:
+            return None
+        mine: dict[str, Any] = {}
+        if self._writes:
+            listed = self._done.checkpoints()
+            mine["checkpoints"] = [[c.point.day, c.point.number, c.key, c.path] for c in listed]
+            exports = [*self._done.exports(BASES), *self._done.exports(DELTAS)]
+            mine["exports"] = [[*_made_behind(of.path), of.path] for of in exports]
+        met = self._trainer.cluster.client.gather(mine, [], purpose="resume passes", patient=True)
+        first: dict[str, Any] = met[0][0]
+        failed: Exception | None = None
+        for day, number, key, path in reversed(first["checkpoints"]):
+            try:
+                self._trainer.load(path)
+            except (Corruption, BadRequest) as error:
+                failed = error
+                log.warning("stream: %s cannot be loaded, trying the one before: %s", path, error)
+                continue
+            self._key = key
+            known = [of for of in first["exports"] if of[:2] <= [day, number]]
+            self._exported = max(known)[2] if known else None
+            log.info("stream: going on behind pass %s/%d, from %s", day, number, path)
+            return Point(day, number)
+        if failed is not None:
+            raise Corruption(
+                f"train_passes: expected one of {len(first['checkpoints'])} checkpoints listed"
+                f" below {self._publishing_path} to load, found none that does"
+            ) from failed
+        return None
+
+    @property
+    def _publishing_path(self) -> str:
+        assert self._publishing is not None
+        return self._publishing.path.rstrip("/")
+
+    # ---- one pass ----
+
+    def _pass(self, of: Pass, dataset: Iterable[Any] | None, *, is_first: bool) -> PassReport:
+        trainer = self._trainer
+        trainer.set_time(of.seconds)
+        evaluated: dict[str, float] = {}
+        trained: dict[str, float] = {}
+        written: list[str] = []
+        if (dataset := self._agreed(of, dataset)) is None:
+            log.info("stream: pass %s/%d has no data", of.day, of.number)
+        else:
+            if is_first and self._publishing is not None and self._publishing.save_first_base:
+                written += self._save_base(f"{of.day}/base", {})
+            if self._evaluating is not None:
+                evaluated = trainer.infer_from_dataset(
+                    dataset, **self._options(self._evaluating, of)
+                )
+            trained = trainer.train_from_dataset(dataset, **self._options(self._training, of))
+            if hasattr(dataset, "release_memory"):
+                dataset.release_memory()
+        written += self._publish(of, evaluated or trained)
+        removed = self._end_day(of, evaluated or trained, written) if of.ends_day else {}
+        return PassReport(of.point, evaluated, trained, tuple(written), removed)
+
+    def _options(self, options: Options, of: Pass) -> dict[str, Any]:
+        found = dict(options(of))
+        dump = found.get("dump")
+        if (
+            self._writes
+            and dump is not None
+            and _remove(str(dump.path), dump.storage_options or {})
+        ):
+            log.info("stream: %s is of a run that was killed: it is replaced", dump.path)
+        return found
+
+    def _agreed(self, of: Pass, dataset: Iterable[Any] | None) -> Iterable[Any] | None:
+        """The shuffled data of this worker; None where no worker has any."""
+        mine: dict[str, Any] = {"has_data": dataset is not None}
+        if dataset is not None:
+            if hasattr(dataset, "global_shuffle"):
+                dataset.global_shuffle(self._trainer.cluster)
+            batch = _first_batch(dataset, self._trainer)
+            self._sample = self._sample if batch is None else batch
+        mine["has_sample"] = self._sample is not None
+        purpose = f"begin of pass {of.day}/{of.number}"
+        met = self._trainer.cluster.client.gather(mine, [], purpose=purpose, patient=True)
+        self._can_export = bool(met[0][0]["has_sample"])  # worker 0 traces the model
+        if not any(body["has_data"] for body, _ in met):
+            return None
+        return [] if dataset is None else dataset
+
+    def _publish(self, of: Pass, figures: Mapping[str, float]) -> list[str]:
+        """Delta and checkpoint, where this pass is followed by one."""
+        if self._publishing is None:
+            return []
+        written = []
+        if of.number % self._publishing.save_delta_frequency == 0 and self._can_export:
+            if self._exported is not None:
+                written += self._save_delta(of, self._exported, figures)
+            else:
+                log.info("stream: no base yet: writing one in place of the first delta")
+                written += self._save_base(f"{of.day}/base-{of.number}", figures)
+        # Behind the export, so that a run that goes on from here knows what the next one follows.
+        if of.number % self._publishing.checkpoint_per_pass == 0:
+            written += self._save_checkpoint(of.point, f"{of.day}/{of.number}", "full")
+        return written
+
+    def _end_day(
+        self, of: Pass, figures: Mapping[str, float], written: list[str]
+    ) -> dict[str, dict[str, int]]:
+        removed = self._trainer.shrink(day_over=True)
+        if self._publishing is not None:
+            day = next_day(of.day)
+            if self._can_export:
+                written += self._save_base(f"{day}/base", figures)
+            written += self._save_checkpoint(Point(day, 0), f"{day}/0", "batch")
+        return removed
+
+    def _end_again(self, of: Pass) -> PassReport:
+        """The end of a day whose last pass is in the checkpoint, but not what comes behind it."""
+        self._trainer.set_time(of.seconds)
+        dataset: Any = of.open()
+        if hasattr(dataset, "load_into_memory"):
+            dataset.load_into_memory()
+        self._agreed(of, dataset)
+        written: list[str] = []
+        removed = self._end_day(of, {}, written)
+        return PassReport(of.point, {}, {}, tuple(written), removed)
+
+    # ---- writing ----
+
+    def _save_checkpoint(self, point: Point, name: str, mode: str) -> list[str]:
+        assert self._publishing is not None
+        path = self._clear(name)
+        self._trainer.save(path, mode=mode, storage_options=self._publishing.storage_options)
+        if self._writes:
+            assert self._done is not None
+            entry = Published(point, self._key, path)
+            for old in self._done.add_checkpoint(entry, keep=self._publishing.keep):
+                _remove(old, self._publishing.storage_options)
+        return [path]
+
+    def _save_base(self, name: str, figures: Mapping[str, float]) -> list[str]:
+        path = self._clear(name)
+        self._export(path, None)
+        self._key = int(time.time())
+        self._list(BASES, Exported(self._key, self._key, path, _monitor(figures)))
+        return [path]
+
+    def _save_delta(self, of: Pass, follows: str, figures: Mapping[str, float]) -> list[str]:
+        path = self._clear(f"{of.day}/delta-{of.number}")
+        self._export(path, follows)
+        self._list(DELTAS, Exported(int(time.time()), self._key, path, _monitor(figures)))
+        return [path]
+
+    def _export(self, path: str, follows: str | None) -> None:
+        assert self._publishing is not None
+        self._trainer.save_inference_model(
+            path,
+            batch=self._sample,
+            mode="base" if follows is None else "delta",
+            follows=follows,
+            dtype=self._publishing.dtype,
+        )
+        self._exported = path
+
+    def _list(self, name: str, entry: Exported) -> None:
+        if self._writes:
+            assert self._done is not None
+            self._done.add_export(name, entry)
+
+    def _clear(self, name: str) -> str:
+        """The path of what is written next; what a killed run has left there goes."""
+        assert self._publishing is not None
+        path = f"{self._publishing_path}/{name}"
+        if self._writes and _remove(path, self._publishing.storage_options):
+            log.info("stream: %s was written behind the newest checkpoint: it is replaced", path)
+        return path
+
+
+def _first_batch(dataset: Iterable[Any], trainer: Trainer) -> Any:
+    cluster = trainer.cluster
+    if not hasattr(dataset, "stream"):
+        return next(iter(dataset), None)
+    stream = dataset.stream(cluster.worker, cluster.num_workers)
+    try:
+        return next(iter(stream), None)
+    finally:
+        stream.close()
+
+
+def _remove(location: str, options: Mapping[str, Any]) -> bool:
+    """Remove a folder, its manifest first; returns whether there was one."""
+    storage = open_storage(location, options)
+    parent, name = storage.parent()
+    if name not in parent.folders():
+        return False
+    storage.remove(MANIFEST)
+    parent.remove(name)
+    return True
+
+
+def _made_behind(path: str) -> tuple[str, int]:
+    """Day and pass behind which an export was made: DAY/base, DAY/base-PASS, DAY/delta-PASS."""
+    *_, day, name = path.split("/")
+    return day, int(name.partition("-")[2] or 0)
+
+
+def _monitor(figures: Mapping[str, float]) -> str:
+    return " ".join(f"{name}:{value:.6g}" for name, value in figures.items())

@@ -1,0 +1,97 @@
+"""Done-files: Fleet's lines, written whole, and what is said of lines that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from trireme.errors import Corruption, ResourceExhausted
+from trireme.train.donefiles import (
+    BASES,
+    CHECKPOINTS,
+    DELTAS,
+    DoneFiles,
+    Exported,
+    Point,
+    Published,
+)
+
+NEWEST = Published(Point("20190721", 0), 7, "out/20190721/0")
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "local":
+        return str(tmp_path / "out")
+    fsspec.filesystem("memory").rm("/", recursive=True)
+    return "memory://out"
+
+
+def test_checkpoints_come_back_in_fleets_lines(folder: str) -> None:
+    done = DoneFiles(folder)
+    assert done.checkpoints() == []
+    entries = [Published(Point("20190720", n), 5, f"out/20190720/{n}") for n in (6, 12)]
+    for entry in [*entries, NEWEST]:
+        assert done.add_checkpoint(entry) == []
+    assert done.checkpoints() == [*entries, NEWEST]
+    where, path = fsspec.core.url_to_fs(f"{folder}/{CHECKPOINTS}")
+    assert where.cat_file(path).decode().splitlines() == [
+        "20190720\t5\tout/20190720/6\t6\t0",
+        "20190720\t5\tout/20190720/12\t12\t0",
+        "20190721\t7\tout/20190721/0\t-1\t0",
+    ]
+
+
+def test_a_line_of_the_same_path_is_replaced_and_old_ones_go(folder: str) -> None:
+    done = DoneFiles(folder)
+    entries = [Published(Point("20190720", n), 5, f"out/20190720/{n}") for n in (1, 2, 3)]
+    for entry in entries:
+        done.add_checkpoint(entry)
+    again = Published(Point("20190720", 2), 6, "out/20190720/2")
+    assert done.add_checkpoint(again) == []
+    assert done.checkpoints() == [entries[0], entries[2], again]
+    assert done.add_checkpoint(NEWEST, keep=2) == ["out/20190720/1", "out/20190720/3"]
+    assert done.checkpoints() == [again, NEWEST]
+
+
+def test_exports_are_json_lines(folder: str) -> None:
+    done = DoneFiles(folder)
+    base, delta = Exported(9, 9, "out/20190721/base"), Exported(11, 9, "out/\u00e9/d", "auc:0.7")
+    done.add_export(BASES, base)
+    done.add_export(DELTAS, delta)
+    done.add_export(DELTAS, delta)
+    assert done.exports(BASES) == [base]
+    assert done.exports(DELTAS) == [delta]
+    where, path = fsspec.core.url_to_fs(f"{folder}/{BASES}")
+    assert json.loads(where.cat_file(path)) == {
+        "id": "9", "key": "9", "input": "out/20190721/base", "monitor_data": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (CHECKPOINTS, "20190720\t5\tx\t1\n", r"donefile\.txt:1: expected day, key, path"),
+        (CHECKPOINTS, "20190720\t5\tx\t1\t0\n2019", r"donefile\.txt:2: .* found '2019'"),
+        (BASES, "{}\n", r"base_donefile\.txt:1: expected JSON with id, key and input"),
+        (DELTAS, "[1]", r"patch_donefile\.txt:1: .* found '\[1\]'"),
+        (DELTAS, '{"id": "x", "key": "1", "input": "p"}', r"patch_donefile\.txt:1"),
+    ],
+)
+def test_a_broken_line_is_named(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    done = DoneFiles(str(tmp_path))
+    with pytest.raises(Corruption, match=message):
+        done.checkpoints() if name == CHECKPOINTS else done.exports(name)
+
+
+def test_a_full_disk_leaves_the_old_lines(tmp_path: Path) -> None:
+    done = DoneFiles(str(tmp_path))
+    done.add_checkpoint(NEWEST)
+    (tmp_path / f"{CHECKPOINTS}.partial").symlink_to("/dev/full")
+    with pytest.raises(ResourceExhausted, match=r"cannot write .*donefile\.txt: No space left"):
+        done.add_checkpoint(Published(Point("20190722", 0), 8, "x"))
+    assert done.checkpoints() == [NEWEST]
