@@ -81,7 +81,6 @@ def test_padding_gives_zeros_and_is_not_pushed(home: Cluster) -> None:
     torch.testing.assert_close(fused[:, 0], torch.tensor([five, 0, (five + six) / 2]))
 
 
-<<<<<<< HEAD
 def test_entries_decide_which_keys_get_a_row(home: Cluster) -> None:
     ids = torch.arange(1, 1001).repeat_interleave(2)
     batch = Batch({}, Bags(("a",), ids, torch.tensor([0, len(ids)])))
@@ -108,7 +107,8 @@ def test_entries_decide_which_keys_get_a_row(home: Cluster) -> None:
         make("a", param_attr="third", entry=fleet.CountFilterEntry(4))
     with pytest.raises(BadRequest, match=r"CountFilter: expected n >= 1, found -1"):
         make("a", param_attr="other", entry=fleet.CountFilterEntry(-1))
-=======
+
+
 SHOWN = fleet.ShowClickEntry("show", "click")
 
 
@@ -143,7 +143,6 @@ def test_a_slot_is_what_rows_remember(home: Cluster) -> None:
     assert feature_numbers(table, names).tolist() == [0, 9, 77]
     with pytest.raises(BadRequest, match="expected slot 77 of 'a' as before, found 78"):
         make("a", entry=SHOWN, slot=78)
->>>>>>> 996bf17 (Read Fleet's accessors from configurations and layers)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +152,8 @@ def test_a_slot_is_what_rows_remember(home: Cluster) -> None:
         ({"size": [4]}, r"size=\[ignored, D\], found \[4\]"),
         ({"padding_idx": -1}, "padding_idx >= 0, found -1"),
         ({"is_test": True}, r"is_test=False; call model.eval\(\)"),
-<<<<<<< HEAD
-        ({"entry": fleet.ShowClickEntry("show", "click")}, "ShowClickEntry: .* no sums of shows"),
-        ({"entry": "none"}, "found str: it is no entry"),
-=======
         ({"entry": "none"}, r"expected entry of trireme\.fleet, found str"),
         ({"entry": SHOWN, "policy": Policy()}, "expected a ScorePolicy .* beside ShowClickEntry"),
->>>>>>> 996bf17 (Read Fleet's accessors from configurations and layers)
         ({"table_class": "SSDSparseTable"}, "'SSDSparseTable': .* in memory only"),
         ({"table_class": "MemorySparseGeoTable"}, "lacks mode geo"),
         ({"table_class": "Mine"}, "'Mine': known are MemorySparseTable"),
