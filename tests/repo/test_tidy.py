@@ -187,6 +187,7 @@ def test_every_module_is_imported_by_another() -> None:
 
 ENTRY_POINTS = {
     "src/trireme/cli.py": "the command trireme",
+    "src/trireme/data/planted_days.py": "a command of its own, for trying trireme stream",
     "src/trireme/fleet/reader_utils/common_ps.py": "found by path, by reader scripts",
 }
 

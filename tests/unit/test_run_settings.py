@@ -132,6 +132,6 @@ def test_keys_without_an_effect_are_warnings(
         "other: no effect: nothing reads it",
         "runner.epoch: no effect: nothing reads it; did you mean runner.epochs?",
         "runner.geo_step: no effect: it belongs to sync_mode geo, which comes in a later version",
-        "runner.start_day: no effect: training by day and pass comes in a later version; all files"
-        " are read, in natural order",
+        "runner.start_day: no effect: it belongs to `trireme stream`; `trireme run` reads all"
+        " files, in natural order",
     ]

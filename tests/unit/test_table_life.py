@@ -141,7 +141,7 @@ def test_an_expired_row_answers_until_it_is_removed() -> None:
 
 
 def test_as_many_removed_keys_are_remembered_as_there_are_rows() -> None:
-    keys = keys_in([9], 3000)
+    keys = keys_in([9], 4500)
     table = limited()
     push(table, keys, 1, version=1)
     table.erase(keys[:1000].copy(), POOL)

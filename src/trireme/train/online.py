@@ -14,8 +14,8 @@ Every worker of the job runs the same loop over the same passes.
 
 from __future__ import annotations
 
+import datetime
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -133,7 +133,7 @@ class _Run:
         self._trainer, self._publishing = trainer, publishing
         self._evaluating, self._training = evaluating, training
         self._writes = trainer.cluster.worker == 0
-        self._key = int(time.time())
+        self._key = _now()
         self._exported: str | None = None  # the last export, which the next delta follows
         self._sample: Any = None  # a batch of the newest pass, to trace the model with
         self._can_export = False
@@ -303,14 +303,14 @@ class _Run:
     def _save_base(self, name: str, figures: Mapping[str, float]) -> list[str]:
         path = self._clear(name)
         self._export(path, None)
-        self._key = int(time.time())
+        self._key = _now()
         self._list(BASES, Exported(self._key, self._key, path, _monitor(figures)))
         return [path]
 
     def _save_delta(self, of: Pass, follows: str, figures: Mapping[str, float]) -> list[str]:
         path = self._clear(f"{of.day}/delta-{of.number}")
         self._export(path, follows)
-        self._list(DELTAS, Exported(int(time.time()), self._key, path, _monitor(figures)))
+        self._list(DELTAS, Exported(_now(), self._key, path, _monitor(figures)))
         return [path]
 
     def _export(self, path: str, follows: str | None) -> None:
@@ -364,6 +364,11 @@ def _made_behind(path: str) -> tuple[str, int]:
     """Day and pass behind which an export was made: DAY/base, DAY/base-PASS, DAY/delta-PASS."""
     *_, day, name = path.split("/")
     return day, int(name.partition("-")[2] or 0)
+
+
+def _now() -> int:
+    """Seconds since 1970: what Fleet names exports by."""
+    return int(datetime.datetime.now(datetime.timezone.utc).timestamp())
 
 
 def _monitor(figures: Mapping[str, float]) -> str:
