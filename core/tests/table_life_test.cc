@@ -66,15 +66,15 @@ void shows_fade_by_data_time_alone() {
   Table table(scored(3));
   push(table, {7, 8}, {0, 1}, 5 * kDay + 100, 0, pool);
   push(table, {7}, {0, 2}, 6 * kDay - 1, 0, pool);  // the same day
-  push(table, {7}, {0, 3}, 8 * kDay, 0, pool);      // two days later: 2 / 4 + 1
-  push(table, {7}, {0, 4}, 7 * kDay, 0, pool);      // late: counts as of the newest day
-  const ShowClick found = statistics_of(table, 7, {8 * kDay, false}, pool);
+  push(table, {7}, {0, 3}, 7 * kDay, 0, pool);      // two days later: 2 / 4 + 1
+  push(table, {7}, {0, 4}, 6 * kDay, 0, pool);      // late: counts as of the newest day
+  const ShowClick found = statistics_of(table, 7, {7 * kDay, false}, pool);
   CHECK_EQUAL(found.show, 2.5);
   CHECK_EQUAL(found.click, 2.5);
-  CHECK_EQUAL(statistics_of(table, 7, {8 * kDay, true}, pool).show, 1.25);
-  CHECK_EQUAL(statistics_of(table, 8, {8 * kDay, false}, pool).show, 0.125);
-  CHECK_EQUAL(statistics_of(table, 8, {8 * kDay, false}, pool).click, 0.0);
-  CHECK_EQUAL(statistics_of(table, 9, {8 * kDay, false}, pool).show, 0.0);
+  CHECK_EQUAL(statistics_of(table, 7, {7 * kDay, true}, pool).show, 1.25);
+  CHECK_EQUAL(statistics_of(table, 8, {7 * kDay, false}, pool).show, 0.25);
+  CHECK_EQUAL(statistics_of(table, 8, {7 * kDay, false}, pool).click, 0.0);
+  CHECK_EQUAL(statistics_of(table, 9, {7 * kDay, false}, pool).show, 0.0);
 }
 
 void shrink_removes_what_the_policy_lets_go() {

@@ -52,13 +52,14 @@ Keys some_of(const Keys& keys, test::Random& random, std::size_t n) {
 }
 
 std::size_t push(Table& table, const Keys& keys, const std::vector<PushId>& ids, Pool& pool) {
-  const std::vector<float> grads(keys.size() * static_cast<std::size_t>(table.dim()), 0.5F);
+  const std::vector<float> grads(keys.size() * static_cast<std::size_t>(table.classes()[0].dim()),
+                                 0.5F);
   return table.update(keys, grads.data(), ids, RuleValues{}, pool);
 }
 
 // The count of each key; all weights of a row must be the same.
 std::vector<float> counts_of(const Table& table, const Keys& keys, Pool& pool) {
-  const auto dim = static_cast<std::size_t>(table.dim());
+  const auto dim = static_cast<std::size_t>(table.classes()[0].dim());
   std::vector<float> weights(keys.size() * dim, -1.0F);
   table.lookup(keys, weights.data(), pool);
   std::vector<float> counts(keys.size());

@@ -141,19 +141,17 @@ def test_an_expired_row_answers_until_it_is_removed() -> None:
 
 
 def test_as_many_removed_keys_are_remembered_as_there_are_rows() -> None:
-    keys = keys_in([9], 4500)
+    keys = keys_in([9], 3000)
     table = limited()
-    push(table, keys, 1, version=1)
-    table.erase(keys[:1000].copy(), POOL)
-    for version in range(2, 12):
+    push(table, keys, 1)
+    for version in range(1, 17):
         table.raise_version(version)
-        table.erase(keys[version * 250 : version * 250 + 250].copy(), POOL)
-    known = table.removed_known_since
-    assert 1 < known < 11
-    with pytest.raises(BadRequest, match=f"expected since >= {known}, found 1: the keys removed"):
-        table.snapshot(9, 1)
-    expected = keys[(known + 1) * 250 : 3000]
-    assert table.snapshot(9, known).removed.tolist() == sorted(expected[: (11 - known) * 250])
+        table.erase(keys[(version - 1) * 100 : version * 100].copy(), POOL)
+    # With 1500 keys gone, and as many rows left, the older half was forgotten.
+    assert table.removed_known_since == 8
+    assert table.snapshot(9, 8).removed.tolist() == sorted(keys[800:1600].tolist())
+    with pytest.raises(BadRequest, match="expected since >= 8, found 7: the keys removed before"):
+        table.snapshot(9, 7)
 
 
 @pytest.mark.parametrize(
