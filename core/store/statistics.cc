@@ -7,7 +7,7 @@ namespace trireme {
 double ScoreRates::decay(std::uint32_t days) const noexcept { return power(decay_rate, days); }
 
 void StatisticsPush::count(const RowLayout& layout, std::byte* row,
-                                 std::size_t position) const noexcept {
+                           std::size_t position) const noexcept {
   const double show = show_click[2 * position];
   const double click = show_click[2 * position + 1];
   Score& score = layout.score(row);
