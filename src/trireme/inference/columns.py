@@ -48,7 +48,8 @@ def _tensor(name: str, array: Any) -> Tensor:
         array = array.view(np.int64)
     if array.dtype.kind not in "biuf":
         raise BadRequest(f"Predictor: expected numbers in column {name!r}, found {array.dtype}")
-    return torch.from_numpy(np.ascontiguousarray(array))
+    array = np.ascontiguousarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _ragged(name: str, bags: list[list[int]]) -> Ragged:
