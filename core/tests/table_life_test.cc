@@ -23,10 +23,10 @@ TableConfig scored(int dim) {
   TableConfig config;
   config.dims = {dim};
   config.rule.name = "adagrad";
-  config.policy = {.is_scored = true,
-                   .rates = {.nonclk_coeff = 0.5, .click_coeff = 2.0, .decay_rate = 0.5},
-                   .delete_threshold = 0.25,
-                   .delete_after_unseen_days = 10};
+  config.policy.is_scored = true;
+  config.policy.rates = {.nonclk_coeff = 0.5, .click_coeff = 2.0, .decay_rate = 0.5};
+  config.policy.delete_threshold = 0.25;
+  config.policy.delete_after_unseen_days = 10;
   return config;
 }
 
@@ -103,7 +103,8 @@ void a_limited_table_stays_small(std::uint64_t seed) {
   test::Random random(seed);
   Pool pool(2);
   TableConfig config = scored(5);
-  config.policy = {.max_rows = 5 * kNumBuckets};
+  config.policy = PolicyConfig();
+  config.policy.max_rows = 5 * kNumBuckets;
   Table table(config);
   std::size_t bytes = 0;
   for (std::int64_t sequence = 1; sequence <= 40; ++sequence) {
