@@ -188,12 +188,14 @@ Table::BucketView view_of(const char* who, const Table& table, const Keys& keys,
           .classes = as_span(classes),
           .rows = as_span(rows),
           .marks = {},
-          .pending = {}};
+          .pending = std::nullopt};
 }
 
 void apply(Table& table, std::uint32_t bucket, Keys keys, Array1<const std::uint8_t> classes,
-           Array2<const std::uint8_t> rows, Keys removed) {
-  const Table::BucketView content = view_of("apply", table, keys, classes, rows);
+           Array2<const std::uint8_t> rows, Keys removed,
+           const std::optional<Array1<const std::uint8_t>>& pending) {
+  Table::BucketView content = view_of("apply", table, keys, classes, rows);
+  if (pending) content.pending = as_span(*pending);
   nb::gil_scoped_release release;
   table.apply(bucket, content, as_span(removed));
 }
@@ -482,9 +484,9 @@ void register_table(nb::module_& m) {
           "other streams become 0.\n"
           "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
       .def("apply", &apply, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
-           "rows"_a.noconvert(), "removed"_a.noconvert(),
+           "rows"_a.noconvert(), "removed"_a.noconvert(), "pending"_a.noconvert() = nb::none(),
            "Remove keys of a bucket, then put rows in, or in the place of those there; other rows "
-           "and all marks stay.\n"
+           "and all marks stay, and what is pending if `pending` is None.\n"
            "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
       .def("shrink", &shrink, "bucket"_a, "time"_a, "day_over"_a, "version"_a,
            nb::sig("def shrink(self, bucket: int, time: int, day_over: bool, version: int) -> "

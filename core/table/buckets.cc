@@ -161,7 +161,8 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   std::vector<std::pair<Marks::Array*, std::uint64_t>> marks;
   for (const auto& [stream, sequence] : content.marks)
     marks.emplace_back(&marks_.of(stream), sequence);
-  Admission::Pending pending = admission_.parse(bucket, content.pending);
+  Admission::Pending pending;
+  if (content.pending) pending = admission_.parse(bucket, *content.pending);
   std::vector<std::uint64_t> removed(content.removed.begin(), content.removed.end());
   std::vector<std::uint32_t> removed_at(removed.size(), content.removed_at);
   std::unique_lock lock(mutex_of(bucket));
@@ -202,6 +203,8 @@ void Table::apply(std::uint32_t bucket, const BucketView& content,
   check_bucket(bucket);
   check_content("apply", bucket, content);
   check_keys("apply", bucket, removed);
+  Admission::Pending pending;
+  if (content.pending) pending = admission_.parse(bucket, *content.pending);
   raise_version_to(content);
   std::unique_lock lock(mutex_of(bucket));
   const std::size_t num_rows = content.keys.size();
@@ -212,6 +215,7 @@ void Table::apply(std::uint32_t bucket, const BucketView& content,
   const auto forget = [&](std::uint64_t key) {
     if (Arena::Ref ref; index_.erase(key, ref)) arenas_.free({&ref, 1});
   };
+  if (content.pending) admission_.replace(bucket, std::move(pending));
   for (const std::uint64_t key : removed) forget(key);
   index_.reserve(bucket, index_.num_rows(bucket) + num_rows, version(), scratch);
   for (std::size_t i = 0; i < num_rows; ++i) {

@@ -141,7 +141,7 @@ class Table {
     std::span<const std::uint8_t> classes;
     std::span<const std::uint8_t> rows;
     std::span<const std::pair<std::int64_t, std::uint64_t>> marks;
-    std::span<const std::uint8_t> pending;
+    std::optional<std::span<const std::uint8_t>> pending;
     // Keys removed with a version in (removed_since, removed_at], for later snapshots.
     std::span<const std::uint64_t> removed = {};
     std::uint32_t removed_at = 0;
@@ -149,8 +149,8 @@ class Table {
   };
   void restore(std::uint32_t bucket, const BucketView& content);
   // Removes keys, then puts rows in, or in the place of those that are there; other rows and all
-  // marks stay. Nothing is remembered as removed: it was, where the content comes from. Errors as
-  // for restore.
+  // marks stay, and what is pending if the content says nothing of it. Nothing is remembered as
+  // removed: it was, where the content comes from. Errors as for restore.
   void apply(std::uint32_t bucket, const BucketView& content,
              std::span<const std::uint64_t> removed);
   // Forgets rows, marks, pending and removed keys of a bucket.

@@ -5,6 +5,7 @@ the data, and goes on where a checkpoint was made.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.jobs import Job
 from trireme.cluster import Cluster
 from trireme.policy import Admission, CountFilter, Probability, ScoreFilter, ScorePolicy, ShowClick
 from trireme.train import checkpoint
-from trireme.train.checkpoint import Location
+from trireme.train.checkpoint import Location, What
 
 NUM_STEPS = 40
 FILTERS: dict[str, Admission] = {
@@ -30,6 +31,8 @@ FILTERS: dict[str, Admission] = {
 
 # Bucket -> rows by key, and what is pending.
 Content = dict[int, tuple[dict[int, bytes], bytes]]
+# Steps to make, or what to do between them.
+Act = range | Callable[[tr.DistributedOptimizer], Any]
 
 
 def batches_of(stream: int) -> list[dict[str, torch.Tensor]]:
@@ -68,20 +71,28 @@ class Model(nn.Module):
         return self.rows(batch).sum(dim=(1, 2))
 
 
-def train(cluster: Cluster, admit: Admission | None, steps: range, path: Path, do: str) -> None:
-    """Make these steps in sync; before them load the checkpoint, or save it behind them."""
+def train(cluster: Cluster, admit: Admission | None, script: list[Act]) -> None:
+    """Make steps in sync, and whatever else the script says."""
     model = Model(admit)
     strategy = tr.Strategy("sync")
     optimizer = tr.DistributedOptimizer(None, model, strategy=strategy, cluster=cluster)
-    if do == "load":
-        checkpoint.load(optimizer, Location(path))
-    source = Batches(batches_of(cluster.worker)[steps.start : steps.stop])
-    for batch in tr.prefetch(source, model, cluster=cluster):
-        nn.functional.mse_loss(model(batch), batch["label"]).backward()
-        optimizer.step(examples=batch.num_examples)
-    if do == "save":
-        checkpoint.save(optimizer, Location(path))
+    for act in script:
+        if isinstance(act, range):
+            source = Batches(batches_of(cluster.worker)[act.start : act.stop])
+            for batch in tr.prefetch(source, model, cluster=cluster):
+                nn.functional.mse_loss(model(batch), batch["label"]).backward()
+                optimizer.step(examples=batch.num_examples)
+        else:
+            act(optimizer)
     cluster.client.gather({}, [])
+
+
+def save(path: Path, mode: str = "full") -> Act:
+    return lambda optimizer: checkpoint.save(optimizer, Location(path), what=What(mode))
+
+
+def load(path: Path) -> Act:
+    return lambda optimizer: checkpoint.load(optimizer, Location(path))
 
 
 def content(job: Job) -> Content:
@@ -96,22 +107,17 @@ def content(job: Job) -> Content:
     return found
 
 
-def run(
-    num_servers: int, admit: Admission | None, parts: list[tuple[range, str]], path: Path
-) -> Content:
-    for steps, do in parts:
-        with Job(num_servers) as job:
-            job.run(2, lambda cluster, of=(steps, do): train(cluster, admit, of[0], path, of[1]))
-            found = content(job)
-    return found
+def run(num_servers: int, admit: Admission | None, script: list[Act]) -> Content:
+    with Job(num_servers) as job:
+        job.run(2, lambda cluster: train(cluster, admit, script))
+        return content(job)
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_any_number_of_servers_admits_the_same_keys(name: str, tmp_path: Path) -> None:
-    whole = [(range(NUM_STEPS), "")]
-    alone = run(1, FILTERS[name], whole, tmp_path)
-    assert run(3, FILTERS[name], whole, tmp_path) == alone
-    everyone = run(1, None, whole, tmp_path)
+def test_any_number_of_servers_admits_the_same_keys(name: str) -> None:
+    alone = run(1, FILTERS[name], [range(NUM_STEPS)])
+    assert run(3, FILTERS[name], [range(NUM_STEPS)]) == alone
+    everyone = run(1, None, [range(NUM_STEPS)])
     num_rows, num_keys = (
         sum(len(rows) for rows, _ in content.values()) for content in (alone, everyone)
     )
@@ -119,7 +125,7 @@ def test_any_number_of_servers_admits_the_same_keys(name: str, tmp_path: Path) -
     assert any(pending for _, pending in alone.values()) == isinstance(FILTERS[name], CountFilter)
 
 
-def test_exact_counts_follow_from_the_data(tmp_path: Path) -> None:
+def test_exact_counts_follow_from_the_data() -> None:
     occurred, pushes, updates = Counter[int](), Counter[int](), Counter[int]()
     for of_step in zip(batches_of(0), batches_of(1), strict=True):
         keys = [key for batch in of_step for key in batch["a"].flatten().tolist()]
@@ -128,7 +134,7 @@ def test_exact_counts_follow_from_the_data(tmp_path: Path) -> None:
             pushes[key] += 1
             updates[key] += occurred[key] >= 6
     with Job(2) as job:
-        job.run(2, lambda c: train(c, FILTERS["counts"], range(NUM_STEPS), tmp_path, ""))
+        job.run(2, lambda c: train(c, FILTERS["counts"], [range(NUM_STEPS)]))
         rows = {key for rows, _ in content(job).values() for key in rows}
         found = Counter[str]()
         for server in job.servers:
@@ -139,11 +145,10 @@ def test_exact_counts_follow_from_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_checkpoint_goes_on_where_it_was_made(name: str, tmp_path: Path) -> None:
-    half = NUM_STEPS // 2
-    parts = [(range(half), "save"), (range(half, NUM_STEPS), "load")]
-    whole = run(2, FILTERS[name], [(range(NUM_STEPS), "")], tmp_path)
-    resumed = run(3, FILTERS[name], parts, tmp_path / "half")
-    assert {bucket: (list(rows), p) for bucket, (rows, p) in resumed.items()} == {
-        bucket: (list(rows), p) for bucket, (rows, p) in whole.items()
-    }
+def test_a_checkpoint_and_a_delta_go_on_where_they_were_made(name: str, tmp_path: Path) -> None:
+    full, delta = tmp_path / "full", tmp_path / "delta"
+    whole = run(2, FILTERS[name], [range(NUM_STEPS)])
+    run(3, FILTERS[name], [range(15), save(full), range(15, 25), save(delta, "delta")])
+    resumed = run(1, FILTERS[name], [load(full), load(delta), range(25, NUM_STEPS)])
+    for bucket, (rows, pending) in whole.items():
+        assert (resumed[bucket][0].keys(), resumed[bucket][1]) == (rows.keys(), pending), bucket

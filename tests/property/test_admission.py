@@ -136,8 +136,13 @@ def test_random_operations_agree_with_the_model(name: str, num_servers: int, thr
                     if random.random() < 0.1:
                         model.clear(bucket)
                         table.restore(bucket, *empty(table), found.marks)
-                    else:
+                    elif random.random() < 0.5:
                         restore(table, bucket, found)
+                    else:
+                        table.restore(bucket, *empty(table), found.marks)
+                        rows = (found.keys, found.classes, found.rows)
+                        table.apply(bucket, *rows, np.empty(0, np.uint64), found.pending)
+                        table.apply(bucket, *empty(table), np.empty(0, np.uint64))
             for of in [bucket] if number % 20 else BUCKETS:
                 assert servers.table_of(of).snapshot(of).pending.tobytes() == model.filter.save(of)
                 expected = {key: row[0] for key, row in model.rows.items() if bucket_of(key) == of}

@@ -155,7 +155,7 @@ class PieceWriter:
     def _row_batch(self, found: _core.BucketColumns) -> tuple[pa.RecordBatch, Array]:
         schema, counts = self.columns.schema, found.num_rows
         arrays: list[Array] = [found.keys, found.classes, *found.columns]
-        if self.choose is not None:
+        if self.choose is not None and len(found.keys):
             mask = self.choose(self.columns.statistics_of(found))
             arrays = [array.reshape(len(mask), -1)[mask] for array in arrays]
             counts = _sums(mask, counts)
