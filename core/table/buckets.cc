@@ -1,5 +1,6 @@
 // Table: the content of buckets, and their marks.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <mutex>
 #include <shared_mutex>
@@ -18,17 +19,24 @@ namespace {
 
 // Errors: kBadRequest for a key of another bucket, or twice the same.
 void check_keys(const char* who, std::uint32_t bucket, std::span<const std::uint64_t> keys) {
-  std::vector<std::uint64_t> sorted(keys.begin(), keys.end());
-  std::sort(sorted.begin(), sorted.end());
-  for (std::size_t i = 0; i < sorted.size(); ++i) {
-    if (bucket_of(sorted[i]) != bucket) {
+  // A set of the hashes, which are distinct where the keys are; 0, a free slot, is of one key
+  // alone.
+  std::vector<std::uint64_t> slots(std::bit_ceil(2 * keys.size() + 1));
+  const std::uint64_t mask = slots.size() - 1;
+  bool has_zero = false;
+  for (const std::uint64_t key : keys) {
+    const std::uint64_t hash = mix64(key);
+    if (bucket_of_hash(hash) != bucket) {
       refuse(who, bucket,
-             "expected its own keys, found key " + std::to_string(sorted[i]) + " of bucket " +
-                 std::to_string(bucket_of(sorted[i])));
+             "expected its own keys, found key " + std::to_string(key) + " of bucket " +
+                 std::to_string(bucket_of_hash(hash)));
     }
-    if (i > 0 && sorted[i] == sorted[i - 1]) {
-      refuse(who, bucket, "expected distinct keys, found " + std::to_string(sorted[i]) + " twice");
+    std::uint64_t slot = hash & mask;
+    while (slots[slot] != 0 && slots[slot] != hash) slot = (slot + 1) & mask;
+    if (hash == 0 ? std::exchange(has_zero, true) : slots[slot] == hash) {
+      refuse(who, bucket, "expected distinct keys, found " + std::to_string(key) + " twice");
     }
+    slots[slot] = hash;
   }
 }
 
@@ -36,6 +44,21 @@ std::array<std::size_t, Arenas::kClassesMax> count_by_class(const Table::BucketV
   std::array<std::size_t, Arenas::kClassesMax> counts{};
   for (const std::uint8_t row_class : content.classes) ++counts[row_class];
   return counts;
+}
+
+// Takes so many rows of each class, one class behind the other; returns where each begins.
+std::array<std::size_t, Arenas::kClassesMax> take_by_class(Arenas::Reservation& reservation,
+                                                           std::span<const std::size_t> counts,
+                                                           std::span<Arena::Ref> refs) noexcept {
+  std::array<std::size_t, Arenas::kClassesMax> begins{};
+  std::size_t at = 0;
+  for (std::size_t row_class = 0; row_class < counts.size(); ++row_class) {
+    begins[row_class] = at;
+    if (counts[row_class] == 0) continue;
+    reservation.take(static_cast<int>(row_class), refs.subspan(at, counts[row_class]));
+    at += counts[row_class];
+  }
+  return begins;
 }
 
 }  // namespace
@@ -169,9 +192,11 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   std::vector<Arena::Ref> old;
   index_.refs_of(bucket, old);
   const std::vector<std::pair<std::int64_t, Marks::Array*>> streams = marks_.streams();
-  Arenas::Reservation reservation(arenas_, count_by_class(content));
+  const auto counts = count_by_class(content);
+  Arenas::Reservation reservation(arenas_, counts);
   std::vector<Index::Entry> scratch;
   const std::size_t num_rows = content.keys.size();
+  std::vector<Arena::Ref> refs(num_rows);
   index_.prepare(bucket / kBucketsPerStripe, num_rows, scratch);
   // From here on nothing fails.
   index_.reserve(bucket, num_rows, version(), scratch);
@@ -180,16 +205,18 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   if (num_rows == 0) index_.release(bucket);
   removed_.restore(bucket, std::move(removed), std::move(removed_at), content.removed_since);
   admission_.replace(bucket, std::move(pending));
-  for (std::size_t i = 0; i < num_rows; ++i) insert_row(reservation, content, i);
+  std::array<std::size_t, Arenas::kClassesMax> next = take_by_class(reservation, counts, refs);
+  for (std::size_t i = 0; i < num_rows; ++i) {
+    insert_row(refs[next[content.classes[i]]++], content, i);
+  }
   for (const auto& [stream, array] : streams) (*array)[bucket] = 0;
   for (const auto& [array, sequence] : marks) (*array)[bucket] = sequence;
 }
 
-// Enters row i of the content, whose key is absent. Requires: there is room for it.
-void Table::insert_row(Arenas::Reservation& reservation, const BucketView& content,
-                       std::size_t i) noexcept {
+// Enters row i of the content, whose key is absent, as `ref`, a row of its class. Requires: there
+// is room for it.
+void Table::insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept {
   const int row_class = content.classes[i];
-  const Arena::Ref ref = reservation.take(row_class);
   std::byte* row = arenas_.row(ref);
   std::memcpy(row, &content.keys[i], sizeof content.keys[i]);
   classes_[row_class].read_wide(row, content.rows.data() + i * row_bytes());
@@ -226,7 +253,7 @@ void Table::apply(std::uint32_t bucket, const BucketView& content,
       index_.touch(content.keys[i], layout.stamp(row).version, version());
     } else {
       forget(content.keys[i]);
-      insert_row(reservation, content, i);
+      insert_row(reservation.take(content.classes[i]), content, i);
     }
   }
 }

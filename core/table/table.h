@@ -222,8 +222,7 @@ class Table {
   void raise_version_to(const BucketView& content) noexcept;
   void replace(std::uint32_t bucket, const BucketView& content);
   std::vector<Arena::Ref> refs_since(std::uint32_t bucket, std::uint32_t since) const;
-  void insert_row(Arenas::Reservation& reservation, const BucketView& content,
-                  std::size_t i) noexcept;
+  void insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept;
 
   const Isa isa_;
   const Rule rule_;
