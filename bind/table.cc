@@ -5,13 +5,16 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/array.h"
@@ -102,12 +105,38 @@ std::size_t lookup(const Table& table, Keys keys, Array2<float> out, Pool& pool,
   return table.lookup(as_span(keys), out.data(), pool, row_class);
 }
 
-std::size_t update(Table& table, Keys keys, Array2<const float> grads, const Ids& ids,
+// Gradients of keys of class 0, or those of each class.
+using Grads = std::variant<Array2<const float>, std::vector<Array2<const float>>>;
+
+std::vector<Table::Gradients> gradients_of(const Table& table, const Keys& keys,
+                                           const Grads& grads) {
+  std::span<const Array2<const float>> of_classes;
+  if (const auto* all = std::get_if<0>(&grads)) {
+    of_classes = {all, 1};
+  } else {
+    of_classes = std::get<1>(grads);
+  }
+  std::vector<Table::Gradients> parts;
+  std::size_t num_keys = 0;
+  for (const Array2<const float>& rows : of_classes) {
+    const auto row_class = static_cast<int>(parts.size());
+    if (row_class < table.classes().num_dims()) {  // else the table refuses it
+      expect("update", "rows of dim", rows.shape(1),
+             static_cast<std::size_t>(table.classes()[row_class].dim()));
+    }
+    parts.push_back({.rows = rows.data(), .num_keys = rows.shape(0)});
+    num_keys += rows.shape(0);
+  }
+  expect("update", "as many rows as keys:", num_keys, keys.size());
+  return parts;
+}
+
+std::size_t update(Table& table, Keys keys, const Grads& grads, const Ids& ids,
                    const RuleValues& values, Pool& pool, std::uint32_t time, std::uint32_t version,
                    const std::optional<Array2<const float>>& show_click,
                    const std::optional<Array1<const std::uint32_t>>& features,
-                   const std::optional<Array1<const std::uint32_t>>& counts, int row_class) {
-  expect_rows("update", table, keys, grads, row_class);
+                   const std::optional<Array1<const std::uint32_t>>& counts) {
+  const std::vector<Table::Gradients> parts = gradients_of(table, keys, grads);
   PushColumns columns{.time = time, .version = version};
   if (show_click) {
     expect("update", "a show and a click per key: columns", show_click->shape(1), 2);
@@ -124,7 +153,7 @@ std::size_t update(Table& table, Keys keys, Array2<const float> grads, const Ids
   }
   const std::vector<PushId> pushes = push_ids(ids);
   nb::gil_scoped_release release;
-  return table.update(as_span(keys), grads.data(), pushes, values, pool, columns, row_class);
+  return table.update(as_span(keys), parts, pushes, values, pool, columns);
 }
 
 void advance(Table& table, const Ids& ids) {
@@ -454,12 +483,14 @@ void register_table(nb::module_& m) {
       .def("update", &update, "keys"_a.noconvert(), "grads"_a.noconvert(), "ids"_a, "values"_a,
            "pool"_a, nb::kw_only(), "time"_a = 0, "version"_a = 0,
            "show_click"_a.noconvert() = nb::none(), "features"_a.noconvert() = nb::none(),
-           "counts"_a.noconvert() = nb::none(), "row_class"_a = 0,
+           "counts"_a.noconvert() = nb::none(),
            "Apply one step of the rule to each key, making rows that are absent and admitted, and "
            "raise all marks to `ids`.\n"
            "keys: (K,) uint64, distinct (a key that occurs twice has the rule applied twice, in "
-           "order); grads: "
-           "(K, D) float32; ids: [(stream, sequence >= 1)], the pushes that the gradients are the "
+           "order), those of each row class in turn; grads: (K, D) float32, all of class 0, or a "
+           "list "
+           "of such an array for each class; ids: [(stream, sequence >= 1)], the pushes that the "
+           "gradients are the "
            "sum of.\n"
            "time: data time in seconds, 0 if the data has none; version: the table's is raised to "
            "it; show_click: (K, 2) float32, of scored tables; features: (K,) uint32, of scored "

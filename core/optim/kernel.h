@@ -23,13 +23,12 @@ TRIREME_INLINE float clip(float w, float lower, float upper) noexcept {
 }
 
 // Calls apply(i, line, row) for each key of the group that has a row, in order, and writes the
-// numbers of the others to `absent`; returns how many they are.   dim: of the gradients.
-template <class Rows, class Apply>
-TRIREME_INLINE std::size_t for_rows_of(const Updates& updates, const Rows& rows, auto dim,
+// numbers of the others to `absent`; returns how many they are. Calls fetch(i) some keys ahead.
+template <class Rows, class Fetch, class Apply>
+TRIREME_INLINE std::size_t for_rows_of(const Updates& updates, const Rows& rows, const Fetch& fetch,
                                        std::uint32_t* absent, const Apply& apply) noexcept {
   constexpr std::size_t kAhead = 16;  // gradients to fetch: they are near, but in no order
   const Group group = updates.group;
-  const float* const grads = updates.grads;
   const std::size_t last = group.keys.size() - 1;
   std::size_t num_absent = 0;
   Finder finder(rows, updates.index, rows.row_bytes());
@@ -38,10 +37,7 @@ TRIREME_INLINE std::size_t for_rows_of(const Updates& updates, const Rows& rows,
     finder.find(
         [=](std::size_t i, const IndexLine* line, std::byte* row, bool is_found)
             TRIREME_INLINE_LAMBDA {
-              const float* next = grads + group.position(std::min(begin + i + kAhead, last)) *
-                                              static_cast<std::size_t>(dim);
-              __builtin_prefetch(next);
-              __builtin_prefetch(next + dim - 1);
+              fetch(std::min(begin + i + kAhead, last));
               if (is_found) apply(begin + i, line, row);
             },
         [&](std::size_t i, const IndexLine* line, std::byte* row) TRIREME_INLINE_LAMBDA {
@@ -63,16 +59,25 @@ TRIREME_INLINE std::size_t update_plain_rows(const Updates& updates, Dim dim,
                                              std::uint32_t* absent) noexcept {
   const R rule(values);
   const Group group = updates.group;
-  const float* const grads = updates.grads;
+  const float* const grads = updates.parts[0].rows;
+  const auto grad_of = [=](std::size_t position) TRIREME_INLINE_LAMBDA {
+    return grads + position * static_cast<std::size_t>(dim);
+  };
   const RowLayout layout = updates.layouts[0];
   const StatisticsPush statistics = updates.statistics;
   Index& index = updates.index;
   return for_rows_of(
-      updates, updates.arenas.of(0), dim, absent,
+      updates, updates.arenas.of(0),
+      [=](std::size_t i) TRIREME_INLINE_LAMBDA {
+        const float* next = grad_of(group.position(i));
+        __builtin_prefetch(next);
+        __builtin_prefetch(next + dim - 1);
+      },
+      absent,
       [=, &index](std::size_t i, const IndexLine* line, std::byte* row) TRIREME_INLINE_LAMBDA {
         const std::size_t position = group.position(i);
         float* weights = weights_of_row(row);
-        rule.row(weights, weights + dim, grads + position * static_cast<std::size_t>(dim), dim);
+        rule.row(weights, weights + dim, grad_of(position), dim);
         if constexpr (kIsScored) statistics.count(layout, row, position);
         statistics.mark(layout, row);
         index.touch(line, statistics.version);
@@ -85,25 +90,31 @@ template <class R>
 TRIREME_INLINE std::size_t update_any_rows(const Updates& updates, const RuleValues& values,
                                            std::uint32_t* absent, Risen& risen) noexcept {
   const R rule(values);
-  float* const gradient = updates.scratch + updates.layouts[0].wide_dim();
-  const auto gradient_of = [&](std::size_t position, int dim) TRIREME_INLINE_LAMBDA {
-    const float* given = updates.grads + position * static_cast<std::size_t>(updates.dim);
-    if (dim <= updates.dim) return given;
-    copy_floats(gradient, given, updates.dim);
-    std::fill(gradient + updates.dim, gradient + dim, 0.0F);
-    return static_cast<const float*>(gradient);
+  const Group group = updates.group;
+  float* const filled = updates.scratch + updates.layouts[0].wide_dim();
+  const auto grad_of = [&](std::size_t position, int dim) TRIREME_INLINE_LAMBDA {
+    const GradientPart& part = updates.part_of(position);
+    if (dim <= part.dim) return part.of(position);
+    copy_floats(filled, part.of(position), part.dim);
+    std::fill(filled + part.dim, filled + dim, 0.0F);
+    return static_cast<const float*>(filled);
   };
   return for_rows_of(
-      updates, updates.arenas, updates.dim, absent,
+      updates, updates.arenas,
+      [&](std::size_t i) TRIREME_INLINE_LAMBDA {
+        const std::size_t position = group.position(i);
+        __builtin_prefetch(updates.part_of(position).of(position));
+      },
+      absent,
       [&](std::size_t i, const IndexLine* line, std::byte* row) TRIREME_INLINE_LAMBDA {
         const int row_class = updates.arenas.class_of(row);
         const RowLayout& layout = updates.layouts[static_cast<std::size_t>(row_class)];
         const bool is_half = layout.dtype() != Dtype::kFloat32;
-        const std::size_t position = updates.group.position(i);
+        const std::size_t position = group.position(i);
         const int dim = layout.dim();
         float* weights = is_half ? updates.scratch : weights_of_row(row);
         if (is_half) layout.read_weights(row, weights, dim);
-        rule.row(weights, layout.state(row), gradient_of(position, dim), dim);
+        rule.row(weights, layout.state(row), grad_of(position, dim), dim);
         if (is_half) {
           round_weights(layout.dtype(), weights, row + kWeightsOffset, dim,
                         updates.draw_of(key_of_row(row)));
@@ -124,9 +135,9 @@ std::size_t update_plain(const Updates& updates, const RuleValues& values, Isa i
   std::size_t num_absent = 0;
   with_isa(isa, [&]() TRIREME_INLINE_LAMBDA {
     if (updates.statistics.is_scored()) {
-      num_absent = update_plain_rows<R, true>(updates, updates.dim, values, absent);
+      num_absent = update_plain_rows<R, true>(updates, updates.layouts[0].dim(), values, absent);
     } else {
-      with_dim(updates.dim, [&](auto dim) TRIREME_INLINE_LAMBDA {
+      with_dim(updates.layouts[0].dim(), [&](auto dim) TRIREME_INLINE_LAMBDA {
         num_absent = update_plain_rows<R, false>(updates, dim, values, absent);
       });
     }

@@ -39,14 +39,25 @@ struct RuleValues {
   void check() const;
 };
 
+// The gradients of a call's keys from position `first` on: rows of the dim of one class.
+struct GradientPart {
+  std::size_t first;
+  const float* rows;
+  int row_class;
+  int dim;
+
+  const float* of(std::size_t position) const noexcept {
+    return rows + (position - first) * static_cast<std::size_t>(dim);
+  }
+};
+
 // Keys of one stripe and their gradients. The stripe's lock is held.
 struct Updates {
   const Arenas& arenas;
   Index& index;
   std::span<const RowLayout> layouts;  // of the row classes
   Group group;
-  const float* grads;  // (K, dim), by position of the key in the call
-  int dim;
+  std::span<const GradientPart> parts;  // in the order of positions
   StatisticsPush statistics;
   // What stochastic rounding draws from, and room for two rows of the widest class: where there is
   // more than one class, or another dtype than float32.
@@ -55,6 +66,11 @@ struct Updates {
   std::int64_t sequence;
   float* scratch;
 
+  const GradientPart& part_of(std::size_t position) const noexcept {
+    std::size_t i = parts.size() - 1;
+    while (parts[i].first > position) --i;
+    return parts[i];
+  }
   // The random bits of a key's row in this push.
   std::uint64_t draw_of(std::uint64_t key) const noexcept {
     constexpr std::uint64_t kRoundingSalt = 3;

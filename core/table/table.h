@@ -102,13 +102,23 @@ class Table {
   // Applies one step of the rule to each key, making rows that are absent and admitted, and raises
   // the marks of every bucket to `ids`. Keys of buckets that have all ids already are left out: the
   // push was applied before. A key that occurs more than once has the rule applied that often, in
-  // order. keys: (K).  grads: (K, dim of the class): new rows are of that class, or heads of it; a
-  // row that has another learns from what fits.  Returns the number of keys applied. Errors:
-  // kBadRequest, nothing changed; kResourceExhausted, some stripes applied and marked: repeating
-  // the call with the same ids finishes it.
+  // order. keys: (K), those of each row class in turn.  grads: of each class: new rows are of that
+  // class, or heads that will be; a row of another class learns from what fits.  Returns the number
+  // of keys applied. Errors: kBadRequest, nothing changed; kResourceExhausted, some stripes applied
+  // and marked: repeating the call with the same ids finishes it.
+  struct Gradients {
+    const float* rows;  // (num_keys, dim of the class)
+    std::size_t num_keys;
+  };
+  std::size_t update(std::span<const std::uint64_t> keys, std::span<const Gradients> grads,
+                     std::span<const PushId> ids, const RuleValues& values, Pool& pool,
+                     const PushColumns& columns = {});
+  // All keys of class 0.   grads: (K, dim).
   std::size_t update(std::span<const std::uint64_t> keys, const float* grads,
                      std::span<const PushId> ids, const RuleValues& values, Pool& pool,
-                     const PushColumns& columns = {}, int row_class = 0);
+                     const PushColumns& columns = {}) {
+    return update(keys, std::array{Gradients{grads, keys.size()}}, ids, values, pool, columns);
+  }
   // An update without keys.
   void advance(std::span<const PushId> ids);
 
@@ -204,8 +214,9 @@ class Table {
   std::size_t update_stripe(std::uint32_t stripe, const Group& group, const Step& step);
   std::size_t apply_group(const Group& group, const Step& step);
   bool admits(std::uint64_t key, std::size_t position, const Step& step) noexcept;
-  void insert_rows(Selection& absent, std::span<const Arena::Ref> rows, const Step& step,
-                   const Updates& updates, std::vector<Index::Entry>& scratch) noexcept;
+  void insert_rows(Selection& absent, std::span<Arena::Ref> rows, Arenas::Reservation& reservation,
+                   const Step& step, const Updates& updates,
+                   std::vector<Index::Entry>& scratch) noexcept;
   std::size_t evict(std::uint32_t bucket);
   void remove(std::uint32_t bucket, std::span<const Arena::Ref> rows);
   static void check_bucket(std::uint32_t bucket);
@@ -216,8 +227,9 @@ class Table {
   }
   void write_absent(std::uint64_t key, float* weights, int dim) const noexcept;
   void initialize(std::byte* row, int row_class, std::uint64_t key, float* scratch) const noexcept;
-  void extend(const Group& group, const Risen& risen, int row_class,
-              Arenas::Reservation& reservation, float* scratch) noexcept;
+  std::vector<GradientPart> parts_of(std::span<const Gradients> grads, std::size_t num_keys) const;
+  void extend(const Updates& updates, const Risen& risen,
+              Arenas::Reservation& reservation) noexcept;
   void check_content(const char* who, std::uint32_t bucket, const BucketView& content) const;
   void raise_version_to(const BucketView& content) noexcept;
   void replace(std::uint32_t bucket, const BucketView& content);

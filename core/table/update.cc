@@ -63,8 +63,7 @@ std::array<std::size_t, kBucketsPerStripe> count_by_bucket(
 // A call of update(), the same for every stripe.
 struct Table::Step {
   PushId id;  // of the push, or of the first stream's among those merged
-  const float* grads;
-  int row_class;
+  std::span<const GradientPart> parts;
   const Advance& advance;
   const RuleValues& values;
   const PushColumns& columns;
@@ -84,17 +83,16 @@ void Table::for_stripes(std::span<const std::uint64_t> keys, Pool& pool,
   }
 }
 
-std::size_t Table::update(std::span<const std::uint64_t> keys, const float* grads,
+std::size_t Table::update(std::span<const std::uint64_t> keys, std::span<const Gradients> grads,
                           std::span<const PushId> ids, const RuleValues& values, Pool& pool,
-                          const PushColumns& columns, int row_class) {
+                          const PushColumns& columns) {
   values.check();
-  check_class("update", row_class);
+  const std::vector<GradientPart> parts = parts_of(grads, keys.size());
   check_columns(columns, keys.size());
   const Advance advance(ids, marks_);
   raise_version(columns.version);
   const Step step{.id = *std::ranges::min_element(ids, {}, &PushId::stream),
-                  .grads = grads,
-                  .row_class = row_class,
+                  .parts = parts,
                   .advance = advance,
                   .values = values,
                   .columns = columns};
@@ -103,6 +101,29 @@ std::size_t Table::update(std::span<const std::uint64_t> keys, const float* grad
     applied += update_stripe(stripe, group, step);
   });
   return applied;
+}
+
+// Errors: kBadRequest unless there are gradients for all keys, of classes that the table has.
+std::vector<GradientPart> Table::parts_of(std::span<const Gradients> grads,
+                                          std::size_t num_keys) const {
+  std::vector<GradientPart> parts;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const int row_class = static_cast<int>(i);
+    check_class("update", row_class);
+    if (grads[i].num_keys == 0) continue;
+    parts.push_back({.first = first,
+                     .rows = grads[i].rows,
+                     .row_class = row_class,
+                     .dim = classes_[row_class].dim()});
+    first += grads[i].num_keys;
+  }
+  if (first != num_keys) {
+    throw Error(ErrorCode::kBadRequest, "Table.update: expected gradients of " +
+                                            std::to_string(num_keys) + " keys, found those of " +
+                                            std::to_string(first));
+  }
+  return parts;
 }
 
 void Table::check_columns(const PushColumns& columns, std::size_t num_keys) const {
@@ -156,11 +177,11 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
 std::size_t Table::apply_group(const Group& group, const Step& step) {
   const std::size_t n = group.keys.size();
   if (n == 0) return 0;
-  const int first_class = classes_.head() >= 0 ? classes_.head() : step.row_class;
   std::array<std::size_t, Arenas::kClassesMax> num_rows_max{};
-  for (const int row_class : {first_class, step.row_class}) {
-    num_rows_max[static_cast<std::size_t>(row_class)] = n;
+  for (const GradientPart& part : step.parts) {
+    num_rows_max[static_cast<std::size_t>(part.row_class)] = n;
   }
+  if (classes_.head() >= 0) num_rows_max[static_cast<std::size_t>(classes_.head())] = n;
   Arenas::Reservation reservation(arenas_, num_rows_max);
   std::vector<Index::Entry> scratch;
   index_.prepare(bucket_of(group.keys[0]) / kBucketsPerStripe, n, scratch);
@@ -177,8 +198,7 @@ std::size_t Table::apply_group(const Group& group, const Step& step) {
                   .index = index_,
                   .layouts = classes_.layouts(),
                   .group = group,
-                  .grads = step.grads,
-                  .dim = classes_[step.row_class].dim(),
+                  .parts = step.parts,
                   .statistics = {.rates = policy_.rates,
                                  .version = version(),
                                  .time = step.columns.time,
@@ -193,7 +213,7 @@ std::size_t Table::apply_group(const Group& group, const Step& step) {
     const Kernels& kernels = rule_.kernels;
     if (classes_.is_plain()) return kernels.plain(updates, step.values, isa_, absent.data());
     const std::size_t num_absent = kernels.any(updates, step.values, isa_, absent.data(), risen);
-    extend(updates.group, risen, step.row_class, reservation, two_rows.data());
+    extend(updates, risen, reservation);
     risen.size = 0;
     return num_absent;
   };
@@ -203,8 +223,7 @@ std::size_t Table::apply_group(const Group& group, const Step& step) {
   if (!admission_.admits_all()) std::sort(absent.data(), absent.data() + num_absent);
   for (std::size_t i = 0; i < num_absent; ++i) fresh.add(absent[i]);
   const std::span<Arena::Ref> rows = absent.span().first(num_absent);
-  reservation.take(first_class, rows);
-  insert_rows(fresh, rows, step, updates, scratch);
+  insert_rows(fresh, rows, reservation, step, updates, scratch);
   updates.group = fresh.group();
   const std::size_t num_rejected = num_absent - updates.group.keys.size();
   num_rejected_ += num_rejected;
@@ -231,16 +250,18 @@ void Table::initialize(std::byte* row, int row_class, std::uint64_t key,
   layout.begin(row, key, rule_.initial_state);
 }
 
-// Gives the heads that have risen rows of the class, which begin as heads end.
-void Table::extend(const Group& group, const Risen& risen, int row_class,
-                   Arenas::Reservation& reservation, float* scratch) noexcept {
+// Gives the heads that have risen rows of the class that was pushed, which begin as heads end.
+void Table::extend(const Updates& updates, const Risen& risen,
+                   Arenas::Reservation& reservation) noexcept {
   for (std::size_t i = 0; i < risen.size; ++i) {
-    const std::uint64_t key = group.keys[risen.numbers[i]];
+    const std::uint64_t key = updates.group.keys[risen.numbers[i]];
     const std::byte* head = index_.find(key);
     if (arenas_.class_of(head) != risen.head_class) continue;  // the key occurs twice
+    const std::size_t position = updates.group.position(risen.numbers[i]);
+    const int row_class = updates.part_of(position).row_class;
     const Arena::Ref ref = reservation.take(row_class);
     std::byte* row = arenas_.row(ref);
-    initialize(row, row_class, key, scratch);
+    initialize(row, row_class, key, updates.scratch);
     classes_[row_class].take_over(row, layout_of(head), head);
     const Arena::Ref old = index_.replace(key, ref);
     arenas_.free({&old, 1});
@@ -260,9 +281,10 @@ bool Table::admits(std::uint64_t key, std::size_t position, const Step& step) no
 }
 
 // Gives rows to those of these absent keys of one stripe that are admitted, and drops the others. A
-// key may occur twice; the rows left over go back.
-void Table::insert_rows(Selection& absent, std::span<const Arena::Ref> rows, const Step& step,
-                        const Updates& updates, std::vector<Index::Entry>& scratch) noexcept {
+// key may occur twice; the rows left over go back.   rows: room for as many.
+void Table::insert_rows(Selection& absent, std::span<Arena::Ref> rows,
+                        Arenas::Reservation& reservation, const Step& step, const Updates& updates,
+                        std::vector<Index::Entry>& scratch) noexcept {
   const std::uint32_t now = updates.statistics.version;
   const std::uint64_t some_key = absent.group().keys[0];
   const std::uint32_t first_bucket = bucket_of(some_key) / kBucketsPerStripe * kBucketsPerStripe;
@@ -273,19 +295,37 @@ void Table::insert_rows(Selection& absent, std::span<const Arena::Ref> rows, con
       if (num_new[i] > 0) index_.reserve(first_bucket + i, num_rows, now, scratch);
     }
   }
-  std::size_t used = 0;
+  const auto class_at = [&](std::size_t position) {
+    return classes_.head() >= 0 ? classes_.head() : updates.part_of(position).row_class;
+  };
+  std::array<std::size_t, Arenas::kClassesMax> num_taken{};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    ++num_taken[static_cast<std::size_t>(class_at(absent.group().position(i)))];
+  }
+  std::array<std::span<Arena::Ref>, Arenas::kClassesMax> left;  // of the rows that were taken
+  for (std::size_t i = 0; i < num_taken.size(); ++i) {
+    left[i] = rows.first(num_taken[i]);
+    rows = rows.subspan(num_taken[i]);
+    reservation.take(static_cast<int>(i), left[i]);
+  }
+  std::size_t num_used = 0;
   absent.filter([&](std::uint64_t key, std::size_t position) {
     if (index_.find(key) != nullptr) return true;
     if (!admits(key, position, step)) return false;
     const std::uint32_t bucket = bucket_of(key);
     index_.reserve(bucket, index_.num_rows(bucket) + 1, now, scratch);
-    initialize(arenas_.row(rows[used]), arenas_.class_of(rows[used]), key, updates.scratch);
-    index_.insert(mix64(key), {rows[used++], static_cast<std::uint16_t>(now)}, now);
+    const int row_class = class_at(position);
+    std::span<Arena::Ref>& rest = left[static_cast<std::size_t>(row_class)];
+    const Arena::Ref ref = rest.front();
+    rest = rest.subspan(1);
+    ++num_used;
+    initialize(arenas_.row(ref), row_class, key, updates.scratch);
+    index_.insert(mix64(key), {ref, static_cast<std::uint16_t>(now)}, now);
     admission_.settle(key);
     return true;
   });
-  num_admitted_ += used;
-  arenas_.free(rows.subspan(used));
+  num_admitted_ += num_used;
+  for (const std::span<Arena::Ref> rest : left) arenas_.free(rest);
 }
 
 std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {

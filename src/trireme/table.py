@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,20 @@ from trireme.policy import (
 DIM_MAX = 4096
 CLASSES_MAX = 16
 DTYPES = ("float32", "bfloat16", "float16")
+PART_MARK = "\x1f"  # between the name of a table and the number of a row class
+
+
+def part_name(table: str, row_class: int) -> str:
+    """What pulls and pushes call the keys of one row class of a table: its name, for class 0."""
+    return f"{table}{PART_MARK}{row_class}" if row_class else table
+
+
+def split_part(part: str) -> tuple[str, int]:
+    """The inverse of part_name."""
+    table, mark, row_class = part.partition(PART_MARK)
+    return table, int(row_class) if mark else 0
+
+
 NAME_BYTES_MAX = 200
 
 
@@ -66,12 +81,11 @@ class TableSchema:
         has_heads = self.policy.get("embedx_threshold") is not None and self.wide_dim > 1
         return len(self.dims) if has_heads else None
 
-    @property
-    def width(self) -> int:
-        """Floats that a lookup answers for a key: the weights, show and click before them if the
-        policy says so.
+    def width_of(self, row_class: int) -> int:
+        """Floats that a lookup of a class answers for a key: the weights, show and click before
+        them if the policy says so.
         """
-        return self.dim + (2 if self.pulls_statistics else 0)
+        return self.dims[row_class] + (2 if self.pulls_statistics else 0)
 
     @property
     def is_scored(self) -> bool:
@@ -140,6 +154,8 @@ def _check_schema(schema: TableSchema) -> None:
         raise BadRequest(
             f"Table: expected a name of 1 to {NAME_BYTES_MAX} bytes, found {name_bytes}"
         )
+    if PART_MARK in schema.name:
+        raise BadRequest(f"Table: expected a name without {PART_MARK!r}, found {schema.name!r}")
     is_right = len(schema.dims) >= 1 and all(1 <= dim <= DIM_MAX for dim in schema.dims)
     if not is_right or len(schema.dims) + (schema.head_class is not None) > CLASSES_MAX:
         raise BadRequest(
@@ -176,6 +192,9 @@ class Table:
     Args:
         name: what servers and checkpoints call it.
         dim: weights per row, D.
+        dims: in its place, the dim of each feature that reads the table. Rows take no more memory
+            than their feature's dim. Needs `salt` where dims differ: an id of two features would
+            else be one row of two dims.
         optimizer: the update rule, `trireme.optim.*`.
         initializer: the weights of a row that has not been pushed yet, `trireme.initializer.*`.
         dtype: of the weights in the servers' memory: "float32", or 16 bits, "bfloat16" or
@@ -199,7 +218,8 @@ class Table:
         self,
         name: str,
         *,
-        dim: int,
+        dim: int | None = None,
+        dims: Mapping[str, int] | None = None,
         optimizer: Rule | None = None,
         initializer: Initializer | None = None,
         dtype: str = "float32",
@@ -224,9 +244,10 @@ class Table:
                 )
         self.salt = bool(salt)
         self.feature_numbers: dict[str, int] = {}
+        self._dim_of = _checked_dims(name, dim, dims, self.salt)
         self.schema = TableSchema(
             name=name,
-            dims=(dim,),
+            dims=tuple(dict.fromkeys(self._dim_of.values())) or (dim or 0,),
             dtype=dtype,
             rule=self.optimizer.fixed(),
             initializer=(Uniform() if initializer is None else initializer).spec(),
@@ -236,6 +257,33 @@ class Table:
             admission=None if admit is None else admit.fixed(),
         )
         _check_schema(self.schema)
+        self.row_class = 0
+        self.parts: tuple[Table, ...] = (self,)
+        if len(self.schema.dims) > 1:
+            others = [copy.copy(self) for _ in self.schema.dims[1:]]
+            self.parts += tuple(others)
+            for row_class, other in enumerate(others, 1):
+                other.row_class, other.parts = row_class, self.parts
+
+    def of_feature(self, feature: str) -> Table:
+        """This table as a feature reads it: rows of the feature's dim. One of `parts`.
+
+        Raises:
+            BadRequest: the table's dims do not name the feature.
+        """
+        if not self._dim_of:
+            return self
+        if feature not in self._dim_of:
+            raise BadRequest(
+                f"Table {self.name!r}: expected a feature of its dims, {sorted(self._dim_of)},"
+                f" found {feature!r}"
+            )
+        return self.parts[self.schema.dims.index(self._dim_of[feature])]
+
+    @property
+    def part(self) -> str:
+        """What pulls and pushes call these rows, see part_name."""
+        return part_name(self.name, self.row_class)
 
     @classmethod
     def of_schema(cls, schema: TableSchema) -> Table:
@@ -250,16 +298,34 @@ class Table:
 
     @property
     def dim(self) -> int:
-        return self.schema.dim
+        return self.schema.dims[self.row_class]
 
     @property
     def width(self) -> int:
         """Floats that lookups answer per key: dim, two more if the policy pulls statistics."""
-        return self.schema.width
+        return self.schema.width_of(self.row_class)
 
     @property
     def seed(self) -> int:
         return self.schema.seed
 
     def __repr__(self) -> str:
-        return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer})"
+        dim = f"dims={dict(self._dim_of)}" if self._dim_of else f"dim={self.dim}"
+        return f"Table({self.name!r}, {dim}, optimizer={self.optimizer})"
+
+
+def _checked_dims(
+    name: str, dim: int | None, dims: Mapping[str, int] | None, salt: bool
+) -> dict[str, int]:
+    if (dim is None) == (dims is None):
+        raise BadRequest(f"Table {name!r}: expected dim or dims, found {dim} and {dims}")
+    if dims is None:
+        return {}
+    if not dims or not all(type(dim) is int for dim in dims.values()):
+        raise BadRequest(f"Table {name!r}: expected dims {{feature: dim}}, found {dims!r}")
+    if len(set(dims.values())) > 1 and not salt:
+        raise BadRequest(
+            f"Table {name!r}: expected salt=True with different dims, as an id of two features"
+            f" would be one row of two dims, found False and {dict(dims)}"
+        )
+    return dict(dims)

@@ -25,8 +25,9 @@ def push(
 ) -> None:
     grads = grads_of(len(keys), dim, sequence)
     rates = _core.RuleValues(lr=0.1, eps=0.5, step=sequence)
+    by_class = [np.empty((0, width), np.float32) for width in table.dims[:row_class]]
     keys = np.ascontiguousarray(keys)
-    table.update(keys, grads, [(0, sequence)], rates, POOL, row_class=row_class, **more)
+    table.update(keys, [*by_class, grads], [(0, sequence)], rates, POOL, **more)
 
 
 def shown(table: _core.Table, keys: np.ndarray, dim: int, sequence: int, show: Any) -> None:
@@ -148,7 +149,6 @@ def test_narrow_rows_take_less_memory() -> None:
     ("row_class", "width", "message"),
     [
         (2, 8, r"update: expected a row class in \[0, 2\), found 2"),
-        (-1, 8, r"update: expected a row class in \[0, 2\), found -1"),
         (1, 8, "update: expected rows of dim 3, found 8"),
         (0, 3, "update: expected rows of dim 8, found 3"),
     ],
@@ -159,7 +159,24 @@ def test_a_class_that_does_not_fit_is_refused(row_class: int, width: int, messag
         push(table, WIDE, width, 1, row_class)
     with pytest.raises(BadRequest, match=message.replace("update", "lookup")):
         look(table, WIDE, width, row_class)
+    with pytest.raises(BadRequest, match=r"lookup: expected a row class in \[0, 2\), found -1"):
+        look(table, WIDE, 8, -1)
+    rates, grads = _core.RuleValues(lr=0.1), [grads_of(1, 8, 1), grads_of(2, 3, 1)]
+    with pytest.raises(BadRequest, match="update: expected as many rows as keys: 2000, found 3"):
+        table.update(WIDE, grads, [(0, 1)], rates, POOL)
     assert table.rows == 0
+
+
+def test_one_update_has_keys_of_all_classes() -> None:
+    """All of them, or none in a bucket that has the push already."""
+    both, table = make_table(dims=[8, 3]), make_table(dims=[8, 3])
+    push(table, WIDE, 8, 1)
+    push(table, NARROW, 3, 2, 1)
+    grads = [grads_of(len(WIDE), 8, 1), grads_of(len(NARROW), 3, 2)]
+    for applied in (len(KEYS), 0):
+        rates = _core.RuleValues(lr=0.1, eps=0.5)
+        assert both.update(KEYS, grads, [(0, 2)], rates, POOL) == applied
+    assert content_of(both) == content_of(table)
 
 
 def test_content_that_does_not_fit_its_class_is_refused() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,15 +79,15 @@ class TableModule(nn.Module):
         home = cluster.default()
         plan = Planner(self, pool=home.pool).plan(batch, train=self._is_learning())
         home.ensure_table(self.table)
-        part = plan.tables[0]
-        keys = part.keys
-        pulled = home.pull({self.table.name: keys}, training=self._is_learning())
-        rows = {self.table.name: torch.from_numpy(_core.borrow(pulled.rows[self.table.name]))}
+        keys = {part.table.part: part.keys for part in plan.tables}
+        pulled = home.pull(keys, training=self._is_learning())
+        rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
         leaves = plan.leaves(rows, train=self._is_learning())
         if self._is_learning():
-            leaf = leaves[self.table.name]
-            looked_up = cluster.LookedUp(self.table, keys, leaf, part.scale, part.columns)
-            home.pending.add(looked_up, plan.num_examples)
+            for part in plan.tables:
+                leaf = leaves[part.table.part]
+                looked_up = cluster.LookedUp(part.table, part.keys, leaf, part.scale, part.columns)
+                home.pending.add(looked_up, plan.num_examples)
             home.pending.pulled_at(pulled.versions)
         return plan.num_examples, plan.lookups(leaves)
 
@@ -107,8 +108,10 @@ class TableModule(nn.Module):
                 f"found {found}"
             )
 
-    def _identity(self) -> dict[str, str | int | bool]:
-        return {"table": self.table.name, "dim": self.table.dim, "salt": self.table.salt}
+    def _identity(self) -> dict[str, Any]:
+        dims = [self.table.of_feature(name).dim for name in self.features]
+        dim = dims[0] if len(set(dims)) == 1 else dims
+        return {"table": self.table.name, "dim": dim, "salt": self.table.salt}
 
     def _wrong(self, expected: str, found: object) -> BadRequest:
         return BadRequest(
@@ -140,7 +143,8 @@ class Embedding(TableModule):
         super().__init__(table, features, padding_key)
         self.returns_tuple = not isinstance(features, str)
         self.readings = tuple(
-            Reading(table, (name,), "none", self.padding_key) for name in self.features
+            Reading(table.of_feature(name), (name,), "none", self.padding_key)
+            for name in self.features
         )
 
     def forward(self, batch: Columns) -> Tensor | tuple[Tensor, ...]:
@@ -153,7 +157,8 @@ class Embedding(TableModule):
         Returns:
             For one name a tensor, for a list of names a tuple of tensors: (B, D) or (B, L, D)
             where the feature is a tensor of that many ids, (N, D) where it is Ragged: all ids of
-            its bags, one behind the other. Weights of ids are not applied.
+            its bags, one behind the other; D is the dim of the feature. Weights of ids are not
+            applied.
 
         Raises:
             BadRequest: a feature is missing or has another form; the message names it.
@@ -163,20 +168,24 @@ class Embedding(TableModule):
         if not rows:
             _, lookups = self._lookups(batch)
             rows = tuple(
-                self._rows_of(batch[name], lookup)
-                for name, lookup in zip(self.features, lookups, strict=True)
+                self._rows_of(batch[reading.features[0]], lookup, reading.table.width)
+                for reading, lookup in zip(self.readings, lookups, strict=True)
             )
         return rows if self.returns_tuple else rows[0]
 
-    def _rows_of(self, column: object, lookup: Lookup) -> Tensor:
+    def _rows_of(self, column: object, lookup: Lookup, width: int) -> Tensor:
         out = gather_rows(lookup, lookup.index.shape[0], 1)
         if isinstance(column, Tensor):
-            return out.view(*column.shape, self.table.width)
+            return out.view(*column.shape, width)
         return out.squeeze(1)
 
 
 class EmbeddingBag(TableModule):
-    """The rows of each bag added up, for many features in one fused operation.
+    """The rows of each bag added up, for many features in one fused operation (one for each dim,
+    where features of a table have dims of their own).
+
+    Attributes:
+        dims: columns of each feature in the output.
 
     Args:
         table: where the rows live.
@@ -203,7 +212,15 @@ class EmbeddingBag(TableModule):
         if mode not in MODES:
             raise self._wrong(f"mode to be one of {MODES}", repr(mode))
         self.mode = mode
-        self.readings = (Reading(table, self.features, mode, self.padding_key),)
+        parts = [table.of_feature(name) for name in self.features]
+        self.dims = tuple(part.width for part in parts)
+        by_part: dict[Table, list[str]] = {}
+        for name, part in zip(self.features, parts, strict=True):
+            by_part.setdefault(part, []).append(name)
+        self.readings = tuple(
+            Reading(part, tuple(names), mode, self.padding_key) for part, names in by_part.items()
+        )
+        self._order = [name for names in by_part.values() for name in names]
 
     def forward(self, batch: Columns) -> Tensor:
         """Look the bags of the batch up.
@@ -214,15 +231,25 @@ class EmbeddingBag(TableModule):
 
         Returns:
             (B, F, D) float32, contiguous: `.flatten(1)` is a view. An empty bag gives zeros.
+            Where the features have different dims, (B, sum of dims): theirs side by side, as
+            TorchRec's KeyedTensor has them; `output.split(module.dims, 1)` are the features'.
 
         Raises:
             BadRequest: a feature is missing or has another form (the message names it), or ids have
                 weights and the mode is not "sum".
         """
-        if gathered := self._gathered(batch):
-            return gathered[0]
-        num_examples, [lookup] = self._lookups(batch)
-        return gather_rows(lookup, num_examples, len(self.features))
+        pieces = self._gathered(batch)
+        if not pieces:
+            num_examples, lookups = self._lookups(batch)
+            pieces = [
+                gather_rows(lookup, num_examples, len(reading.features))
+                for reading, lookup in zip(self.readings, lookups, strict=True)
+            ]
+        if len(pieces) == 1:
+            return pieces[0]
+        columns = [column for piece in pieces for column in piece.unbind(1)]
+        by_name = dict(zip(self._order, columns, strict=True))
+        return torch.cat([by_name[name] for name in self.features], dim=1)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, mode={self.mode!r}"

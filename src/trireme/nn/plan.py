@@ -4,7 +4,7 @@ A plan is made once per batch and serves the whole step: its keys are pulled and
 indices say where each pulled row goes (gather) and where its gradient comes from (scatter).
 
     plan = planner.plan(batch)
-    pulled = client.pull({part.table.name: part.keys for part in plan.tables})
+    pulled = client.pull({part.table.part: part.keys for part in plan.tables})
     rows = {name: torch.from_numpy(rows) for name, rows in pulled.rows.items()}
     leaves = plan.attach(batch, rows, train=True)
     loss(model(batch)).backward()      # leaves[name].grad is the gradient of the table's keys
@@ -58,7 +58,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TablePlan:
-    """One table's part of a plan.
+    """One table's part of a plan; where features have dims of their own, a row class's.
 
     keys: (K,) uint64, distinct, in the order of their buckets; row k of a lookup is of keys[k].
     scale: (K, 1) float32: what the gradient of each row is multiplied by; None: by nothing.
@@ -96,11 +96,11 @@ class Plan:
 
         Args:
             batch: the batch that was planned; its lookups are replaced.
-            rows: table name -> (K, W) float32, row k for keys[k]. Not copied.
+            rows: `Table.part` -> (K, W) float32, row k for keys[k]. Not copied.
             train: whether gradients are wanted.
 
         Returns:
-            Table name -> (K, W) leaf over the same memory; in training its .grad, after backward,
+            `Table.part` -> (K, W) leaf over the same memory; in training its .grad, after backward,
             is the gradient of keys. It is None if the loss did not depend on the table.
 
         Raises:
@@ -113,7 +113,7 @@ class Plan:
     def leaves(self, rows: Mapping[str, Tensor], *, train: bool) -> dict[str, Tensor]:
         """The tensors that `attach` makes; see there."""
         return {
-            part.table.name: _leaf(part, rows.get(part.table.name), train) for part in self.tables
+            part.table.part: _leaf(part, rows.get(part.table.part), train) for part in self.tables
         }
 
     def lookups(self, leaves: Mapping[str, Tensor]) -> dict[str, Lookup]:
@@ -155,7 +155,8 @@ class Planner:
     @property
     def tables(self) -> tuple[Table, ...]:
         """The tables that the modules read, in the order of the modules."""
-        return tuple(readings[0].table for readings in self._readings.values())
+        tables = (readings[0].table.parts[0] for readings in self._readings.values())
+        return tuple(dict.fromkeys(tables))
 
     def plan(self, batch: Columns, *, train: bool = True) -> Plan:
         """The distinct keys of `batch` and where each is used.
@@ -186,7 +187,7 @@ class Planner:
             tables.append(TablePlan(table, unique.keys, scale, columns))
             for reading in readings:
                 tensors = unique.positions(reading.features, reading.mode)
-                positions[reading.name] = _Positions(table.name, tensors)
+                positions[reading.name] = _Positions(table.part, tensors)
         return Plan(num_examples, tuple(tables), positions)
 
 
@@ -338,21 +339,25 @@ def _readings_of(modules: Iterable[nn.Module]) -> Iterator[Reading]:
 
 
 def _by_table(all_readings: Iterable[Reading]) -> dict[str, list[Reading]]:
+    """What is read of each `Table.part`."""
     by_table: dict[str, list[Reading]] = {}
+    tables: dict[str, Table] = {}
     for reading in all_readings:
-        first = by_table.setdefault(reading.table.name, [reading])[0]
-        _expect_same_table(first, reading)
-        if all(reading.name != other.name for other in by_table[reading.table.name]):
-            by_table[reading.table.name].append(reading)
+        name, table = reading.table.name, reading.table.parts[0]
+        if tables.setdefault(name, table) is not table:
+            raise BadRequest(
+                f"Planner: expected one Table named {name!r}, found two; share the object"
+            )
+        first = by_table.setdefault(reading.table.part, [reading])[0]
+        _expect_same_padding(first, reading)
+        if all(reading.name != other.name for other in by_table[reading.table.part]):
+            by_table[reading.table.part].append(reading)
     return by_table
 
 
-def _expect_same_table(first: Reading, other: Reading) -> None:
-    name = first.table.name
-    if other.table is not first.table:
-        raise BadRequest(f"Planner: expected one Table named {name!r}, found two; share the object")
+def _expect_same_padding(first: Reading, other: Reading) -> None:
     if other.padding_key != first.padding_key:
         raise BadRequest(
-            f"Planner: expected one padding_key for all modules on table {name!r}, "
+            f"Planner: expected one padding_key for all modules on table {first.table.name!r}, "
             f"found {first.padding_key} and {other.padding_key}"
         )

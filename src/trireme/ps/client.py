@@ -30,7 +30,7 @@ from trireme.ps.routing import BucketMap, Floats, Keys, Split
 from trireme.ps.transport import Transport
 from trireme.ps.wire import Array, BlocksPush, Push, TablePush
 from trireme.rpc import Call, Reply
-from trireme.table import TableSchema
+from trireme.table import TableSchema, split_part
 
 log = logging.getLogger("trireme.ps")
 
@@ -203,7 +203,8 @@ class Client:
         """Fetch the current weights of keys, and of all blocks if asked.
 
         Args:
-            keys: per table (K,) uint64, distinct, in bucket order (as `_core.unique` gives them).
+            keys: per `Table.part` (K,) uint64, distinct, in bucket order (as `_core.unique` gives
+                them).
             blocks: the dense weights too.
             staged: sync only: this stream has staged its pushes up to this step; the answer waits
                 until the step has been applied everywhere.
@@ -221,7 +222,8 @@ class Client:
             body = {
                 "map": bucket_map.version,
                 "stream": self._stream,
-                "tables": list(keys),
+                "tables": [split_part(name)[0] for name in keys],
+                "classes": [split_part(name)[1] for name in keys],
                 "blocks": blocks,
                 "staged": staged,
                 "time": time,
@@ -307,13 +309,15 @@ class Client:
         split = Split(part.keys, bucket_map, self._pool)
         keys, gradients = split.parts(part.keys), split.parts(part.gradients)
         columns = {column: split.parts(values) for column, values in part.columns.items()}
+        table, row_class = split_part(name)
         return [
             TablePush(
-                name,
+                table,
                 keys[server],
                 gradients[server],
                 part.values,
                 {column: parts[server] for column, parts in columns.items()},
+                row_class,
             )
             for server in range(len(bucket_map.servers))
         ]

@@ -73,6 +73,28 @@ def _merged(
     return merged
 
 
+def nothing(dim: int, names: Sequence[str]) -> tuple[Keys, Floats, KeyColumns]:
+    """A push of no keys, to a table whose pushes carry the columns of these names."""
+    columns: KeyColumns = {name: np.empty((0, *FORMS[name][1]), FORMS[name][0]) for name in names}
+    return np.empty(0, np.uint64), np.empty((0, dim), np.float32), columns
+
+
+def joined(
+    of_classes: Sequence[tuple[Keys, Floats, KeyColumns]],
+) -> tuple[Keys, list[Floats], KeyColumns]:
+    """The keys of a table's row classes, one class behind the other; the gradients of each; the
+    columns of all keys.
+    """
+    keys, _, columns = of_classes[0]
+    if len(of_classes) > 1:
+        keys = np.concatenate([keys for keys, _, _ in of_classes])
+        columns = {
+            name: np.concatenate([of_class[name] for _, _, of_class in of_classes])
+            for name in columns
+        }
+    return keys, [gradients for _, gradients, _ in of_classes], columns
+
+
 def check(table: str, expected: Sequence[str], columns: KeyColumns) -> None:
     """Raises BadRequest unless the columns of a push are those of the table, with shows and clicks
     that can be added up.

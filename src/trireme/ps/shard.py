@@ -32,9 +32,9 @@ from trireme.errors import (
     WrongMap,
 )
 from trireme.ps.blocks import BlockSpec, BlockStore
+from trireme.ps.columns import KeyColumns, fleet_scale, joined, merge, nothing
 from trireme.ps.columns import check as check_columns
-from trireme.ps.columns import fleet_scale, merge
-from trireme.ps.routing import BucketMap
+from trireme.ps.routing import BucketMap, Floats, Keys
 from trireme.ps.staging import Member, Staging
 from trireme.ps.wire import (
     STREAMS_MAX,
@@ -256,8 +256,14 @@ class Shard:
         """
         body = request.body
         tables = [self.table(name) for name in need(body, "tables", list)]
+        classes = need_list(body, "classes", int)
+        if len(classes) != len(tables):
+            raise BadRequest(f"pull: expected a class for {len(tables)} tables, found {classes}")
         arrays = Arrays(request.arrays)
-        keys = [arrays.take(f"keys of {table.schema.name}", np.uint64, (None,)) for table in tables]
+        parts = [
+            (table, row_class, arrays.take(f"keys of {table.schema.name}", np.uint64, (None,)))
+            for table, row_class in zip(tables, classes, strict=True)
+        ]
         arrays.end()
         with_blocks = need(body, "blocks", bool)
         time = need_time(body)
@@ -265,7 +271,7 @@ class Shard:
 
         def answer() -> Reply:
             block_ids = bucket_map.blocks_of(self.index) if with_blocks else []
-            return self._read(tables, keys, block_ids, time)
+            return self._read(parts, block_ids, time)
 
         staged = need(body, "staged", int)
         if not staged:
@@ -282,14 +288,16 @@ class Shard:
             return self._staging.waiting_for()
 
     def _read(
-        self, tables: list[ServedTable], keys: list[Array], block_ids: list[str], time: int
+        self, parts: list[tuple[ServedTable, int, Array]], block_ids: list[str], time: int
     ) -> Reply:
+        """Rows of keys (of a table, as one of its row classes), then blocks."""
         version = self.num_pushes
         arrays: list[Array] = []
         missing = []
-        for table, keys_K in zip(tables, keys, strict=True):
-            rows_KD = np.empty((len(keys_K), table.schema.dim), dtype=np.float32)
-            missing.append(table.rows.lookup(keys_K, rows_KD, self.pool))
+        for table, row_class, keys_K in parts:
+            dim = _dim_of(table.schema, row_class)
+            rows_KD = np.empty((len(keys_K), dim), dtype=np.float32)
+            missing.append(table.rows.lookup(keys_K, rows_KD, self.pool, row_class))
             if table.schema.pulls_statistics:
                 shows_K2 = np.empty((len(keys_K), 2))
                 table.rows.statistics(keys_K, shows_K2, time, False, self.pool)
@@ -329,9 +337,10 @@ class Shard:
         """Everything that could fail later is checked here, before anything changes."""
         for part in push.tables:
             table = self.table(part.table)
-            if part.gradients.shape[1] != table.schema.dim:
+            dim = _dim_of(table.schema, part.row_class)
+            if part.gradients.shape[1] != dim:
                 raise BadRequest(
-                    f"push: table {part.table!r} has dim {table.schema.dim},"
+                    f"push: table {part.table!r} has dim {dim},"
                     f" found gradients of shape {part.gradients.shape}"
                 )
             check_columns(part.table, table.schema.columns, part.columns)
@@ -394,15 +403,14 @@ class Shard:
         time: int,
         ids: list[tuple[int, int]],
     ) -> None:
-        keys_K, gradients_KD, columns = merge(
-            [(part.keys, part.gradients, part.columns, scale) for part, scale in parts], self.pool
-        )
-        schema = table.schema
-        if schema.is_scored and schema.rule.get("scale") == "fleet":
-            gradients_KD = gradients_KD * fleet_scale(schema.rule, columns["show_click"], examples)
+        of_classes = [
+            self._merged(table.schema, row_class, parts, examples)
+            for row_class in range(len(table.schema.dims))
+        ]
+        keys_K, gradients, columns = joined(of_classes)
         table.rows.update(
             keys_K,
-            gradients_KD,
+            gradients,
             ids,
             _rule_values(parts[0][0].values),
             self.pool,
@@ -411,6 +419,26 @@ class Shard:
             features=columns.get("feature"),
             counts=columns.get("count"),
         )
+
+    def _merged(
+        self,
+        schema: TableSchema,
+        row_class: int,
+        parts: list[tuple[TablePush, float]],
+        examples: int,
+    ) -> tuple[Keys, Floats, KeyColumns]:
+        """Keys, gradients and columns of one row class, summed over the parts and scaled."""
+        own = [
+            (part.keys, part.gradients, part.columns, scale)
+            for part, scale in parts
+            if part.row_class == row_class
+        ]
+        if not own:
+            return nothing(schema.dims[row_class], schema.columns)
+        keys_K, gradients_KD, columns = merge(own, self.pool)
+        if schema.is_scored and schema.rule.get("scale") == "fleet":
+            gradients_KD = gradients_KD * fleet_scale(schema.rule, columns["show_click"], examples)
+        return keys_K, gradients_KD, columns
 
     def _update_blocks(
         self, pushes: list[Push], scales: list[float], ids: list[tuple[int, int]]
@@ -527,6 +555,15 @@ class Shard:
 
     def blocks_locked(self) -> threading.Lock:
         return self._blocks_lock
+
+
+def _dim_of(schema: TableSchema, row_class: int) -> int:
+    if not 0 <= row_class < len(schema.dims):
+        raise BadRequest(
+            f"table {schema.name!r}: expected a row class below {len(schema.dims)},"
+            f" found {row_class}"
+        )
+    return schema.dims[row_class]
 
 
 def _rule_values(values: Mapping[str, Any]) -> _core.RuleValues:

@@ -131,7 +131,7 @@ class Staging:
 
 
 def _check_same_rates(push: Push, other: Push) -> None:
-    mine = {part.table: part.values for part in push.tables}
+    mine = {part.table: part.values for part in push.tables}  # one for all row classes
     for part in other.tables:
         if mine.get(part.table, part.values) != part.values:
             raise BadRequest(

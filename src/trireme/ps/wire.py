@@ -91,8 +91,9 @@ class Arrays:
 
 @dataclass(frozen=True)
 class TablePush:
-    """The part of a push for one table: keys (K,) distinct, gradients (K, D), the rule's values of
-    the step, and the columns that the table's schema declares (trireme.ps.columns).
+    """The part of a push for one row class of a table: keys (K,) distinct, gradients (K, D), the
+    rule's values of the step, and the columns that the table's schema declares
+    (trireme.ps.columns).
     """
 
     table: str
@@ -100,6 +101,7 @@ class TablePush:
     gradients: Floats
     values: dict[str, float | int]
     columns: KeyColumns = field(default_factory=dict)
+    row_class: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,14 @@ class Push:
         tables = []
         for part in self.tables:
             columns = list(part.columns)
-            tables.append({"table": part.table, "values": part.values, "columns": columns})
+            tables.append(
+                {
+                    "table": part.table,
+                    "class": part.row_class,
+                    "values": part.values,
+                    "columns": columns,
+                }
+            )
             arrays += [part.keys, part.gradients, *part.columns.values()]
         if self.blocks is not None:
             arrays.append(self.blocks.gradients)
@@ -225,7 +234,7 @@ def _table_push(part: Any, arrays: Arrays) -> TablePush:
     for column in names:
         dtype, shape = FORMS[column]
         columns[column] = arrays.take(f"{column} of {name}", dtype, (len(keys), *shape))
-    return TablePush(name, keys, gradients, values, columns)
+    return TablePush(name, keys, gradients, values, columns, need(part, "class", int))
 
 
 RULE_VALUES = (

@@ -183,8 +183,13 @@ class _Trial:
         self._pool = cluster.pool
         self._plan = self.planner.plan(self.batch, train=False)
         for table in self.planner.tables:
+            if len(table.parts) > 1:
+                raise BadRequest(
+                    "save_inference_model: expected tables of one dim, for an export has rows of"
+                    f" one width in each, found {table}"
+                )
             cluster.ensure_table(table)
-        pulled = cluster.pull({part.table.name: part.keys for part in self._plan.tables})
+        pulled = cluster.pull({part.table.part: part.keys for part in self._plan.tables})
         self._rows = {name: _core.borrow(rows) for name, rows in pulled.rows.items()}
 
     def gathered(self, dtype: str = "float32") -> dict[str, Tensor]:

@@ -269,23 +269,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._pusher.submit(step, tables, dense)
 
     def _table_gradients(self, lookups: Lookups) -> dict[str, TableGradient]:
-        """Per table the rows with a gradient; lookups of one table are merged, their gradients
-        summed.
+        """Per `Table.part` the rows with a gradient; lookups of the same are merged, their
+        gradients summed.
         """
         gradients: dict[str, TableGradient] = {}
         for group in self.param_groups[self._num_dense_groups :]:
-            table: Table = group["table"]
-            parts = [
-                (entry.keys, gradients_KD, entry.columns, 1.0)
-                for entry in lookups.entries
-                if entry.table.name == table.name
-                and (gradients_KD := entry.gradients()) is not None
-            ]
-            if not parts:
-                continue
-            keys_K, gradients_KD, columns = merge(parts, self.cluster.pool)
             values = values_of_group(group, self.num_steps)
-            gradients[table.name] = TableGradient(keys_K, gradients_KD, values, columns)
+            for table in group["table"].parts:
+                parts = [
+                    (entry.keys, gradients_KD, entry.columns, 1.0)
+                    for entry in lookups.entries
+                    if entry.table.part == table.part
+                    and (gradients_KD := entry.gradients()) is not None
+                ]
+                if parts:
+                    keys_K, gradients_KD, columns = merge(parts, self.cluster.pool)
+                    gradients[table.part] = TableGradient(keys_K, gradients_KD, values, columns)
         return gradients
 
     def _dense_gradient(self, dense: DenseParameters) -> DenseGradient | None:

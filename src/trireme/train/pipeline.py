@@ -41,7 +41,7 @@ class _Planned(NamedTuple):
     plan: Plan
 
     def keys(self) -> dict[str, Keys]:
-        return {part.table.name: part.keys for part in self.plan.tables}
+        return {part.table.part: part.keys for part in self.plan.tables}
 
 
 class Pipeline:
@@ -179,7 +179,7 @@ class Pipeline:
         if self._training:
             pending.pulled_at(pulled.versions)
             for part in plan.tables:
-                leaf = leaves[part.table.name]
+                leaf = leaves[part.table.part]
                 looked_up = LookedUp(part.table, part.keys, leaf, part.scale, part.columns)
                 pending.add(looked_up, plan.num_examples)
 
