@@ -26,6 +26,7 @@ import trireme as tr
 NUM_SPARSE, NUM_DENSE = 26, 13
 FEATURES = [f"C{i}" for i in range(1, NUM_SPARSE + 1)]
 SLOT_NAMES = [str(number) for number in range(2, 302)]  # as slot_data.NAMES, out of reach here
+SHOWS = tr.policy.ShowClick("show", "click")
 HIDDEN = (512, 256, 128, 32)
 
 
@@ -94,6 +95,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", choices=["criteo", "slot"], required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--dim", type=int, required=True)
+    parser.add_argument("--shows", action="store_true", help="rows count shows and clicks")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--warm", nargs="+", required=True)
@@ -113,6 +115,7 @@ def make_trainer(args: argparse.Namespace) -> tr.Trainer:
         optimizer=rule,
         initializer=tr.initializer.Uniform(-0.05, 0.05),
         seed=args.seed,
+        policy=tr.policy.ScorePolicy(show_click=SHOWS) if args.shows else None,
     )
     models: dict[str, Callable[[], nn.Module]] = {
         "ctr": lambda: CTR(rows),

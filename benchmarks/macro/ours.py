@@ -28,6 +28,7 @@ def run_job(
     warm: Sequence[str],
     timed: Sequence[str],
     test: Sequence[str] = (),
+    shows: bool = False,
 ) -> dict[str, Any]:
     """Train over the warm-up files, then over the timed ones, in processes of their own."""
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
@@ -40,7 +41,7 @@ def run_job(
             f"--dim={dim}",
             f"--seed={seed}",
         ]
-        command += [f"--threads={threads}"]
+        command += [f"--threads={threads}", *(["--shows"] if shows else [])]
         command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
         command += ["--test", *test] if test else []
         if not is_embedded:

@@ -36,6 +36,7 @@ REAL_CLAIMS = {
     ("feed", "inmemory_batches"): (),
     ("feed", "pipe_overhead"): ("script",),
     ("slot", "slot_dnn_1x1"): ("paddle",),
+    ("slot", "slot_dnn_shows_1x1"): ("slot_dnn_1x1",),
     ("slot", "slot_dnn_model_1x1"): ("paddle",),
     ("fleet", "rows_sgd"): (),
     ("fleet", "rows_adagrad"): (),
