@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.harness import Contest, Settings
-from benchmarks.macro import import_fleet, train_while_saving
+from benchmarks.macro import import_fleet, save_load, train_while_saving
 
 
 def contests(settings: Settings) -> list[Contest]:
-    return [*import_fleet.contests(settings), *train_while_saving.contests(settings)]
+    modules = (import_fleet, save_load, train_while_saving)
+    return [contest for module in modules for contest in module.contests(settings)]
