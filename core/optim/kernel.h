@@ -22,6 +22,12 @@ TRIREME_INLINE float clip(float w, float lower, float upper) noexcept {
   return w > upper ? upper : w;
 }
 
+// Compiled once, without the instruction sets: for what is seldom called in a loop.
+template <class Function, class... Arguments>
+[[gnu::noinline]] void call_apart(const Function& function, Arguments... arguments) {
+  function(arguments...);
+}
+
 // Calls apply(i, line, row) for each key of the group that has a row, in order, and writes the
 // numbers of the others to `absent`; returns how many they are. Calls fetch(i) some keys ahead.
 template <class Rows, class Fetch, class Apply>
@@ -44,7 +50,7 @@ TRIREME_INLINE std::size_t for_rows_of(const Updates& updates, const Rows& rows,
           if (row == nullptr) {
             absent[num_absent++] = static_cast<std::uint32_t>(begin + i);
           } else {
-            apply(begin + i, line, row);
+            call_apart(apply, begin + i, line, row);
           }
         });
   }
@@ -129,17 +135,20 @@ TRIREME_INLINE std::size_t update_any_rows(const Updates& updates, const RuleVal
       });
 }
 
-template <class R>
+template <class R, bool kKnowsDims>
 std::size_t update_plain(const Updates& updates, const RuleValues& values, Isa isa,
                          std::uint32_t* absent) noexcept {
   std::size_t num_absent = 0;
   with_isa(isa, [&]() TRIREME_INLINE_LAMBDA {
+    const int dim = updates.layouts[0].dim();
     if (updates.statistics.is_scored()) {
-      num_absent = update_plain_rows<R, true>(updates, updates.layouts[0].dim(), values, absent);
-    } else {
-      with_dim(updates.layouts[0].dim(), [&](auto dim) TRIREME_INLINE_LAMBDA {
-        num_absent = update_plain_rows<R, false>(updates, dim, values, absent);
+      num_absent = update_plain_rows<R, true>(updates, dim, values, absent);
+    } else if constexpr (kKnowsDims) {
+      with_dim(dim, [&](auto known) TRIREME_INLINE_LAMBDA {
+        num_absent = update_plain_rows<R, false>(updates, known, values, absent);
       });
+    } else {
+      num_absent = update_plain_rows<R, false>(updates, dim, values, absent);
     }
   });
   return num_absent;
@@ -156,6 +165,10 @@ std::size_t update_any(const Updates& updates, const RuleValues& values, Isa isa
 }
 
 template <class R>
-constexpr Kernels kernels = {.plain = update_plain<R>, .any = update_any<R>};
+constexpr Kernels kernels = {.plain = update_plain<R, false>, .any = update_any<R>};
+
+// Of the rules that most tables have: compiled for the usual dims as well, a minute each.
+template <class R>
+constexpr Kernels kernels_of_usual_dims = {.plain = update_plain<R, true>, .any = update_any<R>};
 
 }  // namespace trireme

@@ -25,7 +25,9 @@ struct Sgd {
 }  // namespace
 
 Rule make_sgd(const RuleConfig&) {
-  return {.state = {.per_weight = 0, .per_row = 0}, .initial_state = 0, .kernels = kernels<Sgd>};
+  return {.state = {.per_weight = 0, .per_row = 0},
+          .initial_state = 0,
+          .kernels = kernels_of_usual_dims<Sgd>};
 }
 
 }  // namespace trireme
