@@ -16,7 +16,7 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.inspect import command as inspect_command
 from trireme.launch import local, roles
 from trireme.launch.plan import LaunchConfig
-from trireme.run import predict_command
+from trireme.run import predict_command, verify_command
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.settings import Settings
 from trireme.size import command as size_command
@@ -196,6 +196,9 @@ def build_parser() -> argparse.ArgumentParser:
     inspect_command.add_arguments(of_inspect)
     size_command.add_arguments(
         _command(commands, "size", "estimate memory and disk of tables", size_command.EXAMPLES)
+    )
+    verify_command.add_to(
+        _command(commands, "verify", "say whether checkpoints are whole", verify_command.EXAMPLES)
     )
     version = _command(commands, "version", "print the versions in use", "")
     version.set_defaults(run=_version)

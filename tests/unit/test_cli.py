@@ -114,6 +114,12 @@ FLAGS = {
         "-o",
     ],
     "stream": ["--config_yaml", "--help", "--opt", "-h", "-m", "-o"],
+    "verify": [
+        "--help",
+        "--quiet",
+        "-h",
+        "PATH",
+    ],
     "version": ["--help", "-h"],
 }
 

@@ -129,6 +129,17 @@ class Manifest:
         return json.dumps({**head, "export": body}, indent=1)
 
 
+def is_export(folder: Path) -> bool:
+    """Whether the folder's manifest says that it is one. What cannot be read is left to the
+    reader of checkpoints, who says what is wrong.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"kind": "' + KIND.encode() + b'"' in file.read(READ_BYTES)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an export.
 

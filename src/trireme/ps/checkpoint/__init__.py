@@ -5,7 +5,8 @@ from trireme.ps.checkpoint.handlers import CheckpointHandlers
 from trireme.ps.checkpoint.hot import check_hot
 from trireme.ps.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from trireme.ps.checkpoint.modes import mode_of
-from trireme.ps.checkpoint.storage import open_storage
+from trireme.ps.checkpoint.storage import Storage, open_storage
+from trireme.ps.checkpoint.verify import verify_checkpoint
 from trireme.ps.checkpoint.worker import load_checkpoint, read_tensors, save_checkpoint
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "MANIFEST",
     "Manifest",
     "SAVE_TIMEOUT_S",
+    "Storage",
     "check_hot",
     "load_checkpoint",
     "mode_of",
@@ -20,4 +22,5 @@ __all__ = [
     "read_manifest",
     "read_tensors",
     "save_checkpoint",
+    "verify_checkpoint",
 ]

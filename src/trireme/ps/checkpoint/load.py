@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 
 from trireme import _core
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
@@ -120,13 +121,7 @@ class Load:
         table = self._manifest.tables[name]
         served = self._shard.tables.get(name)
         columns = columns_of(table.schema) if served is None else _columns(served)
-        where = f"{self._storage.name}/{piece.rows.path}"
-        for buckets, batch in read_piece(self._storage, piece, columns.schema):
-            keys = batch["key"].to_numpy()
-            of_keys = np.empty(len(keys), np.uint16)
-            _core.buckets(keys, of_keys)
-            if not np.array_equal(of_keys, np.repeat(buckets.buckets, buckets.num_rows)):
-                raise Corruption(f"{where}: expected keys in the order of their buckets")
+        check_rows(self._storage, piece, columns.schema)
 
     # ---- changing ----
 
@@ -227,6 +222,18 @@ class Load:
     def _block_files(self) -> list[BlocksFile]:
         wanted = self._blocks()
         return [p for p in self._manifest.blocks if any(b.spec.id in wanted for b in p.blocks)]
+
+
+def check_rows(storage: Storage, piece: Piece, schema: pa.Schema) -> None:
+    """Whether the rows are those of the piece's buckets. Raises Corruption, SchemaMismatch."""
+    for buckets, batch in read_piece(storage, piece, schema):
+        keys = batch["key"].to_numpy()
+        of_keys = np.empty(len(keys), np.uint16)
+        _core.buckets(keys, of_keys)
+        if not np.array_equal(of_keys, np.repeat(buckets.buckets, buckets.num_rows)):
+            raise Corruption(
+                f"{storage.name}/{piece.rows.path}: expected keys in the order of their buckets"
+            )
 
 
 def _columns(table: ServedTable) -> Columns:
