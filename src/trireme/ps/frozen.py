@@ -74,8 +74,13 @@ class _TableExport:
         self._table, self._pool = shard.tables[name], shard.pool
         self._dtype, self._since, self._time = dtype, since, time
         schema = self._table.schema
+        if len(schema.dims) > 1:
+            raise BadRequest(
+                f"export.save: expected table {name!r} to have rows of one dim, found dims"
+                f" {schema.dims}"
+            )
         self._layout = RowLayout.of(schema, self._table.rows)
-        self._num_statistics = schema.width - schema.dim
+        self._num_statistics = schema.width_of(0) - schema.dim
         self._num_rows = self._num_removed = 0
         self._max_error = self._sum_of_squares = 0.0
 
