@@ -100,7 +100,8 @@ class _Subject:
     # ---- contestants ----
 
     def save_full(self) -> Run:
-        assert self._cluster and self._folder
+        assert self._cluster  # made before the clock starts
+        assert self._folder
         _settle()
         elapsed_s = _seconds(lambda: self._save("full", "full"))
         num_bytes = _size(self._folder / "full")
