@@ -30,9 +30,9 @@ TableConfig counting(std::vector<int> dims, const std::string& dtype) {
   config.dtype = dtype;
   config.rule.name = "count";
   config.initializer = "constant";
-  config.policy = {.is_scored = true,
-                   .rates = {.nonclk_coeff = 1.0, .click_coeff = 1.0},
-                   .embedx_threshold = kThreshold};
+  config.policy.is_scored = true;
+  config.policy.rates = {.nonclk_coeff = 1.0, .click_coeff = 1.0};
+  config.policy.embedx_threshold = kThreshold;
   return config;
 }
 

@@ -107,11 +107,11 @@ void a_limited_table_stays_small(std::uint64_t seed) {
   config.policy.max_rows = 5 * kNumBuckets;
   Table table(config);
   std::size_t bytes = 0;
-  for (std::int64_t sequence = 1; sequence <= 40; ++sequence) {
+  for (std::int64_t sequence = 1; sequence <= 70; ++sequence) {
     const Keys keys = random_keys(random, 10'000);
     push(table, keys, {0, sequence}, static_cast<std::uint32_t>(sequence), 0, pool);
     CHECK(table.num_rows() <= 5 * kNumBuckets);
-    if (sequence == 20) bytes = table.bytes();
+    if (sequence == 40) bytes = table.bytes();
   }
   CHECK(table.num_rows() > 4 * kNumBuckets);
   CHECK_EQUAL(table.counters().admitted - table.counters().evicted, table.num_rows());
@@ -124,7 +124,7 @@ void snapshots_hold_what_changed_since(std::uint64_t seed) {
   test::Random random(seed);
   Pool pool(2);
   TableConfig config = scored(2);
-  config.policy = {};
+  config.policy = PolicyConfig();
   Table table(config);
   std::map<std::uint64_t, std::uint32_t> versions;
   const Keys keys = random_keys(random, 40'000);
