@@ -45,9 +45,10 @@ def run_blocks(page: str, folder: Path) -> str:
         if language == "python":
             name = body.splitlines()[0].removeprefix("# ")
             (folder / name).write_text(body)
-        else:
-            assert language == "sh"
+        elif language == "sh":
             output += run(folder, ["sh", "-ec", body])
+        else:
+            assert language == "text"  # what is printed, or what files are called
     return output
 
 

@@ -58,8 +58,11 @@ class PolicyHandlers:
 
     def _on_counters(self, request: Request) -> Reply:
         del request
-        tables = list(self._shard.tables.items())
-        return Reply({"tables": {name: dict(table.rows.counters) for name, table in tables}})
+        counts: Counts = {}
+        for name, table in list(self._shard.tables.items()):
+            found = table.rows.counters
+            counts[name] = {of: found[of] for of in ("admitted", "rejected", "expired", "evicted")}
+        return Reply({"tables": counts})
 
 
 def shrink(client: Client, *, time: int, day_over: bool) -> Counts:
