@@ -192,7 +192,10 @@ def test_the_launcher_shows_a_workers_error_and_fails(tmp_path: Path) -> None:
         (["-m", "none.yaml"], "cannot read 'none.yaml'"),
         (["-m", "config.yaml", "-o", "epochs"], "expected an override key=value, found 'epochs'"),
         (["-m", "config.yaml", "train.py"], "a script or -m config.yaml, found both: train.py"),
-        (["--infer", "train.py"], "expected -o, --infer and --stream with -m config.yaml, found train.py"),
+        (
+            ["--infer", "train.py"],
+            "expected -o, --infer and --stream with -m config.yaml, found train.py",
+        ),
         ([], "expected a script or -m config.yaml, found neither"),
     ],
 )
