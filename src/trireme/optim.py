@@ -374,6 +374,26 @@ class FleetSharedAdam(FleetAdam):
     name: ClassVar[str] = "fleet_shared_adam"
 
 
+def num_counts(rule: Mapping[str, Any]) -> int:
+    """How many of the last floats of a row's state are integers of 32 bits: its updates so far.
+
+    rule: as Rule.fixed() says it.
+    """
+    if rule["name"] == "adam":
+        return int(rule["bias_correction"] == "row")
+    return _NUM_COUNTS.get(rule["name"], 0)
+
+
+_NUM_COUNTS = {
+    "momentum": 1,
+    "fleet_sgd": 1,
+    "fleet_adagrad": 1,
+    "fleet_adagrad_v2": 1,
+    "fleet_adam": 2,  # of the head, of the tail
+    "fleet_shared_adam": 2,
+}
+
+
 def _is_positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
 

@@ -144,6 +144,29 @@ def test_a_checkpoint_is_described(
     assert "delete_threshold" not in brief
 
 
+def test_counts_and_missing_tails_are_no_numbers_of_state(
+    home: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    headed = policy.SparseAccessor(embedx_threshold=2.0, nonclk_coeff=1.0)
+    rule = optim.FleetAdam(scale="loss")
+    table = Table("t", dim=4, optimizer=rule, policy=headed, absent="zeros")
+    trainer = Trainer(EmbeddingBag(table, features=["a"]), None, loss=lambda rows, _: rows.sum())
+    for ids in ([1, 2], [1], [1]):
+        bags = Bags(("a",), torch.tensor(ids), torch.arange(len(ids) + 1))
+        trainer.fit([Batch({"label": torch.ones(len(ids))}, bags)])
+    trainer.save(tmp_path / "one")
+    lines = {
+        line.split()[0]: line.split()
+        for line in inspected(capsys, tmp_path / "one").splitlines()
+        if line
+    }
+    assert lines["weights"][1] == "5"  # four of the one row, the head of the other
+    assert lines["state"][1] == "10"
+    text = inspected(capsys, tmp_path / "one", "--key", 1)
+    assert "updates: 3, " in text
+    assert "e-4" not in text  # no integer taken for a float
+
+
 def test_rows_of_keys_are_shown(
     home: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,8 @@ import trireme as tr
 from tests.tables import INITIALIZERS, POOL, RULES, lookup, make_table, random_keys
 from trireme import _core
 from trireme.errors import BadRequest
-from trireme.optim import values_of_group
+from trireme.optim import num_counts, values_of_group
+from trireme.ps.rows import RowLayout
 from trireme.ps.shard import make_core_table
 
 TOLERANCE = 1e-6
@@ -44,6 +45,21 @@ def run_table(table: _core.Table, steps: list[Step], **values: Any) -> np.ndarra
         rates = _core.RuleValues(**{"step": number, **values})
         assert table.update(KEYS[rows], grads, [(0, number)], rates, POOL) == len(rows)
     return lookup(table, KEYS)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_counts_are_where_they_are_said_to_be(name: str) -> None:
+    table = make_table(DIM, name)
+    grads = np.ones((NUM_KEYS, DIM), np.float32)
+    run_table(table, [(np.arange(NUM_KEYS), grads)] * 3, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)
+    layout = RowLayout(DIM, table.state_floats, is_scored=False)
+    snapshots = [table.snapshot(bucket) for bucket in range(_core.NUM_BUCKETS)]
+    state = np.concatenate([layout.state(of.rows) for of in snapshots if len(of.keys)])
+    described = {"name": RULES[name]["rule"], "bias_correction": "global", **RULES[name]}
+    at = table.state_floats - num_counts(described)
+    assert (np.ascontiguousarray(state[:, at:]).view(np.uint32)[:, :1] == 3).all()
+    others = np.abs(state[:, :at])
+    assert not ((others > 0) & (others < np.finfo(np.float32).tiny)).any()
 
 
 def run_torch(

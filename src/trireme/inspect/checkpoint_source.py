@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from trireme import drawing
 from trireme.inspect.source import Rows, Source, TableSource
+from trireme.optim import num_counts
 from trireme.policy import ScorePolicy, policy_of
 from trireme.ps.checkpoint import read_manifest
 from trireme.ps.checkpoint.block_files import read_blocks
@@ -33,6 +34,9 @@ class CheckpointTable(TableSource):
         self.num_bytes = sum(
             entry.num_bytes for piece in part.pieces for entry in (piece.rows, piece.buckets)
         )
+        self._num_updates = num_counts(part.schema.rule)
+        is_headed = part.schema.head_class is not None
+        self.class_dims = (*part.schema.dims, *([1] if is_headed else []))
         policy = policy_of(part.schema.policy)
         self.policy = policy if isinstance(policy, ScorePolicy) else None
 
@@ -70,6 +74,8 @@ class CheckpointTable(TableSource):
             for name in ("weights", "state")
             if name in batch.schema.names
         }
+        state = floats.get("state", np.empty((n, 0), np.float32))
+        at = state.shape[1] - self._num_updates
         statistics = np.empty(n, self._layout.statistics_type)
         for name in self._layout.statistics_type.names or ():
             statistics[name] = batch[name].to_numpy()
@@ -77,7 +83,8 @@ class CheckpointTable(TableSource):
             batch["key"].to_numpy(),
             batch["row_class"].to_numpy(),
             floats["weights"],
-            floats.get("state", np.empty((n, 0), np.float32)),
+            state[:, :at],
+            np.ascontiguousarray(state[:, at:]).view(np.uint32),
             statistics,
         )
 

@@ -105,8 +105,8 @@ def _compare_bucket(before: Rows, after: Rows, found: TableDifference) -> None:
     found.added += len(after.keys) - len(common)
     old, new = before.take(at_old), after.take(at_new)
     is_changed = old.classes != new.classes
-    for one, other in ((old.weights, new.weights), (old.state, new.state)):
-        is_changed |= (_bytes(one) != _bytes(other)).any(axis=1)
+    for name in ("weights", "state", "updates"):
+        is_changed |= (_bytes(getattr(old, name)) != _bytes(getattr(new, name))).any(axis=1)
     is_touched = ~is_changed & (_bytes(old.statistics) != _bytes(new.statistics)).any(axis=1)
     found.changed += int(is_changed.sum())
     found.touched += int(is_touched.sum())

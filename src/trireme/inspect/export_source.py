@@ -63,7 +63,8 @@ class ExportTable(TableSource):
         if statistics_bytes:
             statistics = values[:, :statistics_bytes].copy().view(SHOW_CLICK)[:, 0]
         weights = self._weights(values[:, statistics_bytes:])
-        return Rows(keys, np.zeros(n, np.uint8), weights, np.empty((n, 0), np.float32), statistics)
+        no_state, no_updates = np.empty((n, 0), np.float32), np.empty((n, 0), np.uint32)
+        return Rows(keys, np.zeros(n, np.uint8), weights, no_state, no_updates, statistics)
 
     def _weights(self, values: Array) -> Array:
         """(n, D) float32 of (n, bytes)."""

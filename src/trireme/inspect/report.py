@@ -39,11 +39,13 @@ def table_values(table: TableSource, watch: Watch) -> Iterator[str]:
 
     Reads the rows twice: how far shows have faded depends on the newest push.
     """
-    parts = {name: Values() for name in ("weights", "state", "show", "click", "score")}
+    parts = {name: Values() for name in ("weights", "state", "updates", "show", "click", "score")}
     oldest, newest = 1 << 32, 0
     for rows in table.rows():
-        parts["weights"].add(rows.weights)
-        parts["state"].add(rows.state)
+        for weights, state in table.floats(rows):
+            parts["weights"].add(weights)
+            parts["state"].add(state)
+        parts["updates"].add(rows.updates)
         for name in set(rows.statistics.dtype.names or ()) & parts.keys():
             parts[name].add(rows.statistics[name])
         if "time" in (rows.statistics.dtype.names or ()):
@@ -103,6 +105,8 @@ def _of_row(row: Rows) -> Iterator[str]:
             more = len(values) - SHOWN_FLOATS
             yield f"{name} ({len(values)}): {shown}" + (f" ... {more} more" if more > 0 else "")
     statistics = row.statistics[0]
+    if row.updates.size:
+        yield f"updates: {', '.join(f'{count:,}' for count in row.updates[0].tolist())}"
     parts = [f"class {row.classes[0]}"]
     for name in statistics.dtype.names or ():
         value = statistics[name].item()

@@ -23,13 +23,15 @@ class Rows:
     """Some rows, in the order of their buckets.
 
     keys, classes: (n,). weights: (n, D), state: (n, W) float32; parts that a row's class lacks are
-    zeros. statistics: (n,) records, as RowLayout.statistics_type; of an export without fields.
+    zeros. updates: (n, C), of rules that count them, which state is without.
+    statistics: (n,) records, as RowLayout.statistics_type; of an export without fields.
     """
 
     keys: npt.NDArray[np.uint64]
     classes: npt.NDArray[np.uint8]
     weights: Array
     state: Array
+    updates: npt.NDArray[np.uint32]
     statistics: Array
 
     def take(self, which: Array | slice) -> Rows:
@@ -38,18 +40,31 @@ class Rows:
             self.classes[which],
             self.weights[which],
             self.state[which],
+            self.updates[which],
             self.statistics[which],
         )
 
+    def narrowed(self, dim: int) -> tuple[Array, Array]:
+        """Weights and state of rows of a class of so many weights, without what it lacks."""
+        n, wide = self.weights.shape
+        num_planes = self.state.shape[1] // wide
+        planes = self.state[:, : num_planes * wide].reshape(n, num_planes, wide)[:, :, :dim]
+        rest = self.state[:, num_planes * wide :]
+        return self.weights[:, :dim], np.concatenate([planes.reshape(n, -1), rest], axis=1)
+
 
 class TableSource(ABC):
-    """One table. What `comparable` differs in cannot be compared row by row."""
+    """One table. What `comparable` differs in cannot be compared row by row.
+
+    class_dims: weights of a row of each class; empty: all have all.
+    """
 
     name: str
     num_rows: int
     num_removed: int
     num_bytes: int
     policy: ScorePolicy | None = None
+    class_dims: tuple[int, ...] = ()
 
     @property
     @abstractmethod
@@ -67,6 +82,14 @@ class TableSource(ABC):
         Raises:
             Corruption: a file is missing or damaged; names it.
         """
+
+    def floats(self, rows: Rows) -> Iterator[tuple[Array, Array]]:
+        """Weights and state of rows, as far as their classes have them."""
+        if not self.class_dims:
+            yield rows.weights, rows.state
+            return
+        for row_class in np.unique(rows.classes).tolist():
+            yield rows.take(rows.classes == row_class).narrowed(self.class_dims[row_class])
 
     def buckets(self) -> Iterator[tuple[int, Rows]]:
         """The rows of each bucket that has some, sorted by key."""
