@@ -22,6 +22,7 @@ from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from benchmarks.micro.bench_table import DIM, Workload
 from trireme import _core
 from trireme.inference.layers import mapped
+from trireme.ps.folders import written
 
 
 def contests(settings: Settings) -> list[Contest]:
@@ -49,7 +50,7 @@ class Exported(Workload):
 
     def _write(self, path: Path) -> None:
         writer = _core.FrozenWriter(encoding="float32", dim=DIM)
-        with path.open("wb") as file:
+        with written(path) as (file, _):
             for bucket in range(4096):
                 content = self.growth.table.snapshot(bucket)
                 weights = content.rows[:, : 4 * DIM]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import Corruption
-from trireme.inference.manifest import MANIFEST, TablePart, located
+from trireme.inference.manifest import MANIFEST, File, TablePart, expect_digest, located
 
 Layers: TypeAlias = tuple[_core.FrozenRows, ...]
 """Of one table, newest first: deltas, and at last a base."""
@@ -23,8 +25,8 @@ def map_rows(folder: Path, part: TablePart, *, has_flags: bool, verify: bool) ->
     Raises:
         Corruption: a file is missing or damaged, or the files lack something; names the file.
     """
-    paths = [located(folder, file, verify=verify) for file in part.files]
-    rows = _core.FrozenRows([str(path) for path in paths], [mapped(path) for path in paths])
+    paths = [str(folder / file.path) for file in part.files]
+    rows = _core.FrozenRows(paths, [_checked(folder, file, verify) for file in part.files])
     found = {
         "dim": rows.dim,
         "statistics": rows.statistics,
@@ -49,14 +51,24 @@ def map_rows(folder: Path, part: TablePart, *, has_flags: bool, verify: bool) ->
     return rows
 
 
+def _checked(folder: Path, file: File, verify: bool) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    path = located(folder, file, verify=False)
+    content = mapped(path)
+    if verify:  # as it is mapped: what is loaded now comes in pages as `mapped` asks for them
+        expect_digest(path, file, hashlib.sha256(content.data).hexdigest())
+    return content
+
+
 def mapped(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of a file. The pages are the system's: loaded when touched, once for all
-    processes.
+    processes, and huge ones where the file system has them.
     """
     if path.stat().st_size == 0:
         return np.empty(0, np.uint8)  # mmap refuses it
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with suppress(OSError):  # advice: a system without huge pages has small ones
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
 
 

@@ -211,9 +211,14 @@ def located(folder: Path, file: File, *, verify: bool) -> Path:
         raise Corruption(f"{path}: expected a file of {file.bytes} bytes, found none")
     if (size := path.stat().st_size) != file.bytes:
         raise Corruption(f"{path}: expected {file.bytes} bytes, found {size}")
-    if verify and (digest := sha256_of(path)) != file.sha256:
-        raise Corruption(f"{path}: expected SHA-256 {file.sha256}, found {digest}")
+    if verify:
+        expect_digest(path, file, sha256_of(path))
     return path
+
+
+def expect_digest(path: Path, file: File, digest: str) -> None:
+    if digest != file.sha256:
+        raise Corruption(f"{path}: expected SHA-256 {file.sha256}, found {digest}")
 
 
 def sha256_of(path: Path) -> str:
