@@ -113,6 +113,7 @@ def test_days_are_trained_on_and_published(undisturbed: tuple[Path, str]) -> Non
     assert len(aucs) == len(DAYS) * PASSES
     assert np.mean(aucs[-3:]) > max(aucs[0], 0.5) + 0.05, aucs
     assert "no effect" not in output
+    assert f"stream: {len(aucs)} passes done; up to runner.end_day {DAYS[-1]} all is" in output
 
 
 def test_a_killed_run_ends_with_the_same_bytes(place: Path, undisturbed: tuple[Path, str]) -> None:
@@ -190,4 +191,7 @@ def test_data_that_does_not_come_is_an_error(place: Path) -> None:
         cwd=place, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "pass 20200101/1: expected its data within 0.5 s, found it not ready" in done.stderr
+    assert (
+        "20200101/0000 to 20200101/0400, each with data.done): expected its data within 0.5 s"
+        in (done.stderr)
+    )

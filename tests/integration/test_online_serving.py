@@ -13,6 +13,7 @@ from torch import nn
 import trireme as tr
 from trireme.cluster import Cluster, embedded
 from trireme.data.planted_days import write_days
+from trireme.errors import BadRequest
 from trireme.inference import Predictor
 from trireme.metrics import AUC
 from trireme.policy import ShowClick, SparseAccessor
@@ -112,6 +113,25 @@ def test_deltas_keep_a_predictor_beside_the_trainer(
     assert sum(before[-4:]) / 4 > sum(before[:4]) / 4 + 0.03
     assert max(differences) <= 0.002
     assert num_rows[-1] < 0.85 * num_keys(days)
+
+
+def test_passes_come_in_their_order(cluster: Cluster) -> None:
+    backwards = [tr.Pass(day=day, number=1, open=lambda: None) for day in reversed(DAYS)]
+    run = tr.train_passes(make_trainer(cluster), backwards)
+    next(run)
+    with pytest.raises(BadRequest, match=r"pass 20190721/1 behind 20190722/1"):
+        next(run)
+
+
+def test_loading_ahead_what_cannot_be_is_said_once(
+    days: Path, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = list(passes(days))[:3]
+    for _ in tr.train_passes(make_trainer(cluster), first, prefetch=True, evaluate=False):
+        pass
+    warnings = [text for text in caplog.messages if "prefetch: no effect" in text]
+    assert len(warnings) == 1
+    assert warnings[0].endswith("found QueueDataset")
 
 
 def num_keys(days: Path) -> int:

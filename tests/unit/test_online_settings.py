@@ -8,12 +8,15 @@ from typing import Any
 import fsspec
 import pytest
 
+from trireme.cluster import embedded
 from trireme.config import Config
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, DeadlineExceeded
+from trireme.run.keys import warn_of_unused_in_stream
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.passes import passes_of
 from trireme.run.settings import Settings
-from trireme.train.passes import Pass, next_day, seconds_of_day
+from trireme.run.stream import stream
+from trireme.train.passes import Pass, Waiting, next_day, seconds_of_day
 
 TEXT = """\
 runner:
@@ -107,6 +110,35 @@ def test_data_may_be_elsewhere(tmp_path: Path) -> None:
     assert first.is_ready()
     files: Any = first.open()
     assert files == [f"memory:///days/20190730/{split}/part-0" for split in ("0000", "0600")]
+
+
+def test_messages_say_what_is_waited_for(tmp_path: Path) -> None:
+    of = passes(tmp_path, "runner.data_donefile=done")[0]
+    folder = tmp_path / "data" / "20190730"
+    assert str(of) == f"pass 20190730/1 ({folder}/0000 to 20190730/0600, each with done)"
+    with embedded() as cluster, pytest.raises(DeadlineExceeded, match=r"pass 20190730/1 \(.*done"):
+        Waiting(cluster, 0.01, 0.02, None).open(of)
+
+
+def test_loading_ahead_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(TEXT + "  prefetch: True\n")
+    with pytest.raises(BadRequest, match="prefetch: expected reader_type: InMemoryDataset with it"):
+        stream(Config.load(tmp_path / "config.yaml"))
+
+
+def test_keys_of_other_commands_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.yaml").write_text(TEXT)
+    overrides = ["runner.epochs=3", "runner.infer_batch_size=9", "runner.use_inference=True"]
+    config = Config.load(tmp_path / "config.yaml", [*overrides, "runner.model_save_path=m"])
+    Settings.read(config)
+    OnlineSettings.read(config)
+    warn_of_unused_in_stream(config)
+    assert caplog.messages == [
+        "runner.epochs: no effect: every pass is trained on once",
+        "runner.infer_batch_size: no effect: every pass is evaluated before it is trained on, as"
+        " runner.train_* says",
+        "runner.use_inference: no effect: base and deltas are written as save_delta_frequency says",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "runner.data_donefile": (_ONLINE, ()),
     "runner.data_sleep_second": (_ONLINE, ()),
     "runner.data_timeout_second": (_ONLINE, ()),
-    "runner.days": (_ONLINE, ()),
+    "runner.days": ("runner.start_day and end_day of `trireme stream` say which days", ()),
     "runner.end_day": (_ONLINE, ()),
     "runner.prefetch": (_ONLINE, ()),
     "runner.preload_thread_num": (_ONLINE, ()),
@@ -55,6 +55,32 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "table_parameters.*.ctr_accessor_param.ssd_unseenday_threshold": (_DISK, (1,)),
     "table_parameters.*.ctr_accessor_param.*_filter_slots": (_SLOTS, ([],)),
 }
+
+
+_EVALUATED = "every pass is evaluated before it is trained on, as runner.train_* says"
+_LISTED = "donefile.txt says where to go on"
+
+# Keys of `trireme run` that a stream reads without need.
+_NOT_OF_STREAMS = {
+    "runner.epochs": "every pass is trained on once",
+    "runner.test_data_dir": _EVALUATED,
+    "runner.infer_data_dir": _EVALUATED,
+    "runner.infer_batch_size": _EVALUATED,
+    "runner.infer_reader_path": _EVALUATED,
+    "runner.infer_thread_num": _EVALUATED,
+    "runner.infer_load_path": _LISTED,
+    "runner.infer_start_epoch": _LISTED,
+    "runner.infer_end_epoch": _LISTED,
+    "runner.use_inference": "base and deltas are written as save_delta_frequency says",
+}
+
+
+def warn_of_unused_in_stream(config: Config) -> None:
+    """As warn_of_unused, and the keys that other commands alone need."""
+    warn_of_unused(config)
+    for key, why in _NOT_OF_STREAMS.items():
+        if (found := config.get(key, None)) and (key, found) != ("runner.epochs", 1):
+            log.warning("%s: no effect: %s", key, why)
 
 
 def warn_of_unused(config: Config) -> None:

@@ -45,6 +45,7 @@ def _passes(folders: _Folders, online: OnlineSettings, open_files: OpenFiles) ->
                 is_ready=partial(folders.are_ready, names),
                 time=seconds_of_day(day) + online.begin_s(number),
                 ends_day=number == online.passes_per_day,
+                where=folders.describe(names),
             )
 
 
@@ -69,6 +70,12 @@ class _Folders:
 
     def are_ready(self, names: list[str]) -> bool:
         return all(self._is_ready(f"{self._base}/{name}") for name in names)
+
+    def describe(self, names: list[str]) -> str:
+        """What makes them ready."""
+        upto = f" to {names[-1]}" if len(names) > 1 else ""
+        inside = f", each with {self._donefile}" if self._donefile else ", each with files"
+        return f"{self._base}/{names[0]}{upto}{inside}"
 
     def _is_ready(self, folder: str) -> bool:
         if not self._donefile:

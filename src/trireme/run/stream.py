@@ -11,10 +11,11 @@ import torch
 
 from trireme import cluster as clusters
 from trireme.config import Config
+from trireme.errors import BadRequest
 from trireme.launch.init import join, log_to_stderr
 from trireme.launch.roles import read_role
 from trireme.run.data import dataset_of
-from trireme.run.keys import warn_of_unused
+from trireme.run.keys import warn_of_unused_in_stream
 from trireme.run.model import create_recipe
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.passes import passes_of
@@ -40,6 +41,7 @@ def stream(config: Config) -> int:
     """
     log_to_stderr()
     settings, online = Settings.read(config), OnlineSettings.read(config)
+    _check(settings, online)
     place = read_role()
     log.info("%s", place.describe())
     if place.role == "server":
@@ -56,7 +58,18 @@ def stream(config: Config) -> int:
             num_passes += 1
             if cluster.worker == 0:
                 _say(report)
+        if cluster.worker == 0:
+            upto = f"up to runner.end_day {online.end_day} all is trained on"
+            log.info("stream: %d passes done; %s", num_passes, upto)
         return num_passes
+
+
+def _check(settings: Settings, online: OnlineSettings) -> None:
+    if online.prefetch and settings.reader_type != "InMemoryDataset":
+        raise BadRequest(
+            "runner.prefetch: expected reader_type: InMemoryDataset with it, which loads a pass"
+            f" ahead, found reader_type: {settings.reader_type}"
+        )
 
 
 def _reports(
@@ -68,7 +81,7 @@ def _reports(
     passes = passes_of(settings, online, open_files)
     publishing = _publishing(settings, online, trainer)
     if trainer.cluster.worker == 0:
-        warn_of_unused(config)
+        warn_of_unused_in_stream(config)
     warm_start(trainer, settings)
     return train_passes(
         trainer,

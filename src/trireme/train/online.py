@@ -109,7 +109,7 @@ def train_passes(
         A report behind each pass; the next one begins when it is asked for.
 
     Raises:
-        DeadlineExceeded: a pass was not ready in time.
+        BadRequest: passes that are not in their order. DeadlineExceeded: one was not ready in time.
         Corruption: no listed checkpoint can be loaded, or a done-file is broken.
         As Trainer's methods.
     """
@@ -151,6 +151,11 @@ class _Run:
                 yield self._end_again(here)
             here = next(passes, None)
         while here is not None:
+            if point is not None and here.point <= point:
+                raise BadRequest(
+                    f"train_passes: expected passes in the order of (day, number), found {here}"
+                    f" behind {point.day}/{point.number}"
+                )
             dataset = waiting.open(here) if finish is None else finish()
             coming = finish = None
             if prefetch and (coming := next(passes, None)) is not None:

@@ -31,6 +31,7 @@ class Pass:
         is_ready: whether the data is complete; asked again and again until it is.
         time: data time in seconds since 1970 that updates carry; None: the begin of the day (UTC).
         ends_day: the day is over behind it.
+        where: what is waited for, for messages.
     """
 
     day: str
@@ -39,6 +40,7 @@ class Pass:
     is_ready: Callable[[], bool] = lambda: True
     time: int | None = None
     ends_day: bool = False
+    where: str = ""
 
     def __post_init__(self) -> None:
         seconds_of_day(self.day)
@@ -49,6 +51,9 @@ class Pass:
     def point(self) -> Point:
         """Where a run stands behind this pass."""
         return Point(self.day, self.number)
+
+    def __str__(self) -> str:
+        return f"pass {self.day}/{self.number}" + (f" ({self.where})" if self.where else "")
 
     @property
     def seconds(self) -> int:
@@ -78,6 +83,7 @@ class Waiting:
     ) -> None:
         self._cluster, self._poll_s, self._timeout_s = cluster, poll_s, timeout_s
         self._threads = threads
+        self._has_warned = False
 
     def open(self, of: Pass) -> Iterable[Any] | None:
         """Wait for the data, then open and load it."""
@@ -94,6 +100,7 @@ class Waiting:
             return None
         dataset: Any = of.open()
         if not hasattr(dataset, "preload_into_memory"):
+            self._warn(dataset)
             return lambda: dataset
         dataset.preload_into_memory(self._threads)
 
@@ -102,6 +109,15 @@ class Waiting:
             return dataset
 
         return finish
+
+    def _warn(self, dataset: object) -> None:
+        if dataset is not None and not self._has_warned and self._cluster.worker == 0:
+            self._has_warned = True
+            log.warning(
+                "train_passes: prefetch: no effect: expected an InMemoryDataset, which can be"
+                " loaded ahead, found %s",
+                type(dataset).__name__,
+            )
 
     def _meet(self, of: Pass, mine: dict[str, Any]) -> list[dict[str, Any]]:
         purpose = f"data of pass {of.day}/{of.number}"
@@ -114,10 +130,10 @@ class Waiting:
             waited_s = time.monotonic() - began
             if waited_s > self._timeout_s:
                 raise DeadlineExceeded(
-                    f"train_passes: pass {of.day}/{of.number}: expected its data within"
-                    f" {self._timeout_s:g} s, found it not ready"
+                    f"train_passes: {of}: expected its data within {self._timeout_s:g} s, found it"
+                    " not ready"
                 )
             if waited_s - reminded >= REMINDER_S:
                 reminded = waited_s
-                log.info("stream: waiting for the data of pass %s/%d", of.day, of.number)
+                log.info("stream: waiting for the data of %s", of)
             pause.wait(self._poll_s)
