@@ -534,6 +534,9 @@ void register_table(nb::module_& m) {
       .def("settle", &settle, "keys"_a.noconvert(), "delta_scores"_a.noconvert(), "pool"_a,
            "Subtract what an export has used up from delta scores. keys: (N,) uint64; "
            "delta_scores: (N,) float32.")
+      .def("expect", &Table::expect, "num_rows"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "So many more rows are about to be restored: their memory is taken in the way that is "
+           "best for all of them. Fewer or more may be.")
       .def("clear_bucket", &Table::clear_bucket, "bucket"_a,
            nb::call_guard<nb::gil_scoped_release>(), "Forget rows and marks of a bucket.")
       .def("erase", &erase, "keys"_a.noconvert(), "pool"_a,

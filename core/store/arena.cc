@@ -70,6 +70,7 @@ Arena::Ref Arena::take() noexcept {
 void Arena::collapse() noexcept {
   const std::size_t full = std::min(num_rows_ * row_bytes_, kSmallPagesBytes);
   for (; collapsed_bytes_ + kHugePageBytes <= full; collapsed_bytes_ += kHugePageBytes) {
+    if (is_huge(collapsed_bytes_)) continue;
     advise(pages_.data() + collapsed_bytes_, kHugePageBytes, PageAdvice::kMakeHuge);
   }
 }
@@ -86,7 +87,23 @@ void Arena::free(std::span<const Ref> refs) noexcept {
 std::size_t Arena::bytes() const {
   std::lock_guard lock(mutex_);
   const std::size_t used = num_rows_ * row_bytes_;
-  return round_up(used, used <= kSmallPagesBytes ? kPageBytes : kHugePageBytes);
+  return round_up(
+      used, is_huge((used - 1) / kHugePageBytes * kHugePageBytes) ? kHugePageBytes : kPageBytes);
+}
+
+void Arena::expect(std::size_t num_rows) noexcept {
+  std::lock_guard lock(mutex_);
+  const std::size_t more = num_rows - std::min(num_rows, num_free_);
+  const std::size_t until = std::min(num_rows_ + more, num_rows_max_) * row_bytes_;
+  if (committed_bytes_ > expected_until_) expected_from_ = committed_bytes_;
+  // The last one may not become full.
+  expected_until_ = std::max(expected_until_, until / kHugePageBytes * kHugePageBytes);
+}
+
+// Whether the 2 MiB that begin at `offset` are, or will be, taken as a huge page.
+bool Arena::is_huge(std::size_t offset) const noexcept {
+  const bool is_expected = expected_from_ <= offset && offset < expected_until_;
+  return is_expected || offset >= kSmallPagesBytes;
 }
 
 // Makes the first `num_rows` rows writable, 2 MiB at a time.
@@ -100,7 +117,7 @@ void Arena::commit(std::size_t num_rows) {
     std::byte* next = pages_.data() + committed_bytes_;
     make_writable(next, kHugePageBytes);
     advise(next, kHugePageBytes,
-           committed_bytes_ < kSmallPagesBytes ? PageAdvice::kSmall : PageAdvice::kHuge);
+           is_huge(committed_bytes_) ? PageAdvice::kHuge : PageAdvice::kSmall);
     committed_bytes_ += kHugePageBytes;
   }
 }

@@ -7,7 +7,8 @@
 //
 // The first 512 MiB are taken in small pages, and each 2 MiB becomes a huge page once it is full: a
 // small table costs what it holds. What follows is huge pages from the start, which is negligible
-// beside what is there already.
+// beside what is there already; and so is what a caller expects to fill at once, which spares the
+// way over small pages.
 //
 // Threads: allocate, free and bytes may be called by any thread. row() takes no lock: whoever holds
 // a reference got it from allocate() or through a lock that its owner released.
@@ -50,6 +51,9 @@ class Arena {
 
   void free(std::span<const Ref> refs) noexcept;
 
+  // So many more rows are about to be taken. Fewer or more may be.
+  void expect(std::size_t num_rows) noexcept;
+
   std::byte* row(Ref ref) const noexcept { return pages_.data() + std::size_t{ref} * row_bytes_; }
   // Whether a row is of this arena.
   bool has(const std::byte* row) const noexcept {
@@ -66,6 +70,7 @@ class Arena {
   void commit(std::size_t num_rows);
   Ref take() noexcept;
   void collapse() noexcept;
+  bool is_huge(std::size_t offset) const noexcept;
 
   const std::size_t row_bytes_;
   const Pages pages_;
@@ -74,6 +79,8 @@ class Arena {
   mutable std::mutex mutex_;         // guards what follows
   std::size_t committed_bytes_ = 0;  // may be touched
   std::size_t collapsed_bytes_ = 0;  // taken in small pages, and made huge since
+  std::size_t expected_from_ = 0;    // what lies from here
+  std::size_t expected_until_ = 0;   // to here is taken in huge pages
   std::size_t num_rows_ = 1;         // carved so far, with free ones and the null row
   std::size_t num_reserved_ = 0;
   std::size_t num_free_ = 0;

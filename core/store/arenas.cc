@@ -46,6 +46,10 @@ void Arenas::free(std::span<const Ref> refs) noexcept {
   }
 }
 
+void Arenas::expect(std::size_t num_rows) noexcept {
+  for (const auto& arena : arenas_) arena->expect(num_rows);
+}
+
 std::size_t Arenas::bytes() const {
   std::size_t n = 0;
   for (const auto& arena : arenas_) n += arena->bytes();

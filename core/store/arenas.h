@@ -63,6 +63,8 @@ class Arenas {
   };
 
   void free(std::span<const Ref> refs) noexcept;
+  // So many more rows are about to be taken, of whichever classes.
+  void expect(std::size_t num_rows) noexcept;
   std::size_t bytes() const;  // memory taken from the system
 
  private:

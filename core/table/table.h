@@ -163,6 +163,9 @@ class Table {
   // removed: it was, where the content comes from. Errors as for restore.
   void apply(std::uint32_t bucket, const BucketView& content,
              std::span<const std::uint64_t> removed);
+  // So many more rows are about to be restored: their memory is taken in the way that is best for
+  // all of them. Fewer or more may be.
+  void expect(std::size_t num_rows) noexcept { arenas_.expect(num_rows); }
   // Forgets rows, marks, pending and removed keys of a bucket.
   void clear_bucket(std::uint32_t bucket);
 

@@ -537,6 +537,13 @@ class Shard:
             table.rows = rows
             self._pushes_at_load = None
 
+    def adopt_rows(self, schema: TableSchema, rows: _core.Table) -> None:
+        """Serve these rows, which bring their marks along, in the place of a table without rows."""
+        self.create_table(schema)
+        with self._lock:
+            rows.raise_version(self.version)
+            self.tables[schema.name].rows = rows
+
     def raise_version(self, version: int) -> None:
         """Rows that change from now on are stamped with this version, or a later one."""
         with self._lock:

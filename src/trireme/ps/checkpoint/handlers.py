@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,8 @@ class CheckpointHandlers:
         self._shard = shard
         self._root, self._locations = root, locations
         self._jobs = Jobs()
+        # The load that was checked last, and the job's name: its rows may be in memory already.
+        self._checked: tuple[str, Load] | None = None
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -52,8 +53,8 @@ class CheckpointHandlers:
         actions: dict[str, Action] = {
             "count": self._count,
             "save": self._save,
-            "check": partial(self._load, only_check=True),
-            "load": partial(self._load, only_check=False),
+            "check": self._check,
+            "load": self._load,
             "settle": self._settle,
         }
         action = actions.get(need(body, "action", str))
@@ -67,7 +68,10 @@ class CheckpointHandlers:
         return self._jobs.get(need(request.body, "job", str)).status()
 
     def _on_stop(self, request: Request) -> Reply:
-        self._jobs.get(need(request.body, "job", str)).progress.stop()
+        job = need(request.body, "job", str)
+        self._jobs.get(job).progress.stop()
+        if self._checked is not None and self._checked[0] == job:
+            self._checked = None
         return Reply()
 
     def _storage(self, body: Mapping[str, Any]) -> Storage:
@@ -109,25 +113,33 @@ class CheckpointHandlers:
         with writing(f"checkpoint: cannot write {storage.name}"):
             return save_shard(self._shard, storage, order, progress)
 
-    def _load(
-        self, storage: Storage, body: Mapping[str, Any], progress: Progress, *, only_check: bool
+    def _check(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
     ) -> dict[str, Any]:
+        self._checked = None  # first: its rows make room for others
         manifest = read_manifest(storage)
         if manifest.id != need(body, "id", str):
             raise Corruption(
                 f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}: another"
                 " checkpoint is there now, or not all processes see the same storage"
             )
-        order = LoadOrder(
-            tables=_names(body, "tables"),
-            parameters=_names(body, "parameters"),
-            resumes=need(body, "resumes", bool),
-        )
-        load = Load(self._shard, storage, manifest, order)
-        if only_check:
-            load.check(progress)
-        else:
-            load.apply(progress)
+        load = Load(self._shard, storage, manifest, _load_order(body))
+        load.check(progress)
+        progress.add(0)  # or nobody would come for it
+        self._checked = (need(body, "job", str), load)
+        return {}
+
+    def _load(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+    ) -> dict[str, Any]:
+        checked, self._checked = self._checked, None
+        expected = (need(body, "id", str), _load_order(body))
+        if checked is None or (checked[1].manifest.id, checked[1].order) != expected:
+            raise BadRequest(
+                f"checkpoint.load: expected a load that was checked before, found {storage.name}:"
+                " another load has begun since"
+            )
+        checked[1].apply(progress)
         return {}
 
     def _settle(
@@ -138,6 +150,14 @@ class CheckpointHandlers:
         for table in list(self._shard.tables.values()):
             table.rows.forget_removed(forget)
         return {}
+
+
+def _load_order(body: Mapping[str, Any]) -> LoadOrder:
+    return LoadOrder(
+        tables=_names(body, "tables"),
+        parameters=_names(body, "parameters"),
+        resumes=need(body, "resumes", bool),
+    )
 
 
 def _names(body: Mapping[str, Any], field: str) -> frozenset[str] | None:

@@ -1,10 +1,14 @@
 """A server's share of a load: first everything that it will read is checked, then rows and blocks
 change.
+
+Of a table that has no rows yet, what is checked is read into one that nobody sees, which takes its
+place in the end: so files are read once. Any other is read again, bucket by bucket, or there would
+be two of it in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,33 +46,41 @@ class LoadOrder:
 
 
 class Load:
-    """One server's load of one checkpoint. Raises Corruption and SchemaMismatch."""
+    """One server's load of one checkpoint: `check`, then `apply`.
+
+    Raises Corruption and SchemaMismatch.
+    """
 
     def __init__(
         self, shard: Shard, storage: Storage, manifest: Manifest, order: LoadOrder
     ) -> None:
         self._shard, self._storage = shard, storage
-        self._manifest, self._order = manifest, order
+        self.manifest, self.order = manifest, order
+        self._staged: dict[str, _core.Table] = {}
         self._owned = np.zeros(NUM_BUCKETS, bool)
         self._owned[shard.map().owned_by(shard.index)] = True
 
     # ---- checking ----
 
     def check(self, progress: Progress) -> None:
-        """Read all that `apply` will read, and compare it with manifest, schemas and blocks."""
+        """Read all of this server's, and compare it with manifest, schemas and blocks."""
         self._check_order()
-        pieces = [(name, piece) for name in self._tables() for piece in self._pieces(name)]
-        files = [entry for _, piece in pieces for entry in (piece.rows, piece.buckets)]
-        files += [part.file for part in self._block_files()]
-        progress.expect(sum(entry.num_bytes for entry in files))
-        in_parallel([partial(self._check_file, entry, progress) for entry in files], progress)
-        in_parallel([partial(self._check_piece, *piece) for piece in pieces], progress)
+        tasks: list[Callable[[], None]] = []
+        for name in self._tables():
+            if self._is_new(name):
+                self._staged[name] = make_core_table(self.manifest.tables[name].schema)
+                self._staged[name].expect(self._num_rows(name))
+            for piece in self._pieces(name):
+                progress.expect(piece.rows.num_bytes + piece.buckets.num_bytes)
+                tasks.append(partial(self._check_piece, name, piece, progress))
         for part in self._block_files():
-            list(read_blocks(self._storage, part, self._blocks()))
+            progress.expect(part.file.num_bytes)
+            tasks.append(partial(self._check_blocks_file, part, progress))
+        in_parallel(tasks, progress)
 
     def _check_order(self) -> None:
-        saved, served = self._manifest.tables, self._shard.tables
-        wanted = served.keys() if self._order.tables is None else self._order.tables
+        saved, served = self.manifest.tables, self._shard.tables
+        wanted = served.keys() if self.order.tables is None else self.order.tables
         if missing := set(wanted) - saved.keys():
             raise SchemaMismatch(
                 f"checkpoint {self._storage.name}: expected tables {sorted(missing)},"
@@ -81,12 +93,12 @@ class Load:
                     f"table {name!r}: it exists as {existing.schema.to_wire()},"
                     f" found {saved[name].schema.to_wire()}"
                 )
-        if self._manifest.mode == "delta" and (absent := set(self._tables()) - served.keys()):
+        if self.manifest.mode == "delta" and (absent := set(self._tables()) - served.keys()):
             raise SchemaMismatch(
                 f"checkpoint {self._storage.name}: expected the tables of its delta,"
                 f" found no {sorted(absent)}"
             )
-        if self._manifest.mode == "delta" and not self._shard.is_as_loaded:
+        if self.manifest.mode == "delta" and not self._shard.is_as_loaded:
             raise BadRequest(
                 f"load: expected no training between a checkpoint and the delta"
                 f" {self._storage.name} on top of it, found server {self._shard.index} changed"
@@ -98,12 +110,12 @@ class Load:
         if not blocks:
             return
         where = f"checkpoint {self._storage.name}"
-        if self._manifest.optimizer != self._shard.blocks.class_name:
+        if self.manifest.optimizer != self._shard.blocks.class_name:
             raise SchemaMismatch(
-                f"{where}: its optimizer is {self._manifest.optimizer},"
+                f"{where}: its optimizer is {self.manifest.optimizer},"
                 f" the model's is {self._shard.blocks.class_name}"
             )
-        saved = {b.spec.id: b.spec for part in self._manifest.blocks for b in part.blocks}
+        saved = {b.spec.id: b.spec for part in self.manifest.blocks for b in part.blocks}
         if missing := blocks.keys() - saved.keys():
             raise SchemaMismatch(f"{where}: expected blocks {sorted(missing)}, found none of them")
         for block_id, spec in blocks.items():
@@ -117,21 +129,27 @@ class Load:
         for num_bytes in read_chunks(self._storage, entry.to_json()):
             progress.add(num_bytes)
 
-    def _check_piece(self, name: str, piece: Piece) -> None:
-        table = self._manifest.tables[name]
-        served = self._shard.tables.get(name)
-        columns = columns_of(table.schema) if served is None else _columns(served)
-        check_rows(self._storage, piece, columns.schema)
+    def _check_piece(self, name: str, piece: Piece, progress: Progress) -> None:
+        for entry in (piece.rows, piece.buckets):
+            self._check_file(entry, progress)
+        for buckets, batch in checked_rows(self._storage, piece, self._columns(name).schema):
+            if name in self._staged:
+                self._restore(self._staged[name], name, piece, buckets, batch)
+
+    def _check_blocks_file(self, part: BlocksFile, progress: Progress) -> None:
+        self._check_file(part.file, progress)
+        for _ in read_blocks(self._storage, part, self._blocks()):
+            pass
 
     # ---- changing ----
 
     def apply(self, progress: Progress) -> None:
-        """Replace the rows and blocks that this server owns. Requires: `check`."""
-        manifest, order = self._manifest, self._order
+        """Replace the rows and blocks that this server owns. Requires: `check`, once."""
+        manifest, order = self.manifest, self.order
         is_delta = manifest.mode == "delta"
         tables = list(self._tables())
-        for name in tables:
-            self._shard.create_table(manifest.tables[name].schema)
+        for name, rows in self._staged.items():
+            self._shard.adopt_rows(manifest.tables[name].schema, rows)
         if not order.resumes:
             for table in self._shard.tables.values():
                 self._set_marks(table, {})
@@ -139,11 +157,9 @@ class Load:
         marks: dict[str, dict[int, Array]] = {}
         for name in tables:
             of_table = marks.setdefault(name, {})
-            for piece in self._pieces(name):
+            for piece in self._pieces(name) if name not in self._staged else ():
                 progress.expect(piece.num_rows)
-                tasks.append(
-                    partial(self._load_piece, self._shard.tables[name], piece, of_table, progress)
-                )
+                tasks.append(partial(self._load_piece, name, piece, of_table, progress))
         in_parallel(tasks, progress)
         if is_delta and order.resumes:
             for name in tables:
@@ -154,35 +170,43 @@ class Load:
         self._shard.note_load()
 
     def _load_piece(
-        self, table: ServedTable, piece: Piece, marks: dict[int, Array], progress: Progress
+        self, name: str, piece: Piece, marks: dict[int, Array], progress: Progress
     ) -> None:
-        columns = _columns(table)
-        is_delta = self._manifest.mode == "delta"
-        for buckets, batch in read_piece(self._storage, piece, columns.schema):
-            wanted = self._owned[buckets.buckets]
+        rows = self._shard.tables[name].rows
+        for buckets, batch in read_piece(self._storage, piece, self._columns(name).schema):
+            self._restore(rows, name, piece, buckets, batch)
+            if self.manifest.mode == "delta":
+                _note_marks(marks, buckets)
+            progress.add(batch.num_rows)
+
+    def _restore(
+        self, rows: _core.Table, name: str, piece: Piece, buckets: Buckets, batch: pa.RecordBatch
+    ) -> None:
+        """Put these buckets into a table. Raises Corruption for keys and rows that cannot be."""
+        manifest = self.manifest
+        try:
             _core.restore_columns(
-                table.rows,
+                rows,
                 buckets=buckets.buckets,
                 num_rows=buckets.num_rows,
-                wanted=wanted,
+                wanted=self._owned[buckets.buckets],
                 keys=batch["key"].to_numpy(),
                 classes=batch["row_class"].to_numpy(),
                 columns=cells_of(batch),
-                widths=list(columns.widths),
-                mark_offsets=buckets.mark_offsets if self._order.resumes else NO_OFFSETS,
+                widths=list(self._columns(name).widths),
+                mark_offsets=buckets.mark_offsets if self.order.resumes else NO_OFFSETS,
                 streams=buckets.streams,
                 sequences=buckets.sequences,
                 removed_offsets=buckets.removed_offsets,
                 removed=buckets.removed,
                 pending_offsets=buckets.pending_offsets,
                 pending=buckets.pending,
-                removed_at=self._manifest.version,
-                removed_since=min(self._manifest.chain.values(), default=self._manifest.version),
-                apply=is_delta,
+                removed_at=manifest.version,
+                removed_since=min(manifest.chain.values(), default=manifest.version),
+                apply=manifest.mode == "delta",
             )
-            if is_delta:
-                _note_marks(marks, buckets)
-            progress.add(batch.num_rows)
+        except BadRequest as error:
+            raise Corruption(f"{self._storage.name}/{piece.rows.path}: {error}") from error
 
     def _set_marks(self, table: ServedTable, marks: Mapping[int, Array]) -> None:
         """The marks of this server's buckets: (4096,) per stream; 0 for streams not given."""
@@ -195,37 +219,53 @@ class Load:
         wanted = self._blocks()
         with self._shard.blocks_locked():
             store = self._shard.blocks
-            if not self._order.resumes:
+            if not self.order.resumes:
                 for block_id in store.marks:
                     store.marks[block_id] = {}
             for part in self._block_files():
                 for spec, tensors, marks in read_blocks(self._storage, part, wanted):
-                    kept = marks if self._order.resumes else {}
+                    kept = marks if self.order.resumes else {}
                     store.restore(spec.id, tensors, kept)
 
     # ---- what is this server's ----
 
     def _tables(self) -> Iterable[str]:
-        wanted = self._order.tables
-        return [name for name in self._manifest.tables if wanted is None or name in wanted]
+        wanted = self.order.tables
+        return [name for name in self.manifest.tables if wanted is None or name in wanted]
+
+    def _is_new(self, name: str) -> bool:
+        """Whether what is loaded needs to replace no rows."""
+        served = self._shard.tables.get(name)
+        return self.manifest.mode != "delta" and (served is None or served.rows.rows == 0)
+
+    def _columns(self, name: str) -> Columns:
+        rows = self._staged[name] if name in self._staged else self._shard.tables[name].rows
+        return Columns.of(RowLayout.of(self.manifest.tables[name].schema, rows))
 
     def _pieces(self, name: str) -> list[Piece]:
-        pieces = self._manifest.tables[name].pieces
+        pieces = self.manifest.tables[name].pieces
         return [p for p in pieces if self._owned[p.low : p.high + 1].any()]
+
+    def _num_rows(self, name: str) -> int:
+        """About as many as it has of a table: keys are spread evenly over buckets."""
+        shares = ((p, self._owned[p.low : p.high + 1].mean()) for p in self._pieces(name))
+        return int(sum(piece.num_rows * share for piece, share in shares))
 
     def _blocks(self) -> dict[str, int]:
         """Wanted blocks of this server: id -> elements."""
-        wanted = self._order.parameters
+        wanted = self.order.parameters
         specs = self._shard.blocks.specs()
         return {s.id: s.size for s in specs if wanted is None or s.param in wanted}
 
     def _block_files(self) -> list[BlocksFile]:
         wanted = self._blocks()
-        return [p for p in self._manifest.blocks if any(b.spec.id in wanted for b in p.blocks)]
+        return [p for p in self.manifest.blocks if any(b.spec.id in wanted for b in p.blocks)]
 
 
-def check_rows(storage: Storage, piece: Piece, schema: pa.Schema) -> None:
-    """Whether the rows are those of the piece's buckets. Raises Corruption, SchemaMismatch."""
+def checked_rows(
+    storage: Storage, piece: Piece, schema: pa.Schema
+) -> Iterator[tuple[Buckets, pa.RecordBatch]]:
+    """As read_piece; rows of other buckets raise Corruption too."""
     for buckets, batch in read_piece(storage, piece, schema):
         keys = batch["key"].to_numpy()
         of_keys = np.empty(len(keys), np.uint16)
@@ -234,10 +274,7 @@ def check_rows(storage: Storage, piece: Piece, schema: pa.Schema) -> None:
             raise Corruption(
                 f"{storage.name}/{piece.rows.path}: expected keys in the order of their buckets"
             )
-
-
-def _columns(table: ServedTable) -> Columns:
-    return Columns.of(RowLayout.of(table.schema, table.rows))
+        yield buckets, batch
 
 
 def columns_of(schema: TableSchema) -> Columns:

@@ -13,7 +13,7 @@ from trireme.errors import TriremeError
 from trireme.ps.checkpoint.block_files import read_blocks, tensors_of
 from trireme.ps.checkpoint.calls import Watch
 from trireme.ps.checkpoint.jobs import THREADS
-from trireme.ps.checkpoint.load import check_rows, columns_of
+from trireme.ps.checkpoint.load import checked_rows, columns_of
 from trireme.ps.checkpoint.manifest import BlocksFile, FileEntry, Manifest, Piece, read_manifest
 from trireme.ps.checkpoint.storage import Storage, read_chunks
 
@@ -74,7 +74,8 @@ class _Verifier:
                     self._watch(self._done, self._total)
 
     def _check_piece(self, piece: Piece, schema: pa.Schema) -> None:
-        check_rows(self._place, piece, schema)
+        for _ in checked_rows(self._place, piece, schema):
+            pass
 
     def _check_blocks(self, part: BlocksFile) -> None:
         for _ in read_blocks(self._place, part, {block.spec.id for block in part.blocks}):
