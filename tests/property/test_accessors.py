@@ -148,7 +148,7 @@ class Servers(Ours):
         client = self._cluster.client
         client.push(step, {"t": push}, staged=self._sync)
         pulled = client.pull({"t": KEYS}, staged=number, time=time).rows["t"]
-        assert pulled.shape[1] == self.tables[0].schema.width
+        assert pulled.shape[1] == self.tables[0].schema.width_of(0)
 
     def shrink(self, time: int) -> int:
         removed = policies.shrink(self._cluster.client, time=time, day_over=True)["t"]

@@ -45,7 +45,7 @@ class Pulled:
 
     Attributes:
         rows: per table (K, W) float32, row i for key i: the weights, or show, click and weights
-            (`TableSchema.width`).
+            (`TableSchema.width_of`).
         blocks: per server the ids of its blocks and their flat weights; None if not asked for.
         versions: per server, its push counter when it answered.
         missing: per table, how many keys have no row yet.
