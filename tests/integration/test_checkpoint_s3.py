@@ -1,0 +1,186 @@
+"""Checkpoints in an object store, which cannot rename: the manifest comes last and says all."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import trireme as tr
+from tests.integration.test_checkpoint import assert_equal, batches, everything, make_trainer
+from tests.jobs import Job
+from tests.s3_server import put, s3_server
+from trireme.cluster import Cluster, embedded
+from trireme.errors import BadRequest, Corruption
+from trireme.ps.checkpoint import open_storage, publication, verify_checkpoint
+
+Options = dict[str, Any]
+ROOT = "s3://bucket"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Options]:
+    with s3_server() as options:
+        yield options
+
+
+def names(s3: Options, folder: str) -> set[str]:
+    """Of all objects in a folder of the bucket."""
+    files = fsspec.filesystem("s3", **s3)
+    files.invalidate_cache()
+    return {name.removeprefix(f"bucket/{folder}/") for name in files.find(f"bucket/{folder}")}
+
+
+def test_two_servers_save_to_s3_and_three_go_on_from_there(s3: Options) -> None:
+    path = f"{ROOT}/two/1"
+
+    def work(cluster: Cluster) -> dict[str, Any]:
+        trainer = make_trainer(cluster)
+        trainer.fit(batches(6))
+        trainer.save(path, storage_options=s3)
+        at_save = everything(cluster, trainer)
+        trainer.fit(batches(2, 1))
+        trainer.save(f"{ROOT}/two/2", mode="delta", storage_options=s3)
+        return {"at_save": at_save, "at_end": everything(cluster, trainer)}
+
+    with Job(2) as job:
+        [saved] = job.run(1, work)
+
+    def go_on(cluster: Cluster) -> None:
+        trainer = make_trainer(cluster)
+        trainer.load(path, storage_options=s3)
+        assert_equal(everything(cluster, trainer), saved["at_save"])
+        trainer.load(f"{ROOT}/two/2", storage_options=s3)
+        assert_equal(everything(cluster, trainer), saved["at_end"])
+
+    with Job(3) as job:
+        job.run(1, go_on)
+    manifest, problems = verify_checkpoint(open_storage(path, s3))
+    assert manifest is not None
+    assert not problems
+    assert {name.partition("/")[0] for name in names(s3, "two/1")} == {"manifest.json", manifest.id}
+
+
+def test_a_fit_keeps_its_newest_in_s3_and_resumes(s3: Options) -> None:
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        checkpoints = tr.Checkpoints(f"{ROOT}/fit", every_steps=2, keep=2, storage_options=s3)
+        trainer.fit(batches(6), checkpoints=checkpoints)
+        expected = everything(cluster, trainer)
+    folders = {name.partition("/")[0] for name in names(s3, "fit")}
+    assert len(folders) == 2
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        found = trainer.resume(f"{ROOT}/fit", storage_options=s3)
+        assert found == f"{ROOT}/fit/{max(folders, key=int)}"
+        assert_equal(everything(cluster, trainer), expected)
+
+
+def test_a_save_that_fails_shows_nothing(s3: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        trainer.fit(batches(2))
+        with monkeypatch.context() as patch:
+            patch.setattr("trireme.ps.checkpoint.block_files.save_tensors", full)
+            with pytest.raises(Exception, match="No space left on device"):
+                trainer.save(f"{ROOT}/failed/1", storage_options=s3)
+        assert names(s3, "failed") == set()
+        trainer.save(f"{ROOT}/failed/1", storage_options=s3)
+        with pytest.raises(BadRequest, match=r"expected a new folder, found .*failed/1 with"):
+            trainer.save(f"{ROOT}/failed/1", storage_options=s3)
+        assert not verify_checkpoint(open_storage(f"{ROOT}/failed/1", s3))[1]
+
+
+def test_of_two_saves_to_one_place_one_is_there_whole(
+    s3: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is complete before the first reads back its manifest."""
+    place = f"{ROOT}/race/1"
+    with embedded(threads=1) as one, embedded(threads=1) as other:
+        first, second = make_trainer(one), make_trainer(other)
+        first.fit(batches(1))
+        second.fit(batches(2))
+        write, calls = publication.write_manifest, list[str]()
+
+        def write_both(storage: Any, manifest: Any) -> None:
+            calls.append(manifest.id)
+            write(storage, manifest)
+            if len(calls) == 1:
+                files = fsspec.filesystem("s3", **s3)
+                files.rm("bucket/race/1/manifest.json")  # as if both had found none
+                second.save(place, storage_options=s3)
+
+        monkeypatch.setattr(publication, "write_manifest", write_both)
+        with pytest.raises(BadRequest, match="saved there at the same time"):
+            first.save(place, storage_options=s3)
+    manifest, problems = verify_checkpoint(open_storage(place, s3))
+    assert manifest is not None
+    assert not problems
+    assert calls[1:] == [manifest.id]
+    assert not any(name.startswith(calls[0]) for name in names(s3, "race/1"))
+
+
+def test_what_a_killed_save_left_is_removed_when_it_is_old(s3: Options) -> None:
+    def leave(id: str, hours: int) -> None:
+        begun = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(hours=hours)
+        marker = json.dumps({"begun_at": begun.isoformat()}).encode()
+        put(s3, f"left/1/{id * 32}/saving", marker)
+        put(s3, f"left/1/{id * 32}/tables/0/0000-4095.arrow", b"half")
+
+    leave("a", 7)
+    leave("b", 1)
+    put(s3, "left/1/notes/mine", b"stays")
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        with pytest.raises(BadRequest, match="not a complete checkpoint"):
+            trainer.load(f"{ROOT}/left/1", storage_options=s3)
+        trainer.fit(batches(1))
+        trainer.save(f"{ROOT}/left/1", storage_options=s3)
+    folders = {name.partition("/")[0] for name in names(s3, "left/1")}
+    assert {"b" * 32, "notes", "manifest.json"} < folders
+    assert "a" * 32 not in folders
+
+
+def test_damaged_objects_are_named(s3: Options) -> None:
+    place = f"{ROOT}/damaged/1"
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        trainer.fit(batches(1))
+        trainer.save(place, storage_options=s3)
+        expected = everything(cluster, trainer)
+        rows = next(name for name in names(s3, "damaged/1") if name.endswith("4095.arrow"))
+        files = fsspec.filesystem("s3", **s3)
+        data = files.cat(f"bucket/damaged/1/{rows}")
+        for damaged in (data[:-1], data[:100] + bytes([data[100] ^ 1]) + data[101:], None):
+            if damaged is None:
+                files.rm(f"bucket/damaged/1/{rows}")
+            else:
+                put(s3, f"damaged/1/{rows}", damaged)
+            with pytest.raises(Corruption, match=rows):
+                trainer.load(place, storage_options=s3)
+            assert_equal(everything(cluster, trainer), expected)
+
+
+def test_a_location_is_refused_by_name(tmp_path: Path) -> None:
+    away = {
+        "key": "k",
+        "secret": "s",
+        "endpoint_url": "http://127.0.0.1:9",
+        "config_kwargs": {"connect_timeout": 1, "retries": {"max_attempts": 0}},
+    }
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        with pytest.raises(BadRequest, match=r"cannot (read|list) s3://bucket/1.*127.0.0.1:9"):
+            trainer.save("s3://bucket/1", storage_options=away)
+        with pytest.raises(BadRequest, match="storage_options only with a location"):
+            trainer.save(tmp_path / "1", storage_options={"key": "k"})
+        with pytest.raises(BadRequest, match="nonesuch"):
+            trainer.save("nonesuch://bucket/1")
