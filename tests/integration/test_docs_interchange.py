@@ -56,7 +56,9 @@ def create(config):
 """
 
 
-def test_every_command_and_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_and_snippet_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     page = (tree.ROOT / "docs/interchange.md").read_text()
     blocks = re.findall(r"```(sh|python)\n(.*?)```", page, re.DOTALL)
     assert 2 * len(blocks) == page.count("```")
@@ -70,6 +72,10 @@ def test_every_command_and_snippet_runs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     for line in commands:
         assert cli.main(line.split()[1:]) == 0
+    pq.write_table(pa.table({"key": [1, 2], "weights": list(vectors)}), tmp_path / "new.parquet")
+    command = "convert new.parquet model/new --to checkpoint -m config.yaml"
+    assert cli.main(command.split()) == 0
+    assert "the dense part is new: new.parquet has none" in caplog.text
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", snippets],
         cwd=tmp_path,

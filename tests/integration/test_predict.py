@@ -116,6 +116,10 @@ def test_every_example_of_files_is_answered(
     else:
         table = pq.read_table(tmp_path / output)
         assert table.column_names == ["ins_id", "score", "both"]
+        found = pq.read_metadata(tmp_path / output).metadata
+        assert found[b"trireme.examples"] == b"100"
+        assert 0 <= int(found[b"trireme.missing"]) < int(found[b"trireme.keys"])
+        assert int(found[b"trireme.version"]) == expected.version
         names = table["ins_id"].to_pylist()
         scores = table["score"].to_numpy()
         pairs = np.array(table["both"].to_pylist(), np.float32)

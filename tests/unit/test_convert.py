@@ -10,6 +10,7 @@ import pytest
 
 from tests.repo import tree
 from trireme import cli
+from trireme.train import progress
 
 FLEET = tree.ROOT / "tests/golden/fleet_checkpoint/SparseAccessor-adagrad-adam/saved"
 
@@ -34,6 +35,7 @@ ALONE = "--table t --dim 5 --rule SparseAdaGradSGDRule"
             "expected --rule Sparse.*'adagrad'",
         ),
         (f"fleet x --to parquet {ALONE} -o a=1", "expected -o with -m config.yaml"),
+        (f"fleet fleet --to parquet {ALONE}", "expected a new TARGET, found 'fleet' existing"),
         (f"fleet x --to parquet {ALONE} --dim 6", "expected 7 or 13 numbers"),
     ],
 )
@@ -43,8 +45,12 @@ def test_what_does_not_fit_is_refused(fleet, command, words, capsys):
     assert re.search(words, shown), shown
 
 
-def test_rows_of_fleet_become_parquet_without_a_model(fleet, tmp_path):
+def test_rows_of_fleet_become_parquet_without_a_model(fleet, tmp_path, caplog, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    caplog.set_level("INFO", "trireme")
     assert cli.main(f"convert fleet x --to parquet --state {ALONE}".split()) == 0
+    assert caplog.messages[-1] == "convert: fleet (fleet) is now x (parquet): 139 rows of t"
+    assert "import t 100%" in capsys.readouterr().out
     rows = pq.read_table(tmp_path / "x" / "t")
     assert rows.num_rows == 139
     assert set(map(len, rows["weights"].to_pylist())) == {1, 5}  # heads, and whole rows

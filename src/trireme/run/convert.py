@@ -6,6 +6,7 @@ The tables are in this process: it takes as much memory as a server of the whole
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +77,13 @@ def convert(what: Conversion) -> None:
     with clusters.embedded() as cluster:
         clusters.set_default(cluster)
         trainer = _trainer(what, kind)
-        _read(trainer, what, kind)
+        counts = _read(trainer, what, kind)
+        is_dense = next(trainer.model.parameters(), None) is not None
+        if kind == "parquet" and what.to == "checkpoint" and is_dense:
+            log.warning("convert: the dense part is new: %s has none", what.source)
         _write(trainer, what)
-    log.info("convert: %s (%s) is now %s (%s)", what.source, kind, what.target, what.to)
+    rows = ", ".join(f"{n:,} rows of {name}" for name, n in counts.items())
+    log.info("convert: %s (%s) is now %s (%s): %s", what.source, kind, what.target, what.to, rows)
 
 
 def _kind_of(source: str) -> Kind:
@@ -96,6 +101,8 @@ def _kind_of(source: str) -> Kind:
 
 
 def _check(what: Conversion, kind: Kind) -> None:
+    if os.path.lexists(what.target):
+        raise BadRequest(f"convert: expected a new TARGET, found {what.target!r} existing")
     if what.config is None and kind != "checkpoint":
         missing = [name for name in ("table", "dim", "rule") if getattr(what, name) is None]
         if missing:
@@ -113,11 +120,11 @@ def _check(what: Conversion, kind: Kind) -> None:
 def _trainer(what: Conversion, kind: Kind) -> Trainer:
     if what.config is not None:
         recipe = create_recipe(what.config, Settings.read(what.config))
-        return Trainer.from_recipe(recipe, progress=False)
+        return Trainer.from_recipe(recipe)
     if kind != "parquet":
         log.info("convert: a dense part is left out; -m config.yaml would say the model it is of")
     tables = _described(what) if kind != "checkpoint" else _saved(what.source)
-    return Trainer(_TablesAlone(tables), None, loss=lambda _, __: _no_loss(), progress=False)
+    return Trainer(_TablesAlone(tables), None, loss=lambda _, __: _no_loss())
 
 
 def _described(what: Conversion) -> list[Table]:
@@ -150,19 +157,22 @@ def _no_loss() -> Tensor:
     raise BadRequest("convert: these tables are not for training")
 
 
-def _read(trainer: Trainer, what: Conversion, kind: Kind) -> None:
+def _read(trainer: Trainer, what: Conversion, kind: Kind) -> dict[str, int]:
+    """Returns how many rows each table has."""
     if kind == "checkpoint":
         trainer.load(what.source, dense="match" if what.config is None else "strict")
-    elif kind == "fleet":
-        trainer.import_fleet(
+        manifest = read_manifest(open_storage(what.source, None))
+        return {name: part.num_rows for name, part in manifest.tables.items()}
+    if kind == "fleet":
+        return trainer.import_fleet(
             what.source,
             tables=what.tables,
             accessor=what.accessor,
             time=what.time,
             dense_steps=what.dense_steps,
         )
-    else:
-        trainer.import_rows(_one_table(trainer, what), what.source, time=what.time)
+    name = _one_table(trainer, what)
+    return {name: trainer.import_rows(name, what.source, time=what.time)}
 
 
 def _one_table(trainer: Trainer, what: Conversion) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,12 +28,14 @@ from trireme.train.progress import Display, display
 @dataclass(frozen=True)
 class Summary:
     """How many examples were answered, and of how many distinct keys, batch by batch, how many had
-    no row.
+    no row; version: of the training state that has answered. A Parquet file has them as metadata,
+    trireme.examples and so on.
     """
 
     examples: int
     keys: int
     missing: int
+    version: int
 
 
 def predict(
@@ -72,10 +74,12 @@ def predict(
             if shown.is_due():
                 _show(shown, stream.fraction_read(), keys, missing)
         _show(shown, 1.0, keys, missing)
+        summary = Summary(examples, keys, missing, predictor.version)
+        file.finish(summary)
         shown.say(
             f"{examples:,} examples to {output}; of {keys:,} keys looked up, {missing:,} had no row"
         )
-    return Summary(examples, keys, missing)
+    return summary
 
 
 def _show(shown: Display, fraction: float, keys: int, missing: int) -> None:
@@ -96,7 +100,7 @@ def _by_example(outputs: Mapping[str, Tensor], num_examples: int) -> dict[str, T
 class _File(Protocol):
     def write(self, batch: Batch, ids: str | None, outputs: Mapping[str, Tensor]) -> None: ...
 
-    def finish(self) -> None: ...
+    def finish(self, summary: Summary) -> None: ...
 
 
 @contextmanager
@@ -112,7 +116,6 @@ def _written(output: str) -> Iterator[_File]:
         file: _File = _Parquet(part) if name.endswith(".parquet") else _Text(part)
         try:
             yield file
-            file.finish()
             part.finish()
             part.publish()
         except BaseException:
@@ -128,8 +131,8 @@ class _Text:
         front = [] if ids is None else [texts(_column(batch, ids))]
         self._part.write(lines(*front, *(numbers(output) for output in outputs.values())))
 
-    def finish(self) -> None:
-        """Nothing is held back."""
+    def finish(self, summary: Summary) -> None:
+        """Nothing is held back, and lines have no place for more."""
 
 
 class _Parquet:
@@ -147,8 +150,10 @@ class _Parquet:
             self._writer = pq.ParquetWriter(_Sink(self._part), table.schema)
         self._writer.write_table(table)
 
-    def finish(self) -> None:
+    def finish(self, summary: Summary) -> None:
         if self._writer is not None:
+            figures = {f"trireme.{name}": str(value) for name, value in asdict(summary).items()}
+            self._writer.add_key_value_metadata(figures)
             self._writer.close()
 
 

@@ -14,6 +14,7 @@ class Exchange:
     """The methods of a Trainer that read and write other systems' formats."""
 
     optimizer: DistributedOptimizer
+    _shows: bool
 
     def import_fleet(
         self,
@@ -59,6 +60,7 @@ class Exchange:
             time=time,
             dense_steps=dense_steps,
             storage_options=storage_options,
+            shows=self._shows,
         )
 
     def export_fleet(
@@ -120,6 +122,7 @@ class Exchange:
             replace=replace,
             time=time,
             storage_options=storage_options,
+            shows=self._shows,
         )
 
     def export_rows(

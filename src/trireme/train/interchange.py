@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from trireme.ps.wire import Array
 from trireme.table import Table
 from trireme.train.checkpoint import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.progress import display
 
 SPARSE_FILE = re.compile(r"part-\d{3}-\d{5}(\.gz)?")
 VARIABLES = "dnn_plugin"  # folder of Paddle's save_inference_model
@@ -100,8 +102,9 @@ def import_fleet(
     time: int | None = None,
     dense_steps: int = 0,
     storage_options: Mapping[str, Any] | None = None,
+    shows: bool = False,
 ) -> dict[str, int]:
-    """See Trainer.import_fleet."""
+    """See Trainer.import_fleet. shows: how far it is."""
     path = os.fspath(path)
     optimizer.flush()
     optimizer.cluster.client.gather({}, [], purpose="import_fleet")
@@ -118,7 +121,9 @@ def import_fleet(
         client, counts = optimizer.cluster.client, dict[str, Any]()
         with orders.importing(client, list(of_table), replace=True):
             for table in optimizer.tables:
-                if table.name in of_table:
+                if table.name not in of_table:
+                    continue
+                with _watched(f"import {table.name}", shows) as watch:
                     counts[table.name] = orders.read_fleet_rows(
                         client,
                         table.name,
@@ -127,6 +132,7 @@ def import_fleet(
                         betas=_betas(table),
                         time=_time(optimizer, time),
                         storage_options=storage_options,
+                        watch=watch,
                     )
         if values is not None:
             write_blocks(client, values)
@@ -135,6 +141,17 @@ def import_fleet(
     counts = let_first_worker(optimizer.cluster, "import_fleet", act)
     optimizer.refresh()
     return counts
+
+
+@contextmanager
+def _watched(what: str, shows: bool) -> Iterator[orders.Watch]:
+    with display(what, is_quiet=not shows) as shown:
+
+        def watch(fraction: float) -> None:
+            if shown.is_due():
+                shown.show_fraction(fraction)
+
+        yield watch
 
 
 def _time(optimizer: DistributedOptimizer, time: int | None) -> int:
@@ -366,8 +383,9 @@ def import_rows(
     replace: bool = False,
     time: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    shows: bool = False,
 ) -> int:
-    """See Trainer.import_rows."""
+    """See Trainer.import_rows. shows: how far it is."""
     if table not in [t.name for t in optimizer.tables]:
         known = [t.name for t in optimizer.tables]
         raise BadRequest(f"import_rows: expected a table among {known}, found {table!r}")
@@ -383,14 +401,16 @@ def import_rows(
                 )
             else:
                 files = orders.parquet_files(source, storage_options)
-                count = orders.read_parquet(
-                    client,
-                    table,
-                    files,
-                    columns or {},
-                    time=_time(optimizer, time),
-                    storage_options=storage_options,
-                )
+                with _watched(f"import {table}", shows) as watch:
+                    count = orders.read_parquet(
+                        client,
+                        table,
+                        files,
+                        columns or {},
+                        time=_time(optimizer, time),
+                        storage_options=storage_options,
+                        watch=watch,
+                    )
         return {"rows": count}
 
     return int(let_first_worker(optimizer.cluster, "import_rows", act)["rows"])

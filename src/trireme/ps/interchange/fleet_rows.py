@@ -167,7 +167,7 @@ class FleetText:
         _refuse(shows < 0, shows, "shows >= 0")
         _refuse(clicks < 0, clicks, "clicks >= 0")
         if stamp.time == 0:
-            _refuse(unseen > 0, unseen, "0 unseen days where time=SECONDS is not given")
+            _refuse(unseen > 0, unseen, "0 unseen days where time in seconds (--time) is not given")
         statistics["version"] = stamp.version
         if stamp.time:
             times = stamp.time - unseen.astype(np.int64) * SECONDS_PER_DAY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,17 @@ from trireme.rpc import Call, Reply
 
 log = logging.getLogger("trireme.ps")
 
-TIMEOUT_S = 3600.0
+TIMEOUT_S = 3600.0  # for one order
 ROWS_PER_MESSAGE = 1 << 16
+FILES_PER_ORDER_MIN = 16  # for the threads of a server
+ORDERS_MAX = 100
+
+Watch = Callable[[float], None]
+"""Is told which fraction is done."""
+
+
+def unwatched(_: float) -> None:
+    """Nobody wants to know."""
 
 
 @contextmanager
@@ -65,6 +74,7 @@ def read_fleet_rows(
     betas: tuple[float, float],
     time: int,
     storage_options: Mapping[str, Any] | None = None,
+    watch: Watch = unwatched,
 ) -> int:
     """Have the servers read files of Fleet's text; returns how many rows. Within `importing`.
 
@@ -74,19 +84,34 @@ def read_fleet_rows(
     """
     body = {
         "table": table,
-        "files": list(files),
         "accessor": accessor,
         "betas": [float(beta) for beta in betas],
         "time": int(time),
         "storage_options": dict(storage_options or {}),
     }
-    replies = client.everywhere("import.fleet", body, timeout_s=TIMEOUT_S)
-    return _count(table, files, replies)
+    return _read(client, "import.fleet", body, files, watch)
 
 
-def _count(table: str, files: Sequence[str], replies: Sequence[Reply]) -> int:
-    """Every server has read every line, and each is the row of one of them."""
-    lines = {int(reply.body["lines"]) for reply in replies}
+def _read(
+    client: Client, method: str, body: Mapping[str, Any], files: Sequence[str], watch: Watch
+) -> int:
+    """Some files at a time, so that there is something to watch."""
+    lines = [0] * len(client.map.servers)
+    replies: Sequence[Reply] = []
+    step = max(FILES_PER_ORDER_MIN, -(-len(files) // ORDERS_MAX))
+    for begin in range(0, len(files), step):
+        part = list(files[begin : begin + step])
+        replies = client.everywhere(method, {**body, "files": part}, timeout_s=TIMEOUT_S)
+        lines = [n + int(of.body["lines"]) for n, of in zip(lines, replies, strict=True)]
+        watch((begin + len(part)) / len(files))
+    return _count(body["table"], files, set(lines), replies)
+
+
+def _count(table: str, files: Sequence[str], lines: set[int], replies: Sequence[Reply]) -> int:
+    """Every server has read every line, and each is the row of one of them.
+
+    replies: the last ones, with the rows and keys of all orders.
+    """
     num_rows, num_keys = (
         sum(int(reply.body[field]) for reply in replies) for field in ("rows", "keys")
     )
@@ -182,6 +207,7 @@ def read_parquet(
     *,
     time: int,
     storage_options: Mapping[str, Any] | None = None,
+    watch: Watch = unwatched,
 ) -> int:
     """Have the servers read Parquet files; returns how many rows. Within `importing`.
 
@@ -189,12 +215,11 @@ def read_parquet(
     """
     body = {
         "table": table,
-        "files": list(files),
         "columns": dict(columns),
         "time": int(time),
         "storage_options": dict(storage_options or {}),
     }
-    return _count(table, files, client.everywhere("import.parquet", body, timeout_s=TIMEOUT_S))
+    return _read(client, "import.parquet", body, files, watch)
 
 
 def send_rows(
