@@ -13,6 +13,7 @@ from trireme.errors import BadRequest
 if TYPE_CHECKING:  # it brings torch, which a wrong command can do without
     from trireme.inspect.source import Source
 
+SUMMARY = "look into a checkpoint or an export"
 EXAMPLES = """
 examples:
   trireme inspect ckpt/7
@@ -30,7 +31,7 @@ near to 0.
 """
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add(
         "path",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+SUMMARY = "answer files with an exported model"
 EXAMPLES = """
 examples:
   trireme predict -m export/1 --format parquet --input part-*.parquet --output scores.parquet

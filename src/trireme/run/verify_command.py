@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+SUMMARY = "say whether checkpoints are whole"
 EXAMPLES = """
 examples:
   trireme verify ckpt/7

@@ -14,6 +14,7 @@ from trireme.drawing import size
 from trireme.errors import BadRequest
 from trireme.table import Table
 
+SUMMARY = "estimate memory and disk of tables"
 EXAMPLES = """
 examples:
   trireme size --keys 1e9 --dim 16 --optimizer adagrad
@@ -52,7 +53,7 @@ POLICIES: dict[str, Callable[[], policy.Policy]] = {
 }
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--keys", type=count, required=True, metavar="N", help="rows of the table; 1e9 is fine")
     add("--dim", type=int, metavar="D", help="weights of a row")

@@ -1,0 +1,73 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from trireme.launch import roles
+
+KEYS = """
+Keys: a server's folder holds server.key and clients.pub (the public keys it admits, one per line),
+a worker's client.key and server.pub. trireme.rpc.make_keys(path) writes a pair to path, its public
+half to path.pub.
+"""
+
+
+def add_config(
+    command: argparse.ArgumentParser,
+    *,
+    required: bool = False,
+    purpose: str = "instead of a script",
+) -> None:
+    add = command.add_argument
+    add(
+        "-m",
+        "--config_yaml",
+        type=Path,
+        required=required,
+        metavar="FILE",
+        help="YAML file with PaddleRec's keys" + ("" if required else f", {purpose}"),
+    )
+    add(
+        "-o",
+        "--opt",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="values that win over the file's",
+    )
+
+
+def add_infer(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--infer", action="store_true", help="evaluate saved epochs instead of training"
+    )
+
+
+def add_common(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--timeout_s",
+        type=seconds,
+        metavar="S",
+        help=f"seconds to wait for other processes; default: {roles.TIMEOUT_S_DEFAULT:g}",
+    )
+    add("--keys", metavar="DIR", help="encrypt and authenticate with the keys in this folder")
+    add(
+        "--root",
+        metavar="DIR",
+        help="servers write and read checkpoints only below it; default: the working directory",
+    )
+    add("--insecure", action="store_true", help="listen beyond loopback without keys")
+
+
+def seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds > 0, found {text!r}")
+    return number
