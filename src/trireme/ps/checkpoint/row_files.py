@@ -21,8 +21,8 @@ from trireme.ps.checkpoint.storage import Storage, written
 from trireme.ps.rows import RowLayout
 from trireme.ps.wire import Array
 
-BATCH_BYTES = 8 << 20
-BUCKETS_PER_BATCH_MAX = 64
+BATCH_BYTES = 4 << 20
+BUCKETS_PER_BATCH_MAX = 512
 
 BUCKETS = pa.schema(
     [
@@ -118,15 +118,19 @@ class PieceWriter:
         buckets_per_batch: int,
         progress: Progress,
     ) -> dict[str, Any]:
-        """Write `stem`.arrow and `stem`.buckets.arrow; returns the piece for the manifest."""
+        """Write `stem`.arrow and `stem`.buckets.arrow; returns the piece for the manifest.
+
+        buckets_per_batch: to begin with; more where these have few rows to be saved.
+        """
         num_rows = num_removed = 0
+        first = low
         with (
             written(storage, f"{stem}.arrow") as (rows_file, rows_entry),
             written(storage, f"{stem}.buckets.arrow") as (buckets_file, buckets_entry),
             _arrow_file(rows_file, self.columns.schema) as rows,
             _arrow_file(buckets_file, BUCKETS) as buckets,
         ):
-            for first in range(low, high + 1, buckets_per_batch):
+            while first <= high:
                 count = min(buckets_per_batch, high + 1 - first)
                 found = _core.snapshot_columns(
                     self.rows,
@@ -143,6 +147,10 @@ class PieceWriter:
                 num_rows += batch.num_rows
                 num_removed += len(found.removed)
                 progress.add(count)
+                first += count
+                parts: list[Array] = [found.pending, found.removed, *found.columns]
+                if sum(part.nbytes for part in parts) < BATCH_BYTES // 2:
+                    buckets_per_batch = min(2 * buckets_per_batch, BUCKETS_PER_BATCH_MAX)
         return {
             "low": low,
             "high": high,

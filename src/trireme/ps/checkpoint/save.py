@@ -29,6 +29,7 @@ from trireme.ps.wire import Array
 
 PIECE_BYTES = 128 << 20
 SMALL_BYTES = 16 << 20  # less is not worth several files
+DELTA_SHARE = 1 / 16  # of a table, at a guess: each file of a small delta costs as much as its rows
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class _TableSave:
             )
 
         for run in _runs(owned):
-            share = per_bucket * len(run)
+            share = int(per_bucket * len(run) * (DELTA_SHARE if order.since else 1))
             num_files = 1 if share < SMALL_BYTES else max(THREADS, -(-share // PIECE_BYTES))
             for part in np.array_split(run, min(num_files, len(run))):
                 yield partial(write, int(part[0]), int(part[-1]))

@@ -1,0 +1,22 @@
+"""What a save takes of memory, beside what is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.processes import clean_environment
+from tests.repo import tree
+
+SCRIPT = Path(__file__).with_name("save_measured.py")
+
+
+def test_a_save_takes_little_memory_of_its_own(tmp_path: Path) -> None:
+    env = clean_environment() | {"PYTHONPATH": f"{tree.ROOT / 'src'}:{tree.ROOT}"}
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "saved")]
+    done = subprocess.run(command, env=env, timeout=100, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    before, most = (int(number) for number in done.stdout.split())
+    print(f"{before} KiB before, {most} meanwhile: {most / before:.3f}")
+    assert most <= 1.1 * before
