@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.metadata
+import os
 import platform
+import select
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -66,10 +69,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.error(_explain_unknown(unknown[0], command))
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except TriremeError as error:
         print(f"{command.prog}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadRequest) else 1
+    except BrokenPipeError:
+        if not _has_reader_gone():
+            raise
+        return 128 + signal.SIGPIPE
     return code
+
+
+def _has_reader_gone() -> bool:
+    """Whether it is stdout that nobody reads any more, as with `trireme size ... | head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    return True
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -203,3 +206,15 @@ def test_cli_version_names_what_runs(capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     assert text.startswith("Python ")
     assert "torch 2." in text
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_may_stop_reading(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = [sys.executable, "-m", "trireme.cli", "size", "--keys", "1", "--dim", "4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE

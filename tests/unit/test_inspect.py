@@ -295,7 +295,8 @@ def test_memory_is_bounded(home: Cluster, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["{}/none"], "inspect: error: checkpoint: expected {}/none/manifest.json, found none"),
+        (["{}/none"], "inspect: error: inspect: expected {}/none/manifest.json, found none"),
+        (["{}"], "inspect: expected {}/manifest.json, found none; folders there: one"),
         (["{}/one", "--table", "x"], "expected --table to be one of plain, scored of {}/one"),
         (["{}/one", "--key", "1", "--brief"], "one of --key, --diff and --brief"),
         (["{}/one", "--key", "x"], "argument --key: expected a 64-bit number, found 'x'"),

@@ -58,6 +58,14 @@ def test_memory_is_that_of_a_table(name: str) -> None:
     assert sum(need.parts_of_row().values()) == need.row_bytes
 
 
+def test_memory_of_heads() -> None:
+    options = {"dim": 9, "optimizer": optim.FleetAdagrad(), "policy": policy.SparseAccessor()}
+    schema = Table("t", **options).schema
+    table = make_core_table(schema)
+    fill(table, 500_000)  # a push each: no score is near embedx_threshold
+    assert Need(schema, table.rows, head_share=1.0).memory == pytest.approx(table.bytes, rel=0.05)
+
+
 @pytest.mark.parametrize("sketch_bytes", [None, 1 << 22])
 def test_memory_of_keys_that_wait(sketch_bytes: int | None) -> None:
     admit = policy.CountFilter(2, sketch_bytes=sketch_bytes)
@@ -138,6 +146,9 @@ def test_the_command_reads_a_configuration(
     path.write_text("hyper_parameters: {sparse_feature_dim: 9}\n")
     text = said(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
     assert "2 tables: " in text or "table " in text
+    command = ["size", "-m", str(path), "--keys", "1e6", "--heads", "50", "-o", "model=wide_deep"]
+    assert cli.main(command) == 2
+    assert "expected --heads with a policy whose rows begin" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,12 @@ def run(arguments: argparse.Namespace) -> int:
             "size: expected --server_num and --worker_num >= 1,"
             f" found {arguments.server_num} and {arguments.worker_num}"
         )
+    tables = _tables(arguments)
+    if arguments.heads and all(table.schema.head_class is None for table in tables):
+        raise BadRequest(
+            "size: expected --heads with a policy whose rows begin as a head alone, such as"
+            f" SparseAccessor, found policy {tables[0].schema.policy['name']}"
+        )
     needs = [
         Need.on_one_of(
             arguments.server_num,
@@ -106,9 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.keys,
             num_pending=arguments.pending_keys,
             num_streams=arguments.worker_num,
-            head_share=arguments.heads or 0.0,
+            head_share=0.0 if table.schema.head_class is None else arguments.heads or 0.0,
         )
-        for table in _tables(arguments)
+        for table in tables
     ]
     for need in needs:
         for line in of_table(need, arguments.keys, arguments.server_num, arguments.delta):
@@ -154,16 +160,7 @@ def _tables(arguments: argparse.Namespace) -> list[Table]:
         admit=admit,
         dtype=arguments.dtype or "float32",
     )
-    if arguments.heads and not _has_heads(table):
-        raise BadRequest(
-            "size: expected --heads with a policy whose rows begin as a head alone, such as"
-            f" SparseAccessor, found policy {arguments.policy or 'plain'}"
-        )
     return [table]
-
-
-def _has_heads(table: Table) -> bool:
-    return table.schema.policy.get("embedx_threshold") is not None
 
 
 def _tables_of_model(path: Path, overrides: list[str]) -> list[Table]:

@@ -61,6 +61,11 @@ def _notes(need: Need) -> Iterator[str]:
         "growing: rows take memory 2 MiB at a time, the index an eighth of a bucket at a time: at"
         f" most {size(growth)} more on a server"
     )
+    if need.schema.head_class is not None and not need.head_share:
+        yield (
+            "rows with a head alone (embedx_threshold): none here; --heads P says how many per cent"
+            " they are"
+        )
     admission = need.schema.admission or {}
     if admission.get("name") == "count_filter" and admission["sketch_bytes"] is None:
         yield (
