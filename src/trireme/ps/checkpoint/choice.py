@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trireme import _core
 from trireme.errors import BadRequest
 from trireme.ps.checkpoint.hot import Budget, bins_of
 from trireme.ps.checkpoint.jobs import Progress, in_parallel
@@ -64,13 +65,11 @@ def settle(shard: Shard, storage: Storage, manifest: Manifest, progress: Progres
     """After a base or delta has been published: what the rows that it holds have gained until then
     is exported. Pushes meanwhile stay.
     """
-    if manifest.mode not in ("base", "delta"):
-        return
     owned = set(shard.map().owned_by(shard.index).tolist())
     tasks = []
     for name, part in manifest.tables.items():
         table = shard.tables.get(name)
-        if table is None or not table.schema.is_scored:
+        if table is None or not takes_gains(manifest, table.schema):
             continue
         mine = [p for p in part.pieces if not owned.isdisjoint(range(p.low, p.high + 1))]
         progress.expect(sum(piece.num_rows for piece in mine))
@@ -78,11 +77,21 @@ def settle(shard: Shard, storage: Storage, manifest: Manifest, progress: Progres
     in_parallel(tasks, progress)
 
 
+def takes_gains(manifest: Manifest, schema: TableSchema) -> bool:
+    """Whether what the rows of the checkpoint had gained counts as exported by it."""
+    return manifest.mode in ("base", "delta") and schema.is_scored
+
+
+def settle_rows(rows: _core.Table, batch: Any, pool: _core.Pool) -> None:
+    """Subtract what these rows of a file had gained from those of the table."""
+    keys, gained = (np.array(batch[name]) for name in ("key", "delta_score"))
+    rows.settle(keys, gained, pool)
+
+
 def _settle_piece(
     shard: Shard, table: ServedTable, storage: Storage, piece: Piece, progress: Progress
 ) -> None:
     columns = Columns.of(RowLayout.of(table.schema, table.rows))
     for _, batch in read_piece(storage, piece, columns.schema):
-        keys, gained = (np.array(batch[name]) for name in ("key", "delta_score"))
-        table.rows.settle(keys, gained, shard.pool)
+        settle_rows(table.rows, batch, shard.pool)
         progress.add(batch.num_rows)
