@@ -68,19 +68,21 @@ def rows_of(
 
     Args:
         class_dims: weights of each row class.
-        columns: besides, `num_weights` (n,): how many of a row's weights it has; default all.
+        columns: besides, `num_weights` (n,): how many of a row's weights it has; default all that
+            are given.
 
     Raises:
         BadRequest: columns of a wrong width or length, or such as the table has no place for.
         RowError: a value that cannot be; names the row.
     """
     weights = columns["weights"]
+    num_weights = columns.get("num_weights", np.full(len(weights), weights.shape[1]))
     missing = layout.dim - weights.shape[1]
-    if "num_weights" in columns and missing > 0:
+    if missing > 0 and ("num_weights" in columns or weights.shape[1] in class_dims):
         weights = np.pad(weights, ((0, 0), (0, missing)))
     columns = {**columns, "weights": weights}
     _check_shapes(schema, layout, columns)
-    classes = _classes(class_dims, columns.get("num_weights"), len(weights))
+    classes = _classes(class_dims, num_weights)
     rows = np.zeros((len(weights), layout.row_bytes), np.uint8)
     layout.weights(rows)[:] = weights
     state = layout.state(rows)
@@ -90,7 +92,7 @@ def rows_of(
         _begin(schema, state, np.array(class_dims)[classes] > 1)
     for name, low in (("weights", -np.inf), ("show", 0), ("click", 0), ("delta_score", -np.inf)):
         if name in columns:
-            values = columns[name].reshape(len(weights), -1)
+            values = columns[name] if name in RANK2 else columns[name][:, None]
             wrong = np.flatnonzero(~(np.isfinite(values) & (values >= low)).all(1))
             if len(wrong):
                 found = values[wrong[0]].tolist()
@@ -103,15 +105,13 @@ def rows_of(
     return classes, rows
 
 
-def _classes(
-    class_dims: Sequence[int], num_weights: Array | None, num_rows: int
-) -> npt.NDArray[np.uint8]:
-    """The first class of as many weights as each row has. Raises RowError where there is none."""
-    if num_weights is None:
-        return np.full(num_rows, list(class_dims).index(max(class_dims)), np.uint8)
+def _classes(class_dims: Sequence[int], num_weights: Array) -> npt.NDArray[np.uint8]:
+    """The last class of as many weights as each row has, which is that of the heads if one weight
+    may be either: a head that should be a row of one weight becomes it. Raises RowError where there
+    is none.
+    """
     of_dim = np.full(max(class_dims) + 1, len(class_dims), np.int64)
-    for row_class, dim in reversed(list(enumerate(class_dims))):
-        of_dim[dim] = row_class
+    of_dim[list(class_dims)] = np.arange(len(class_dims))
     classes = of_dim[num_weights]
     wrong = np.flatnonzero(classes == len(class_dims))
     if len(wrong):
