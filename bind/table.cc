@@ -457,7 +457,10 @@ void register_table(nb::module_& m) {
           "class_bytes", [](const Table& t) { return t.classes().row_bytes(); },
           "Bytes of a row in memory, without the index, per row class.")
       .def_prop_ro("head_class", &head_class, "The class of rows with a head alone; None: no row.")
-      .def_prop_ro("state_floats", &Table::state_floats)
+      .def_prop_ro("state_floats", &Table::state_floats, "Of a wide row.")
+      .def_prop_ro("state_planes", &Table::state_planes,
+                   "Planes that state begins with: a float for every weight. What is left is of "
+                   "the row.")
       .def_prop_ro("is_scored", &Table::is_scored, "Whether rows count shows and clicks.")
       .def_prop_ro("row_bytes", &Table::row_bytes,
                    "Bytes of a wide row: weights, state, statistics.")

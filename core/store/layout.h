@@ -58,6 +58,7 @@ class RowLayout {
   int dim() const noexcept { return dim_; }
   int wide_dim() const noexcept { return wide_dim_; }
   int wide_state_floats() const noexcept { return state_.floats(wide_dim_); }
+  int state_planes() const noexcept { return state_.per_weight; }
   Dtype dtype() const noexcept { return dtype_; }
   bool is_scored() const noexcept { return is_scored_; }
 

@@ -66,6 +66,30 @@ def test_memory_of_heads() -> None:
     assert Need(schema, table.rows, head_share=1.0).memory == pytest.approx(table.bytes, rel=0.05)
 
 
+def test_memory_of_rows_of_several_dims() -> None:
+    rule, counted = optim.Adam(shared=True), policy.ScorePolicy(embedx_threshold=10.0)
+    dims = {"a": 5, "b": 32, "c": 1}
+    schema = Table("t", dims=dims, salt=True, optimizer=rule, policy=counted).schema
+    table, num_rows = make_core_table(schema), (200_000, 150_000, 100_000, 150_000)
+    rng = np.random.default_rng(2)
+    for row_class, (dim, num) in enumerate(zip(table.dims, num_rows, strict=True)):
+        keys = rng.integers(0, 2**64, num, np.uint64)
+        show_click = np.full((num, 2), 1.0 if row_class == 3 else 20.0, np.float32)
+        row_class %= 3  # a head is of any
+        grads = [
+            np.ones((num * (i == row_class), dim), np.float32)
+            for i, dim in enumerate(table.dims[:3])
+        ]
+        values = _core.RuleValues(lr=0.1)
+        sequence = table.rows + 1
+        table.update(keys, grads, [(0, sequence)], values, POOL, show_click=show_click)
+    whole = sum(num_rows[:3])
+    shares = tuple(num / whole for num in num_rows[:3])
+    need = Need(schema, table.rows, head_share=num_rows[3] / table.rows, shares=shares)
+    assert need.memory == pytest.approx(table.bytes, rel=0.05)
+    assert sum(need.parts_of_row().values()) == pytest.approx(need.row_bytes)
+
+
 @pytest.mark.parametrize("sketch_bytes", [None, 1 << 22])
 def test_memory_of_keys_that_wait(sketch_bytes: int | None) -> None:
     admit = policy.CountFilter(2, sketch_bytes=sketch_bytes)
@@ -134,6 +158,10 @@ def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[s
     assert "while a checkpoint is written" in text
     assert "no tier on SSD" in text
     options = ["--policy", "score", "--count_filter", "3", "--pending_keys", "1e9"]
+    text = said(capsys, "--keys", "1e6", "--dims", "16=10", "4=90", "--optimizer", "adam")
+    assert "1,000,000 rows of 16, 4 float32 weights" in text
+    weights = next(line.split() for line in text.splitlines() if line.startswith("  weights"))
+    assert weights[1:3] == [f"{4 * (1.6 + 3.6):.1f}", "B"]
     waits = said(capsys, "--keys", "1e6", "--dim", "9", *options)
     assert "policy score, admission count_filter" in waits
     assert "keys that wait" in waits
@@ -158,6 +186,13 @@ def test_the_command_reads_a_configuration(
         (["--keys", "1.5", "--dim", "4"], "expected a whole number >= 0, found '1.5'"),
         (["--keys", "1e6", "--dim", "0"], "row classes of dim 1 to 4096"),
         (["--keys", "1e6", "--dim", "4", "--sketch_bytes", "1e6"], "with --count_filter N"),
+        (
+            ["--keys", "1", "--dims", "4=50", "8=40"],
+            "100 per cent in all, found {4: '50 %', 8: '40",
+        ),
+        (["--keys", "1", "--dims", "4"], "expected D=P, as in 16=90, found '4'"),
+        (["--keys", "1", "--dims", "4=50", "4=50"], "expected each dim once, found"),
+        (["--keys", "1", "--dims", "4=100", "--dim", "4"], "expected dim or dims, found 4 and"),
         (["--keys", "1", "--dim", "4", "-m", "x.yaml"], "found -m x.yaml and --dim"),
         (["--keys", "1", "--dim", "4", "-o", "a=1"], "expected -o with -m config.yaml"),
         (["--keys", "1", "--dim", "4", "--server_num", "0"], "--server_num and --worker_num >= 1"),

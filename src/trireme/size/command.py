@@ -23,6 +23,8 @@ examples:
       with Fleet's rule and accessor, and what each of eight servers needs
   trireme size --keys 2e8 --dim 16 --count_filter 10 --pending_keys 1e9
       keys get a row at their tenth occurrence; a thousand million more are being counted
+  trireme size --keys 1e9 --dims 32=5 8=95
+      features of several dims: so many per cent of the rows have each
   trireme size -m config.yaml --keys 1e8 -o hyper_parameters.sparse_feature_dim=32
       the tables of a configuration's model, with so many rows each
 
@@ -57,6 +59,14 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--keys", type=count, required=True, metavar="N", help="rows of the table; 1e9 is fine")
     add("--dim", type=int, metavar="D", help="weights of a row")
+    add(
+        "--dims",
+        nargs="+",
+        type=dim_and_share,
+        metavar="D=P",
+        help="in its place, where features have dims of their own: how many per cent of the rows"
+        " have D weights",
+    )
     add(
         "--optimizer",
         choices=sorted(OPTIMIZERS),
@@ -113,6 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
             num_pending=arguments.pending_keys,
             num_streams=arguments.worker_num,
             head_share=0.0 if table.schema.head_class is None else arguments.heads or 0.0,
+            shares=tuple(share for _, share in arguments.dims or ()),
         )
         for table in tables
     ]
@@ -132,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tables(arguments: argparse.Namespace) -> list[Table]:
     """Those of the configuration's model, or the one that the options describe."""
-    described = ("dim", "optimizer", "policy", "dtype", "count_filter", "sketch_bytes")
+    described = ("dim", "dims", "optimizer", "policy", "dtype", "count_filter", "sketch_bytes")
     given = [f"--{name}" for name in described if getattr(arguments, name) is not None]
     if arguments.config_yaml is not None:
         if given:
@@ -141,8 +152,13 @@ def _tables(arguments: argparse.Namespace) -> list[Table]:
                 f" {', '.join(given)}"
             )
         return _tables_of_model(arguments.config_yaml, arguments.opt)
-    if arguments.dim is None:
+    if arguments.dim is None and arguments.dims is None:
         raise BadRequest("size: expected --dim D or -m config.yaml, found neither")
+    if not math.isclose(sum(share for _, share in arguments.dims or [(0, 1.0)]), 1.0):
+        shares = {dim: f"{100 * share:g} %" for dim, share in arguments.dims}
+        raise BadRequest(f"size: expected --dims with 100 per cent in all, found {shares}")
+    if len({dim for dim, _ in arguments.dims or ()}) < len(arguments.dims or ()):
+        raise BadRequest(f"size: expected each dim once, found {arguments.dims}")
     if arguments.opt:
         raise BadRequest("size: expected -o with -m config.yaml, found it without")
     admit = None
@@ -155,6 +171,8 @@ def _tables(arguments: argparse.Namespace) -> list[Table]:
     table = Table(
         "table",
         dim=arguments.dim,
+        dims=None if arguments.dims is None else {str(dim): dim for dim, _ in arguments.dims},
+        salt=arguments.dims is not None,
         optimizer=OPTIMIZERS[arguments.optimizer or "adagrad"](),
         policy=POLICIES[arguments.policy or "plain"](),
         admit=admit,
@@ -182,6 +200,14 @@ def count(text: str) -> int:
     if not (0 <= value < 2**63 and value == int(value)):
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, found {text!r}")
     return int(value)
+
+
+def dim_and_share(text: str) -> tuple[int, float]:
+    """D=P: weights of a row, and a share of the rows in per cent."""
+    dim, mark, share = text.partition("=")
+    if not mark or not dim.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected D=P, as in 16=90, found {text!r}")
+    return int(dim), percent(share)
 
 
 def percent(text: str) -> float:

@@ -7,6 +7,7 @@ a checkpoint; both agree with what is measured within 5 %.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -38,6 +39,8 @@ class Need:
         num_streams: of training data: one per worker.
         num_pending: keys that an exact CountFilter counts here.
         head_share: part of the rows that have a head alone; the policy must have such rows.
+        shares: of a schema with several dims, what part of the other rows has each; none: all are
+            of the largest.
     """
 
     schema: TableSchema
@@ -46,6 +49,7 @@ class Need:
     num_streams: int = 1
     num_pending: int = 0
     head_share: float = 0.0
+    shares: tuple[float, ...] = ()
 
     @staticmethod
     def on_one_of(
@@ -56,12 +60,13 @@ class Need:
         num_streams: int = 1,
         num_pending: int = 0,
         head_share: float = 0.0,
+        shares: tuple[float, ...] = (),
     ) -> Need:
         """Of the server with the most buckets. Raises BadRequest if it cannot number its rows."""
         num_buckets = math.ceil(_core.NUM_BUCKETS / num_servers)
         share = num_buckets / _core.NUM_BUCKETS
         rows, pending = math.ceil(num_rows * share), math.ceil(num_pending * share)
-        need = Need(schema, rows, num_buckets, num_streams, pending, head_share)
+        need = Need(schema, rows, num_buckets, num_streams, pending, head_share, shares)
         if rows > need.rows_max:
             raise BadRequest(
                 f"size: expected at most {need.rows_max:,} rows of table {schema.name!r} on a"
@@ -87,16 +92,26 @@ class Need:
 
     @property
     def row_bytes(self) -> float:
-        """Of a row in memory, index aside, as if all but the heads were of the widest class."""
-        whole, head = max(self.table.class_bytes), self.table.class_bytes[-1]
+        """Of a row in memory, index aside; of several classes, in the mean."""
+        whole, head = self._mean(self.table.class_bytes), self.table.class_bytes[-1]
         return whole + self.head_share * (head - whole)
 
+    def _mean(self, of_classes: Sequence[float]) -> float:
+        """Over rows that are not a head alone."""
+        dims = self.schema.dims
+        shares = self.shares or [float(dim == max(dims)) for dim in dims]
+        return sum(share * of for share, of in zip(shares, of_classes, strict=False))
+
     def parts_of_row(self) -> dict[str, float]:
-        """Where the bytes of a row are, index aside; with heads, in the mean."""
-        share = 1 - self.head_share
-        whole, statistics = max(self.table.class_bytes), self.layout.statistics_type.itemsize
-        weights = self.layout.dim * (4 if self.schema.dtype == "float32" else 2)
-        state = 4 * self.layout.state_floats
+        """Where the bytes of a row are, index aside; of several classes, in the mean."""
+        share, dim = 1 - self.head_share, self._mean(self.schema.dims)
+        whole, statistics = (
+            self._mean(self.table.class_bytes),
+            self.layout.statistics_type.itemsize,
+        )
+        weights = dim * (4 if self.schema.dtype == "float32" else 2)
+        planes = self.table.state_planes
+        state = 4 * (self.layout.state_floats - planes * (self.layout.dim - dim))
         sizes = {
             "key": 8,
             "weights": share * weights,
