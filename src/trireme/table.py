@@ -22,6 +22,7 @@ from trireme.policy import (
 
 DIM_MAX = 4096
 CLASSES_MAX = 16
+NAME_BYTES_MAX = 200
 DTYPES = ("float32", "bfloat16", "float16")
 PART_MARK = "\x1f"  # between the name of a table and the number of a row class
 
@@ -35,9 +36,6 @@ def split_part(part: str) -> tuple[str, int]:
     """The inverse of part_name."""
     table, mark, row_class = part.partition(PART_MARK)
     return table, int(row_class) if mark else 0
-
-
-NAME_BYTES_MAX = 200
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,20 @@ class TableSchema:
         has_heads = self.policy.get("embedx_threshold") is not None and self.wide_dim > 1
         return len(self.dims) if has_heads else None
 
+    def dim_of(self, row_class: int) -> int:
+        """Raises BadRequest for a class that the table does not have."""
+        if not 0 <= row_class < len(self.dims):
+            raise BadRequest(
+                f"table {self.name!r}: expected a row class below {len(self.dims)},"
+                f" found {row_class}"
+            )
+        return self.dims[row_class]
+
     def width_of(self, row_class: int) -> int:
         """Floats that a lookup of a class answers for a key: the weights, show and click before
         them if the policy says so.
         """
-        return self.dims[row_class] + (2 if self.pulls_statistics else 0)
+        return self.dim_of(row_class) + (2 if self.pulls_statistics else 0)
 
     @property
     def is_scored(self) -> bool:
@@ -298,7 +305,7 @@ class Table:
 
     @property
     def dim(self) -> int:
-        return self.schema.dims[self.row_class]
+        return self.schema.dim_of(self.row_class)
 
     @property
     def width(self) -> int:

@@ -59,6 +59,7 @@ def test_the_page_for_people_from_torch(tmp_path: Path) -> None:
 
 def test_the_page_of_rows(tmp_path: Path) -> None:
     run_blocks("rows.md", tmp_path)
+    run(tmp_path, ["python", "dims.py"])
     output = run(tmp_path, ["python", "live.py"])
     assert "{'ads': {'expired': 1, 'evicted': 0}, 'users': {'expired': 0, 'evicted': 0}}" in output
     assert "'users': {'admitted': 2, 'rejected': 2, 'expired': 0, 'evicted': 0}" in output

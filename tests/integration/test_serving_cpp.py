@@ -49,16 +49,43 @@ def test_cpp_finds_the_numbers_that_python_finds(dtype: str, program: Path, tmp_
         trainer.save_inference_model(tmp_path / "export", batch=ids, dtype=dtype)
     known = keys[rng.integers(0, NUM_KEYS, 300)].tolist()
     bags = [[*known[i : i + i % 4], 5, 2**64 - 1] for i in range(len(known))]
-    text = "\n".join(" ".join(map(str, bag)) for bag in bags) + "\n"
+    found, said = pooled(program, tmp_path / "export/tables/0", bags)
+    expected = Predictor(tmp_path / "export").predict({"a": bags}).outputs["output"]
+    np.testing.assert_allclose(found, expected[:, 0].numpy(), rtol=0, atol=1e-6)
+    assert said == f"keys without a row: {2 * len(bags)}\n"
+
+
+def test_cpp_reads_each_dim_of_a_table(program: Path, tmp_path: Path) -> None:
+    """Rows of each dim are a table part of their own; ids are salted."""
+    dims = {"a": 3, "b": 5}
+    table = tr.Table("t", dims=dims, salt=True, absent="zeros", optimizer=tr.optim.SGD(lr=0.5))
+    model = tr.nn.EmbeddingBag(table, features=list(dims))
+    ids = np.arange(50)
+    with embedded(threads=2) as cluster:
+        options = {"label": None, "progress": False, "cluster": cluster}
+        trainer = tr.Trainer(model, None, loss=lambda out, _: (out * out.cos()).sum(), **options)
+        for feature, dim in dims.items():
+            rows = np.random.default_rng(dim).normal(size=(50, dim)).astype(np.float32)
+            trainer.import_rows("t", {"key": tr.nn.keys_of(feature, ids), "weights": rows})
+        batch = dict.fromkeys(dims, torch.from_numpy(ids))
+        trainer.save_inference_model(tmp_path / "export", batch=batch)
+    bags = [[i, i + 1] for i in range(0, 48, 2)]
+    expected = Predictor(tmp_path / "export").predict(dict.fromkeys(dims, bags)).outputs["output"]
+    for number, feature in enumerate(dims):
+        keys = [tr.nn.keys_of(feature, bag).tolist() for bag in bags]
+        found, _ = pooled(program, tmp_path / f"export/tables/{number}", keys)
+        columns = expected.split((3, 5), 1)[number]
+        np.testing.assert_allclose(found, columns.numpy(), rtol=0, atol=1e-6)
+
+
+def pooled(program: Path, folder: Path, bags: list[list[int]]) -> tuple[np.ndarray, str]:
+    """The sums of the bags' rows, and what the program says besides."""
     done = subprocess.run(
-        [program, *sorted((tmp_path / "export/tables/0").iterdir())],
-        input=text,
+        [program, *sorted(folder.iterdir())],
+        input="\n".join(" ".join(map(str, bag)) for bag in bags) + "\n",
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    found = np.array([line.split() for line in done.stdout.splitlines()], np.float32)
-    expected = Predictor(tmp_path / "export").predict({"a": bags}).outputs["output"]
-    np.testing.assert_allclose(found, expected[:, 0].numpy(), rtol=0, atol=1e-6)
-    assert done.stderr == f"keys without a row: {2 * len(bags)}\n"
+    return np.array([line.split() for line in done.stdout.splitlines()], np.float32), done.stderr

@@ -265,7 +265,7 @@ def test_rows_of_an_export_are_read_whatever_stands_before_them(
         *("t", dim, 2, dtype, uniform, 0, 0, "float32", False),
         *(n - num_removed, num_removed, 0.0, 0.0, (file,)),
     )
-    (rows,) = ExportTable(tmp_path, part, is_delta=is_delta).rows()
+    (rows,) = ExportTable(tmp_path, "t", part, is_delta=is_delta).rows()
     order = np.argsort(rows.keys)
     assert (rows.keys[order] == keys[~is_removed]).all()
     assert (rows.statistics["show"][order] == shows[~is_removed, 0]).all()

@@ -177,13 +177,6 @@ def test_row_classes_are_saved_and_loaded(home: cluster.Cluster, tmp_path: Any) 
     torch.testing.assert_close(model(batch).detach(), expected, rtol=0, atol=0)
 
 
-def test_an_export_has_no_dims_per_feature(home: cluster.Cluster, tmp_path: Any) -> None:
-    model = EmbeddingBag(table(), features=list(DIMS))
-    trainer = tr.Trainer(model, None, loss=nn.MSELoss(), progress=False, cluster=home)
-    with pytest.raises(BadRequest, match=r"tables of one dim, .* found Table\('t', dims="):
-        trainer.save_inference_model(tmp_path / "export", batch=random_batch(0))
-
-
 WRONG: list[tuple[Any, str]] = [
     (lambda: tr.Table("t"), "expected dim or dims, found None and None"),
     (lambda: tr.Table("t", dim=2, dims={"a": 2}), "expected dim or dims, found 2 and"),

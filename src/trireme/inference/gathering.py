@@ -24,7 +24,7 @@ def gather_readings(
     Args:
         readings: those that `plan` was made for.
         batch: the batch that was planned.
-        rows: table name -> (K, W) float32, row k for the plan's key k.
+        rows: `Table.part` -> (K, W) float32, row k for the plan's key k.
 
     Returns:
         Name of the reading -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or

@@ -36,7 +36,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """A table: what its keys and absent keys are, and its files.
+    """A table: what its keys and absent keys are, and its files. Where its features have dims of
+    their own, there is a part for each dim: name and dim together are distinct.
 
     dim: weights of a row. statistics: numbers before them: show and click where the trained table
         gave them to the model, as they were at the time of the export, else none.
@@ -69,11 +70,13 @@ class TablePart:
 class Lookup:
     """One reading of an embedding module: which features of which table, and how ids are summed.
 
+    table, dim: name and dim of the TablePart.
     mode: "sum", "mean" or "sqrt" of a bag, or "none": each id for itself.
     """
 
     name: str
     table: str
+    dim: int
     features: tuple[str, ...]
     mode: str
     padding_key: int | None

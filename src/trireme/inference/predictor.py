@@ -26,6 +26,9 @@ from trireme.nn.plan import Plan, Planner, Reading
 from trireme.policy import ScorePolicy
 from trireme.table import Table
 
+Part = tuple[str, int]
+"""Name and dim of a TablePart."""
+
 DELTAS_MAX = 8
 """Deltas that a lookup asks one after the other; more are merged into one."""
 
@@ -56,8 +59,8 @@ class _State:
 
     id: str
     version: int
-    layers: Mapping[str, Layers]
-    tables: Mapping[str, _core.FrozenTable]
+    layers: Mapping[Part, Layers]
+    tables: Mapping[Part, _core.FrozenTable]
     graph: DenseGraph
 
 
@@ -93,7 +96,7 @@ class Predictor:
         self._verify = verify
         self._applying = threading.Lock()
         layers = {
-            part.name: (map_rows(folder, part, has_flags=False, verify=verify),)
+            (part.name, part.dim): (map_rows(folder, part, has_flags=False, verify=verify),)
             for part in manifest.tables
         }
         graph = load_graph(folder, manifest, verify=verify)
@@ -142,26 +145,28 @@ class Predictor:
             layers = {}
             for part in delta.tables:
                 new = map_rows(folder, part, has_flags=True, verify=self._verify)
-                *deltas, base = state.layers[part.name]
+                *deltas, base = state.layers[part.name, part.dim]
                 deltas = [new, *deltas]
                 if len(deltas) > DELTAS_MAX:
                     deltas = [merge_deltas(deltas)]
-                layers[part.name] = (*deltas, base)
+                layers[part.name, part.dim] = (*deltas, base)
             graph = updated_graph(state.graph, folder, delta, verify=self._verify)
             self._state = _State(delta.id, delta.version, layers, self._tables(layers), graph)
 
-    def _tables(self, layers: Mapping[str, Layers]) -> dict[str, _core.FrozenTable]:
-        parts = {part.name: part for part in self.manifest.tables}
-        return {name: _frozen_table(parts[name], of_table) for name, of_table in layers.items()}
+    def _tables(self, layers: Mapping[Part, Layers]) -> dict[Part, _core.FrozenTable]:
+        return {
+            (part.name, part.dim): _frozen_table(part, layers[part.name, part.dim])
+            for part in self.manifest.tables
+        }
 
     def _rows(self, state: _State, plan: Plan) -> tuple[dict[str, Tensor], int]:
-        """Table name -> (K, W), and how many keys had no row."""
+        """`Table.part` -> (K, W), and how many keys had no row."""
         rows, num_missing = {}, 0
         for part in plan.tables:
             rows_KW = torch.empty(len(part.keys), part.table.width)
-            table = state.tables[part.table.name]
+            table = state.tables[part.table.name, part.table.dim]
             num_missing += table.lookup(part.keys, rows_KW.numpy(), self._pool)
-            rows[part.table.name] = rows_KW
+            rows[part.table.part] = rows_KW
         return rows, num_missing
 
 
@@ -183,17 +188,28 @@ def _frozen_table(part: TablePart, layers: Layers) -> _core.FrozenTable:
 
 
 def _readings(manifest: Manifest) -> list[Reading]:
-    tables = {part.name: _table(part) for part in manifest.tables}
+    tables = {part.name: _table(part, manifest) for part in manifest.tables}
     return [
-        Reading(tables[lookup.table], lookup.features, lookup.mode, lookup.padding_key)
+        Reading(
+            tables[lookup.table].of_feature(lookup.features[0]),
+            lookup.features,
+            lookup.mode,
+            lookup.padding_key,
+        )
         for lookup in manifest.lookups
     ]
 
 
-def _table(part: TablePart) -> Table:
+def _table(part: TablePart, manifest: Manifest) -> Table:
     """As far as planning needs it: what keys are, and how wide rows."""
     policy = ScorePolicy(pulls_statistics=True) if part.statistics else None
-    return Table(part.name, dim=part.dim, salt=part.salt, policy=policy)
+    dims = {
+        feature: lookup.dim
+        for lookup in manifest.lookups
+        if lookup.table == part.name
+        for feature in lookup.features
+    }
+    return Table(part.name, dims=dims, salt=part.salt, policy=policy)
 
 
 def _check_follows(folder: Path, delta: Manifest, base: Manifest, state: _State) -> None:

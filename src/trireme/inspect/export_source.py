@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ SHOW_CLICK = np.dtype([("show", "<f4"), ("click", "<f4")])
 
 
 class ExportTable(TableSource):
-    def __init__(self, folder: Path, part: TablePart, *, is_delta: bool) -> None:
+    def __init__(self, folder: Path, name: str, part: TablePart, *, is_delta: bool) -> None:
         self._folder, self._part, self._is_delta = folder, part, is_delta
-        self.name = part.name
+        self.name = name
         self.num_rows, self.num_removed = part.rows, part.removed
         self.num_bytes = sum(file.bytes for file in part.files)
 
@@ -78,6 +79,15 @@ class ExportTable(TableSource):
         return weights
 
 
+def _named(parts: Sequence[TablePart]) -> dict[str, TablePart]:
+    """The parts of a table with several dims say which is theirs."""
+    count = Counter(part.name for part in parts)
+    return {
+        part.name if count[part.name] == 1 else f"{part.name}, dim {part.dim}": part
+        for part in parts
+    }
+
+
 def _joined(parts: list[Rows]) -> Iterator[Rows]:
     """All of them in one, unless there are none."""
     if any(len(rows.keys) for rows in parts):
@@ -96,8 +106,8 @@ class ExportSource(Source):
         self._manifest = manifest = read_manifest(folder)
         self.path, self.version = str(folder), manifest.version
         self.tables = {
-            part.name: ExportTable(folder, part, is_delta=manifest.is_delta)
-            for part in sorted(manifest.tables, key=lambda part: part.name)
+            name: ExportTable(folder, name, part, is_delta=manifest.is_delta)
+            for name, part in sorted(_named(manifest.tables).items())
         }
 
     def headline(self) -> Iterator[str]:

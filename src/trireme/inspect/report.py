@@ -12,6 +12,7 @@ from trireme.inspect.difference import Difference
 from trireme.inspect.scores import Scores
 from trireme.inspect.source import Rows, Source, TableSource
 from trireme.inspect.values import QUANTILES, Values
+from trireme.ps.wire import Array
 
 Watch = Callable[[int], None]
 SHOWN_FLOATS = 16
@@ -95,11 +96,12 @@ def rows_of_keys(table: TableSource, keys: list[int]) -> Iterator[str]:
         row = found.get(key)
         yield f"table {table.name}, key {key}: " + ("no row" if row is None else "")
         if row is not None:
-            yield from (f"  {line}" for line in _of_row(row))
+            [(weights, state)] = table.floats(row)
+            yield from (f"  {line}" for line in _of_row(row, weights[0], state[0]))
 
 
-def _of_row(row: Rows) -> Iterator[str]:
-    for name, values in (("weights", row.weights[0]), ("state", row.state[0])):
+def _of_row(row: Rows, weights: Array, state: Array) -> Iterator[str]:
+    for name, values in (("weights", weights), ("state", state)):
         if len(values):
             shown = " ".join(drawing.number(float(value)) for value in values[:SHOWN_FLOATS])
             more = len(values) - SHOWN_FLOATS

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -197,6 +198,31 @@ def salt_of(feature: str) -> int:
     Permanent: rows of saved tables are found by it.
     """
     return int.from_bytes(hashlib.blake2b(feature.encode(), digest_size=8).digest(), "little")
+
+
+def keys_of(feature: str, ids: npt.ArrayLike) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The keys of a feature's ids in a table with `salt`, for rows that come in or are looked for
+    by key.
+
+    Args:
+        ids: (n,) integers of 64 bits.
+
+    Returns:
+        (n,) uint64.
+
+    Raises:
+        BadRequest: ids of another form.
+    """
+    values = np.asarray(ids)
+    if values.ndim != 1 or values.dtype not in (np.int64, np.uint64):
+        raise BadRequest(
+            f"keys_of: expected ids (n,) of int64 or uint64, found {values.dtype} of {values.shape}"
+        )
+    out = np.empty(len(values), np.uint64)
+    salts = np.array([salt_of(feature)], np.uint64)
+    offsets = np.array([0, len(values)], np.int64)
+    _core.salt(np.ascontiguousarray(values).view(np.uint64), offsets, salts, out, None)
+    return out
 
 
 class _Unique:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from trireme import _core
-from trireme.errors import BadRequest, UnknownTable, writing
+from trireme.errors import BadRequest, writing
 from trireme.ps.folders import inside, written
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import Handler, Shard
+from trireme.ps.shard import Handler, ServedTable, Shard
 from trireme.ps.wire import Array, need, need_list, need_time
 from trireme.rpc import Reply, Request
 
@@ -39,6 +39,7 @@ class ExportHandlers:
         hint = "--root or TRIREME_ROOT of the servers says where exports may be"
         folder = inside(self._root, need(request.body, "path", str), hint)
         names = need_list(request.body, "tables", str)
+        classes = need_list(request.body, "classes", int)
         dtype = need(request.body, "dtype", str)
         since = need(request.body, "since", int)
         version, forget = need(request.body, "version", int), need(request.body, "forget", int)
@@ -47,40 +48,51 @@ class ExportHandlers:
                 f"export.save: expected dtype one of {DTYPES} and since >= 0, found {dtype!r} and"
                 f" {since}"
             )
+        if len(classes) != len(names):
+            raise BadRequest(
+                f"export.save: expected a class for {len(names)} tables, found {classes}"
+            )
         self._shard.raise_version(version + 1)
         for served in list(self._shard.tables.values()):
             served.rows.forget_removed(forget)
         with writing(f"export: cannot write {folder}"):
             tables = []
-            for number, name in enumerate(names):
-                if name not in self._shard.tables:
-                    raise UnknownTable(f"export.save: expected table {name!r}, found none")
-                table = _TableExport(self._shard, name, dtype, since, need_time(request.body))
-                tables.append(table.save(self._owned(), folder, f"tables/{number}"))
+            for number, (name, row_class) in enumerate(zip(names, classes, strict=True)):
+                table = self._shard.table(name)
+                rows = _RowsExport(
+                    table, row_class, self._shard.pool, dtype, since, need_time(request.body)
+                )
+                tables.append(rows.save(self._owned(), folder, f"tables/{number}"))
         return Reply({"tables": tables})
 
     def _owned(self) -> Array:
         return self._shard.map().owned_by(self._shard.index)
 
 
-class _TableExport:
-    """Writes the rows of one table that this server owns.
+class _RowsExport:
+    """Writes the rows of one row class of a table that this server owns, and of those that are a
+    head as yet: nothing says which class theirs will be.
 
     since: 0: all rows. Else those that have changed after that version, and the keys removed.
     time: data time that statistics are of, where the table gives them to models.
     """
 
-    def __init__(self, shard: Shard, name: str, dtype: str, since: int, time: int) -> None:
-        self._table, self._pool = shard.tables[name], shard.pool
+    def __init__(
+        self,
+        table: ServedTable,
+        row_class: int,
+        pool: _core.Pool,
+        dtype: str,
+        since: int,
+        time: int,
+    ) -> None:
+        self._table, self._pool = table, pool
         self._dtype, self._since, self._time = dtype, since, time
-        schema = self._table.schema
-        if len(schema.dims) > 1:
-            raise BadRequest(
-                f"export.save: expected table {name!r} to have rows of one dim, found dims"
-                f" {schema.dims}"
-            )
-        self._layout = RowLayout.of(schema, self._table.rows)
-        self._num_statistics = schema.width_of(0) - schema.dim
+        schema = table.schema
+        self._dim = schema.dim_of(row_class)
+        self._others = [of for of in range(len(schema.dims)) if of != row_class]
+        self._layout = RowLayout.of(schema, table.rows)
+        self._num_statistics = schema.width_of(row_class) - self._dim
         self._num_rows = self._num_removed = 0
         self._max_error = self._sum_of_squares = 0.0
 
@@ -99,7 +111,7 @@ class _TableExport:
         path = f"{under}/{low:04d}-{high:04d}.rows"
         writer = _core.FrozenWriter(
             encoding=self._dtype,
-            dim=self._layout.dim,
+            dim=self._dim,
             statistics=self._num_statistics,
             has_flags=self._since > 0,
             first_bucket=low,
@@ -113,21 +125,25 @@ class _TableExport:
     def _content(self, bucket: int, value_bytes: int) -> tuple[Keys, Array]:
         """The keys of a bucket, and behind each what its row holds."""
         content = self._table.rows.snapshot(bucket, self._since)
-        weights = self._layout.weights(content.rows)
+        keys, rows = content.keys, content.rows
+        if self._others:
+            is_ours = ~np.isin(content.classes, self._others)
+            keys, rows = keys[is_ours], rows[is_ours]
+        weights = self._layout.weights(rows)[:, : self._dim]
         encoded, stored = encode(weights, self._dtype, self._table.schema.name)
         self._count(weights, stored)
-        values = np.zeros((len(content.keys), value_bytes), np.uint8)
+        values = np.zeros((len(keys), value_bytes), np.uint8)
         at = FLAG_BYTES if self._since else 0
-        for part in (self._statistics(content.keys), encoded):
+        for part in (self._statistics(keys), encoded):
             values[:, at : at + part.shape[1]] = part
             at += part.shape[1]
         if not self._since:
-            return content.keys, values
+            return keys, values
         removed = np.setdiff1d(content.removed, content.keys)  # some have come back
         self._num_removed += len(removed)
         gone = np.zeros((len(removed), value_bytes), np.uint8)
         gone[:, 0] = 1
-        return np.concatenate([content.keys, removed]), np.concatenate([values, gone])
+        return np.concatenate([keys, removed]), np.concatenate([values, gone])
 
     def _statistics(self, keys: Keys) -> Array:
         """(n, bytes): what lookups answer before the weights."""

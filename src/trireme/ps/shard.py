@@ -295,7 +295,7 @@ class Shard:
         arrays: list[Array] = []
         missing = []
         for table, row_class, keys_K in parts:
-            dim = _dim_of(table.schema, row_class)
+            dim = table.schema.dim_of(row_class)
             rows_KD = np.empty((len(keys_K), dim), dtype=np.float32)
             missing.append(table.rows.lookup(keys_K, rows_KD, self.pool, row_class))
             if table.schema.pulls_statistics:
@@ -337,7 +337,7 @@ class Shard:
         """Everything that could fail later is checked here, before anything changes."""
         for part in push.tables:
             table = self.table(part.table)
-            dim = _dim_of(table.schema, part.row_class)
+            dim = table.schema.dim_of(part.row_class)
             if part.gradients.shape[1] != dim:
                 raise BadRequest(
                     f"push: table {part.table!r} has dim {dim},"
@@ -562,15 +562,6 @@ class Shard:
 
     def blocks_locked(self) -> threading.Lock:
         return self._blocks_lock
-
-
-def _dim_of(schema: TableSchema, row_class: int) -> int:
-    if not 0 <= row_class < len(schema.dims):
-        raise BadRequest(
-            f"table {schema.name!r}: expected a row class below {len(schema.dims)},"
-            f" found {row_class}"
-        )
-    return schema.dims[row_class]
 
 
 def _rule_values(values: Mapping[str, Any]) -> _core.RuleValues:

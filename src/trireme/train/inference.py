@@ -37,7 +37,7 @@ from trireme.nn.plan import Planner, Reading
 from trireme.ps.checkpoint import SAVE_TIMEOUT_S
 from trireme.ps.folders import published, written
 from trireme.ps.frozen import DTYPES, encode
-from trireme.table import Table, TableSchema
+from trireme.table import Table
 from trireme.train.checkpoint import let_first_worker
 from trireme.train.graph import export_graph, weights_of, widened
 from trireme.train.optimizer import DistributedOptimizer
@@ -51,7 +51,7 @@ class Export:
     """What has been written.
 
     path: of the folder.
-    version: of the training state. rows: of all tables; of a delta, those that have changed.
+    version: of the training state. rows: in all files; of a delta, those that have changed.
     row_errors: table -> (largest, root mean square) difference of stored from trained weights.
     max_error, rms_error: of the outputs for the example batch against the trained model's.
     """
@@ -131,7 +131,7 @@ def _base(draft: _Draft, trial: _Trial, dtype: str) -> Manifest:
         follows=None,
         version=draft.version,
         since=0,
-        tables=draft.save_tables(trial.planner.tables, dtype),
+        tables=draft.save_tables(trial.tables, dtype),
         lookups=tuple(map(_lookup, trial.planner.readings)),
         inputs=inputs,
         outputs=tuple(outputs),
@@ -166,7 +166,7 @@ def _delta(draft: _Draft, trial: _Trial, follows: Manifest, dtype: str | None) -
         follows=follows.id,
         version=draft.version,
         since=draft.since,
-        tables=draft.save_tables(trial.planner.tables, kept),
+        tables=draft.save_tables(trial.tables, kept),
         max_error=max_error,
         rms_error=rms_error,
         dense=draft.write(WEIGHTS, save_tensors(weights)),
@@ -174,7 +174,10 @@ def _delta(draft: _Draft, trial: _Trial, follows: Manifest, dtype: str | None) -
 
 
 class _Trial:
-    """An example batch and the rows of its keys: what a model is exported and measured with."""
+    """An example batch and the rows of its keys: what a model is exported and measured with.
+
+    tables: that the model reads; of one whose features have dims of their own, those parts.
+    """
 
     def __init__(self, cluster: Cluster, model: nn.Module, example: Any) -> None:
         self.model = model
@@ -182,12 +185,8 @@ class _Trial:
         self.batch = widened(batch_of(example))
         self._pool = cluster.pool
         self._plan = self.planner.plan(self.batch, train=False)
+        self.tables = tuple(dict.fromkeys(reading.table for reading in self.planner.readings))
         for table in self.planner.tables:
-            if len(table.parts) > 1:
-                raise BadRequest(
-                    "save_inference_model: expected tables of one dim, for an export has rows of"
-                    f" one width in each, found {table}"
-                )
             cluster.ensure_table(table)
         pulled = cluster.pull({part.table.part: part.keys for part in self._plan.tables})
         self._rows = {name: _core.borrow(rows) for name, rows in pulled.rows.items()}
@@ -195,11 +194,11 @@ class _Trial:
     def gathered(self, dtype: str = "float32") -> dict[str, Tensor]:
         """What the embedding modules return, from rows as they are stored."""
         rows = {}
-        for table in self.planner.tables:
-            rows_KW = self._rows[table.name].copy()
+        for table in self.tables:
+            rows_KW = self._rows[table.part].copy()
             weights = rows_KW[:, table.width - table.dim :]
             weights[:] = encode(weights, dtype, table.name)[1]
-            rows[table.name] = torch.from_numpy(rows_KW)
+            rows[table.part] = torch.from_numpy(rows_KW)
         return gather_readings(self.planner.readings, self.batch, self._plan, rows, self._pool)
 
     def outputs(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -230,6 +229,7 @@ class _Draft:
         body = {
             "path": str(self._folder),
             "tables": [table.name for table in tables],
+            "classes": [table.row_class for table in tables],
             "dtype": dtype,
             "version": self.version,
             "since": self.since,
@@ -262,7 +262,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _merged(table: Table, dtype: str, parts: Sequence[Mapping[str, Any]]) -> TablePart:
-    """What the servers say of one table."""
+    """What the servers say of one table, or part of it."""
     num_rows = sum(part["rows"] for part in parts)
     squares = sum(part["sum_of_squares"] for part in parts)
     return TablePart(
@@ -272,7 +272,7 @@ def _merged(table: Table, dtype: str, parts: Sequence[Mapping[str, Any]]) -> Tab
         dtype=dtype,
         initializer=table.schema.initializer,
         seed=table.seed,
-        initial_weights=_initial_weights(table.schema),
+        initial_weights=_initial_weights(table),
         initial_dtype=table.schema.dtype,
         salt=table.salt,
         rows=num_rows,
@@ -283,11 +283,11 @@ def _merged(table: Table, dtype: str, parts: Sequence[Mapping[str, Any]]) -> Tab
     )
 
 
-def _initial_weights(schema: TableSchema) -> int:
+def _initial_weights(table: Table) -> int:
     """How many weights of a key without a row are initial ones."""
-    if schema.absent == "zeros":
+    if table.schema.absent == "zeros":
         return 0
-    return schema.dim if schema.head_class is None else 1
+    return table.dim if table.schema.head_class is None else 1
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -296,7 +296,12 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 def _lookup(reading: Reading) -> Lookup:
     return Lookup(
-        reading.name, reading.table.name, reading.features, reading.mode, reading.padding_key
+        name=reading.name,
+        table=reading.table.name,
+        dim=reading.table.dim,
+        features=reading.features,
+        mode=reading.mode,
+        padding_key=reading.padding_key,
     )
 
 
@@ -308,12 +313,24 @@ def _difference(exact: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> tu
     return float(difference.abs().max()), float(difference.square().mean().sqrt())
 
 
+def _row_errors(parts: Sequence[TablePart]) -> dict[str, tuple[float, float]]:
+    """Of each table, over all its dims."""
+    errors = {}
+    for name in dict.fromkeys(part.name for part in parts):
+        of_table = [part for part in parts if part.name == name]
+        num_weights = sum(part.rows * part.dim for part in of_table)
+        squares = sum(part.rms_error**2 * part.rows * part.dim for part in of_table)
+        rms = math.sqrt(squares / max(num_weights, 1))
+        errors[name] = (max(part.max_error for part in of_table), rms)
+    return errors
+
+
 def _reported(path: Path, manifest: Manifest) -> Export:
     export = Export(
         path=str(path),
         version=manifest.version,
         rows=sum(part.rows for part in manifest.tables),
-        row_errors={part.name: (part.max_error, part.rms_error) for part in manifest.tables},
+        row_errors=_row_errors(manifest.tables),
         max_error=manifest.max_error,
         rms_error=manifest.rms_error,
     )
