@@ -184,3 +184,10 @@ def test_a_location_is_refused_by_name(tmp_path: Path) -> None:
             trainer.save(tmp_path / "1", storage_options={"key": "k"})
         with pytest.raises(BadRequest, match="nonesuch"):
             trainer.save("nonesuch://bucket/1")
+        for around in ("simplecache::file://", "dir::file://", "simplecache::local://"):
+            with pytest.raises(BadRequest, match="expected a plain path for local files"):
+                trainer.save(f"{around}{tmp_path}/1")
+        wraps = {"target_protocol": "file"}
+        with pytest.raises(BadRequest, match="expected a plain path for local files"):
+            trainer.save(f"filecache://{tmp_path}/1", storage_options=wraps)
+    assert list(tmp_path.iterdir()) == []

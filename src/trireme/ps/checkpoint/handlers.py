@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,7 @@ from trireme.ps.checkpoint.jobs import Jobs, Progress
 from trireme.ps.checkpoint.load import Load, LoadOrder
 from trireme.ps.checkpoint.manifest import read_manifest
 from trireme.ps.checkpoint.save import SaveOrder, save_shard
-from trireme.ps.checkpoint.storage import (
-    LocalStorage,
-    RemoteStorage,
-    Storage,
-    open_storage,
-)
+from trireme.ps.checkpoint.storage import LocalStorage, Storage, open_storage
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import need, need_list
 from trireme.rpc import Reply, Request
@@ -31,12 +26,10 @@ class CheckpointHandlers:
 
     Args:
         root: the folder below which local checkpoints stay.
-        locations: those of fsspec below which others stay; None: any.
     """
 
-    def __init__(self, shard: Shard, root: Path, locations: Sequence[str] | None = None) -> None:
-        self._shard = shard
-        self._root, self._locations = root, locations
+    def __init__(self, shard: Shard, root: Path) -> None:
+        self._shard, self._root = shard, root
         self._jobs = Jobs()
         # The load that was checked last, and the job's name: its rows may be in memory already.
         self._checked: tuple[str, Load] | None = None
@@ -76,21 +69,15 @@ class CheckpointHandlers:
 
     def _storage(self, body: Mapping[str, Any]) -> Storage:
         storage = open_storage(need(body, "path", str), need(body, "options", dict))
-        hint = "--root or TRIREME_ROOT of the servers says where checkpoints may be"
-        if isinstance(storage, LocalStorage):
-            if not storage.folder.resolve().is_relative_to(self._root.resolve()):
-                raise BadRequest(
-                    f"checkpoint: expected a path under {self._root}, found {storage.folder};"
-                    f" {hint}"
-                )
-        elif isinstance(storage, RemoteStorage) and self._locations is not None:
-            inside = [of for of in self._locations if is_below(storage.location, of)]
-            if not inside:
-                raise BadRequest(
-                    f"checkpoint: expected a location under one of {list(self._locations)},"
-                    f" found {storage.location!r}; {hint}"
-                )
+        if isinstance(storage, LocalStorage) and not self._is_allowed(storage.folder):
+            raise BadRequest(
+                f"checkpoint: expected a path under {self._root}, found {storage.folder};"
+                " --root or TRIREME_ROOT of the servers says where checkpoints may be"
+            )
         return storage
+
+    def _is_allowed(self, folder: Path) -> bool:
+        return folder.resolve().is_relative_to(self._root.resolve())
 
     # ---- actions ----
 
@@ -162,10 +149,3 @@ def _load_order(body: Mapping[str, Any]) -> LoadOrder:
 
 def _names(body: Mapping[str, Any], field: str) -> frozenset[str] | None:
     return None if body.get(field) is None else frozenset(need_list(body, field, str))
-
-
-def is_below(location: str, root: str) -> bool:
-    """Whether a location of fsspec is `root` or in it."""
-    parts = location.partition("://")[2].split("/")
-    root = root.rstrip("/")
-    return ".." not in parts and (location == root or location.startswith(f"{root}/"))

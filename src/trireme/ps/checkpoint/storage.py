@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Protocol
 import fsspec
 import pyarrow as pa
 import xxhash
+from fsspec.implementations.local import LocalFileSystem
 
 from trireme.errors import BadRequest, Corruption, TriremeError
 
@@ -316,6 +317,11 @@ class RemoteStorage:
             raise BadRequest(
                 f"checkpoint: cannot use {self.location!r}: {reason(error)}"
             ) from error
+        if _is_local(filesystem):
+            raise BadRequest(
+                "checkpoint: expected a plain path for local files, or a location of an object"
+                f" store, found {self.location!r}"
+            )
         return filesystem, str(root).rstrip("/")
 
     @contextmanager
@@ -328,6 +334,15 @@ class RemoteStorage:
         except Exception as error:
             where = f"{self.location}/{path}".rstrip("/")
             raise BadRequest(f"checkpoint: cannot {verb} {where}: {reason(error)}") from error
+
+
+def _is_local(filesystem: Any) -> bool:
+    """Whether files of this machine are behind it: servers keep those below their root folder."""
+    while filesystem is not None:
+        if isinstance(filesystem, LocalFileSystem):
+            return True
+        filesystem = getattr(filesystem, "fs", None)  # of one that wraps another
+    return False
 
 
 class _RemoteSink:
