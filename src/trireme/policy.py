@@ -37,6 +37,12 @@ class ShowClick:
     show: str
     click: str
 
+    def __post_init__(self) -> None:
+        for field in ("show", "click"):
+            value = getattr(self, field)
+            ok = isinstance(value, str) and value != ""
+            _check("ShowClick", **{field: (ok, "the name of a column", value)})
+
 
 # ---- admission ----
 
@@ -186,6 +192,9 @@ class ScorePolicy(Policy):
     def __post_init__(self) -> None:
         Policy.__post_init__(self)
         kind = type(self).__name__
+        columns = self.show_click
+        ok = columns is None or isinstance(columns, ShowClick)
+        _check(kind, show_click=(ok, "None or a ShowClick", columns))
         for field in (
             "nonclk_coeff",
             "click_coeff",

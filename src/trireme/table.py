@@ -327,6 +327,8 @@ def _checked_dims(
     if (dim is None) == (dims is None):
         raise BadRequest(f"Table {name!r}: expected dim or dims, found {dim} and {dims}")
     if dims is None:
+        if type(dim) is not int:
+            raise BadRequest(f"Table {name!r}: expected dim to be a whole number, found {dim!r}")
         return {}
     if not dims or not all(type(dim) is int for dim in dims.values()):
         raise BadRequest(f"Table {name!r}: expected dims {{feature: dim}}, found {dims!r}")

@@ -180,6 +180,7 @@ def test_row_classes_are_saved_and_loaded(home: cluster.Cluster, tmp_path: Any) 
 WRONG: list[tuple[Any, str]] = [
     (lambda: tr.Table("t"), "expected dim or dims, found None and None"),
     (lambda: tr.Table("t", dim=2, dims={"a": 2}), "expected dim or dims, found 2 and"),
+    (lambda: tr.Table("t", dim=2.5), "expected dim to be a whole number, found 2.5"),  # type: ignore[arg-type]
     (lambda: tr.Table("t", dims={}), r"expected dims \{feature: dim\}, found \{\}"),
     (lambda: tr.Table("t", dims={"a": 2.5}), "expected dims .*, found"),
     (lambda: tr.Table("t", dims={"a": 2, "b": 3}), "expected salt=True with different dims"),

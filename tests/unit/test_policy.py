@@ -36,10 +36,13 @@ from trireme.table import Table, TableSchema
         (CountFilter, {"n": 2, "sketch_bytes": 10}, "expected sketch_bytes None or at least"),
         (Probability, {"p": 0}, r"expected p in \(0, 1\], found 0"),
         (ScoreFilter, {"threshold": float("nan")}, "expected threshold finite, found nan"),
+        (ShowClick, {"show": None, "click": "c"}, "show the name of a column, found None"),
+        (ShowClick, {"show": "s", "click": ""}, "click the name of a column, found ''"),
+        (ScorePolicy, {"show_click": "show"}, "show_click None or a ShowClick, found 'show'"),
     ],
 )
 def test_a_wrong_number_is_refused(
-    kind: type[Policy | Admission], values: dict[str, Any], message: str
+    kind: type[Policy | Admission | ShowClick], values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadRequest, match=message):
         kind(**values)
