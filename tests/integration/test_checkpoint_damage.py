@@ -261,6 +261,17 @@ def test_rows_that_are_not_those_of_the_buckets_are_refused(refused: Any) -> Non
     assert "expected keys in the order of their buckets" in str(reversed_keys)
 
 
+def test_rows_of_a_class_that_cannot_be_are_refused(refused: Any) -> None:
+    def of_class_7(rows: pa.Table) -> pa.Table:
+        sevens = pa.array(np.full(rows.num_rows, 7, np.uint8))
+        return rows.set_column(1, rows.schema.field("row_class"), sevens)
+
+    error = refused(rewrite_rows(of_class_7))
+    assert isinstance(error, Corruption), error
+    assert f"{TABLE}.arrow" in str(error)
+    assert "expected a row class in [0, 1), found 7" in str(error)
+
+
 def test_blocks_that_are_no_tensors_are_refused(refused: Any) -> None:
     def damage(path: Path) -> None:
         file = path / "blocks/server-0-0.safetensors"
