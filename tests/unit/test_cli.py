@@ -101,6 +101,7 @@ FLAGS = {
         "--count_filter",
         "--delta",
         "--dim",
+        "--dims",
         "--dtype",
         "--heads",
         "--help",
