@@ -29,8 +29,9 @@ help:
 demo: setup
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
 
+# Two files at a time: tests wait for processes of theirs more than they compute.
 test: setup
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 chaos: setup
 	@TRIREME_TEST_LONG=1 $(BIN)/python -m pytest --timeout=1800 \
