@@ -144,11 +144,19 @@ def test_a_checkpoint_is_described(
     assert "delete_threshold" not in brief
 
 
+@pytest.mark.parametrize(
+    ("rule", "num_state"),  # of one row with all four weights and one with a head
+    [(optim.FleetAdam(scale="loss"), 10), (optim.FleetSharedAdam(scale="loss"), 8)],
+    ids=["adam", "shared adam"],
+)
 def test_counts_and_missing_tails_are_no_numbers_of_state(
-    home: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Cluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    rule: optim.FleetRule,
+    num_state: int,
 ) -> None:
     headed = policy.SparseAccessor(embedx_threshold=2.0, nonclk_coeff=1.0)
-    rule = optim.FleetAdam(scale="loss")
     table = Table("t", dim=4, optimizer=rule, policy=headed, absent="zeros")
     trainer = Trainer(EmbeddingBag(table, features=["a"]), None, loss=lambda rows, _: rows.sum())
     for ids in ([1, 2], [1], [1]):
@@ -161,7 +169,7 @@ def test_counts_and_missing_tails_are_no_numbers_of_state(
         if line
     }
     assert lines["weights"][1] == "5"  # four of the one row, the head of the other
-    assert lines["state"][1] == "10"
+    assert lines["state"][1] == str(num_state)
     text = inspected(capsys, tmp_path / "one", "--key", 1)
     assert "updates: 3, " in text
     assert "e-4" not in text  # no integer taken for a float

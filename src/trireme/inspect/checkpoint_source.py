@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trireme import drawing
+from trireme import _core, drawing
 from trireme.inspect.source import Rows, Source, TableSource
 from trireme.optim import num_counts
 from trireme.policy import ScorePolicy, policy_of
@@ -37,6 +37,7 @@ class CheckpointTable(TableSource):
         self._num_updates = num_counts(part.schema.rule)
         is_headed = part.schema.head_class is not None
         self.class_dims = (*part.schema.dims, *([1] if is_headed else []))
+        self.state_planes = self._core_table.state_planes
         policy = policy_of(part.schema.policy)
         self.policy = policy if isinstance(policy, ScorePolicy) else None
 
@@ -55,8 +56,13 @@ class CheckpointTable(TableSource):
         }
 
     @cached_property
+    def _core_table(self) -> _core.Table:
+        """Without a row: it knows how rows of the schema lie."""
+        return make_core_table(self._schema)
+
+    @cached_property
     def _layout(self) -> RowLayout:
-        return RowLayout.of(self._schema, make_core_table(self._schema))
+        return RowLayout.of(self._schema, self._core_table)
 
     def rows(self, buckets: npt.NDArray[np.uint16] | None = None) -> Iterator[Rows]:
         schema = Columns.of(self._layout).schema

@@ -44,10 +44,12 @@ class Rows:
             self.statistics[which],
         )
 
-    def narrowed(self, dim: int) -> tuple[Array, Array]:
-        """Weights and state of rows of a class of so many weights, without what it lacks."""
+    def narrowed(self, dim: int, num_planes: int) -> tuple[Array, Array]:
+        """Weights and state of rows of a class of so many weights, without what it lacks.
+
+        num_planes: floats of state that each weight has.
+        """
         n, wide = self.weights.shape
-        num_planes = self.state.shape[1] // wide
         planes = self.state[:, : num_planes * wide].reshape(n, num_planes, wide)[:, :, :dim]
         rest = self.state[:, num_planes * wide :]
         return self.weights[:, :dim], np.concatenate([planes.reshape(n, -1), rest], axis=1)
@@ -57,6 +59,7 @@ class TableSource(ABC):
     """One table. What `comparable` differs in cannot be compared row by row.
 
     class_dims: weights of a row of each class; empty: all have all.
+    state_planes: floats of state that each weight has; the others are the row's.
     """
 
     name: str
@@ -65,6 +68,7 @@ class TableSource(ABC):
     num_bytes: int
     policy: ScorePolicy | None = None
     class_dims: tuple[int, ...] = ()
+    state_planes: int = 0
 
     @property
     @abstractmethod
@@ -89,7 +93,8 @@ class TableSource(ABC):
             yield rows.weights, rows.state
             return
         for row_class in np.unique(rows.classes).tolist():
-            yield rows.take(rows.classes == row_class).narrowed(self.class_dims[row_class])
+            of_class = rows.take(rows.classes == row_class)
+            yield of_class.narrowed(self.class_dims[row_class], self.state_planes)
 
     def buckets(self) -> Iterator[tuple[int, Rows]]:
         """The rows of each bucket that has some, sorted by key."""

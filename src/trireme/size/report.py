@@ -66,6 +66,11 @@ def _notes(need: Need) -> Iterator[str]:
             "rows with a head alone (embedx_threshold): none here; --heads P says how many per cent"
             " they are"
         )
+    if len(need.schema.dims) > 1 and not need.shares:
+        yield (
+            f"dims: all rows are counted with {max(need.schema.dims)} weights; --dims with the per"
+            " cent of rows that have each dim says it closer"
+        )
     admission = need.schema.admission or {}
     if admission.get("name") == "count_filter" and admission["sketch_bytes"] is None:
         yield (
