@@ -63,7 +63,7 @@ class _Subject:
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
-        self._bytes_at_hand = 400 * num_rows  # files in the system's cache, a table, and more
+        self._bytes_at_hand = 400 * num_rows  # a table, its files in the system's cache, and more
         self._table = tr.Table("rows", dim=DIM, optimizer=tr.optim.Adagrad(lr=0.1))
         self._num_pushes = 0
 
@@ -103,7 +103,7 @@ class _Subject:
     def save_full(self) -> Run:
         assert self._cluster  # made before the clock starts
         assert self._folder
-        _settle(self._bytes_at_hand)
+        _settle()
         elapsed_s = _seconds(lambda: self._save("full", "full"))
         num_bytes = _size(self._folder / "full")
         shutil.rmtree(self._folder / "full")
@@ -121,7 +121,7 @@ class _Subject:
                     left -= file.write(chunk[:left].data)
                 os.fsync(file.fileno())
 
-        _settle(self._bytes_at_hand)
+        _settle()
         elapsed_s = _seconds(write)
         path.unlink()
         return Run(num_bytes / elapsed_s, detail={"seconds": elapsed_s})
@@ -155,7 +155,7 @@ class _Subject:
         assert self._saved
         keys = np.random.default_rng(number).choice(self._num_rows, self._num_rows // 100, False)
         self._push(self._cluster, keys.astype(np.uint64))
-        _settle(self._bytes_at_hand)
+        _settle()
         elapsed_s = _seconds(lambda: self._save("delta", "delta"))
         num_bytes = _size(self._folder / "delta")
         shutil.rmtree(self._folder / "delta")
@@ -172,7 +172,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - started
 
 
-def _settle(num_bytes: int) -> None:
+def _settle(num_bytes: int = 0) -> None:
     """What others have written goes to the disk first, and so much memory is at hand: a virtual
     machine may have to ask its host for every page, which takes longer than any disk.
     """
