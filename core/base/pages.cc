@@ -3,8 +3,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -66,10 +68,18 @@ void Pages::resize(std::size_t bytes) {
     *this = Pages(bytes);
     return;
   }
+#if defined(__SANITIZE_THREAD__)
+  // TSan does not see mremap: it would take what other threads did where the memory now is, when
+  // that was another's, for races with what its new owner does.
+  Pages moved(bytes);
+  std::memcpy(moved.data_, data_, std::min(bytes, bytes_));
+  *this = std::move(moved);
+#else
   void* p = ::mremap(data_, bytes_, bytes, MREMAP_MAYMOVE);
   if (p == MAP_FAILED) fail(bytes);
   data_ = static_cast<std::byte*>(p);
   bytes_ = bytes;
+#endif
 }
 
 void make_writable(std::byte* data, std::size_t bytes) {

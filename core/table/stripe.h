@@ -8,12 +8,25 @@
 #include <mutex>
 #include <shared_mutex>
 
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
 namespace trireme {
 
 // Threads: any. The names of its functions are those that std::unique_lock and std::shared_lock
 // want. A thread may hold several shared, taken in the order of the stripes; or one alone.
 class alignas(64) StripeMutex {
  public:
+  StripeMutex() = default;
+#if defined(__SANITIZE_THREAD__)
+  // The standard's mutexes end without a word to TSan, which would hold the locks of a table that
+  // was for those of the next at its address.
+  ~StripeMutex() {
+    __tsan_mutex_destroy(mutex_.native_handle(), 0);
+    __tsan_mutex_destroy(queue_.native_handle(), 0);
+  }
+#endif
   void lock() {
     std::lock_guard queue(queue_);
     is_awaited_.store(true, std::memory_order_relaxed);
