@@ -69,6 +69,7 @@ def test_core_includes_only_itself_and_the_standard_library() -> None:
 SYSTEM_HEADERS = {
     "<emmintrin.h>": "SSE2, part of every x86-64",
     "<immintrin.h>": "AVX, in functions chosen at run time",
+    "<sanitizer/tsan_interface.h>": "words to TSan, in its builds alone",
     "<sys/mman.h>": "huge pages for the rows",
     "<sys/wait.h>": "the end of a forked child, in a test",
     "<unistd.h>": "the size of memory; the process of a pool's threads",
