@@ -12,6 +12,7 @@ from trireme import _core, optim, policy
 from trireme.config import Config
 from trireme.drawing import size
 from trireme.errors import BadRequest
+from trireme.run.options import add_config
 from trireme.table import Table
 
 SUMMARY = "estimate memory and disk of tables"
@@ -87,16 +88,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--server_num", type=int, default=1, metavar="N", help="number of servers; default: 1")
     add("--worker_num", type=int, default=1, metavar="N", help="number of workers; default: 1")
     add("--delta", type=percent, default=0.01, metavar="P", help="changed rows in per cent")
-    add("-m", "--config_yaml", type=Path, metavar="FILE", help="the tables of this file's model")
-    add(
-        "-o",
-        "--opt",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="values that win over the file's",
-    )
+    add_config(command, purpose="for the tables of its model")
     command.set_defaults(run=run)
 
 
