@@ -17,6 +17,7 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.inspect import command as inspect_command
 from trireme.run import (
     convert_command,
+    keys_command,
     launch_command,
     predict_command,
     run_command,
@@ -32,6 +33,7 @@ COMMANDS: Mapping[str, ModuleType] = {
     "run": run_command,
     "stream": stream_command,
     "server": server_command,
+    "keys": keys_command,
     "convert": convert_command,
     "predict": predict_command,
     "inspect": inspect_command,

@@ -312,6 +312,7 @@ def connect(
 
     Raises:
         DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
+        NotAdmitted: a server does not list this worker's key.
     """
 
     base = rpc.Client(name=f"worker {worker}", keys=keys)
@@ -339,7 +340,7 @@ def connect(
 def wait_for_servers(servers: Sequence[str], client: rpc.Client, timeout_s: float) -> None:
     """Return as soon as every server answers; say every 3 s who is missing."""
     deadline = time.monotonic() + timeout_s
-    missing = list(servers)
+    missing, reasons = list(servers), list[str]()
     while (left_s := deadline - time.monotonic()) > 0:
         replies = client.call_all(
             [rpc.Call(server, "server.ready") for server in missing],
@@ -350,12 +351,15 @@ def wait_for_servers(servers: Sequence[str], client: rpc.Client, timeout_s: floa
         for answer in answers.values():
             if isinstance(answer, TriremeError) and not answer.retry:
                 raise answer
+        reasons = [str(answer) for answer in answers.values() if isinstance(answer, TriremeError)]
         missing = [server for server, answer in answers.items() if isinstance(answer, TriremeError)]
         if not missing:
             return
         if time.monotonic() < deadline:
             log.warning("server not ready, still waiting; not ready endpoints: %s", missing)
-    raise DeadlineExceeded(f"init: after {timeout_s:g} s not ready endpoints: {missing}")
+    raise DeadlineExceeded(
+        f"init: after {timeout_s:g} s not ready endpoints: {missing}: {'; '.join(reasons)}"
+    )
 
 
 # ---- the default cluster ----

@@ -14,6 +14,7 @@ The same names stand in the C++ core, on the wire and here::
     |-- ResourceExhausted                   a limit is reached: slow down or raise the limit
     |-- Corruption                          stored or received bytes are damaged: use another copy
     |-- Unavailable (ConnectionError)       a process cannot be reached: retry with the same push id
+    |   `-- NotAdmitted                     a server does not list this key: have it listed
     |-- DeadlineExceeded (TimeoutError)     no answer in time: retry with the same push id
     `-- Internal (RuntimeError)             our mistake: report it
 """
@@ -101,6 +102,12 @@ class Unavailable(TriremeError, ConnectionError):
     """The process cannot be reached. Calling again with the same push id is safe."""
 
     code, name, retry = 9, "UNAVAILABLE", True
+
+
+class NotAdmitted(Unavailable):
+    """A server does not list the public key of this process: it said so, and nothing else."""
+
+    retry = False
 
 
 class DeadlineExceeded(TriremeError, TimeoutError):

@@ -36,6 +36,7 @@ FLAGS = {
         "SOURCE",
         "TARGET",
     ],
+    "keys": ["--add", "--force", "--help", "--worker_num", "-h", "DIR"],
     "launch": [
         "--config_yaml",
         "--grace_s",

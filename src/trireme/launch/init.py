@@ -11,8 +11,8 @@ from pathlib import Path
 
 from trireme import cluster
 from trireme.cluster import Cluster
+from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.roles import Role, read_role
-from trireme.rpc import ClientKeys, ServerKeys
 
 log = logging.getLogger("trireme")
 
@@ -44,7 +44,8 @@ def init(
 
     Raises:
         BadRequest: half-set or contradicting variables.
-        DeadlineExceeded: servers that do not come up.
+        DeadlineExceeded: servers that do not come up. NotAdmitted: servers that do not list this
+            worker's key.
     """
     log_to_stderr()
     place = read_role(
@@ -69,17 +70,9 @@ def join(place: Role) -> Cluster:
         num_workers=place.num_workers,
         threads=place.threads or 0,
         timeout_s=place.timeout_s,
-        keys=None if place.keys is None else _client_keys(Path(place.keys)),
+        keys=None if place.keys is None else client_keys(Path(place.keys)),
         insecure=place.insecure,
     )
-
-
-def _client_keys(folder: Path) -> ClientKeys:
-    return ClientKeys.read(folder / "client.key", folder / "server.pub")
-
-
-def _server_keys(folder: Path) -> ServerKeys:
-    return ServerKeys.read(folder / "server.key", folder / "clients.pub")
 
 
 def log_to_stderr() -> None:
@@ -101,7 +94,7 @@ def serve_role(place: Role) -> None:
         place.listen,
         listen_fd=place.listen_fd,
         threads=place.threads or 0,
-        keys=None if place.keys is None else _server_keys(Path(place.keys)),
+        keys=None if place.keys is None else server_keys(Path(place.keys)),
         insecure=place.insecure,
         root=None if place.root is None else Path(place.root),
         timeout_s=place.timeout_s,

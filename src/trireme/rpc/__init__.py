@@ -2,7 +2,15 @@
 tables.
 """
 
-from trireme.rpc.auth import ClientKeys, KeyPair, ServerKeys, make_keys, read_keys
+from trireme.rpc.auth import (
+    ClientKeys,
+    KeyPair,
+    ServerKeys,
+    make_keys,
+    new_keys,
+    read_keys,
+    write_keys,
+)
 from trireme.rpc.calls import Call, Deferred, Handler, Reply, Request
 from trireme.rpc.client import Client
 from trireme.rpc.limits import Limits
@@ -21,5 +29,7 @@ __all__ = [
     "Server",
     "ServerKeys",
     "make_keys",
+    "new_keys",
     "read_keys",
+    "write_keys",
 ]

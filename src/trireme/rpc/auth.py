@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import os
 import socket as sockets
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,27 +85,46 @@ class ClientKeys:
         return ClientKeys(own=read_keys(own), server=keys[0])
 
 
-def make_keys(path: str | Path) -> KeyPair:
-    """Make a new pair; write both halves to `path` (readable by its owner only), the public one to
-    `path`.pub.
+def new_keys() -> KeyPair:
+    """A new pair, drawn by libzmq from the kernel's random source."""
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    return KeyPair(public=public, secret=secret)
+
+
+def write_keys(path: str | Path, keys: KeyPair) -> None:
+    """Write both halves of a pair to `path`, readable by its owner only.
 
     Raises:
         BadRequest: the file exists; keys are never overwritten.
     """
-    public, secret = (key.decode() for key in zmq.curve_keypair())
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise BadRequest(f"make_keys: {path} must not exist yet, found a file") from error
     with os.fdopen(descriptor, "w") as file:
-        file.write(f"public {public}\nsecret {secret}\n")
-    Path(f"{path}.pub").write_text(f"{public}\n")
-    return KeyPair(public=public, secret=secret)
+        file.write(f"public {keys.public}\nsecret {keys.secret}\n")
+
+
+def make_keys(path: str | Path) -> KeyPair:
+    """Make a new pair; write both halves to `path` (readable by its owner only), the public one to
+    `path`.pub. `trireme keys` writes whole folders.
+
+    Raises:
+        BadRequest: the file exists; keys are never overwritten.
+    """
+    keys = new_keys()
+    write_keys(path, keys)
+    Path(f"{path}.pub").write_text(f"{keys.public}\n")
+    return keys
 
 
 def read_keys(path: str | Path) -> KeyPair:
-    """Read a pair that `make_keys` wrote."""
-    words = _read(Path(path)).split()
+    """Read a pair that `make_keys` or `trireme keys` wrote; warns if others may read it too."""
+    path = Path(path)
+    words = _read(path).split()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        _log.warning("%s holds a secret key and others may read it: mode %o, not 600", path, mode)
     if len(words) != 4 or words[0] != "public" or words[2] != "secret":
         raise BadRequest(
             f"read_keys: {path} must hold 'public KEY' and 'secret KEY', found other text"

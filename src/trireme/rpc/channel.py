@@ -26,9 +26,9 @@ import zmq
 from trireme.errors import (
     BadRequest,
     Internal,
+    NotAdmitted,
     ResourceExhausted,
     TriremeError,
-    Unavailable,
     class_of_code,
 )
 from trireme.rpc import frames
@@ -307,11 +307,18 @@ class Channel:
         self._receive()  # what came before the connection went
         self._end(kind, value)
 
+    def _not_admitted(self) -> str:
+        assert self._keys is not None  # without keys there is no such event
+        return (
+            f"the server does not admit this client's key {self._keys.own.public}:"
+            " its file clients.pub must list it when the server starts"
+        )
+
     def _end(self, kind: int, value: int) -> None:
         if self.state is State.CLOSED:
             return
         if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._refuse(Unavailable("the server does not admit this client's key"))
+            self._refuse(NotAdmitted(self._not_admitted()))
         elif kind == zmq.EVENT_DISCONNECTED and self.state is State.READY:
             self._lose("the connection was lost")
         elif kind == zmq.EVENT_CLOSED:

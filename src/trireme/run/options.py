@@ -9,8 +9,7 @@ from trireme.launch import roles
 
 KEYS = """
 Keys: a server's folder holds server.key and clients.pub (the public keys it admits, one per line),
-a worker's client.key and server.pub. trireme.rpc.make_keys(path) writes a pair to path, its public
-half to path.pub.
+a worker's client.key and server.pub. `trireme keys` makes such folders.
 """
 
 
