@@ -14,20 +14,25 @@ from trireme.rpc.auth import (
 from trireme.rpc.calls import Call, Deferred, Handler, Reply, Request
 from trireme.rpc.client import Client
 from trireme.rpc.limits import Limits
+from trireme.rpc.observers import CallObserver, Ended, RequestObserver, Usage
 from trireme.rpc.server import Server
 
 __all__ = [
     "Call",
+    "CallObserver",
     "Client",
     "ClientKeys",
     "Deferred",
+    "Ended",
     "Handler",
     "KeyPair",
     "Limits",
     "Reply",
     "Request",
+    "RequestObserver",
     "Server",
     "ServerKeys",
+    "Usage",
     "make_keys",
     "new_keys",
     "read_keys",

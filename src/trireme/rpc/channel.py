@@ -59,13 +59,25 @@ class State(Enum):
 class Outgoing:
     """A call on its way: waiting to be sent, or sent and waiting for its answer, or answered."""
 
-    __slots__ = ("_lent", "answer", "call", "deadline", "id", "not_before", "num_bytes")
+    __slots__ = (
+        "_lent",
+        "answer",
+        "call",
+        "deadline",
+        "id",
+        "not_before",
+        "num_bytes",
+        "num_bytes_received",
+        "num_sent",
+    )
 
     def __init__(self, call: Call, request_id: int, deadline: float) -> None:
         self.call = call
         self.id = request_id
         self.deadline = deadline
         self.num_bytes = 0
+        self.num_bytes_received = 0  # of its answer
+        self.num_sent = 0  # how often
         self.not_before = 0.0
         self.answer: Reply | TriremeError | None = None
         self._lent: list[weakref.ref[memoryview]] = []
@@ -241,6 +253,7 @@ class Channel:
             except zmq.Again:  # the connection has just gone; the monitor is about to say so
                 break
             self._queue.popleft()
+            outgoing.num_sent += 1
             self._sent[outgoing.id] = outgoing
             self._num_bytes_sent += outgoing.num_bytes
         return math.inf
@@ -260,11 +273,11 @@ class Channel:
             parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 header, arrays = frames.unpack(parts, self._limits)
-                self._take(header, arrays)
+                self._take(header, arrays, sum(map(len, parts)))
             except BadRequest as error:
                 self._lose(f"the server sent a malformed message: {error}")
 
-    def _take(self, header: frames.Header, arrays: list[frames.Array]) -> None:
+    def _take(self, header: frames.Header, arrays: list[frames.Array], num_bytes: int) -> None:
         kind = header["t"]
         if kind == frames.WELCOME:
             self._welcomed(header)
@@ -280,6 +293,7 @@ class Channel:
         if outgoing is None:  # answered before, on a request that was sent twice
             return
         self._num_bytes_sent -= outgoing.num_bytes
+        outgoing.num_bytes_received += num_bytes
         if kind == frames.REPLY:
             outgoing.answer = Reply(frames.map_field(header, "b"), arrays)
         elif header.get("handled", True):

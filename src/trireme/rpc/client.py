@@ -22,6 +22,7 @@ from trireme.rpc.calls import Body, Call, Reply
 from trireme.rpc.channel import Channel, Outgoing, State
 from trireme.rpc.frames import Array
 from trireme.rpc.limits import Limits
+from trireme.rpc.observers import CallObserver, Ended
 from trireme.rpc.sockets import Context, Socket, new_context
 
 _log = logging.getLogger("trireme.rpc")
@@ -38,6 +39,9 @@ class Client:
         keys: speak CURVE, and demand it of every server.
         on_wait: gets a line every 3 s while a server does not answer; a logging warning if not
             given.
+        watch: told (name of this client, what it waits for) beside `on_wait`, and (name, "") when
+            that is over: it was answered, or given up.
+        observe: told of every call when it has ended.
 
     Threads: one thread uses a client; `clone` makes one for another thread. Processes: a client
     does not survive fork (DataLoader workers): make one in each process.
@@ -50,12 +54,16 @@ class Client:
         limits: Limits | None = None,
         keys: ClientKeys | None = None,
         on_wait: Callable[[str], None] | None = None,
+        watch: Callable[[str, str], None] | None = None,
+        observe: CallObserver | None = None,
         _context: _SharedContext | None = None,
     ) -> None:
         self.name = name
         self._limits = limits or Limits()
         self._keys = keys
         self._on_wait = on_wait or _log.warning
+        self._watch, self._observe = watch, observe
+        self._has_noticed = False
         self._shared = _context or _SharedContext()
         self._context = self._shared.join()
         self._process = os.getpid()
@@ -77,6 +85,8 @@ class Client:
             limits=self._limits,
             keys=self._keys,
             on_wait=self._on_wait,
+            watch=self._watch,
+            observe=self._observe,
             _context=self._shared,
         )
 
@@ -148,7 +158,8 @@ class Client:
     def _call_all(
         self, calls: Iterable[Call], timeout_s: float, return_errors: bool
     ) -> list[Reply] | list[Reply | TriremeError]:
-        deadline = time.monotonic() + timeout_s
+        start = time.monotonic()
+        deadline = start + timeout_s
         batch = [(self._channel(c.endpoint), Outgoing(c, next(self._ids), deadline)) for c in calls]
         for channel, outgoing in batch:
             channel.put(outgoing)
@@ -158,6 +169,7 @@ class Client:
         finally:
             for channel in channels:
                 channel.abandon()
+            self._tell(batch, time.monotonic() - start)
         answers = [_named(channel, outgoing) for channel, outgoing in batch]
         if not return_errors:
             errors = [
@@ -202,6 +214,14 @@ class Client:
             self._wait(min(due, deadline, notice_at) - now)
             now = time.monotonic()
 
+    def _tell(self, batch: list[tuple[Channel, Outgoing]], seconds: float) -> None:
+        if self._has_noticed and self._watch is not None:
+            self._watch(self.name, "")
+        self._has_noticed = False
+        if self._observe is not None:
+            for _, outgoing in batch:
+                self._observe(_ended(outgoing, seconds))
+
     def _wait(self, timeout_s: float) -> None:
         for socket, _ in self._poller.poll(max(0, math.ceil(timeout_s * 1000))):
             read = self._readers.get(socket)  # none if another reader has closed it
@@ -242,9 +262,13 @@ class Client:
             )
 
     def _notice(self, waiting: list[tuple[Channel, Outgoing]], waited_s: float) -> None:
+        self._has_noticed = True
         for (channel, method), count in Counter((c, o.call.method) for c, o in waiting).items():
             calls = method if count == 1 else f"{count} x {method}"
-            self._on_wait(f"waiting for {channel} ({calls}): {channel.status} for {waited_s:.0f} s")
+            line = f"waiting for {channel} ({calls}): {channel.status} for {waited_s:.0f} s"
+            self._on_wait(line)
+            if self._watch is not None:
+                self._watch(self.name, line)
 
 
 class _SharedContext:
@@ -273,6 +297,19 @@ def _expire(waiting: list[tuple[Channel, Outgoing]], timeout_s: float) -> None:
     for channel, outgoing in waiting:
         kind = DeadlineExceeded if channel.state is State.READY else Unavailable
         outgoing.answer = kind(f"{channel.status} for {timeout_s:g} s")
+
+
+def _ended(outgoing: Outgoing, seconds: float) -> Ended:
+    answer = outgoing.answer
+    error = "" if isinstance(answer, Reply) else (answer or Unavailable()).name
+    return Ended(
+        outgoing.call.method,
+        seconds,
+        error,
+        max(0, outgoing.num_sent - 1),
+        outgoing.num_sent * outgoing.num_bytes,
+        outgoing.num_bytes_received,
+    )
 
 
 def _named(channel: Channel, outgoing: Outgoing) -> Reply | TriremeError:

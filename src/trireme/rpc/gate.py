@@ -58,6 +58,7 @@ class Gate:
         self._is_curve = keys is not None
         self._context = new_context()
         self.socket = router(self._context, limits)
+        self.num_bytes_in = self.num_bytes_out = self.num_faults = 0
         self.peers = Peers(self.socket, limits, forget)  # before bind: it must see every accept
         try:
             secure_server(self.socket, keys)
@@ -90,6 +91,7 @@ class Gate:
             num_bytes_in += frames.wire_bytes(len(part), self._is_curve)
             if num_parts <= self._limits.arrays_max + 1:
                 parts.append(part)
+        self.num_bytes_in += num_bytes_in
         peer = self.peers.known(routing_id) or self._meet(routing_id, part)
         if peer is None or peer.is_dropped:
             return None
@@ -121,6 +123,7 @@ class Gate:
 
     def fault(self, peer: Peer, request_id: int, error: TriremeError) -> None:
         """Answer a message against the protocol; close the connection if there were too many."""
+        self.num_faults += 1
         peer.num_faults += 1
         if peer.num_faults > self._limits.faults_max:
             self.peers.drop(peer, f"{peer.num_faults} faults, the last: {error}")
@@ -209,7 +212,9 @@ class Gate:
             if error.errno != zmq.EHOSTUNREACH:  # it has gone; nobody waits for this any more
                 raise
         else:
-            peer.num_bytes_out += sum(frames.wire_bytes(len(p), self._is_curve) for p in parts)
+            num_bytes = sum(frames.wire_bytes(len(p), self._is_curve) for p in parts)
+            peer.num_bytes_out += num_bytes
+            self.num_bytes_out += num_bytes
 
 
 def _request(

@@ -39,6 +39,7 @@ from trireme.rpc.auth import ServerKeys, numeric_address
 from trireme.rpc.calls import Answer, Deferred, Handler, Reply, Request
 from trireme.rpc.gate import Arrival, Gate
 from trireme.rpc.limits import Limits
+from trireme.rpc.observers import RequestObserver, Usage
 from trireme.rpc.peers import TICK_S, Peer
 from trireme.rpc.sockets import edges
 
@@ -60,6 +61,7 @@ class _Pending:
     method: str
     num_bytes: int
     give_up_at: float
+    arrived: float
     request: Request | None  # until it is handled: what waits for a Deferred holds no arrays
     is_answered: bool = False
 
@@ -87,6 +89,7 @@ class Server:
         threads: handlers that run at a time.
         listen_fd: a socket that listens at `bind` already, which the server takes over: whoever
             chose a free port hands it on so, and nobody else can take it in between.
+        observe: told of every request when it is answered.
 
     Threads: any thread may use any method.
     """
@@ -102,6 +105,7 @@ class Server:
         insecure: bool = False,
         threads: int = 2,
         listen_fd: int | None = None,
+        observe: RequestObserver | None = None,
     ) -> None:
         if threads < 1:
             raise BadRequest(f"Server: threads must be at least 1, found {threads}")
@@ -112,6 +116,7 @@ class Server:
         self._keys = keys
         self._num_threads = threads
         self._listen_fd = listen_fd
+        self._observe = observe
         self._lock = threading.Lock()
         self._ready: deque[Peer] = deque()
         self._stalled: list[Peer] = []
@@ -178,6 +183,21 @@ class Server:
                 )
             self._refuse_rest()
             self._close()
+
+    def usage(self) -> Usage:
+        """What it holds now, and what went through it."""
+        with self._lock:
+            running, deferred = len(self._running), len(self._deferred)
+            return Usage(
+                queued=self._num_requests - running - deferred,
+                running=running,
+                deferred=deferred,
+                num_bytes=self._num_bytes,
+                connections=len(self._gate.peers),
+                num_bytes_in=self._gate.num_bytes_in,
+                num_bytes_out=self._gate.num_bytes_out,
+                num_faults=self._gate.num_faults,
+            )
 
     def __enter__(self) -> Server:
         return self if self._threads else self.start()
@@ -285,13 +305,15 @@ class Server:
         if excess:
             self._gate.fault(peer, request.id, ResourceExhausted(excess))
             return
-        early_s = min(_EARLY_S_MAX, request.remaining_s / 10)
+        now = time.monotonic()
+        early_s = min(_EARLY_S_MAX, max(0.0, request.deadline - now) / 10)
         pending = _Pending(
             peer,
             request.id,
             request.method,
             arrival.num_bytes,
             request.deadline - early_s,
+            now,
             request,
         )
         self._count(pending, 1)
@@ -325,8 +347,15 @@ class Server:
             pending.is_answered = True
             self._deferred.pop(pending, None)
             self._count(pending, -1)
+            self._tell(pending, answer)
             if not pending.peer.is_dropped:
                 self._gate.send_answer(pending.peer, pending.id, answer, handled)
+
+    def _tell(self, pending: _Pending, answer: Answer) -> None:
+        if self._observe is not None:
+            method = pending.method if pending.method in self._handlers else "unknown"
+            error = answer.name if isinstance(answer, TriremeError) else ""
+            self._observe(method, time.monotonic() - pending.arrived, error)
 
     def _count(self, pending: _Pending, sign: int) -> None:
         pending.peer.num_requests += sign
