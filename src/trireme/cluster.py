@@ -25,12 +25,17 @@ from trireme.ps.client import Client, Pulled
 from trireme.ps.columns import KeyColumns
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.handlers import handlers_of
+from trireme.ps.metrics import CallMetrics, watch_shard
 from trireme.ps.process import start_pool
 from trireme.ps.routing import Floats, Keys
 from trireme.ps.server import Attendance
 from trireme.ps.shard import Shard
 from trireme.ps.transport import LOCAL, LocalTransport, Transport
 from trireme.table import Table
+from trireme.telemetry.endpoint import Endpoint
+from trireme.telemetry.health import STARTING, Health
+from trireme.telemetry.instruments import Gauge
+from trireme.telemetry.registry import new_registry
 
 log = logging.getLogger("trireme")
 
@@ -112,6 +117,70 @@ class TrainingSteps(Protocol):
         """What pushes and pulls carry as data time, in seconds; 0: the data has none."""
 
 
+class Telling:
+    """What this process tells of itself, as a worker: see trireme.ps.metrics.
+
+    Attributes:
+        calls: counts the calls of its clients.
+        num_steps, num_examples: that training has pushed; written by one thread at a time.
+        queues: how much waits in each queue of the training loop, by its name.
+    """
+
+    def __init__(self, role: str, metrics: str | None, name: str = "worker") -> None:
+        self.registry, self.health = new_registry(role, name), Health()
+        self.calls = CallMetrics(self.registry)
+        self.num_steps = self.num_examples = 0
+        self.queues: dict[str, Callable[[], int]] = {}
+        for gauge in self._gauges():
+            self.registry.register(gauge)
+        self._endpoint: Endpoint | None = None
+        if metrics is not None:
+            self._endpoint = Endpoint(metrics, self.registry, self.health).start()
+
+    def _gauges(self) -> list[Gauge]:
+        return [
+            Gauge(
+                "trireme_worker_steps_total",
+                "Steps whose gradients this worker has pushed, or is about to.",
+                lambda: {(): self.num_steps},
+                is_counter=True,
+            ),
+            Gauge(
+                "trireme_worker_examples_total",
+                "Examples of these steps.",
+                lambda: {(): self.num_examples},
+                is_counter=True,
+            ),
+            Gauge(
+                "trireme_worker_queue_depth",
+                "Batches read and planned ahead (planned), with their rows (pulled), and pushes"
+                " behind the training loop (pushes).",
+                lambda: {(name,): read() for name, read in self.queues.copy().items()},
+                ["queue"],
+            ),
+        ]
+
+    def count_step(self, examples: int) -> None:
+        self.num_steps += 1
+        self.num_examples += examples
+
+    def waits(self, client: str, line: str) -> None:
+        """A client waits for a peer, as the line says; "": no more."""
+        if line:
+            self.health.hinder(client, line)
+        else:
+            self.health.clear(client)
+
+    @property
+    def url(self) -> str | None:
+        """Where /metrics and /healthz are; None: nowhere."""
+        return None if self._endpoint is None else self._endpoint.url
+
+    def close(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.stop()
+
+
 class Cluster:
     """One process' part in a job.
 
@@ -121,6 +190,7 @@ class Cluster:
         is_embedded: the tables are in this process.
         keys, insecure: how workers talk to each other: with these keys, or without keys beyond
             loopback all the same.
+        telling: what it tells Prometheus.
         is_prefetching: a pipeline pulls for the coming steps, dense parameters included; step()
     need not.
     """
@@ -134,8 +204,10 @@ class Cluster:
         heartbeat: Transport | None = None,
         keys: rpc.ClientKeys | None = None,
         insecure: bool = False,
+        telling: Telling | None = None,
     ) -> None:
         self.client, self.pool = client, pool
+        self.telling = telling or Telling("embedded" if is_embedded else "worker", None)
         self.is_embedded = is_embedded
         self.keys, self.insecure = keys, insecure
         self.worker, self.num_workers = client.worker, client.num_workers
@@ -147,6 +219,7 @@ class Cluster:
         self._running: list[Callable[[], None]] = []
         self._closed = False
         self._heartbeat = None if heartbeat is None else _Heartbeat(client, heartbeat)
+        self.telling.health.opened()
         _open.add(self)
 
     @property
@@ -225,6 +298,7 @@ class Cluster:
             if goodbye:
                 self._say_goodbye(self._heartbeat.body)
         self.client.close()
+        self.telling.close()
 
     def _say_goodbye(self, body: dict[str, int]) -> None:
         """What cannot be said is no loss to this worker: all its pushes have been applied."""
@@ -278,11 +352,19 @@ class _Heartbeat:
         self._thread.join()
 
 
-def embedded(*, threads: int = 0, timeout_s: float = 60.0) -> Cluster:
-    """A cluster of one process: worker, tables and coordinator together."""
+def embedded(*, threads: int = 0, timeout_s: float = 60.0, metrics: str | None = None) -> Cluster:
+    """A cluster of one process: worker, tables and coordinator together.
+
+    Args:
+        metrics: "[host:]port" to answer /metrics and /healthz at.
+    """
+    telling = Telling("embedded", metrics)
     pool = start_pool(threads)
+    shard = Shard(pool)
+    watch_shard(telling.registry, shard)
     transport = LocalTransport(
-        handlers_of(Shard(pool), Coordinator(), Attendance().handlers(), Path("/"))
+        handlers_of(shard, Coordinator(), Attendance().handlers(), Path("/")),
+        telling.calls.observe,
     )
     client = Client(
         [LOCAL],
@@ -292,7 +374,7 @@ def embedded(*, threads: int = 0, timeout_s: float = 60.0) -> Cluster:
         pool=pool,
         timeout_s=timeout_s,
     )
-    return Cluster(client, pool, is_embedded=True)
+    return Cluster(client, pool, is_embedded=True, telling=telling)
 
 
 def connect(
@@ -304,37 +386,51 @@ def connect(
     timeout_s: float = 60.0,
     keys: rpc.ClientKeys | None = None,
     insecure: bool = False,
+    metrics: str | None = None,
 ) -> Cluster:
     """Join a job as one of its workers; waits for servers that are not up yet.
 
     Args:
         insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
+        metrics: "[host:]port" to answer /metrics and /healthz at.
 
     Raises:
         DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
         NotAdmitted: a server does not list this worker's key.
     """
 
-    base = rpc.Client(name=f"worker {worker}", keys=keys)
+    name = f"worker {worker}"
+    telling = Telling("worker", metrics, name)
+    base = rpc.Client(name=name, keys=keys, watch=telling.waits, observe=telling.calls.observe)
 
     def transport(purpose: str) -> rpc.Client:
-        return base.clone(f"worker {worker} ({purpose})")
+        return base.clone(f"{name} ({purpose})")
 
     try:
+        telling.health.hinder(STARTING, f"waiting for servers {', '.join(servers)}")
         wait_for_servers(servers, base, timeout_s)
+        pool = start_pool(threads)
+        client = Client(
+            servers,
+            transport,
+            worker=worker,
+            num_workers=num_workers,
+            pool=pool,
+            timeout_s=timeout_s,
+        )
     except BaseException:
         base.close()
+        telling.close()
         raise
-    pool = start_pool(threads)
-    client = Client(
-        servers,
-        transport,
-        worker=worker,
-        num_workers=num_workers,
-        pool=pool,
-        timeout_s=timeout_s,
+    return Cluster(
+        client,
+        pool,
+        is_embedded=False,
+        heartbeat=base,
+        keys=keys,
+        insecure=insecure,
+        telling=telling,
     )
-    return Cluster(client, pool, is_embedded=False, heartbeat=base, keys=keys, insecure=insecure)
 
 
 def wait_for_servers(servers: Sequence[str], client: rpc.Client, timeout_s: float) -> None:

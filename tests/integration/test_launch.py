@@ -306,6 +306,21 @@ def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
     assert found == ["serverlog.0", "workerlog.0"]
 
 
+@pytest.mark.parametrize("option", [True, False])
+def test_launch_gives_every_process_a_port_of_its_own_for_metrics(
+    launcher: Launcher, option: bool
+) -> None:
+    options = ["--metrics", "0.0.0.0:9100"] if option else []
+    env = {"TRIREME_METRICS": "1" if option else "9100"}
+    launcher.start("--server_num=1", "--worker_num=2", *options, num=3, **env)
+    host = "0.0.0.0" if option else "127.0.0.1"
+    for n, name in enumerate(("server 0", "worker 0", "worker 1")):
+        peer = launcher.peers[name]
+        assert peer.ask("env TRIREME_METRICS") == f"{host}:{9100 + n}"
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
+
+
 def test_launch_hands_on_that_the_network_is_trusted(launcher: Launcher) -> None:
     launcher.start("--server_num=1", "--worker_num=1", "--insecure", num=2)
     for peer in launcher.peers.values():

@@ -9,6 +9,7 @@ LAYERS = (
     ("errors",),
     ("children", "drawing"),
     ("config",),
+    ("telemetry",),
     ("_core",),
     ("rpc",),
     ("initializer", "optim", "policy", "strategy"),

@@ -122,11 +122,15 @@ def test_tuning_variables_reach_every_role() -> None:
         "TRIREME_KEYS": "keys/w0",
         "TRIREME_ROOT": "some/root",
         "TRIREME_THREADS": "4",
+        "TRIREME_METRICS": "9100",
     }
     for env in ({}, FLEET_SERVER, FLEET_WORKER, OWN_WORKER):
         role = read_role({**env, **tuning})
         assert (role.timeout_s, role.insecure) == (7.5, False)
         assert (role.keys, role.root, role.threads) == ("keys/w0", "some/root", 4)
+        assert role.metrics == "127.0.0.1:9100"
+        assert read_role({**env, **tuning}, metrics="[::]:0").metrics == "[::]:0"
+        assert read_role(env).metrics is None
         assert read_role({**env, "TRIREME_INSECURE": "1"}).insecure
 
 
@@ -200,6 +204,8 @@ def test_contradictions_are_errors_with_both_sides(env: dict[str, str], words: l
         ("TRIREME_TIMEOUT_S", "soon"),
         ("TRIREME_INSECURE", "yes"),
         ("TRIREME_THREADS", "0"),
+        ("TRIREME_METRICS", "a:b"),
+        ("TRIREME_METRICS", "65536"),
     ],
 )
 def test_bad_values_are_errors_that_name_variable_and_value(name: str, value: str) -> None:

@@ -25,6 +25,7 @@ def init(
     num: int | None = None,
     keys: str | None = None,
     timeout_s: float | None = None,
+    metrics: str | int | None = None,
 ) -> Cluster:
     """Start or join the job, and make its cluster the default. In a server process: serve, then
     exit with 0.
@@ -41,6 +42,8 @@ def init(
         keys: folder with key files, to encrypt and authenticate: a worker needs client.key
             and server.pub, a server server.key and clients.pub (the admitted public keys).
         timeout_s: deadline of every call, the wait for other processes included.
+        metrics: [HOST:]PORT where this process answers /metrics and /healthz; port 0: any free one,
+            which a line says. Default nowhere.
 
     Raises:
         BadRequest: half-set or contradicting variables.
@@ -49,7 +52,13 @@ def init(
     """
     log_to_stderr()
     place = read_role(
-        role=role, servers=servers, index=index, num=num, keys=keys, timeout_s=timeout_s
+        role=role,
+        servers=servers,
+        index=index,
+        num=num,
+        keys=keys,
+        timeout_s=timeout_s,
+        metrics=metrics,
     )
     log.info("%s", place.describe())
     if place.role == "server":
@@ -63,7 +72,9 @@ def init(
 def join(place: Role) -> Cluster:
     """Join the job as the worker that `place` says, or embed everything."""
     if place.role == "embedded":
-        return cluster.embedded(threads=place.threads or 0, timeout_s=place.timeout_s)
+        return cluster.embedded(
+            threads=place.threads or 0, timeout_s=place.timeout_s, metrics=place.metrics
+        )
     return cluster.connect(
         place.servers,
         worker=place.index,
@@ -72,6 +83,7 @@ def join(place: Role) -> Cluster:
         timeout_s=place.timeout_s,
         keys=None if place.keys is None else client_keys(Path(place.keys)),
         insecure=place.insecure,
+        metrics=place.metrics,
     )
 
 
@@ -99,4 +111,5 @@ def serve_role(place: Role) -> None:
         root=None if place.root is None else Path(place.root),
         timeout_s=place.timeout_s,
         name=f"server {place.index}" if place.servers else "server",
+        metrics=place.metrics,
     )

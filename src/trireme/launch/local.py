@@ -20,6 +20,7 @@ from trireme.errors import BadRequest
 from trireme.launch.plan import LaunchConfig, Plan, make_plan
 from trireme.launch.process import Child
 from trireme.launch.roles import PLACE_VARIABLES
+from trireme.telemetry.address import nth_address
 
 _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have
@@ -28,6 +29,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Torch's threads (OpenMP, MKL and OpenBLAS all read this one) and Trireme's own.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "TRIREME_THREADS")
 _WAITING = "OMP_WAIT_POLICY"
+_METRICS = "TRIREME_METRICS"
 
 
 def launch(config: LaunchConfig) -> int:
@@ -130,6 +132,9 @@ class _Job:
             own["TRIREME_ROOT"] = config.root
         if config.timeout_s is not None:
             own["TRIREME_TIMEOUT_S"] = str(config.timeout_s)
+        if metrics := config.metrics or os.environ.get(_METRICS, "").strip():
+            first = 0 if role == "server" else len(plan.servers)
+            own[_METRICS] = nth_address(metrics, first + index)
         return threads | inherited | own
 
     def _child(self, role: str, index: int, env: dict[str, str], pass_fds: list[int]) -> Child:

@@ -38,6 +38,7 @@ class LaunchConfig:
     insecure: bool = False
     keys: str | None = None
     root: str | None = None
+    metrics: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

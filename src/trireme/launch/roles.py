@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, cast
 
 from trireme.errors import BadRequest
+from trireme.telemetry.address import join_address, split_address
 
 RoleName = Literal["server", "worker", "embedded"]
 
@@ -39,6 +40,7 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_KEYS": "keys",
     "TRIREME_ROOT": "root",
     "TRIREME_THREADS": "threads",
+    "TRIREME_METRICS": "metrics",
 }
 
 # The facts that make a process part of a job; the others only tune it.
@@ -80,6 +82,7 @@ class Role:
     keys: str | None = None
     root: str | None = None
     threads: int | None = None
+    metrics: str | None = None
     source: str = "nothing set"
 
     def describe(self) -> str:
@@ -117,6 +120,7 @@ def read_role(
     keys: str | None = None,
     root: str | None = None,
     threads: int | None = None,
+    metrics: str | int | None = None,
 ) -> Role:
     """Find out what this process is. Arguments win over the environment (`None`: not given).
 
@@ -133,6 +137,7 @@ def read_role(
         keys: folder with the keys of this process.
         root: folder below which a server writes and reads checkpoints.
         threads: threads of Trireme's own work in this process; default: chosen from the machine.
+        metrics: [HOST:]PORT to answer /metrics and /healthz at, port 0 for any; default: nowhere.
 
     Raises:
         BadRequest: the environment says only half, contradicts itself, or holds a value out of
@@ -150,6 +155,7 @@ def read_role(
         "keys": keys,
         "root": root,
         "threads": threads,
+        "metrics": metrics,
     }
     facts = _own_facts(env)
     facts |= {key: _Fact(v, f"argument {key}") for key, v in given.items() if v is not None}
@@ -264,6 +270,7 @@ def _check(facts: _Facts) -> Role:
         keys=str(facts["keys"].value) if "keys" in facts else None,
         root=str(facts["root"].value) if "root" in facts else None,
         threads=_integer(facts["threads"], low=1) if "threads" in facts else None,
+        metrics=_metrics(facts.get("metrics")),
         source="from " + ", ".join(names) if names else "nothing names servers",
     )
     if base.keys is not None and base.insecure:
@@ -416,6 +423,19 @@ def _seconds(fact: _Fact | None) -> float:
     if not 0 < seconds < float("inf"):
         raise BadRequest(f"init: expected {fact.name} to be seconds > 0, found {fact.value!r}")
     return seconds
+
+
+def _metrics(fact: _Fact | None) -> str | None:
+    """`host:port`, loopback where no host is named; None: nowhere."""
+    if fact is None:
+        return None
+    try:
+        return join_address(*split_address(str(fact.value)))
+    except BadRequest:
+        raise BadRequest(
+            f"init: expected {fact.name} to be [HOST:]PORT with a port up to 65535,"
+            f" found {fact.value!r}"
+        ) from None
 
 
 def _flag(fact: _Fact | None) -> bool:

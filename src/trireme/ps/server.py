@@ -13,16 +13,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from trireme.errors import BadRequest, Unavailable
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.handlers import handlers_of
+from trireme.ps.metrics import RequestMetrics, watch_shard, watch_workers
 from trireme.ps.process import settled, start_pool, torch_threads
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import need
 from trireme.rpc import Limits, Reply, Request, Server, ServerKeys
+from trireme.telemetry.endpoint import Endpoint
+from trireme.telemetry.health import Health
+from trireme.telemetry.registry import new_registry
 
 log = logging.getLogger("trireme.ps")
 
@@ -83,6 +87,16 @@ class Attendance:
             ]
         return Reply({"silent": silent})
 
+    def silences_s(self) -> dict[int, float]:
+        """Seconds since each worker was heard, of those that have not said goodbye."""
+        with self._changed:
+            now = self._clock()
+            return {
+                worker: now - heard
+                for worker, heard in sorted(self._last_heard.items())
+                if worker not in self._gone
+            }
+
     def stop(self, reason: str) -> None:
         """End the wait from another thread or a signal handler."""
         with self._changed:
@@ -142,6 +156,7 @@ def serve(
     root: Path | None = None,
     limits: Limits | None = None,
     name: str = "server",
+    metrics: str | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> str:
     """Serve tables and blocks until the job is over; returns why it ended.
@@ -155,6 +170,7 @@ def serve(
         timeout_s: silence of all remaining workers after which the job counts as lost.
         root: folder below which checkpoints are written and read; default the working directory.
         name: what workers' messages call it, beside its address.
+        metrics: "[host:]port" to answer /metrics and /healthz at; port 0 chooses a free one.
         on_ready: called with the real "host:port" once it listens.
 
     Raises:
@@ -164,22 +180,34 @@ def serve(
     root = Path.cwd() if root is None else root
     if not root.is_dir():
         raise BadRequest(f"serve: expected root to be a folder, found {str(root)!r}")
-    pool = start_pool(threads)
-    shard, attendance = Shard(pool), Attendance()
-    server = Server(
-        listen,
-        handlers_of(shard, Coordinator(), attendance.handlers(), root.resolve()),
-        name=name,
-        limits=limits or Limits(),
-        keys=keys,
-        insecure=insecure,
-        listen_fd=listen_fd,
-    )
-    # One thread steps the blocks: they are too small to be worth waking others for.
-    with settled(), torch_threads(1), server, _stop_on_signals(attendance):
+    registry, health = new_registry("server", name), Health()
+    with ExitStack() as stack:
+        if metrics is not None:  # before the server: it says so while that is not open yet
+            stack.enter_context(Endpoint(metrics, registry, health))
+        shard, attendance = Shard(start_pool(threads)), Attendance()
+        requests = RequestMetrics(registry)
+        watch_shard(registry, shard)
+        watch_workers(registry, attendance)
+        handlers = handlers_of(shard, Coordinator(), attendance.handlers(), root.resolve())
+        server = Server(
+            listen,
+            handlers | requests.handlers(),
+            name=name,
+            limits=limits or Limits(),
+            keys=keys,
+            insecure=insecure,
+            listen_fd=listen_fd,
+            observe=requests.observe,
+        )
+        # One thread steps the blocks: they are too small to be worth waking others for.
+        for part in (settled(), torch_threads(1), server, _stop_on_signals(attendance)):
+            stack.enter_context(part)
+        requests.watch(server)
+        health.opened()
         log.info("listening on %s", server.endpoint)
         if on_ready is not None:
             on_ready(server.endpoint)
         reason = attendance.wait(max(2 * timeout_s, 10.0))
+        health.hinder("end", f"the job is over: {reason}")
     log.info("server %s ends: %s", server.endpoint, reason)
     return reason

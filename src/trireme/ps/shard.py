@@ -34,6 +34,7 @@ from trireme.errors import (
 from trireme.ps.blocks import BlockSpec, BlockStore
 from trireme.ps.columns import KeyColumns, fleet_scale, joined, merge, nothing
 from trireme.ps.columns import check as check_columns
+from trireme.ps.counts import Counts
 from trireme.ps.routing import BucketMap, Floats, Keys
 from trireme.ps.staging import Member, Staging
 from trireme.ps.wire import (
@@ -134,7 +135,7 @@ class Shard:
         self.streams: dict[int, StreamState] = {}
         self.staleness: Counter[int] = Counter()
         self.num_pushes = 0
-        self.num_missing = 0
+        self.counts = Counts()
         self.version = 1
         self._pushes_at_load: int | None = None
         self.index = -1
@@ -306,7 +307,10 @@ class Shard:
         if block_ids:
             with self._blocks_lock:
                 arrays.append(self.blocks.read(block_ids))
-        self.num_missing += sum(missing)
+        asked = zip(parts, missing, strict=True)
+        self.counts.add_pull(
+            (table.schema.name, len(keys), gone) for (table, _, keys), gone in asked
+        )
         return Reply({"version": version, "missing": missing}, arrays)
 
     def table(self, name: Any) -> ServedTable:
@@ -468,6 +472,7 @@ class Shard:
                 if push.sequence > stream.last:
                     stream.last = push.sequence
                     stream.position = push.position
+                    self.counts.add_push(push)
                     steps = self.num_pushes - push.computed_at
                     self.staleness[min(max(steps, 0), STALENESS_MAX)] += 1
                     is_new = True
@@ -485,6 +490,11 @@ class Shard:
         del request
         return Reply(self.stats())
 
+    def sync_waits(self) -> dict[str, int]:
+        """Sync: pushes that are staged and not applied, and pulls that wait for a step."""
+        with self._lock:
+            return self._staging.num_held()
+
     def stats(self) -> dict[str, Any]:
         """Counts since the start: rows and bytes per table, pushes, staleness histogram, missing
         keys.
@@ -498,7 +508,7 @@ class Shard:
                 "blocks": len(self.blocks),
                 "block_bytes": self.blocks.num_bytes,
                 "pushes": self.num_pushes,
-                "missing": self.num_missing,
+                "missing": sum(self.counts.by_table()["missing"].values()),
                 "staleness": {str(steps): count for steps, count in sorted(self.staleness.items())},
             }
 

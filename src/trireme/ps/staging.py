@@ -87,6 +87,11 @@ class Staging:
         self._waiters.append((step, waiter))
         return False
 
+    def num_held(self) -> dict[str, int]:
+        """How many pushes are staged, and how many pulls wait."""
+        staged = sum(len(pushes) for pushes in self._staged.values())
+        return {"staged": staged, "waiting": len(self._waiters)}
+
     def waiting_for(self) -> str:
         """Which streams the next step waits for, for messages."""
         step = self.applied + 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from trireme.errors import BadRequest, DeadlineExceeded, TriremeError
-from trireme.rpc import Call, Deferred, Reply, Request
+from trireme.rpc import Call, CallObserver, Deferred, Ended, Reply, Request
 
 LOCAL = "embedded"
 
@@ -29,12 +29,27 @@ class LocalTransport:
     """
 
     def __init__(
-        self, handlers: Mapping[str, Callable[[Request], Reply | Deferred | None]]
+        self,
+        handlers: Mapping[str, Callable[[Request], Reply | Deferred | None]],
+        observe: CallObserver | None = None,
     ) -> None:
-        self._handlers = handlers
+        self._handlers, self._observe = handlers, observe
 
     def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
-        return [self._call(call, timeout_s) for call in calls]
+        return [self._told(call, timeout_s) for call in calls]
+
+    def _told(self, call: Call, timeout_s: float) -> Reply:
+        """Nothing is sent: a call has no bytes here, and is never repeated."""
+        start, error = time.monotonic(), ""
+        try:
+            return self._call(call, timeout_s)
+        except TriremeError as raised:
+            error = raised.name
+            raise
+        finally:
+            if self._observe is not None:
+                seconds = time.monotonic() - start
+                self._observe(Ended(call.method, seconds, error, 0, 0, 0))
 
     def _call(self, call: Call, timeout_s: float) -> Reply:
         handler = self._handlers.get(call.method)

@@ -31,6 +31,8 @@ failed, 128 + n if signal n ended it or stopped the job, 2 for a wrong command.
 
 Environment, for every process that is started:
   TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_INSECURE=1   as the options, which win
+  TRIREME_METRICS   as --metrics PORT: server i gets PORT + i, worker i the i-th behind the servers;
+                    with port 0 each process takes a free one and says so in its log
   TRIREME_THREADS, OMP_NUM_THREADS   threads of Trireme and of torch; default: a share of the cores
 """
     + KEYS
@@ -141,6 +143,7 @@ def _launch(arguments: argparse.Namespace) -> int:
             insecure=arguments.insecure,
             keys=arguments.keys,
             root=arguments.root,
+            metrics=arguments.metrics,
         )
     )
 

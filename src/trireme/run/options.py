@@ -60,6 +60,11 @@ def add_common(command: argparse.ArgumentParser) -> None:
         help="servers write and read checkpoints only below it; default: the working directory",
     )
     add("--insecure", action="store_true", help="listen beyond loopback without keys")
+    add(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="answer /metrics and /healthz there; port 0: any free one; default: nowhere",
+    )
 
 
 def seconds(text: str) -> float:

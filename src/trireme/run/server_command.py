@@ -19,8 +19,8 @@ A server needs its address only; workers bring the rest, and server 0 of their l
 coordinator. It ends with code 0 when all workers have said goodbye, or at SIGTERM; with an error
 when those that have not are silent for twice the timeout.
 
-Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT and
-TRIREME_INSECURE=1 say the same as the options, which win.
+Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
+TRIREME_METRICS and TRIREME_INSECURE=1 say the same as the options, which win.
 """
     + KEYS
 )
@@ -45,6 +45,7 @@ def _server(arguments: argparse.Namespace) -> int:
         keys=arguments.keys,
         root=arguments.root,
         threads=arguments.threads,
+        metrics=arguments.metrics,
     )
     init.log_to_stderr()
     init.log.info("%s", role.describe())

@@ -63,6 +63,10 @@ class Conduit(Generic[T]):
             self._items.append(item)
             self._changed.notify_all()
 
+    def __len__(self) -> int:
+        """Items that wait for a consumer."""
+        return len(self._items)
+
     def __iter__(self) -> Iterator[T]:
         while True:
             with self._changed:

@@ -224,6 +224,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._push(step, tables, dense)
         self.sequence += 1
         self.position = position
+        self.cluster.telling.count_step(step.examples)
         if self.is_sync:
             self._staged = step.step
 
@@ -266,6 +267,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._pusher is None:
             self._pusher = Pusher(self.cluster.client, self.timing.behind)
             self.cluster.add_running(self._pusher.stop)
+            self.cluster.telling.queues["pushes"] = self._pusher.depth
         self._pusher.submit(step, tables, dense)
 
     def _table_gradients(self, lookups: Lookups) -> dict[str, TableGradient]:

@@ -100,11 +100,15 @@ class Pipeline:
         if not self._pulls_in_loop:
             self._pulled.start("trireme-pull", self._pull)
         self._cluster.add_running(self.stop)
+        queues = {"planned": self._planned.__len__, "pulled": self._pulled.__len__}
+        self._cluster.telling.queues.update(queues)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         self._cluster.remove_running(self.stop)
+        for queue in ("planned", "pulled"):
+            self._cluster.telling.queues.pop(queue, None)
         if self._training:
             self._cluster.is_prefetching = False
 

@@ -50,6 +50,11 @@ class Pusher:
                 f"push: the servers took none for {self._patience_s():.0f} s"
             ) from None
 
+    def depth(self) -> int:
+        """Pushes that have not ended."""
+        with self._ended:
+            return self._num_submitted - self._num_ended
+
     def flush(self) -> None:
         """Wait until all pushes submitted so far have ended. Raises the error of one that
         failed.

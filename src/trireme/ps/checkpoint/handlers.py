@@ -132,7 +132,9 @@ class CheckpointHandlers:
     def _settle(
         self, storage: Storage, body: Mapping[str, Any], progress: Progress
     ) -> dict[str, Any]:
-        settle(self._shard, storage, read_manifest(storage), progress)
+        manifest = read_manifest(storage)
+        settle(self._shard, storage, manifest, progress)
+        self._shard.counts.note_checkpoint(manifest.mode)
         forget = need(body, "forget", int)
         for table in list(self._shard.tables.values()):
             table.rows.forget_removed(forget)

@@ -1,0 +1,183 @@
+"""What real processes tell over HTTP, and that docs/metrics.md lists all of it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.integration.test_pages import run_blocks
+from tests.programs import Program, Template
+from tests.repo import tree
+from trireme.cluster import embedded
+
+TRAINEE = str(Path(__file__).with_name("trainee.py"))
+SERVER = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0", "--metrics", "0"]
+AT = r"metrics at (\S+)/metrics"
+
+Samples = Mapping[str, Mapping[tuple[str, ...], float]]
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def families(url: str) -> dict[str, Metric]:
+    status, text = get(f"{url}/metrics")
+    assert status == 200
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def values(family: Metric, *labels: str) -> dict[tuple[str, ...], float]:
+    """Of samples of that name itself, by the values of these labels."""
+    found = {}
+    for sample in family.samples:
+        if sample.name in (family.name, f"{family.name}_total", f"{family.name}_count"):
+            key = tuple(sample.labels[label] for label in labels)
+            found[key] = found.get(key, 0) + sample.value
+    return found
+
+
+def start_server(programs: Template, **env: str) -> tuple[Program, str, str]:
+    """The server, where its metrics are, and its address."""
+    server = programs.start("server", SERVER, {"TRIREME_TIMEOUT_S": "60", **env})
+    return server, server.wait_line(AT)[1], server.wait_line(r"^listening on (\S+)")[1]
+
+
+def worker(programs: Template, server: str, *arguments: str, num: int = 1, **env: str) -> Program:
+    place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": server, "TRIREME_INDEX": "0"}
+    place |= {"TRIREME_NUM_WORKERS": str(num), "TRIREME_METRICS": "0", "TRIREME_THREADS": "1"}
+    env = {"TRIREME_TIMEOUT_S": "60", **place, **env}
+    return programs.start("worker 0", [TRAINEE, *arguments], env)
+
+
+def wait_for_health(url: str, words: str) -> None:
+    """Until /healthz says it: each question is a call with a deadline of its own, and the
+    processes say nothing more that could be waited for.
+    """
+    for _ in range(100_000):
+        if words in get(f"{url}/healthz")[1]:
+            return
+    raise AssertionError(f"{url}: expected {words!r}, found {get(f'{url}/healthz')}")
+
+
+def documented() -> dict[str, dict[str, tuple[str, set[str]]]]:
+    """Per process (S, W, E) type and labels of each metric, as the page says."""
+    page = (tree.ROOT / "docs/metrics.md").read_text()
+    rows = re.findall(r"^\| `(trireme_\w+)` \| (\w+) \|(.*?)\| ([SWE ]+) \|", page, re.MULTILINE)
+    assert len(rows) > 25
+    return {
+        of: {
+            name: (kind, set(re.findall(r"`(\w+)`", labels)))
+            for name, kind, labels, told in rows
+            if of in told.split()
+        }
+        for of in "SWE"
+    }
+
+
+def told(url: str) -> dict[str, tuple[str, set[str]]]:
+    found = {}
+    for name, family in families(url).items():
+        if name.startswith("process_"):
+            continue
+        full = f"{name}_total" if family.type == "counter" else name
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found[full] = (family.type, labels)
+        assert family.documentation.endswith("."), name
+    return found
+
+
+def test_the_page_lists_what_servers_and_workers_tell(programs: Template) -> None:
+    server, server_url, address = start_server(programs)
+    with server, worker(programs, address) as trainee:
+        worker_url = trainee.wait_line(AT)[1]
+        trainee.wait_line(r"^batch 9$")
+        pages = documented()
+        # Labels of what has not happened yet are not told: no checkpoint was made.
+        without_age = dict(pages["S"])
+        kind, labels = without_age.pop("trireme_checkpoint_age_seconds")
+        found = told(server_url)
+        assert found.pop("trireme_checkpoint_age_seconds") == (kind, set())
+        assert labels == {"mode"}
+        assert found == without_age
+        assert told(worker_url) == pages["W"]
+        assert get(f"{server_url}/healthz") == (200, "ok\n")
+        assert get(f"{worker_url}/healthz") == (200, "ok\n")
+        _check_numbers(families(server_url), families(worker_url))
+
+
+def _check_numbers(server: Mapping[str, Metric], worker: Mapping[str, Metric]) -> None:
+    """Read one after the other while training goes on: the later ones are not smaller."""
+    name = "trireme_server_requests"
+    requests = values(server[name], "method", "code")
+    pushes = values(server["trireme_pushes"], "stream")["0",]
+    assert 0 < pushes <= values(server["trireme_server_request_seconds"], "method")["ps.push",]
+    assert requests["ps.pull", "OK"] <= values(worker["trireme_worker_calls"], "method")["ps.pull",]
+    assert values(server["trireme_push_staleness"])[()] >= pushes
+    assert pushes <= values(worker["trireme_worker_steps"])[()]
+    [(table, rows)] = values(server["trireme_table_rows"], "table").items()
+    assert rows > 0
+    assert values(server["trireme_table_bytes"], "table")[table] > 8 * rows
+    pulled = values(server["trireme_table_pulled_keys"], "table")[table]
+    assert values(server["trireme_table_missing_keys"], "table")[table] <= pulled
+    assert values(server["trireme_server_connections"])[()] >= 3
+    assert values(worker["trireme_worker_sent_bytes"])[()] > 1000
+    assert sum(values(worker["trireme_worker_retries"], "method").values()) == 0
+
+
+def test_an_embedded_process_tells_both_sides() -> None:
+    with embedded(metrics="0") as cluster:
+        url = cluster.telling.url
+        assert url is not None
+        found = told(url)
+        pages = documented()["E"]
+        assert set(found) == set(pages)
+        assert all(kind == found[name][0] for name, (kind, _) in pages.items())
+        assert get(f"{url}/healthz") == (200, "ok\n")
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=60)
+
+
+def test_a_worker_says_that_it_waits_for_servers_that_are_not_there(programs: Template) -> None:
+    server, server_url, address = start_server(programs)
+    with server:
+        server.signal(signal.SIGSTOP)
+        with worker(programs, address) as trainee:
+            url = trainee.wait_line(AT)[1]
+            wait_for_health(url, f"waiting for servers {address}")
+            assert get(f"{url}/healthz")[0] == 503
+            server.signal(signal.SIGCONT)
+            trainee.wait_line(r"^batch 9$")
+            wait_for_health(url, "ok\n")
+            server.signal(signal.SIGSTOP)
+            trainee.wait_line("waiting for .*no answer for 3 s")
+            wait_for_health(url, f"waiting for {address}")
+            server.signal(signal.SIGCONT)
+            wait_for_health(url, "ok\n")
+    del server_url
+
+
+def test_a_worker_says_that_it_waits_for_another(programs: Template) -> None:
+    server, server_url, address = start_server(programs)
+    with server, worker(programs, address, "--mode", "sync", num=2) as trainee:
+        url = trainee.wait_line(AT)[1]
+        trainee.wait_line("waiting for .*coord.gather")
+        wait_for_health(url, "(coord.gather): no answer")
+        assert get(f"{server_url}/healthz") == (200, "ok\n")
+
+
+def test_the_page_of_metrics(tmp_path: Path) -> None:
+    output = run_blocks("metrics.md", tmp_path)
+    assert len(re.findall(AT, output)) >= 2
