@@ -13,7 +13,8 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, writing
-from trireme.ps.folders import inside, written
+from trireme.ps.folders import written
+from trireme.ps.places import local_place
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout
 from trireme.ps.shard import Handler, ServedTable, Shard
@@ -36,8 +37,7 @@ class ExportHandlers:
         return {"export.save": self._on_save}
 
     def _on_save(self, request: Request) -> Reply:
-        hint = "--root or TRIREME_ROOT of the servers says where exports may be"
-        folder = inside(self._root, need(request.body, "path", str), hint)
+        folder = local_place(self._root, need(request.body, "path", str))
         names = need_list(request.body, "tables", str)
         classes = need_list(request.body, "classes", int)
         dtype = need(request.body, "dtype", str)

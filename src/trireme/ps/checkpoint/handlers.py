@@ -13,7 +13,8 @@ from trireme.ps.checkpoint.jobs import Jobs, Progress
 from trireme.ps.checkpoint.load import Load, LoadOrder
 from trireme.ps.checkpoint.manifest import read_manifest
 from trireme.ps.checkpoint.save import SaveOrder, save_shard
-from trireme.ps.checkpoint.storage import LocalStorage, Storage, open_storage
+from trireme.ps.checkpoint.storage import LocalStorage, Storage, checked_path, open_storage
+from trireme.ps.places import plain_path, store_location
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import need, need_list
 from trireme.rpc import Reply, Request
@@ -68,7 +69,10 @@ class CheckpointHandlers:
         return Reply()
 
     def _storage(self, body: Mapping[str, Any]) -> Storage:
-        storage = open_storage(need(body, "path", str), need(body, "options", dict))
+        path, options = plain_path(need(body, "path", str)), need(body, "options", dict)
+        storage = open_storage(path, options)
+        if not isinstance(storage, LocalStorage):
+            store_location(path, options)
         if isinstance(storage, LocalStorage) and not self._is_allowed(storage.folder):
             raise BadRequest(
                 f"checkpoint: expected a path under {self._root}, found {storage.folder};"
@@ -94,7 +98,7 @@ class CheckpointHandlers:
             version=need(body, "version", int),
             since=need(body, "since", int),
             removed_since=need(body, "removed_since", int),
-            prefix=need(body, "prefix", str),
+            prefix=_prefix(body),
             choice=Choice.from_wire(body, self._shard.index),
         )
         with writing(f"checkpoint: cannot write {storage.name}"):
@@ -139,6 +143,14 @@ class CheckpointHandlers:
         for table in list(self._shard.tables.values()):
             table.rows.forget_removed(forget)
         return {}
+
+
+def _prefix(body: Mapping[str, Any]) -> str:
+    """What the paths of files begin with: nothing, or folders within the checkpoint's."""
+    prefix = need(body, "prefix", str)
+    if prefix:
+        checked_path(prefix.removesuffix("/"))
+    return prefix
 
 
 def _load_order(body: Mapping[str, Any]) -> LoadOrder:

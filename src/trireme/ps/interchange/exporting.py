@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from trireme.errors import BadRequest, writing
-from trireme.ps.folders import inside
 from trireme.ps.interchange.fleet_rows import FleetText
 from trireme.ps.interchange.folder import create
 from trireme.ps.interchange.parquet import arrow_schema, record_batch
+from trireme.ps.places import local_place, place_of
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout, WideRows
 from trireme.ps.shard import Handler, ServedTable, Shard
@@ -54,15 +54,15 @@ class ExportHandlers:
         }
 
     def _folder(self, request: Request) -> Path:
-        hint = "--root or TRIREME_ROOT of the servers says where files may be"
-        folder = inside(self._root, need(request.body, "folder", str), hint)
+        folder = local_place(self._root, need(request.body, "folder", str))
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def _place(self, request: Request) -> str:
         """A folder, or a location of an object store."""
-        folder = need(request.body, "folder", str)
-        return folder if "://" in folder else str(self._folder(request))
+        options = need(request.body, "storage_options", dict)
+        place = place_of(self._root, need(request.body, "folder", str), options)
+        return place if "://" in place else str(self._folder(request))
 
     def _table(self, request: Request) -> ServedTable:
         return self._shard.table(need(request.body, "table", str))

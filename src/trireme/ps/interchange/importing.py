@@ -20,12 +20,12 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, DataError, NotReady
-from trireme.ps.folders import inside
 from trireme.ps.interchange.columns import DTYPES, RANK2, rows_of
 from trireme.ps.interchange.fleet_rows import FleetText, RowError, Stamp
 from trireme.ps.interchange.lines import pieces
 from trireme.ps.interchange.parquet import batches
 from trireme.ps.interchange.staged import StagedRows
+from trireme.ps.places import place_of
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import Array, Arrays, need, need_list
 from trireme.rpc import Reply, Request
@@ -64,11 +64,9 @@ class ImportHandlers:
         return Stamp(self._shard.table(name).rows.version, time)
 
     def _files(self, request: Request) -> list[str]:
-        hint = "--root or TRIREME_ROOT of the servers says where files may be"
-        return [
-            path if "://" in path else str(inside(self._root, path, hint))
-            for path in need_list(request.body, "files", str)
-        ]
+        options = need(request.body, "storage_options", dict)
+        files = need_list(request.body, "files", str)
+        return [place_of(self._root, path, options) for path in files]
 
     def _on_fleet(self, request: Request) -> Reply:
         """Read files of Fleet's text; answers how many lines they have together."""
