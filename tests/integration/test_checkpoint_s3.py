@@ -89,7 +89,7 @@ def test_a_save_that_fails_shows_nothing(s3: Options, monkeypatch: pytest.Monkey
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
         with monkeypatch.context() as patch:
-            patch.setattr("trireme.ps.checkpoint.block_files.save_tensors", full)
+            patch.setattr("trireme.ps.checkpoint.block_files.write_tensors", full)
             with pytest.raises(Exception, match="No space left on device"):
                 trainer.save(f"{ROOT}/failed/1", storage_options=s3)
         assert names(s3, "failed") == set()

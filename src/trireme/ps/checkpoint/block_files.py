@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from trireme.errors import Corruption
+from trireme.errors import BadRequest, Corruption
 from trireme.ps.blocks import BlockSpec
 from trireme.ps.checkpoint.manifest import BlocksFile, FileEntry
-from trireme.ps.checkpoint.storage import Storage, written
+from trireme.ps.checkpoint.storage import CheckedFile, Storage, written
 from trireme.ps.shard import Shard
 
 FILE_BYTES = 64 << 20
+# Of the weights, and of what optimizers keep beside them.
+DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL"}
 
 Tensors = dict[str, Tensor]
 
@@ -33,7 +37,7 @@ def save_blocks(shard: Shard, storage: Storage, prefix: str) -> list[dict[str, A
         tensors = {f"{spec.id}/{name}": t for spec, of, _ in group for name, t in of.items()}
         path = f"{prefix}blocks/server-{shard.index}-{number}.safetensors"
         with written(storage, path) as (file, entry):
-            file.write(save_tensors(tensors))
+            write_tensors(file, tensors)
         blocks = [
             {"spec": spec.to_wire(), "marks": [list(pair) for pair in sorted(marks.items())]}
             for spec, _, marks in group
@@ -46,7 +50,7 @@ _Saved = tuple[BlockSpec, Tensors, Mapping[int, int]]
 
 
 def _groups(saved: list[_Saved]) -> Iterator[list[_Saved]]:
-    """In files' worth: what is written is copied once more, a file at a time."""
+    """In files' worth: a load reads one whole."""
     group: list[_Saved] = []
     num_bytes = 0
     for block in saved:
@@ -57,6 +61,30 @@ def _groups(saved: list[_Saved]) -> Iterator[list[_Saved]]:
             group, num_bytes = [], 0
     if group:
         yield group
+
+
+def write_tensors(file: CheckedFile, tensors: Tensors) -> None:
+    """Write a file of safetensors, as its package does, from the tensors' own memory: the package
+    would make two copies of all of them first.
+
+    Format: huggingface.co/docs/safetensors. Raises BadRequest for a dtype that has no name here.
+    """
+    # The widest first, so that each lies at a multiple of its width.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    header, end = {}, 0
+    for name, tensor in ordered:
+        if tensor.dtype not in DTYPES:
+            known = ", ".join(str(dtype) for dtype in DTYPES)
+            raise BadRequest(f"checkpoint: expected {known}, found {name} of {tensor.dtype}")
+        begin, end = end, end + tensor.nbytes
+        dtype, shape = DTYPES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for _, tensor in ordered:
+        if tensor.nbytes:
+            file.write(tensor.reshape(-1).numpy())
 
 
 def tensors_of(storage: Storage, entry: FileEntry) -> Tensors:

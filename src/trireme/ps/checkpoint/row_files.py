@@ -21,7 +21,9 @@ from trireme.ps.checkpoint.storage import Storage, written
 from trireme.ps.rows import RowLayout
 from trireme.ps.wire import Array
 
-BATCH_BYTES = 4 << 20
+# Of a batch. A thread that writes holds it twice: as the table gave its buckets, and as columns;
+# and once more the rows that are chosen, where not all are.
+BATCH_BYTES = 2 << 20
 BUCKETS_PER_BATCH_MAX = 512
 
 BUCKETS = pa.schema(
@@ -151,6 +153,7 @@ class PieceWriter:
                 parts: list[Array] = [found.pending, found.removed, *found.columns]
                 if sum(part.nbytes for part in parts) < BATCH_BYTES // 2:
                     buckets_per_batch = min(2 * buckets_per_batch, BUCKETS_PER_BATCH_MAX)
+                del found, batch, parts  # before the next is made
         return {
             "low": low,
             "high": high,

@@ -1,0 +1,49 @@
+"""Files of dense blocks are safetensors, as the package of that name reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, load_file
+
+from trireme.errors import BadRequest
+from trireme.ps.checkpoint.block_files import write_tensors
+from trireme.ps.checkpoint.storage import LocalStorage, written
+
+TENSORS = {
+    "fc.bias@0/flag": torch.tensor([True, False, True]),
+    "fc.bias@0/weights": torch.tensor([1.5, -0.0, float("inf")]),
+    'a "name"\n, \u00e4@65536/step': torch.tensor(7.0),
+    "fc.weight@0/matrix": torch.arange(6, dtype=torch.float64).reshape(2, 3).T,
+    "fc.weight@0/none": torch.empty(0, 4),
+    "fc.weight@0/count": torch.tensor(2**40),
+}
+
+
+def test_what_is_written_is_read_bit_by_bit(tmp_path: Path) -> None:
+    with written(LocalStorage(tmp_path), "x.safetensors") as (file, entry):
+        write_tensors(file, TENSORS)
+    path = tmp_path / "x.safetensors"
+    assert entry["bytes"] == path.stat().st_size
+    for found in (load(path.read_bytes()), load_file(path)):
+        assert found.keys() == TENSORS.keys()
+        for name, tensor in TENSORS.items():
+            assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+            assert found[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes(), name
+
+
+def test_no_tensors_are_a_file_too(tmp_path: Path) -> None:
+    with written(LocalStorage(tmp_path), "x.safetensors") as (file, _):
+        write_tensors(file, {})
+    assert load_file(tmp_path / "x.safetensors") == {}
+
+
+def test_a_dtype_without_a_name_is_refused(tmp_path: Path) -> None:
+    found = r"found b@0/weights of torch.complex64"
+    with (
+        pytest.raises(BadRequest, match=found),
+        written(LocalStorage(tmp_path), "x.safetensors") as (file, _),
+    ):
+        write_tensors(file, {"b@0/weights": torch.zeros(2, dtype=torch.complex64)})
