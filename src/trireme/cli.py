@@ -26,6 +26,7 @@ from trireme.run import (
     verify_command,
 )
 from trireme.size import command as size_command
+from trireme.top import command as top_command
 
 # Each has a SUMMARY, EXAMPLES, and add_to(parser).
 COMMANDS: Mapping[str, ModuleType] = {
@@ -33,6 +34,7 @@ COMMANDS: Mapping[str, ModuleType] = {
     "run": run_command,
     "stream": stream_command,
     "server": server_command,
+    "top": top_command,
     "keys": keys_command,
     "convert": convert_command,
     "predict": predict_command,

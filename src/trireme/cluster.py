@@ -41,6 +41,7 @@ log = logging.getLogger("trireme")
 
 PENDING_MAX = 1024
 READY_MESSAGE_S = 3.0
+HEARTBEAT_S_MAX = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +165,11 @@ class Telling:
         self.num_steps += 1
         self.num_examples += examples
 
+    def report(self) -> dict[str, int]:
+        """What the servers hear of it with its signs of life, for `trireme top`."""
+        depths = {name: read() for name, read in self.queues.copy().items()}
+        return {"retries": self.calls.num_retries(), **depths}
+
     def waits(self, client: str, line: str) -> None:
         """A client waits for a peer, as the line says; "": no more."""
         if line:
@@ -218,7 +224,8 @@ class Cluster:
         self._closing: list[Callable[[], None]] = []
         self._running: list[Callable[[], None]] = []
         self._closed = False
-        self._heartbeat = None if heartbeat is None else _Heartbeat(client, heartbeat)
+        report = self.telling.report
+        self._heartbeat = None if heartbeat is None else _Heartbeat(client, heartbeat, report)
         self.telling.health.opened()
         _open.add(self)
 
@@ -322,14 +329,16 @@ class _Heartbeat:
     for.
     """
 
-    def __init__(self, client: Client, transport: Transport) -> None:
-        self._client, self._transport = client, transport
+    def __init__(
+        self, client: Client, transport: Transport, report: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self._client, self._transport, self._report = client, transport, report
         self.body = {
             "worker": client.worker,
             "num_workers": client.num_workers,
             "incarnation": client.incarnation,
         }
-        self._period_s = max(client.timeout_s / 6, 0.2)
+        self._period_s = min(max(client.timeout_s / 6, 0.2), HEARTBEAT_S_MAX)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trireme-heartbeat", daemon=True)
         self._thread.start()
@@ -337,7 +346,8 @@ class _Heartbeat:
     def _run(self) -> None:
         while True:
             servers = self._client.map.servers
-            calls = [rpc.Call(server, "server.alive", self.body, []) for server in servers]
+            body = {**self.body, "report": self._report()}
+            calls = [rpc.Call(server, "server.alive", body, []) for server in servers]
             try:
                 self._transport.call_all(calls, timeout_s=self._period_s)
             except TriremeError as error:

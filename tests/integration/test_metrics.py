@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -62,14 +63,17 @@ def worker(programs: Template, server: str, *arguments: str, num: int = 1, **env
     return programs.start("worker 0", [TRAINEE, *arguments], env)
 
 
+def wait_for_text(url: str, words: str) -> None:
+    deadline = time.monotonic() + 60
+    while words not in get(url)[1]:
+        assert time.monotonic() < deadline, (url, words)
+
+
 def wait_for_health(url: str, words: str) -> None:
     """Until /healthz says it: each question is a call with a deadline of its own, and the
     processes say nothing more that could be waited for.
     """
-    for _ in range(100_000):
-        if words in get(f"{url}/healthz")[1]:
-            return
-    raise AssertionError(f"{url}: expected {words!r}, found {get(f'{url}/healthz')}")
+    wait_for_text(f"{url}/healthz", words)
 
 
 def documented() -> dict[str, dict[str, tuple[str, set[str]]]]:
@@ -104,6 +108,7 @@ def test_the_page_lists_what_servers_and_workers_tell(programs: Template) -> Non
     with server, worker(programs, address) as trainee:
         worker_url = trainee.wait_line(AT)[1]
         trainee.wait_line(r"^batch 9$")
+        wait_for_text(f"{server_url}/metrics", "trireme_worker_reported{")
         pages = documented()
         # Labels of what has not happened yet are not told: no checkpoint was made.
         without_age = dict(pages["S"])

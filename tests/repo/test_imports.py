@@ -26,7 +26,7 @@ LAYERS = (
     ("launch",),
     ("fleet",),
     ("run",),
-    ("size",),
+    ("size", "top"),
     ("cli",),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}

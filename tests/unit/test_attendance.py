@@ -26,8 +26,10 @@ class Clock:
         return self.now
 
 
-def tell(attendance: Attendance, method: str, worker: int, incarnation: int = 1) -> None:
-    body = {"worker": worker, "num_workers": 2, "incarnation": incarnation}
+def tell(
+    attendance: Attendance, method: str, worker: int, incarnation: int = 1, **more: Any
+) -> None:
+    body = {"worker": worker, "num_workers": 2, "incarnation": incarnation, **more}
     deadline = time.monotonic() + 10
     request = Request(1, method, body, [], "test", "test", "", deadline)
     attendance.handlers()[f"server.{method}"](request)
@@ -116,5 +118,28 @@ def test_as_long_as_one_worker_is_heard_the_others_are_waited_for() -> None:
 
 
 def test_a_worker_beyond_the_number_of_workers_is_refused() -> None:
-    with pytest.raises(BadRequest, match="expected 0 <= worker < 2, found 2"):
+    with pytest.raises(
+        BadRequest, match="expected 0 <= worker < num_workers <= 4096, found 2 and 2"
+    ):
         tell(Attendance(), "alive", 2)
+
+
+def test_a_worker_is_known_by_what_it_said_last_until_its_goodbye() -> None:
+    clock = Clock()
+    attendance = Attendance(clock)
+    tell(attendance, "alive", 0, report={"retries": 3})
+    tell(attendance, "alive", 1)
+    clock.now += 2
+    tell(attendance, "alive", 0, report={"retries": 4, "pushes": 1})
+    assert attendance.reports() == {0: {"retries": 4, "pushes": 1}, 1: {}}
+    assert attendance.silences_s() == {0: 0, 1: 2}
+    tell(attendance, "goodbye", 0)
+    assert (attendance.reports(), attendance.silences_s()) == ({1: {}}, {1: 2})
+
+
+@pytest.mark.parametrize("report", [{"other": 1}, {"retries": "3"}, {3: 3}, [1]])
+def test_a_worker_can_only_say_numbers_of_known_names(report: Any) -> None:
+    attendance = Attendance()
+    with pytest.raises(BadRequest, match="expected"):
+        tell(attendance, "alive", 0, report=report)
+    assert attendance.reports() == {}

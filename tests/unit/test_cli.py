@@ -121,6 +121,15 @@ FLAGS = {
         "-o",
     ],
     "stream": ["--config_yaml", "--help", "--opt", "-h", "-m", "-o"],
+    "top": [
+        "--help",
+        "--interval_s",
+        "--keys",
+        "--once",
+        "--servers",
+        "--timeout_s",
+        "-h",
+    ],
     "verify": [
         "--help",
         "--quiet",

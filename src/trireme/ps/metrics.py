@@ -28,6 +28,9 @@ class Heard(Protocol):
     def silences_s(self) -> Mapping[int, float]:
         """Seconds since each worker was heard, of those that have not said goodbye."""
 
+    def reports(self) -> Mapping[int, Mapping[str, int]]:
+        """What each of them said of itself with its last sign of life."""
+
 
 class RequestMetrics:
     """The requests of a server: what each method took, how each ended, what is in its queues.
@@ -237,6 +240,18 @@ def watch_workers(registry: Registry, heard: Heard) -> None:
             ["worker"],
         )
     )
+    registry.register(
+        Gauge(
+            "trireme_worker_reported",
+            "What a worker said of itself with its last sign of life, for trireme top.",
+            lambda: {
+                (str(worker), what): number
+                for worker, report in heard.reports().items()
+                for what, number in report.items()
+            },
+            ["worker", "what"],
+        )
+    )
 
 
 class CallMetrics:
@@ -263,6 +278,10 @@ class CallMetrics:
         self._received = Counter("trireme_worker_received_bytes_total", "Bytes of answers.")
         for part in (self._calls, self._seconds, self._retries, self._sent, self._received):
             registry.register(part)
+
+    def num_retries(self) -> int:
+        """Of all methods."""
+        return int(sum(self._retries.read().values()))
 
     def observe(self, ended: Ended) -> None:
         self._calls.add(1, ended.method, ended.error or "OK")

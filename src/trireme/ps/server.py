@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from trireme.errors import BadRequest, Unavailable
-from trireme.ps.coordinator import Coordinator
+from trireme.ps.coordinator import WORKERS_MAX, Coordinator
 from trireme.ps.handlers import handlers_of
 from trireme.ps.metrics import RequestMetrics, watch_shard, watch_workers
 from trireme.ps.process import settled, start_pool, torch_threads
@@ -29,6 +29,8 @@ from trireme.telemetry.health import Health
 from trireme.telemetry.registry import new_registry
 
 log = logging.getLogger("trireme.ps")
+
+REPORTED = ("retries", "planned", "pulled", "pushes")
 
 
 class Attendance:
@@ -42,6 +44,7 @@ class Attendance:
         self._num_workers: int | None = None
         self._last_heard: dict[int, float] = {}
         self._gone: dict[int, int] = {}  # worker -> its incarnation that said goodbye
+        self._reports: dict[int, dict[str, int]] = {}
         self._stopped: str | None = None
 
     def handlers(self) -> dict[str, Handler]:
@@ -55,6 +58,7 @@ class Attendance:
     def _on_alive(self, request: Request) -> Reply:
         with self._changed:
             worker, incarnation = self._hear(request)
+            self._reports[worker] = _report(request)
             if incarnation > self._gone.get(worker, 0):  # a successor; else late by the network
                 self._gone.pop(worker, None)
         return Reply()
@@ -70,8 +74,11 @@ class Attendance:
         worker = need(request.body, "worker", int)
         num_workers = need(request.body, "num_workers", int)
         incarnation = need(request.body, "incarnation", int)
-        if not 0 <= worker < num_workers:
-            raise BadRequest(f"server: expected 0 <= worker < {num_workers}, found {worker}")
+        if not 0 <= worker < num_workers <= WORKERS_MAX:
+            raise BadRequest(
+                f"server: expected 0 <= worker < num_workers <= {WORKERS_MAX},"
+                f" found {worker} and {num_workers}"
+            )
         self._num_workers = num_workers
         self._last_heard[worker] = self._clock()
         return worker, incarnation
@@ -96,6 +103,12 @@ class Attendance:
                 for worker, heard in sorted(self._last_heard.items())
                 if worker not in self._gone
             }
+
+    def reports(self) -> dict[int, dict[str, int]]:
+        """What each worker that has not said goodbye said of itself last."""
+        with self._changed:
+            known = sorted(self._reports.items())
+            return {worker: dict(said) for worker, said in known if worker not in self._gone}
 
     def stop(self, reason: str) -> None:
         """End the wait from another thread or a signal handler."""
@@ -123,6 +136,14 @@ class Attendance:
                             " without saying goodbye"
                         )
                 self._changed.wait(timeout=1.0)
+
+
+def _report(request: Request) -> dict[str, int]:
+    """What a worker says of itself: numbers by names of this list."""
+    said = need({"report": {}, **request.body}, "report", dict)
+    if not said.keys() <= set(REPORTED):
+        raise BadRequest(f"server.alive: expected reports of {REPORTED}, found {list(said)}"[:500])
+    return {what: need(said, what, int) for what in said}
 
 
 @contextmanager

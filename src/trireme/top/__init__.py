@@ -1,0 +1,1 @@
+"""`trireme top`: a running job in the terminal."""

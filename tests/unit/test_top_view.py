@@ -1,0 +1,96 @@
+"""What `trireme top` shows of two snapshots whose numbers are known."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from trireme.top.snapshot import Labels, Snapshot, Told
+from trireme.top.view import view
+
+
+def told(endpoint: str, **numbers: float | list[tuple[Labels, float]]) -> Told:
+    """Names without their prefix; a number alone has no labels."""
+    samples = {}
+    for name, value in numbers.items():
+        of = name if name.startswith("process_") else f"trireme_{name}"
+        samples[of] = value if isinstance(value, list) else [({}, value)]
+    return Told(endpoint, samples)
+
+
+def shown(before: Snapshot, now: Snapshot) -> dict[str, list[str]]:
+    """The lines by their first word."""
+    file = io.StringIO()
+    Console(file=file, width=220).print(view(before, now))
+    lines = [line.split() for line in file.getvalue().splitlines()]
+    return {words[0]: words[1:] for words in lines if words}
+
+
+def busy(endpoint: str, n: int) -> Told:
+    """A server after n pulls and pushes of 10 ms and 30 ms."""
+    seconds = [({"method": "ps.pull"}, 0.01 * n), ({"method": "ps.push"}, 0.03 * n)]
+    counts = [({"method": "ps.pull"}, float(n)), ({"method": "ps.push"}, float(n))]
+    queues = {"queued": 3.0, "running": 2.0, "deferred": 1.0}
+    return told(
+        endpoint,
+        uptime_seconds=3723,
+        table_rows=[({"table": "ads"}, 12_000.0), ({"table": "users"}, 7.0)],
+        table_bytes=[({"table": "ads"}, 3 * 2.0**20), ({"table": "users"}, 512.0)],
+        table_pulled_keys_total=[({"table": "ads"}, 1000.0 * n)],
+        table_missing_keys_total=[({"table": "ads"}, 250.0 * n)],
+        table_pushed_keys_total=[({"table": "ads"}, 900.0 * n)],
+        process_resident_memory_bytes=2.0**30,
+        pulls_total=n,
+        pushes_total=[({"stream": "0"}, float(n))],
+        examples_total=[({"stream": "0"}, 64.0 * n)],
+        server_request_seconds_sum=seconds,
+        server_request_seconds_count=counts,
+        server_received_bytes_total=2048 * n,
+        server_sent_bytes_total=1024 * n,
+        server_queue_requests=[({"state": s}, q) for s, q in queues.items()],
+        server_requests_total=[({"method": "ps.pull", "code": "RESOURCE_EXHAUSTED"}, float(n))],
+        checkpoint_age_seconds=[({"mode": "full"}, 90.0), ({"mode": "delta"}, 5.0)],
+        worker_silence_seconds=[({"worker": "0"}, 1.5)],
+        worker_reported=[({"worker": "0", "what": "retries"}, 4.0)],
+        push_staleness_bucket=[
+            ({"le": "0.0"}, 90.0),
+            ({"le": "1.0"}, 98.0),
+            ({"le": "+Inf"}, 100.0),
+        ],
+        push_staleness_count=100,
+        push_staleness_sum=30,
+    )
+
+
+def test_rates_and_times_are_of_the_interval() -> None:
+    lines = shown(Snapshot(10.0, [busy("a:1", 100)]), Snapshot(12.0, [busy("a:1", 140)]))
+    assert lines["a:1"] == [
+        "1:02:03", "12.0k", "3.0", "MiB", "1.0", "GiB", "20", "20", "10.00", "30.00", "40.0", "KiB",
+        "20.0", "KiB", "3", "2", "1", "20", "5.0", "s",
+    ]  # fmt: skip
+    assert lines["ads"] == ["12.0k", "3.0", "MiB", "20.0k", "25.0%", "18.0k"]
+    assert lines["users"] == ["7", "512", "B", "0", "-", "0"]
+    assert lines["0"] == ["1.5", "s", "140", "8960", "1280", "4", "-", "-", "-"]
+    words = " ".join(lines["staleness"])
+    assert words == "(pushes between pull and push): mean 0.30, median <= 0, 99% > 1"
+
+
+def test_a_server_that_started_again_counts_from_zero() -> None:
+    lines = shown(Snapshot(10.0, [busy("a:1", 100)]), Snapshot(12.0, [busy("a:1", 40)]))
+    assert lines["a:1"][6:10] == ["20", "20", "10.00", "30.00"]
+
+
+def test_a_server_without_an_answer_is_shown_and_the_others_are_summed() -> None:
+    gone = Told("b:2", {}, "server.metrics at b:2: not reached")
+    before = Snapshot(0.0, [busy("a:1", 0), gone])
+    lines = shown(before, Snapshot(1.0, [busy("a:1", 1), gone]))
+    assert lines["b:2"] == ["no", "answer"]
+    assert " ".join(lines["no"]) == "answer: server.metrics at b:2: not reached"
+    assert "2 servers (1 without an answer), 1 workers, 12.0k rows" in " ".join(lines["trireme"])
+
+
+def test_a_job_that_has_not_begun_has_nothing_to_show() -> None:
+    lines = shown(Snapshot(0.0, [told("a:1")]), Snapshot(1.0, [told("a:1")]))
+    assert lines["staleness:"] == ["no", "push", "yet"]
+    assert lines["a:1"][-1] == "-"
