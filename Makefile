@@ -5,6 +5,7 @@
 # make bench    benchmarks (BENCH=name: one of them; RIVAL=name: beside a rival)
 # make format   rewrite the sources as `make check` wants them
 # make fuzz     SECONDS=150 of random text for each parser (needs clang and libFuzzer)
+# make fuzz-wire  SECONDS=150 of mutated messages for the handlers of a server
 # make core     build the C++ core in place, quick while working on it (PYTHONPATH=src finds it)
 #
 # Each sets up .venv first, if need be: Python >= 3.10 with venv, make and a C++20 compiler suffice.
@@ -21,7 +22,7 @@ BUILD_FILES := $(shell find core bind -type f) CMakeLists.txt pyproject.toml con
 # TSan of older compilers cannot live with the address randomization of newer kernels.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test chaos check bench paddle setup core format fuzz clean lint cxx-asan cxx-tsan
+.PHONY: help demo test chaos check bench paddle setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -120,6 +121,10 @@ fuzz:
 	    $(FUZZ)/corpus/$$format build/fuzz/$$format && \
 	  rm -rf $(FUZZ)/corpus/$$format && mv build/fuzz/kept $(FUZZ)/corpus/$$format || exit 1; \
 	done
+
+# Messages whose answers differ from all before become the corpus that the tests replay.
+fuzz-wire: setup
+	@PYTHONPATH=. $(BIN)/python -m tests.hostile.fuzzing --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) --keep
 
 clean:
 	rm -rf build $(VENV) src/trireme/_core*

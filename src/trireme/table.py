@@ -144,7 +144,7 @@ class TableSchema:
                 policy=dict(body.get("policy", Policy().fixed())),
                 admission=None if (found := body.get("admission")) is None else dict(found),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadRequest(f"TableSchema: expected a complete schema, found {body!r}") from error
         _check_schema(schema)
         if columns != list(schema.columns):

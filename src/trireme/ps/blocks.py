@@ -118,7 +118,7 @@ class BlockSpec:
         try:
             param, start, size, group = values
             spec = BlockSpec(str(param), int(start), int(size), int(group))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadRequest(
                 f"BlockSpec: expected [param, start, size, group], found {values!r}"
             ) from error
@@ -351,9 +351,13 @@ class BlockStore:
 
 def _check_group(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
     """torch checks values where they are arguments, not where they come in groups."""
-    unknown = group.keys() - _make(cls, [torch.zeros(1)]).defaults.keys()
+    defaults = _make(cls, [torch.zeros(1)]).defaults
+    unknown = group.keys() - defaults.keys()
     if unknown:
         raise BadRequest(f"blocks: {cls.__name__} knows no {sorted(unknown)}")
+    for key, value in group.items():
+        if isinstance(defaults[key], tuple) and not _have_one_form(defaults[key], value):
+            raise BadRequest(f"blocks: expected {key} like {defaults[key]!r}, found {value!r}")
     try:
         _make(cls, [torch.zeros(1)], **_arguments(cls, group))
     except (TypeError, ValueError) as error:

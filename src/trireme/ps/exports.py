@@ -19,10 +19,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.ps.wire import need
+from trireme.ps.wire import VERSION_MAX, need, need_version
 from trireme.rpc import Reply, Request
 
-VERSION_MAX = (1 << 32) - 2
 CHAIN_MAX = 4096
 INFERENCE = "inference:"
 """Begins the names of exports for inference in the chain of a checkpoint."""
@@ -89,7 +88,7 @@ class Exports:
         """A save has been published; returns the version whose removed keys may be forgotten."""
         body = request.body
         id, mode = need(body, "id", str), need(body, "mode", str)
-        version = need(body, "version", int)
+        version = need_version(body, "version")
         with self._lock:
             if mode == "inference":
                 self._inference.pop(need(body, "follows", str), None)
@@ -116,7 +115,7 @@ class Exports:
         begins, which no delta follows. Returns the version that rows are stamped with from now on.
         """
         body = request.body
-        version = need(body, "version", int)
+        version = need_version(body, "version")
         with self._lock:
             self._version = max(self._version, version + 1)
             self._chain, self._has_base, self._loaded, self._inference = {}, False, None, {}
@@ -137,6 +136,9 @@ class Exports:
 
 def _parted(chain: Mapping[Any, Any]) -> tuple[dict[str, int], dict[str, int]]:
     """The checkpoints of a chain, and the exports for inference in it."""
-    all_of = {str(of): int(at) for of, at in chain.items()}
+    for of, at in chain.items():
+        if not isinstance(of, str) or type(at) is not int or not 0 <= at <= VERSION_MAX:
+            raise BadRequest(f"chain: expected versions by id, found {of!r}: {at!r}"[:200])
+    all_of: dict[str, int] = dict(chain)
     exports = {of.removeprefix(INFERENCE): at for of, at in all_of.items() if INFERENCE in of}
     return {of: at for of, at in all_of.items() if INFERENCE not in of}, exports

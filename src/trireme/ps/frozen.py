@@ -18,7 +18,7 @@ from trireme.ps.places import local_place
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout
 from trireme.ps.shard import Handler, ServedTable, Shard
-from trireme.ps.wire import Array, need, need_list, need_time
+from trireme.ps.wire import Array, need, need_list, need_time, need_version
 from trireme.rpc import Reply, Request
 
 DTYPES = ("float32", "float16", "int8")
@@ -41,13 +41,11 @@ class ExportHandlers:
         names = need_list(request.body, "tables", str)
         classes = need_list(request.body, "classes", int)
         dtype = need(request.body, "dtype", str)
-        since = need(request.body, "since", int)
-        version, forget = need(request.body, "version", int), need(request.body, "forget", int)
-        if dtype not in DTYPES or since < 0:
-            raise BadRequest(
-                f"export.save: expected dtype one of {DTYPES} and since >= 0, found {dtype!r} and"
-                f" {since}"
-            )
+        since = need_version(request.body, "since")
+        version = need_version(request.body, "version")
+        forget = need_version(request.body, "forget")
+        if dtype not in DTYPES:
+            raise BadRequest(f"export.save: expected dtype one of {DTYPES}, found {dtype!r}")
         if len(classes) != len(names):
             raise BadRequest(
                 f"export.save: expected a class for {len(names)} tables, found {classes}"

@@ -8,11 +8,13 @@ So protocols are listed, chains are refused, and so are options that choose anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, TriremeError
 from trireme.ps.folders import inside
 
 STORES = (
@@ -62,6 +64,20 @@ def store_location(location: str, options: Mapping[str, Any]) -> str:
             f" {location[:200]!r}"
         )
     return location
+
+
+@contextmanager
+def reached(place: str) -> Iterator[None]:
+    """What the package of an object store raises, of whatever class, is told with the location."""
+    try:
+        yield
+    except (TriremeError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if "://" not in place:
+            raise
+        words = textwrap.shorten(str(error), 400) or type(error).__name__
+        raise BadRequest(f"path: cannot use {place}: {words}") from error
 
 
 def plain_path(path: str) -> str:

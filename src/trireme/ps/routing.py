@@ -71,7 +71,7 @@ class BucketMap:
             buckets = np.frombuffer(body["buckets"], dtype="<u2").astype(np.uint16)
             blocks = {str(block): int(owner) for block, owner in body["blocks"].items()}
             version = int(body["version"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadRequest(f"BucketMap: expected a complete map, found {error!r}") from error
         owners_max = max([int(buckets.max(initial=0)), *blocks.values()])
         if (

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 STREAMS_MAX = 4096
 POSITION_MAX = 16
+VERSION_MAX = (1 << 32) - 2
 PUSH_KINDS = ("gradient", "delta", "rows")
 
 
@@ -62,6 +63,16 @@ def need_time(body: Any) -> int:
     if not 0 <= time < 2**32:
         raise BadRequest(f"message: expected 0 <= time < 2**32, found {time}")
     return time
+
+
+def need_version(body: Any, field: str) -> int:
+    """body[field], the number of a save, 0 for none. Raises BadRequest."""
+    version = need(body, field, int)
+    if not 0 <= version <= VERSION_MAX:
+        raise BadRequest(
+            f"message: expected field {field!r} in [0, {VERSION_MAX}], found {version}"
+        )
+    return version
 
 
 class Arrays:

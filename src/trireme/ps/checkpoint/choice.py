@@ -24,6 +24,13 @@ from trireme.ps.wire import Array, need
 from trireme.table import TableSchema
 
 
+def _share(values: Any) -> tuple[int, int]:
+    match values:
+        case [int(above), int(within)]:
+            return above, within
+    raise BadRequest(f"checkpoint: expected two numbers as a share, found {values!r}"[:200])
+
+
 @dataclass(frozen=True)
 class Choice:
     """mode: of the save.  time: data time that rows are judged at.  budgets: of a hot set."""
@@ -37,8 +44,8 @@ class Choice:
         budgets = {}
         for name, budget in need(body, "budgets", dict).items():
             match budget:
-                case [int(bin), list(shares)] if server < len(shares):
-                    budgets[str(name)] = Budget(bin, *map(int, shares[server]))
+                case [int(bin), list(shares)] if 0 <= server < len(shares):
+                    budgets[str(name)] = Budget(bin, *_share(shares[server]))
                 case _:
                     raise BadRequest(f"checkpoint: expected a bin and shares, found {budget!r}")
         return Choice(need(body, "mode", str), need(body, "time", int), budgets)

@@ -16,7 +16,7 @@ from trireme.ps.checkpoint.save import SaveOrder, save_shard
 from trireme.ps.checkpoint.storage import LocalStorage, Storage, checked_path, open_storage
 from trireme.ps.places import plain_path, store_location
 from trireme.ps.shard import Handler, Shard
-from trireme.ps.wire import need, need_list
+from trireme.ps.wire import need, need_list, need_version
 from trireme.rpc import Reply, Request
 
 Action = Callable[[Storage, Mapping[str, Any], Progress], dict[str, Any]]
@@ -95,9 +95,9 @@ class CheckpointHandlers:
         self, storage: Storage, body: Mapping[str, Any], progress: Progress
     ) -> dict[str, Any]:
         order = SaveOrder(
-            version=need(body, "version", int),
-            since=need(body, "since", int),
-            removed_since=need(body, "removed_since", int),
+            version=need_version(body, "version"),
+            since=need_version(body, "since"),
+            removed_since=need_version(body, "removed_since"),
             prefix=_prefix(body),
             choice=Choice.from_wire(body, self._shard.index),
         )
@@ -139,7 +139,7 @@ class CheckpointHandlers:
         manifest = read_manifest(storage)
         settle(self._shard, storage, manifest, progress)
         self._shard.counts.note_checkpoint(manifest.mode)
-        forget = need(body, "forget", int)
+        forget = need_version(body, "forget")
         for table in list(self._shard.tables.values()):
             table.rows.forget_removed(forget)
         return {}

@@ -23,7 +23,7 @@ from trireme.errors import BadRequest, writing
 from trireme.ps.interchange.fleet_rows import FleetText
 from trireme.ps.interchange.folder import create
 from trireme.ps.interchange.parquet import arrow_schema, record_batch
-from trireme.ps.places import local_place, place_of
+from trireme.ps.places import local_place, place_of, reached
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout, WideRows
 from trireme.ps.shard import Handler, ServedTable, Shard
@@ -78,7 +78,7 @@ class ExportHandlers:
         arrow = arrow_schema(layout, state=need(request.body, "state", bool))
         num_rows = 0
         parts = _row_groups(table, self._owned())
-        with writing(f"export: cannot write {folder}"):
+        with writing(f"export: cannot write {folder}"), reached(folder):
             for number in range(SHARDS_MAX):
                 group = next(parts, None)
                 if group is None and (number or self._shard.index):
@@ -100,8 +100,7 @@ class ExportHandlers:
         """Write pieces of text, `SHARD.SERVER`, of the shards that have rows here."""
         table, folder = self._table(request), self._folder(request)
         num_shards = need(request.body, "shard_num", int)
-        if not 1 <= num_shards <= SHARDS_MAX:
-            raise BadRequest(f"export: expected shard_num 1..{SHARDS_MAX}, found {num_shards}")
+        _check_shards(num_shards)
         beta1, beta2 = need_list(request.body, "betas", float, 2)
         accessor = need(request.body, "accessor", str)
         text = FleetText.of(table.schema, table.rows, accessor, (beta1, beta2))
@@ -133,6 +132,7 @@ class ExportHandlers:
             need(request.body, "shard_num", int),
             need(request.body, "gzip", bool),
         )
+        _check_shards(num_shards)
         num_servers = len(self._shard.map().servers)
         with writing(f"export: cannot write {folder}"):
             for shard in range(self._shard.index, num_shards, num_servers):
@@ -160,6 +160,11 @@ def _cut_lines(text: Array, shards: Array) -> dict[int, Array]:
             distinct.tolist(), [0, *stops.tolist()], stops.tolist(), strict=False
         )
     }
+
+
+def _check_shards(num: int) -> None:
+    if not 1 <= num <= SHARDS_MAX:
+        raise BadRequest(f"export: expected shard_num 1..{SHARDS_MAX}, found {num}")
 
 
 def _content(table: ServedTable, buckets: Sequence[int]) -> Rows:

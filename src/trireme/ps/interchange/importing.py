@@ -25,7 +25,7 @@ from trireme.ps.interchange.fleet_rows import FleetText, RowError, Stamp
 from trireme.ps.interchange.lines import pieces
 from trireme.ps.interchange.parquet import batches
 from trireme.ps.interchange.staged import StagedRows
-from trireme.ps.places import place_of
+from trireme.ps.places import place_of, reached
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import Array, Arrays, need, need_list
 from trireme.rpc import Reply, Request
@@ -176,7 +176,8 @@ def for_each_file(
 
     def guarded(path: str) -> int:
         try:
-            return 0 if stop.is_set() else read(path, stop.is_set)
+            with reached(path):
+                return 0 if stop.is_set() else read(path, stop.is_set)
         except BaseException:
             stop.set()
             raise

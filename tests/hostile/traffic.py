@@ -1,0 +1,195 @@
+"""What a small job says to its server, recorded from the calls of a real worker; and a server's
+handlers in the state that this leaves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import trireme as tr
+from tests.hostile.mutation import Message
+from trireme import _core
+from trireme.cluster import Cluster
+from trireme.errors import TriremeError
+from trireme.ps.client import Client
+from trireme.ps.coordinator import Coordinator
+from trireme.ps.handlers import handlers_of
+from trireme.ps.policies import counters, shrink
+from trireme.ps.server import Attendance
+from trireme.ps.shard import Shard
+from trireme.ps.transport import LOCAL, LocalTransport
+from trireme.rpc import Deferred, Handler, Reply, Request, frames
+from trireme.rpc.limits import Limits
+
+FEATURES = ("a", "b")
+DAY_S = 86_400
+JOB_S = 30.0
+SAME_MAX = 20  # calls of one method are recorded
+
+
+class World:
+    """A server's handlers. Relative paths in messages lead into `root`, which must be the working
+    directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.shard = Shard(_core.Pool(1))
+        self.handlers: Mapping[str, Handler] = handlers_of(
+            self.shard, Coordinator(), Attendance().handlers(), root
+        )
+
+    def send(self, parts: list[bytes]) -> Reply | TriremeError | None:
+        """What the server does with a message; any error that is not its own is raised.
+
+        None: the answer is deferred.
+        """
+        try:
+            header, arrays = frames.unpack(parts, Limits())
+            body = frames.map_field(header, "b")
+            method = frames.str_field(header, "m")
+            handler = self.handlers.get(method)
+            if handler is None:
+                return None
+            deadline = time.monotonic() + JOB_S
+            answer = handler(Request(1, method, body, arrays, "fuzz", "nowhere", "", deadline))
+        except TriremeError as error:
+            return error
+        if method == "checkpoint.start":
+            return self._wait(body["job"])
+        if isinstance(answer, Deferred):
+            answer.bind(lambda _: None)
+            return None
+        answer = answer or Reply()
+        frames.pack({"t": frames.REPLY, "id": 1, "b": answer.body}, answer.arrays)
+        return answer
+
+    def _wait(self, job: str) -> Reply | TriremeError:
+        """A job's end: its errors count as the call's."""
+        deadline = time.monotonic() + JOB_S
+        status = Request(1, "checkpoint.status", {"job": job}, [], "", "", "", deadline)
+        while True:
+            reply = self.handlers["checkpoint.status"](status)
+            assert isinstance(reply, Reply)
+            if not reply.body["running"]:
+                break
+            assert time.monotonic() < deadline, f"job {job} must end in {JOB_S} s"
+        if reply.body["error"] is None:
+            return reply
+        code, text = reply.body["error"]
+        error = TriremeError(text)
+        error.code, error.name = code, ""  # type: ignore[misc]
+        return error
+
+
+class Model(nn.Module):
+    """Two tables: one plain, one with everything that a policy can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plain = tr.Table("plain", dim=4, optimizer=tr.optim.Adam(lr=0.1), dtype="bfloat16")
+        scored = tr.Table(
+            "scored",
+            dims={"a": 2, "b": 3},
+            salt=True,
+            optimizer=tr.optim.FleetAdagrad(lr=0.1),
+            policy=tr.policy.CtrCommonAccessor(embedx_threshold=1.0),
+            absent="zeros",
+        )
+        counted = tr.Table(
+            "counted", dim=1, optimizer=tr.optim.FTRL(lr=0.1), admit=tr.policy.CountFilter(2)
+        )
+        tables = (plain, scored, counted)
+        self.rows = nn.ModuleList(tr.nn.EmbeddingBag(of, features=FEATURES) for of in tables)
+        self.out = nn.Linear(2 * 4 + (2 + 2) + (3 + 2) + 2 * 1, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.out(torch.cat([rows(batch).flatten(1) for rows in self.rows], 1)).squeeze(1)
+
+
+def batches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
+    draw = np.random.default_rng(seed)
+    return [
+        {
+            **{name: torch.from_numpy(draw.integers(0, 30, 16)) for name in FEATURES},
+            "label": torch.from_numpy(draw.integers(0, 2, 16).astype(np.float32)),
+        }
+        for _ in range(count)
+    ]
+
+
+def record(root: Path) -> list[list[Message]]:
+    """The calls of two jobs, one in each mode, that train, save, load, export and import."""
+    jobs = []
+    for mode in ("sync", "async"):
+        recorded: list[Message] = []
+        folder = root / mode
+        folder.mkdir()
+        world = World(root)
+        handlers = {
+            method: _recording(handler, recorded, str(root) + "/")
+            for method, handler in world.handlers.items()
+        }
+        with _cluster(LocalTransport(handlers)) as cluster:
+            _run(cluster, mode, folder)
+        jobs.append(recorded)
+    return jobs
+
+
+def _cluster(transport: LocalTransport) -> Cluster:
+    pool = _core.Pool(1)
+    client = Client(
+        [LOCAL], lambda _: transport, worker=0, num_workers=1, pool=pool, timeout_s=JOB_S
+    )
+    return Cluster(client, pool, is_embedded=True)
+
+
+def _run(cluster: Cluster, mode: str, folder: Path) -> None:
+    torch.manual_seed(1)
+    model = Model()
+    trainer = tr.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.01),
+        strategy=tr.Strategy(mode),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        progress=False,
+        cluster=cluster,
+    )
+    trainer.fit(batches(3, seed=1))
+    trainer.save(folder / "full")
+    trainer.fit(batches(2, seed=2))
+    trainer.save(folder / "delta", mode="delta")
+    shrink(cluster.client, time=3 * DAY_S, day_over=True)
+    counters(cluster.client)
+    trainer.export_rows(folder / "rows", state=True)
+    keys = {"key": np.arange(5, dtype=np.uint64), "weights": np.ones((5, 4), np.float32)}
+    trainer.import_rows("plain", keys)
+    trainer.import_rows("plain", folder / "rows" / "plain", replace=True)
+    trainer.save(folder / "hot", mode="hot", hot=10)
+    trainer.load(folder / "full")
+
+
+def _recording(handler: Handler, recorded: list[Message], root: str) -> Handler:
+    def call(request: Request) -> Reply | Deferred | None:
+        body = _relative(request.body, root)
+        if sum(message.method == request.method for message in recorded) < SAME_MAX:
+            recorded.append(Message(request.method, body, [a.copy() for a in request.arrays]))
+        return handler(request)
+
+    return call
+
+
+def _relative(value: Any, root: str) -> Any:
+    """A copy with paths relative to the root."""
+    if isinstance(value, dict):
+        return {name: _relative(inner, root) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_relative(inner, root) for inner in value]
+    return value.replace(root, "") if isinstance(value, str) else value
