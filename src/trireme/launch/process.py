@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trireme.children import SHIM
+from trireme.errors import Internal
 
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
+_END_S = 30.0  # for the kernel to end a killed process
 _LAST_READS_MAX = 1 << 10
 _LINE_BYTES_MAX = 1 << 16
 # Control sequences (colours, cursor movement) of ECMA-48, section 5.4.
@@ -93,7 +95,12 @@ class Child:
         if self._process.returncode is None:
             self.signal(signal.SIGKILL)
             self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired as error:
+                raise Internal(
+                    f"Child: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
+                ) from error
         if self.mirror:
             for _ in range(_LAST_READS_MAX):  # bounded: a daemon it left behind may write for ever
                 if not self.mirror.pump():
