@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from trireme.errors import BadRequest, Internal, ResourceExhausted
+from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError
 from trireme.rpc import Call, Client, Limits, Reply, Request, Server
 
 MIB = 1 << 20
@@ -63,6 +63,54 @@ def test_full_server_lets_clients_try_again() -> None:
         for caller in callers:
             caller.join(60)
     assert len(answers) == 6
+
+
+def test_a_full_server_holds_no_more_than_its_limit_and_says_so_at_the_deadline() -> None:
+    """Ten clients with 1 MiB each; the server, whose handlers stand still, has room for three."""
+    limits = Limits(total_bytes_max=3 * MIB + MIB // 2)
+    array = np.zeros(MIB, np.uint8)
+    entered = threading.Semaphore(0)
+    is_full, may_go_on = threading.Event(), threading.Event()
+    outcomes: dict[str, list[object]] = {"served": [], "refused": []}
+
+    def hold(request: Request) -> None:
+        entered.release()
+        assert may_go_on.wait(60)
+
+    def call(which: str) -> None:
+        with Client(name="w") as client:
+            client.call(server.endpoint, "echo", timeout_s=60)  # it is connected from here on
+            timeout_s = 60.0
+            if which == "refused":
+                assert is_full.wait(60)
+                timeout_s = 4.0
+            try:
+                client.call(server.endpoint, "hold", {}, [array], timeout_s=timeout_s)
+                outcomes[which].append("done")
+            except TriremeError as error:
+                outcomes[which].append(error)
+
+    handlers = {"hold": hold, "echo": echo}
+    with Server("127.0.0.1:0", handlers, name="s", limits=limits, threads=4) as server:
+        refused = [threading.Thread(target=call, args=["refused"]) for _ in range(7)]
+        served = [threading.Thread(target=call, args=["served"]) for _ in range(3)]
+        for caller in refused + served:
+            caller.start()
+        for _ in served:
+            assert entered.acquire(timeout=60)
+        is_full.set()
+        for caller in refused:
+            caller.join(60)
+        usage = server.usage()
+        may_go_on.set()
+        for caller in served:
+            caller.join(60)
+    assert 3 * MIB < usage.num_bytes < limits.total_bytes_max
+    assert outcomes["served"] == ["done"] * 3
+    assert [type(error) for error in outcomes["refused"]] == [ResourceExhausted] * 7
+    for error in outcomes["refused"]:
+        assert "hold at 127.0.0.1" in str(error)
+        assert f"holds {limits.total_bytes_max} bytes of requests: later" in str(error)
 
 
 def test_request_beyond_the_servers_limit_is_refused_by_the_client(client: Client) -> None:

@@ -69,6 +69,7 @@ class Outgoing:
         "num_bytes",
         "num_bytes_received",
         "num_sent",
+        "refused",
     )
 
     def __init__(self, call: Call, request_id: int, deadline: float) -> None:
@@ -78,6 +79,7 @@ class Outgoing:
         self.num_bytes = 0
         self.num_bytes_received = 0  # of its answer
         self.num_sent = 0  # how often
+        self.refused: type[TriremeError] | None = None  # as what, when it was last, to come later
         self.not_before = 0.0
         self.answer: Reply | TriremeError | None = None
         self._lent: list[weakref.ref[memoryview]] = []
@@ -302,6 +304,7 @@ class Channel:
             self._num_failures = min(self._num_failures + 1, 16)
             pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
             outgoing.not_before = time.monotonic() + pause_s
+            outgoing.refused = class_of_code(frames.int_field(header, "code"))
             self._hint = frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
             self._queue.appendleft(outgoing)
 

@@ -108,6 +108,7 @@ class Client:
             TriremeError: what the handler raised, by its class, naming method, endpoint and server.
             DeadlineExceeded: the server is there but did not answer in time; it may still do what
                 was asked.
+            ResourceExhausted: it was full all the time, or asked for more than a limit allows.
             Unavailable: no server could be reached in time, or it does not admit this client.
         """
         [reply] = self.call_all([Call(endpoint, method, body or {}, arrays)], timeout_s=timeout_s)
@@ -295,7 +296,10 @@ class _SharedContext:
 
 def _expire(waiting: list[tuple[Channel, Outgoing]], timeout_s: float) -> None:
     for channel, outgoing in waiting:
-        kind = DeadlineExceeded if channel.state is State.READY else Unavailable
+        if channel.state is State.READY:
+            kind = outgoing.refused or DeadlineExceeded
+        else:
+            kind = Unavailable
         outgoing.answer = kind(f"{channel.status} for {timeout_s:g} s")
 
 
