@@ -16,7 +16,7 @@ import trireme as tr
 from tests.jobs import Job
 from trireme import _core
 from trireme.cluster import Cluster, embedded
-from trireme.ps.shard import make_core_table
+from trireme.ps.served import make_core_table
 
 FEATURES = ["a", "b", "c"]
 DIM = 4

@@ -22,7 +22,8 @@ from trireme.policy import ACCESSORS, ScorePolicy
 from trireme.ps import policies
 from trireme.ps.client import Step, TableGradient
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import ServedTable, Shard, make_core_table
+from trireme.ps.served import ServedTable, make_core_table
+from trireme.ps.shard import Shard
 
 DAY = policies.DAY_S
 NUM_HISTORIES = 200

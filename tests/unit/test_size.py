@@ -17,7 +17,7 @@ from trireme.cluster import Cluster, embedded
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
 from trireme.nn import EmbeddingBag
-from trireme.ps.shard import make_core_table
+from trireme.ps.served import make_core_table
 from trireme.size.estimate import Need
 from trireme.table import Table
 from trireme.train import Trainer

@@ -19,7 +19,7 @@ from trireme import _core
 from trireme.errors import BadRequest
 from trireme.optim import num_counts, values_of_group
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import make_core_table
+from trireme.ps.served import make_core_table
 
 TOLERANCE = 1e-6
 NUM_KEYS, DIM, STEPS = 40, 5, 25

@@ -20,7 +20,7 @@ from trireme.ps.checkpoint.manifest import TablePart
 from trireme.ps.checkpoint.row_files import Columns, read_piece
 from trireme.ps.checkpoint.storage import Storage
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import make_core_table
+from trireme.ps.served import make_core_table
 from trireme.ps.wire import Array
 
 

@@ -36,9 +36,9 @@ from trireme.ps.columns import KeyColumns, fleet_scale, joined, merge, nothing
 from trireme.ps.columns import check as check_columns
 from trireme.ps.counts import Counts
 from trireme.ps.routing import BucketMap, Floats, Keys
+from trireme.ps.served import ServedTable, make_core_table
 from trireme.ps.staging import Member, Staging
 from trireme.ps.wire import (
-    STREAMS_MAX,
     Array,
     Arrays,
     Push,
@@ -55,21 +55,7 @@ log = logging.getLogger("trireme.ps")
 TABLES_MAX = 4096
 STALENESS_MAX = 1024
 
-# Numbers of a policy that the core does not know.
-_EXPORT_VALUES = (
-    "base_threshold",
-    "delta_threshold",
-    "delta_keep_days",
-    "pulls_statistics",
-)
-
 Handler = Callable[[Request], "Reply | Deferred | None"]
-
-
-@dataclass
-class ServedTable:
-    schema: TableSchema
-    rows: _core.Table
 
 
 @dataclass
@@ -80,51 +66,6 @@ class StreamState:
     incarnation: int = 0
     position: tuple[int, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-def make_core_table(schema: TableSchema) -> _core.Table:
-    """The table of the core for a schema. Raises BadRequest for an unknown rule or initializer, or
-    an option that no rule has.
-    """
-    rule = dict(schema.rule)
-    for name in ("scale", "per_show"):  # what becomes of gradients before they come here
-        rule.pop(name, None)
-    kind, a, b = schema.initializer
-    try:
-        named: dict[str, Any] = {
-            "rule": str(rule.pop("name")),
-            "shared": bool(rule.pop("shared", False)),
-            "bias_correction": str(rule.pop("bias_correction", "global")),
-            "initial_accumulator": float(rule.pop("initial_accumulator", 0.0)),
-            "nesterov": bool(rule.pop("nesterov", False)),
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRequest(
-            f"table {schema.name!r}: expected a rule's name and options, found {schema.rule}"
-        ) from error
-    if rule:
-        raise BadRequest(f"table {schema.name!r}: no rule has the options {rule}")
-    return _core.Table(
-        dims=list(schema.dims),
-        dtype=schema.dtype,
-        initializer=kind,
-        init_a=a,
-        init_b=b,
-        seed=schema.seed,
-        absent=schema.absent,
-        num_streams_max=STREAMS_MAX,
-        policy=_policy_config(schema),
-        admission=_core.AdmissionConfig(**(schema.admission or {})),
-        **named,
-    )
-
-
-def _policy_config(schema: TableSchema) -> _core.PolicyConfig:
-    """The part of a policy that servers act upon; exports go by the rest."""
-    values = dict(schema.policy)
-    for name in ("name", *_EXPORT_VALUES):
-        values.pop(name, None)
-    return _core.PolicyConfig(is_scored=schema.is_scored, **values)
 
 
 class Shard:

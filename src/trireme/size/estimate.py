@@ -18,7 +18,7 @@ from trireme import _core
 from trireme.errors import BadRequest
 from trireme.ps.checkpoint.row_files import Columns
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import make_core_table
+from trireme.ps.served import make_core_table
 from trireme.table import TableSchema
 
 MARKS_BYTES = 8 * _core.NUM_BUCKETS

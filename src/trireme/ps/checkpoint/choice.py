@@ -19,7 +19,8 @@ from trireme.ps.checkpoint.row_files import Choose, Columns, read_piece
 from trireme.ps.checkpoint.storage import Storage
 from trireme.ps.policies import selected
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import ServedTable, Shard
+from trireme.ps.served import ServedTable
+from trireme.ps.shard import Shard
 from trireme.ps.wire import Array, need
 from trireme.table import TableSchema
 

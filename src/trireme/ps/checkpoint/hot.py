@@ -22,7 +22,8 @@ from trireme.errors import BadRequest
 from trireme.ps.checkpoint.jobs import Progress, in_parallel
 from trireme.ps.checkpoint.row_files import Columns
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import ServedTable, Shard
+from trireme.ps.served import ServedTable
+from trireme.ps.shard import Shard
 from trireme.ps.wire import Array
 
 LOW_BITS = 12

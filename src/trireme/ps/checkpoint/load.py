@@ -25,7 +25,8 @@ from trireme.ps.checkpoint.row_files import Buckets, Columns, cells_of, read_pie
 from trireme.ps.checkpoint.storage import Storage, read_chunks
 from trireme.ps.routing import NUM_BUCKETS
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import ServedTable, Shard, make_core_table
+from trireme.ps.served import ServedTable, make_core_table
+from trireme.ps.shard import Shard
 from trireme.ps.wire import Array
 from trireme.table import TableSchema
 

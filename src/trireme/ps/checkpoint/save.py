@@ -24,7 +24,8 @@ from trireme.ps.checkpoint.row_files import (
 )
 from trireme.ps.checkpoint.storage import Storage
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import ServedTable, Shard
+from trireme.ps.served import ServedTable
+from trireme.ps.shard import Shard
 from trireme.ps.wire import Array
 
 PIECE_BYTES = 128 << 20

@@ -26,7 +26,8 @@ from trireme.ps.interchange.parquet import arrow_schema, record_batch
 from trireme.ps.places import local_place, place_of, reached
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout, WideRows
-from trireme.ps.shard import Handler, ServedTable, Shard
+from trireme.ps.served import ServedTable
+from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import Array, need, need_list
 from trireme.rpc import Reply, Request
 

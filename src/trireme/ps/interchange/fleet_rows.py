@@ -22,7 +22,7 @@ from trireme import _core
 from trireme.errors import BadRequest
 from trireme.ps.interchange.fleet_state import Betas, PartState, parts_of
 from trireme.ps.rows import RowLayout, WideRows
-from trireme.ps.shard import make_core_table
+from trireme.ps.served import make_core_table
 from trireme.ps.wire import Array
 from trireme.table import TableSchema
 

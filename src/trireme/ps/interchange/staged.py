@@ -15,7 +15,8 @@ from trireme import _core
 from trireme.errors import BadRequest, DataError
 from trireme.ps.routing import NUM_BUCKETS, Keys
 from trireme.ps.rows import RowLayout, WideRows
-from trireme.ps.shard import ServedTable, Shard, make_core_table
+from trireme.ps.served import ServedTable, make_core_table
+from trireme.ps.shard import Shard
 from trireme.table import TableSchema
 
 Rows = tuple[Keys, npt.NDArray[np.uint8], WideRows]  # keys, row classes, wide rows
