@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from trireme import _core
 from trireme.cluster import Cluster, connect
+from trireme.ps.attendance import Attendance
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.handlers import handlers_of
-from trireme.ps.server import Attendance
 from trireme.ps.shard import Shard
 from trireme.rpc import Server
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trireme import _core, rpc
 from trireme.errors import BadRequest, DeadlineExceeded, NotReady, TriremeError
+from trireme.ps.attendance import Attendance
 from trireme.ps.client import Client, Pulled
 from trireme.ps.columns import KeyColumns
 from trireme.ps.coordinator import Coordinator
@@ -28,7 +29,6 @@ from trireme.ps.handlers import handlers_of
 from trireme.ps.metrics import CallMetrics, watch_shard
 from trireme.ps.process import start_pool
 from trireme.ps.routing import Floats, Keys
-from trireme.ps.server import Attendance
 from trireme.ps.shard import Shard
 from trireme.ps.transport import LOCAL, LocalTransport, Transport
 from trireme.table import Table

@@ -18,11 +18,11 @@ from tests.hostile.mutation import Message
 from trireme import _core
 from trireme.cluster import Cluster
 from trireme.errors import TriremeError
+from trireme.ps.attendance import Attendance
 from trireme.ps.client import Client
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.handlers import handlers_of
 from trireme.ps.policies import counters, shrink
-from trireme.ps.server import Attendance
 from trireme.ps.shard import Shard
 from trireme.ps.transport import LOCAL, LocalTransport
 from trireme.rpc import Deferred, Handler, Reply, Request, frames

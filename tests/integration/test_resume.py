@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import os
 import resource
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -312,18 +311,6 @@ def test_a_write_that_fails_ends_the_run_and_spares_what_was_saved(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert_spared(tmp_path, mode=mode)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for some checkpoints."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("nobody but root may mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -244,7 +244,7 @@ SWITCHED_OFF = {
     "tests/unit/test_criteo.py": "2026-11: real lines; random ones of the format always run",
     "tests/integration/test_adult.py": "2026-11: real rows; planted ones of the format always run",
     "tests/integration/test_paddle_reads.py": "2026-11: Paddle; its files are read by golden tests",
-    "tests/integration/test_resume.py": "2026-11: none but root may mount a small disk",
+    "tests/integration/conftest.py": "2026-11: none but root may mount a small disk",
 }
 
 

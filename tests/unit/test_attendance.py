@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trireme.errors import BadRequest, Unavailable
-from trireme.ps.server import Attendance
+from trireme.ps.attendance import Attendance
 from trireme.rpc import Request
 
 SILENCE_S = 60.0

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trireme.errors import BadRequest, Fenced, NotReady, SchemaMismatch, TriremeError
+from trireme.errors import (
+    BadRequest,
+    Corruption,
+    Fenced,
+    NotReady,
+    SchemaMismatch,
+    TriremeError,
+)
 from trireme.ps.coordinator import Coordinator
 from trireme.rpc import Deferred, Reply, Request
 
@@ -59,7 +66,7 @@ def test_nothing_is_known_before_the_first_worker_joins() -> None:
     asker = Asker()
     with pytest.raises(NotReady, match="no worker has joined"):
         asker.ask("coord.map", {})
-    with pytest.raises(NotReady, match="worker 0 has not joined"):
+    with pytest.raises(Corruption, match="expected worker 0 to have joined"):
         asker.ask("coord.begin_pass", asker.me(0))
 
 

@@ -99,7 +99,8 @@ def log_to_stderr() -> None:
 
 def serve_role(place: Role) -> None:
     """Serve as the role says, until the job is over."""
-    from trireme.ps.server import serve  # a worker never needs it
+    from trireme.ps.log.durability import Durability  # a worker never needs these
+    from trireme.ps.server import serve
 
     assert place.listen is not None
     serve(
@@ -109,6 +110,11 @@ def serve_role(place: Role) -> None:
         keys=None if place.keys is None else server_keys(Path(place.keys)),
         insecure=place.insecure,
         root=None if place.root is None else Path(place.root),
+        durability=Durability(
+            mode=place.durability,
+            folder=None if place.state_dir is None else Path(place.state_dir),
+            log_bytes=place.log_bytes,
+        ),
         timeout_s=place.timeout_s,
         name=f"server {place.index}" if place.servers else "server",
         metrics=place.metrics,

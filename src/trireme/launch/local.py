@@ -105,6 +105,7 @@ class _Job:
         for index, held in plan.sockets.items():
             place = {"TRIREME_LISTEN": plan.servers[index], "TRIREME_LISTEN_FD": str(held.fileno())}
             env = self._environment("server", index, chosen["server"]) | place
+            env |= self._durability(index)
             self._servers.append(self._child("server", index, env, [held.fileno()]))
             held.close()  # the server's alone now: when it ends, connections are refused
         for index in plan.workers:
@@ -136,6 +137,19 @@ class _Job:
             first = 0 if role == "server" else len(plan.servers)
             own[_METRICS] = nth_address(metrics, first + index)
         return threads | inherited | own
+
+    def _durability(self, server: int) -> dict[str, str]:
+        """What tells a server what to keep, and where."""
+        config = self._config
+        mode = config.durability or os.environ.get("TRIREME_DURABILITY", "none")
+        given = config.state_dir or os.environ.get("TRIREME_STATE_DIR")
+        own = {"TRIREME_DURABILITY": mode}
+        if mode != "none" or given:
+            parent = Path(given or config.log_dir / "state")
+            own["TRIREME_STATE_DIR"] = str(parent / f"server-{server}")
+        if config.log_bytes is not None:
+            own["TRIREME_LOG_BYTES"] = str(config.log_bytes)
+        return own
 
     def _child(self, role: str, index: int, env: dict[str, str], pass_fds: list[int]) -> Child:
         is_first_worker = role == "worker" and index == 0

@@ -24,7 +24,8 @@ class LaunchConfig:
 
     A list entry belongs here if its host is an address of this machine. Give each role a number or
     a list. `command` is what python runs: a script or -m and a module, then their arguments.
-    `grace_s`: between SIGTERM and SIGKILL.
+    `grace_s`: between SIGTERM and SIGKILL. `state_dir`: each server has a folder of its own in it,
+    for what `durability` keeps; default `log_dir`/state.
     """
 
     command: tuple[str, ...]
@@ -39,6 +40,9 @@ class LaunchConfig:
     keys: str | None = None
     root: str | None = None
     metrics: str | None = None
+    durability: str | None = None
+    state_dir: Path | None = None
+    log_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from trireme.telemetry.address import join_address, split_address
 RoleName = Literal["server", "worker", "embedded"]
 
 TIMEOUT_S_DEFAULT = 300.0
+DURABILITIES = ("none", "process", "machine")
 
 # What each variable of Trireme's own says.
 VARIABLES: Mapping[str, str] = {
@@ -39,6 +40,9 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_INSECURE": "insecure",
     "TRIREME_KEYS": "keys",
     "TRIREME_ROOT": "root",
+    "TRIREME_DURABILITY": "durability",
+    "TRIREME_STATE_DIR": "state_dir",
+    "TRIREME_LOG_BYTES": "log_bytes",
     "TRIREME_THREADS": "threads",
     "TRIREME_METRICS": "metrics",
 }
@@ -81,6 +85,9 @@ class Role:
     insecure: bool = False
     keys: str | None = None
     root: str | None = None
+    durability: str = "none"
+    state_dir: str | None = None
+    log_bytes: int | None = None
     threads: int | None = None
     metrics: str | None = None
     source: str = "nothing set"
@@ -119,6 +126,9 @@ def read_role(
     insecure: bool | None = None,
     keys: str | None = None,
     root: str | None = None,
+    durability: str | None = None,
+    state_dir: str | None = None,
+    log_bytes: int | None = None,
     threads: int | None = None,
     metrics: str | int | None = None,
 ) -> Role:
@@ -136,6 +146,9 @@ def read_role(
             others, in a global shuffle.
         keys: folder with the keys of this process.
         root: folder below which a server writes and reads checkpoints.
+        durability: what outlives a server: none, process, machine.
+        state_dir: folder of this server alone where that is kept.
+        log_bytes: by how much the log may grow between snapshots.
         threads: threads of Trireme's own work in this process; default: chosen from the machine.
         metrics: [HOST:]PORT to answer /metrics and /healthz at, port 0 for any; default: nowhere.
 
@@ -154,6 +167,9 @@ def read_role(
         "insecure": insecure,
         "keys": keys,
         "root": root,
+        "durability": durability,
+        "state_dir": state_dir,
+        "log_bytes": log_bytes,
         "threads": threads,
         "metrics": metrics,
     }
@@ -269,6 +285,9 @@ def _check(facts: _Facts) -> Role:
         insecure=_flag(facts.get("insecure")),
         keys=str(facts["keys"].value) if "keys" in facts else None,
         root=str(facts["root"].value) if "root" in facts else None,
+        durability=_durability(facts),
+        state_dir=str(facts["state_dir"].value) if "state_dir" in facts else None,
+        log_bytes=_integer(facts["log_bytes"], low=1) if "log_bytes" in facts else None,
         threads=_integer(facts["threads"], low=1) if "threads" in facts else None,
         metrics=_metrics(facts.get("metrics")),
         source="from " + ", ".join(names) if names else "nothing names servers",
@@ -278,6 +297,7 @@ def _check(facts: _Facts) -> Role:
             f"init: expected {facts['keys'].name} or {facts['insecure'].name}, found both"
         )
     if not place:
+        _refuse_durability(base, facts)
         return base
     name = _need(facts, "role", "a process of a job").value
     if name not in ("server", "worker", "embedded"):
@@ -306,6 +326,7 @@ def _listens_alone(facts: _Facts) -> bool:
 
 def _embedded(facts: _Facts, base: Role) -> Role:
     """An argument may embed a process of a job, which its source then says; a variable may not."""
+    _refuse_durability(base, facts)
     role = facts["role"]
     others = ", ".join(facts[key].name for key in _PLACE if key in facts and key != "role")
     if others and not role.name.startswith("argument"):
@@ -411,6 +432,25 @@ def _integer(fact: _Fact, *, low: int) -> int:
     if not text.isdecimal() or int(text) < low:
         raise BadRequest(f"init: expected {fact.name} to be an integer >= {low}, found {text!r}")
     return int(text)
+
+
+def _durability(facts: _Facts) -> str:
+    fact = facts.get("durability")
+    mode = "none" if fact is None else str(fact.value).strip()
+    if fact is not None and mode not in DURABILITIES:
+        raise BadRequest(
+            f"init: expected {fact.name} to be one of {', '.join(DURABILITIES)}, found {mode!r}"
+        )
+    return mode
+
+
+def _refuse_durability(base: Role, facts: _Facts) -> None:
+    if base.durability != "none":
+        raise BadRequest(
+            f"init: expected servers for {facts['durability'].name}={base.durability}, found tables"
+            " embedded in this process, which end with it; save checkpoints, or start the script"
+            " with trireme launch"
+        )
 
 
 def _seconds(fact: _Fact | None) -> float:

@@ -179,6 +179,27 @@ class BlockStore:
         values: (sum of sizes,) float32, in the order of specs. marks: what has been applied before
             they existed.
 
+        Raises: as `check`.
+        """
+        self.check(class_name, groups, specs, values)
+        start = 0
+        for spec in specs:
+            if spec.id not in self._specs:
+                self._specs[spec.id] = spec
+                self._weights[spec.id] = torch.tensor(values[start : start + spec.size])
+                self.marks[spec.id] = dict(marks)
+            start += spec.size
+        self._rebuild(class_name, groups)
+
+    def check(
+        self,
+        class_name: str,
+        groups: Sequence[GroupValues],
+        specs: Sequence[BlockSpec],
+        values: Floats,
+    ) -> None:
+        """Whether `create` would be refused.
+
         Raises:
             SchemaMismatch: a block exists with another size or group, or the optimizer class
                 differs.
@@ -196,14 +217,16 @@ class BlockStore:
             if existing not in (None, spec):
                 raise SchemaMismatch(f"block {spec.id}: it exists as {existing}, found {spec}")
         self._check_optimizer(class_name, groups)
-        start = 0
-        for spec in specs:
-            if spec.id not in self._specs:
-                self._specs[spec.id] = spec
-                self._weights[spec.id] = torch.tensor(values[start : start + spec.size])
-                self.marks[spec.id] = dict(marks)
-            start += spec.size
-        self._rebuild(class_name, groups)
+
+    def declaration(self) -> list[Any] | None:
+        """[optimizer's class, values of its groups, specs], as `create` and the wire have them;
+        None without blocks.
+        """
+        if self._optimizer is None:
+            return None
+        names = self._optimizer.defaults
+        groups = [group_values(group, names) for group in self._optimizer.param_groups]
+        return [self._class_name, groups, [spec.to_wire() for spec in self._specs.values()]]
 
     def _check_optimizer(self, class_name: str, groups: Sequence[GroupValues]) -> None:
         if self._optimizer is not None:

@@ -144,7 +144,11 @@ class Client:
         self._calls = itertools.count(1)
         self._tables: dict[str, TableSchema] = {}
         self._stream = worker
-        self._join()
+        try:
+            self._join()
+        except BaseException:
+            self.close()
+            raise
 
     def _join(self) -> None:
         reply = self._coordinator(
@@ -157,7 +161,11 @@ class Client:
             },
         )
         self.incarnation = int(reply.body["incarnation"])
+        self._job, known = str(reply.body["job"]), reply.body["states"]
+        self._states = list(known) or [""] * len(self._servers)
         self._adopt(BucketMap.from_wire(reply.body["map"]))
+        if not known:
+            self._coordinator("coord.states", {"states": self._states, **self._me()})
 
     # ---- tables and blocks ----
 
@@ -491,11 +499,13 @@ class Client:
 
     def _adopt(self, bucket_map: BucketMap) -> None:
         """Use this map and make sure that every server has it."""
+        body = {"map": bucket_map.to_wire(), "job": self._job}
         calls = [
-            Call(endpoint, "ps.map", {"map": bucket_map.to_wire(), "index": server}, [])
+            Call(endpoint, "ps.map", {**body, "index": server, "state": self._states[server]}, [])
             for server, endpoint in enumerate(bucket_map.servers)
         ]
-        self._control.call_all(calls, self.timeout_s)
+        replies = self._control.call_all(calls, self.timeout_s)
+        self._states = [str(reply.body["state"]) for reply in replies]
         self._map = bucket_map
         self._servers = bucket_map.servers
 

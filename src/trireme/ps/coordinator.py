@@ -10,23 +10,33 @@ Threads: any; one lock guards everything.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from trireme.errors import BadRequest, Fenced, NotReady, SchemaMismatch
+from trireme.errors import (
+    BadRequest,
+    Corruption,
+    Fenced,
+    NotReady,
+    SchemaMismatch,
+    TriremeError,
+)
 from trireme.ps.exports import Exports
 from trireme.ps.routing import BucketMap
 from trireme.ps.staging import Member
-from trireme.ps.wire import need
+from trireme.ps.wire import Array, need, need_list
 from trireme.rpc import Deferred, Reply, Request
 
 WORKERS_MAX = 4096
 FACTS_MAX = 64
 TOKENS_MAX = 16
 GATHER_BYTES_MAX = 64 << 20
+
+READING = ("coord.map", "coord.chain")
 
 Handler = Callable[[Request], "Reply | Deferred | None"]
 
@@ -75,11 +85,16 @@ class Coordinator:
         self._purposes: dict[str, str] = {}  # of what is done
         self._pass = Pass()
         self._group_version = 0
+        self._job = uuid.uuid4().hex
+        self._states: list[str] = []  # of the servers, as workers have found them
+        self._keeper: Callable[[dict[str, Any]], None] | None = None
+        self._is_kept = True
 
     def handlers(self) -> dict[str, Handler]:
         """Methods by their names on the wire."""
-        return {
+        handlers = {
             "coord.join": self._on_join,
+            "coord.states": self._on_states,
             "coord.map": self._on_map,
             "coord.add_blocks": self._on_add_blocks,
             "coord.agree": self._on_agree,
@@ -88,6 +103,63 @@ class Coordinator:
             "coord.gather": self._on_gather,
             **self._exports.handlers(),
         }
+        return {name: self._keeping(handler) for name, handler in handlers.items()}
+
+    # ---- what outlives the process ----
+
+    def keep(self, keep: Callable[[dict[str, Any]], None]) -> None:
+        """From now on `keep` gets the whole state before anything is answered that relies on it;
+        it raises where it cannot keep it.
+        """
+        self._keeper = keep
+
+    def _keeping(self, handler: Handler) -> Handler:
+        """Methods that only read keep nothing; what could not be kept before is tried again."""
+
+        def handle(request: Request) -> Reply | Deferred | None:
+            with self._lock:
+                self._is_kept &= request.method in READING
+                answer = handler(request)
+                if not isinstance(answer, Deferred):
+                    self._keep_now()
+                return answer
+
+        return handle
+
+    def _keep_now(self) -> None:
+        if self._keeper is not None and not self._is_kept:
+            self._keeper(self._state())
+        self._is_kept = True
+
+    def _state(self) -> dict[str, Any]:
+        """All but the meetings that have begun: who waits there asks again."""
+        return {
+            "job": self._job,
+            "states": self._states,
+            "facts": self._facts,
+            "map": None if self._map is None else self._map.to_wire(),
+            "workers": [[w, o.incarnation, o.tokens, o.call] for w, o in self._workers.items()],
+            "group_version": self._group_version,
+            "pass": self._pass.number,
+            "members": [[s, m.first, m.end] for s, m in self._pass.members.items()],
+            "done": [
+                [name, self._purposes[name], reply.body, *_packed(reply.arrays)]
+                for name, reply in self._done.items()
+            ],
+            "exports": self._exports.state(),
+        }
+
+    def install(self, state: Mapping[str, Any]) -> None:
+        """Begin with a state that was kept."""
+        self._job, self._states, self._facts = state["job"], state["states"], state["facts"]
+        self._map = None if state["map"] is None else BucketMap.from_wire(state["map"])
+        self._workers = {w: Worker(i, tokens, call) for w, i, tokens, call in state["workers"]}
+        self._group_version = state["group_version"]
+        members = {s: Member(first, end) for s, first, end in state["members"]}
+        self._pass = Pass(state["pass"], members)
+        for name, purpose, body, *arrays in state["done"]:
+            self._done[name], self._purposes[name] = Reply(body, _unpacked(arrays)), purpose
+        self._exports.install(state["exports"])
 
     # ---- members ----
 
@@ -118,7 +190,28 @@ class Coordinator:
                 while len(worker.tokens) > TOKENS_MAX:
                     del worker.tokens[next(iter(worker.tokens))]
                 worker.call = 0
-            return Reply({"incarnation": worker.tokens[token], "map": self._map.to_wire()})
+            return Reply(
+                {
+                    "incarnation": worker.tokens[token],
+                    "map": self._map.to_wire(),
+                    "job": self._job,
+                    "states": self._states,
+                }
+            )
+
+    def _on_states(self, request: Request) -> Reply:
+        """What the servers hold, by names that change when it is lost: the first worker brings
+        them, and finds what all others find.
+        """
+        states = need_list(request.body, "states", str)
+        with self._lock:
+            self._worker(request)
+            if not self._states:
+                self._states = states
+            for index, (known, found) in enumerate(zip(self._states, states, strict=True)):
+                if known != found:
+                    raise Corruption(f"coordinator: server {index} has lost what it held")
+            return Reply()
 
     def _agree(self, fact: str, value: Any, worker: int) -> None:
         known = self._facts.setdefault(fact, value)
@@ -141,8 +234,12 @@ class Coordinator:
         index = need(request.body, "worker", int)
         incarnation = need(request.body, "incarnation", int)
         worker = self._workers.get(index)
-        if worker is None:
-            raise NotReady(f"coordinator: worker {index} has not joined")
+        if worker is None:  # who has not joined has no incarnation
+            raise Corruption(
+                f"coordinator: expected worker {index} to have joined, found a coordinator that has"
+                " begun anew without what it knew. Start the job again and load the newest"
+                " checkpoint; --durability process keeps the state of server 0 when it is killed"
+            )
         if incarnation < worker.incarnation:
             raise Fenced(
                 f"worker {index}: incarnation {worker.incarnation} has taken over,"
@@ -309,6 +406,12 @@ class Coordinator:
         del self._meetings[name]
         reply = conclude(meeting)
         self._remember(name, purpose, reply)
+        try:
+            self._keep_now()
+        except TriremeError as error:
+            for deferred in meeting.waiting:
+                deferred.fail(error)
+            raise
         for deferred in meeting.waiting:
             deferred.reply(reply)
         return reply
@@ -330,3 +433,16 @@ class Coordinator:
             expected = set(range(self._facts["num_workers"]))
             missing = sorted(expected - meeting.arrived.keys())
             return f"{name} ({meeting.purpose}) waits for workers {missing}"
+
+
+def _packed(arrays: Sequence[Array]) -> tuple[Any, list[bytes]]:
+    """Arrays in msgpack's types: [[dtype, shape]], bytes."""
+    return [[a.dtype.str, list(a.shape)] for a in arrays], [a.tobytes() for a in arrays]
+
+
+def _unpacked(packed: Sequence[Any]) -> list[Array]:
+    specs, data = packed
+    return [
+        np.frombuffer(of, np.dtype(kind)).reshape(shape)
+        for (kind, shape), of in zip(specs, data, strict=True)
+    ]

@@ -37,6 +37,24 @@ class Exports:
         self._loaded: str | None = None
         self._inference: dict[str, int] = {}  # id of an export -> its version
 
+    def state(self) -> dict[str, Any]:
+        """In msgpack's types."""
+        with self._lock:
+            return {
+                "version": self._version,
+                "chain": dict(self._chain),
+                "has_base": self._has_base,
+                "loaded": self._loaded,
+                "inference": dict(self._inference),
+            }
+
+    def install(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        with self._lock:
+            self._version, self._has_base = state["version"], state["has_base"]
+            self._chain, self._inference = dict(state["chain"]), dict(state["inference"])
+            self._loaded = state["loaded"]
+
     def handlers(self) -> dict[str, Any]:
         """Methods by their names on the wire."""
         return {

@@ -17,7 +17,8 @@ from trireme.ps.folders import written
 from trireme.ps.places import local_place
 from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout
-from trireme.ps.shard import Handler, ServedTable, Shard
+from trireme.ps.served import ServedTable
+from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import Array, need, need_list, need_time, need_version
 from trireme.rpc import Reply, Request
 
@@ -51,8 +52,7 @@ class ExportHandlers:
                 f"export.save: expected a class for {len(names)} tables, found {classes}"
             )
         self._shard.raise_version(version + 1)
-        for served in list(self._shard.tables.values()):
-            served.rows.forget_removed(forget)
+        self._shard.forget_removed(forget)
         with writing(f"export: cannot write {folder}"):
             tables = []
             for number, (name, row_class) in enumerate(zip(names, classes, strict=True)):

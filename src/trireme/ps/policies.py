@@ -14,7 +14,7 @@ from trireme.policy import ScorePolicy, policy_of
 from trireme.ps.client import Client
 from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import need, need_time
-from trireme.rpc import Reply, Request
+from trireme.rpc import Deferred, Reply, Request
 from trireme.table import TableSchema
 
 DAY_S = 86_400
@@ -36,25 +36,19 @@ class PolicyHandlers:
     def handlers(self) -> dict[str, Handler]:
         return {"policy.shrink": self._on_shrink, "policy.counters": self._on_counters}
 
-    def _on_shrink(self, request: Request) -> Reply:
+    def _on_shrink(self, request: Request) -> Reply | Deferred:
         """One of `slices` slices of this server's buckets, of all tables."""
         slices, index = need(request.body, "slices", int), need(request.body, "slice", int)
         if not 0 <= index < slices <= 4096:
             raise BadRequest(
                 f"policy.shrink: expected 0 <= slice < slices <= 4096, found {index}, {slices}"
             )
-        time, day_over = need_time(request.body), need(request.body, "day_over", bool)
-        shard = self._shard
-        buckets = shard.map().owned_by(shard.index)[index::slices].tolist()
-        counts: Counts = {}
-        for name, table in list(shard.tables.items()):
-            version = table.rows.version
-            shrunk = [table.rows.shrink(bucket, time, day_over, version) for bucket in buckets]
-            counts[name] = {
-                "expired": sum(expired for expired, _ in shrunk),
-                "evicted": sum(evicted for _, evicted in shrunk),
-            }
-        return Reply({"tables": counts})
+        need_time(request.body), need(request.body, "day_over", bool), self._shard.map()
+        journal = self._shard.journal
+        with journal.judging():
+            journal.record("policy.shrink", request.body)
+            counts = shrink_slice(self._shard, request.body)
+        return journal.answered(Reply({"tables": counts}))
 
     def _on_counters(self, request: Request) -> Reply:
         del request
@@ -63,6 +57,21 @@ class PolicyHandlers:
             found = table.rows.counters
             counts[name] = {of: found[of] for of in ("admitted", "rejected", "expired", "evicted")}
         return Reply({"tables": counts})
+
+
+def shrink_slice(shard: Shard, body: Mapping[str, Any]) -> Counts:
+    """Do what a request `policy.shrink` that has been checked says."""
+    time, day_over = need_time(body), need(body, "day_over", bool)
+    buckets = shard.map().owned_by(shard.index)[body["slice"] :: body["slices"]].tolist()
+    counts: Counts = {}
+    for name, table in list(shard.tables.items()):
+        version = table.rows.version
+        shrunk = [table.rows.shrink(bucket, time, day_over, version) for bucket in buckets]
+        counts[name] = {
+            "expired": sum(expired for expired, _ in shrunk),
+            "evicted": sum(evicted for _, evicted in shrunk),
+        }
+    return counts
 
 
 def shrink(client: Client, *, time: int, day_over: bool) -> Counts:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ import numpy as np
 from trireme import _core
 from trireme.errors import (
     BadRequest,
+    Corruption,
     Fenced,
     NotReady,
     SchemaMismatch,
@@ -35,9 +37,10 @@ from trireme.ps.blocks import BlockSpec, BlockStore
 from trireme.ps.columns import KeyColumns, fleet_scale, joined, merge, nothing
 from trireme.ps.columns import check as check_columns
 from trireme.ps.counts import Counts
+from trireme.ps.journal import Journal
 from trireme.ps.routing import BucketMap, Floats, Keys
 from trireme.ps.served import ServedTable, make_core_table
-from trireme.ps.staging import Member, Staging
+from trireme.ps.staging import Staging, members_of
 from trireme.ps.wire import (
     Array,
     Arrays,
@@ -69,8 +72,15 @@ class StreamState:
 
 
 class Shard:
+    """journal: what keeps the changes, see `Journal`. state: names what is in here: another server
+    at the same address, or this one without what it had, has another.
+    """
+
     def __init__(self, pool: _core.Pool) -> None:
         self.pool = pool
+        self.journal = Journal()
+        self.state = uuid.uuid4().hex
+        self.job = ""
         self.tables: dict[str, ServedTable] = {}
         self.blocks = BlockStore()
         self.streams: dict[int, StreamState] = {}
@@ -78,10 +88,10 @@ class Shard:
         self.num_pushes = 0
         self.counts = Counts()
         self.version = 1
-        self._pushes_at_load: int | None = None
+        self.pushes_at_load: int | None = None
         self.index = -1
         self._map: BucketMap | None = None
-        self._staging = Staging(self._apply)
+        self.staging = Staging(self._apply_step)
         self._lock = threading.RLock()
         self._blocks_lock = threading.Lock()
 
@@ -100,14 +110,40 @@ class Shard:
 
     # ---- control ----
 
-    def _on_map(self, request: Request) -> None:
-        bucket_map = BucketMap.from_wire(need(request.body, "map", dict))
-        index = need(request.body, "index", int)
+    def _on_map(self, request: Request) -> Reply | Deferred:
+        """The reply names the state here; a worker that knew another one is told of the loss."""
+        body = request.body
+        bucket_map = BucketMap.from_wire(need(body, "map", dict))
+        index, job = need(body, "index", int), need(body, "job", str)
         if not 0 <= index < len(bucket_map.servers):
             raise BadRequest(
                 f"ps.map: expected an index below {len(bucket_map.servers)}, found {index}"
             )
-        self.set_map(bucket_map, index)
+        with self.journal.changing():
+            self._check_job(job, index)
+            if need(body, "state", str) not in ("", self.state):
+                raise self._lost()
+            if self._map is None or bucket_map.version > self._map.version:
+                self.journal.record("ps.map", body)
+                self.job = job
+                self.set_map(bucket_map, index)
+        return self.journal.answered(Reply({"state": self.state}))
+
+    def _check_job(self, job: str, index: int) -> None:
+        if self._map is not None and (job, index) != (self.job, self.index):
+            kept = f", in {self.journal.where}" if self.journal.where else ""
+            raise SchemaMismatch(
+                f"server: expected job {self.job} and server {self.index} of it, whose state is"
+                f" here{kept}, found job {job} and server {index}; end the other job first, or give"
+                " this one another --state_dir"
+            )
+
+    def _lost(self) -> Corruption:
+        return Corruption(
+            "server: expected the rows and blocks that were here, found a server that has begun"
+            " anew without them: what no checkpoint holds is lost. Start the job again and load the"
+            " newest checkpoint; --durability process keeps a server's state when it is killed"
+        )
 
     def set_map(self, bucket_map: BucketMap, index: int) -> None:
         """Adopt a bucket map if it is newer than the one here."""
@@ -116,12 +152,19 @@ class Shard:
                 return
             self._map, self.index = bucket_map, index
 
+    @property
+    def is_in_a_job(self) -> bool:
+        """Whether workers have brought a bucket map."""
+        return self._map is not None
+
     def map(self) -> BucketMap:
         if self._map is None:
             raise NotReady("server: no bucket map yet; the coordinator's first worker brings it")
         return self._map
 
     def _check_map(self, version: int) -> BucketMap:
+        if self._map is None:  # workers bring it before they ask for anything
+            raise self._lost()
         bucket_map = self.map()
         if version != bucket_map.version:
             raise WrongMap(
@@ -130,22 +173,18 @@ class Shard:
             )
         return bucket_map
 
-    def _on_group(self, request: Request) -> None:
-        members = {}
-        for member in need_list(request.body, "members", list):
-            match member:
-                case [int(stream), int(first), int() | None as end]:
-                    members[stream] = Member(first, end)
-                case _:
-                    raise BadRequest(
-                        f"ps.group: expected members [stream, first step, end or nil],"
-                        f" found {member!r}"
-                    )
-        with self._lock:
-            self._staging.set_group(need(request.body, "version", int), members)
+    def _on_group(self, request: Request) -> Reply | Deferred:
+        members = members_of(request.body)
+        version = need(request.body, "version", int)
+        with self.journal.changing(), self._lock:
+            if self.staging.is_newer(version):
+                self.journal.record("ps.group", request.body)
+                self.staging.set_group(version, members)
+        return self.journal.answered(Reply())
 
-    def _on_create_table(self, request: Request) -> None:
+    def _on_create_table(self, request: Request) -> Reply | Deferred:
         self.create_table(TableSchema.from_wire(need(request.body, "schema", dict)))
+        return self.journal.answered(Reply())
 
     def create_table(self, schema: TableSchema) -> None:
         """Make the table, or find it made.
@@ -153,7 +192,7 @@ class Shard:
         Raises:
             SchemaMismatch: the name exists with another schema; the message shows both.
         """
-        with self._lock:
+        with self.journal.changing(), self._lock:
             existing = self.tables.get(schema.name)
             if existing is not None:
                 if existing.schema != schema:
@@ -165,6 +204,7 @@ class Shard:
             if len(self.tables) >= TABLES_MAX:
                 raise BadRequest(f"server: expected at most {TABLES_MAX} tables")
             rows = make_core_table(schema)
+            self.journal.record("ps.create_table", {"schema": schema.to_wire()})
             rows.raise_version(self.version)
             if applied := self._applied_ids():
                 rows.advance(applied)
@@ -173,20 +213,19 @@ class Shard:
     def _applied_ids(self) -> list[tuple[int, int]]:
         return [(stream, state.last) for stream, state in self.streams.items() if state.last]
 
-    def _on_create_blocks(self, request: Request) -> None:
+    def _on_create_blocks(self, request: Request) -> Reply | Deferred:
         specs = [BlockSpec.from_wire(spec) for spec in need(request.body, "blocks", list)]
         arrays = Arrays(request.arrays)
         values = arrays.take("values of blocks", np.float32, (None,))
         arrays.end()
-        self._check_map(need(request.body, "map", int))
-        with self._lock, self._blocks_lock:
-            self.blocks.create(
-                need(request.body, "optimizer", str),
-                need_list(request.body, "groups", dict),
-                specs,
-                values,
-                dict(self._applied_ids()),
-            )
+        optimizer = need(request.body, "optimizer", str)
+        groups = need_list(request.body, "groups", dict)
+        with self.journal.changing(), self._lock, self._blocks_lock:
+            self._check_map(need(request.body, "map", int))
+            self.blocks.check(optimizer, groups, specs, values)
+            self.journal.record("ps.create_blocks", request.body, request.arrays)
+            self.blocks.create(optimizer, groups, specs, values, dict(self._applied_ids()))
+        return self.journal.answered(Reply())
 
     # ---- pull ----
 
@@ -218,16 +257,21 @@ class Shard:
         staged = need(body, "staged", int)
         if not staged:
             return answer()
-        with self._lock:
-            self._staging.declare(need(body, "stream", int), staged)
-            deferred = Deferred(describe=self._describe_wait)
-            if not self._staging.when_applied(staged, lambda: _complete(deferred, answer)):
+        stream = need(body, "stream", int)
+        deferred = Deferred(describe=self._describe_wait)
+
+        def complete() -> None:
+            self.journal.when_kept(lambda error: _complete(deferred, answer, error))
+
+        with self.journal.pushing(), self._lock:
+            self.staging.declare(stream, staged)
+            if not self.staging.when_applied(staged, complete):
                 return deferred
-        return answer()
+        return self.journal.answered(answer())
 
     def _describe_wait(self) -> str:
         with self._lock:
-            return self._staging.waiting_for()
+            return self.staging.waiting_for()
 
     def _read(
         self, parts: list[tuple[ServedTable, int, Array]], block_ids: list[str], time: int
@@ -264,19 +308,29 @@ class Shard:
 
     # ---- push ----
 
-    def _on_push(self, request: Request) -> Reply:
+    def _on_push(self, request: Request) -> Reply | Deferred:
         push = Push.from_wire(request.body, request.arrays)
-        bucket_map = self._check_map(push.map_version)
-        self._check_parts(push, bucket_map)
-        stream = self._stream(push.stream)
-        with stream.lock:
-            self._check_order(push, stream)
-            if push.staged:
-                with self._lock:
-                    self._staging.stage(push)
-            else:
-                self._apply([push])
-        return Reply({"version": self.num_pushes})
+        with self.journal.pushing():
+            bucket_map = self._check_map(push.map_version)
+            self._check_parts(push, bucket_map)
+            stream = self.stream(push.stream)
+            with stream.lock:
+                self._check_order(push, stream)
+                if push.staged:
+                    with self._lock:
+                        self.staging.check(push)
+                self.journal.record("ps.push", request.body, request.arrays)
+                self.take(push)
+            version = self.num_pushes
+        return self.journal.answered(Reply({"version": version}))
+
+    def take(self, push: Push) -> None:
+        """Stage or apply a push that has been checked."""
+        if push.staged:
+            with self._lock:
+                self.staging.stage(push)
+        else:
+            self._apply([push])
 
     def _check_parts(self, push: Push, bucket_map: BucketMap) -> None:
         """Everything that could fail later is checked here, before anything changes."""
@@ -298,7 +352,8 @@ class Shard:
                 )
             self.blocks.check_groups(push.blocks.groups)
 
-    def _stream(self, stream: int) -> StreamState:
+    def stream(self, stream: int) -> StreamState:
+        """What is known of a stream, which may be new."""
         with self._lock:
             return self.streams.setdefault(stream, StreamState())
 
@@ -314,6 +369,10 @@ class Shard:
                 f"stream {push.stream}: expected sequence {stream.last + 1} next,"
                 f" found {push.sequence}"
             )
+
+    def _apply_step(self, pushes: list[Push]) -> None:
+        self.journal.record("log.step", {"step": pushes[0].step})
+        self._apply(pushes)
 
     def _apply(self, pushes: list[Push]) -> None:
         """Apply one push, or the pushes of one sync step as one update on their union.
@@ -425,7 +484,7 @@ class Shard:
         """Last sequence and position of each stream, as far as everything here has seen it."""
         del request
         with self._lock:
-            return Reply({"streams": self.applied_streams(), "applied_step": self._staging.applied})
+            return Reply({"streams": self.applied_streams(), "applied_step": self.staging.applied})
 
     def _on_stats(self, request: Request) -> Reply:
         del request
@@ -434,7 +493,7 @@ class Shard:
     def sync_waits(self) -> dict[str, int]:
         """Sync: pushes that are staged and not applied, and pulls that wait for a step."""
         with self._lock:
-            return self._staging.num_held()
+            return self.staging.num_held()
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start: rows and bytes per table, pushes, staleness histogram, missing
@@ -486,7 +545,7 @@ class Shard:
             # Which keys went with the old rows is not known: a delta since then would lack them.
             rows.forget_removed(table.rows.version)
             table.rows = rows
-            self._pushes_at_load = None
+            self.pushes_at_load = None
 
     def adopt_rows(self, schema: TableSchema, rows: _core.Table) -> None:
         """Serve these rows, which bring their marks along, in the place of a table without rows."""
@@ -497,19 +556,27 @@ class Shard:
 
     def raise_version(self, version: int) -> None:
         """Rows that change from now on are stamped with this version, or a later one."""
-        with self._lock:
+        with self.journal.changing(), self._lock:
+            self.journal.record("log.version", {"version": version})
             self.version = max(self.version, version)
             for table in self.tables.values():
                 table.rows.raise_version(self.version)
 
+    def forget_removed(self, version: int) -> None:
+        """No delta asks any more for keys removed with a version up to this one."""
+        with self.journal.changing():
+            self.journal.record("log.forget", {"version": version})
+            for table in list(self.tables.values()):
+                table.rows.forget_removed(version)
+
     def note_load(self) -> None:
         """What is here is what has just been loaded, until the next push."""
         with self._lock:
-            self._pushes_at_load = self.num_pushes
+            self.pushes_at_load = self.num_pushes
 
     @property
     def is_as_loaded(self) -> bool:
-        return self._pushes_at_load == self.num_pushes
+        return self.pushes_at_load == self.num_pushes
 
     def blocks_locked(self) -> threading.Lock:
         return self._blocks_lock
@@ -519,9 +586,13 @@ def _rule_values(values: Mapping[str, Any]) -> _core.RuleValues:
     return _core.RuleValues(**values)
 
 
-def _complete(deferred: Deferred, answer: Callable[[], Reply]) -> None:
+def _complete(
+    deferred: Deferred, answer: Callable[[], Reply], failure: Exception | None = None
+) -> None:
     """Answer a request that has waited; its error is its own, not that of the push that woke it."""
     try:
+        if failure is not None:
+            raise failure
         deferred.reply(answer())
     except TriremeError as error:
         deferred.fail(error)

@@ -8,11 +8,12 @@ never splits a step: no server has applied it. Not thread-safe: the shard locks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.ps.wire import Push
+from trireme.ps.wire import Push, need_list
 
 Waiter = Callable[[], None]
 
@@ -23,6 +24,20 @@ class Member:
 
     first: int
     end: int | None
+
+
+def members_of(body: Mapping[str, Any]) -> dict[int, Member]:
+    """The members of a group. Raises BadRequest."""
+    members = {}
+    for member in need_list(body, "members", list):
+        match member:
+            case [int(stream), int(first), int() | None as end]:
+                members[stream] = Member(first, end)
+            case _:
+                raise BadRequest(
+                    f"ps.group: expected members [stream, first step, end or nil], found {member!r}"
+                )
+    return members
 
 
 class Staging:
@@ -36,23 +51,28 @@ class Staging:
         self._waiters: list[tuple[int, Waiter]] = []
 
     def set_group(self, version: int, members: Mapping[int, Member]) -> None:
-        """Adopt the coordinator's group if it is newer; a stream that has left has staged
-        everything.
+        """Adopt the coordinator's group if it is newer, and apply what waited for that; a stream
+        that has left has staged everything.
         """
-        if version <= self._version:
-            return
+        if self.is_newer(version):
+            self.adopt_group(version, members)
+            self.advance()
+
+    def is_newer(self, version: int) -> bool:
+        """Whether a group of this version is newer than the one here."""
+        return version > self._version
+
+    def adopt_group(self, version: int, members: Mapping[int, Member]) -> None:
+        """Adopt a group, and apply nothing."""
         self._version = version
         self._members = dict(members)
         firsts = [member.first for member in members.values()]
         if firsts and not self._staged:
             self.applied = max(self.applied, min(firsts) - 1)
-        self._advance()
 
-    def stage(self, push: Push) -> None:
-        """Hold a push. Staging it again, or after its step was applied, changes nothing.
-
-        Raises:
-            BadRequest: its stream is no member of the step, or the members push different rates.
+    def check(self, push: Push) -> None:
+        """Raises BadRequest where `stage` may not be: the push's stream is no member of the step,
+        or the members push different rates.
         """
         if push.step <= self.applied:
             return
@@ -62,9 +82,18 @@ class Staging:
                 f"push: step {self.applied + 1} is being staged and stream {push.stream} is"
                 f" {member}, found step {push.step}"
             )
-        staged = self._staged.setdefault(push.step, {})
-        for other in staged.values():
+        for other in self._staged.get(push.step, {}).values():
             _check_same_rates(push, other)
+
+    def stage(self, push: Push) -> None:
+        """Hold a push. Staging it again, or after its step was applied, changes nothing.
+
+        Raises: as `check`.
+        """
+        self.check(push)
+        if push.step <= self.applied:
+            return
+        staged = self._staged.setdefault(push.step, {})
         held = staged.get(push.stream)
         if held is None or push.map_version > held.map_version:  # re-sent after buckets moved here
             staged[push.stream] = push
@@ -78,7 +107,7 @@ class Staging:
                 f"pull: stream {stream} says that step {step} is staged, it is not here"
             )
         self._declared[stream] = max(self._declared.get(stream, 0), step)
-        self._advance()
+        self.advance()
 
     def when_applied(self, step: int, waiter: Waiter) -> bool:
         """True if `step` is applied already; else calls `waiter` once when it is."""
@@ -109,7 +138,8 @@ class Staging:
     def _has_declared(self, stream: int, member: Member, step: int) -> bool:
         return self._declared.get(stream, 0) >= step or member.end is not None
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Apply the steps that wait for nobody any more."""
         while True:
             step = self.applied + 1
             members = {
@@ -121,18 +151,41 @@ class Staging:
                 self._has_declared(stream, member, step) for stream, member in members.items()
             ):
                 break
-            staged = self._staged.get(step, {})
-            missing = members.keys() - staged.keys()
+            missing = members.keys() - self._staged.get(step, {}).keys()
             if missing:
                 raise BadRequest(f"step {step}: streams {sorted(missing)} left without staging it")
-            # Marks make this safe to repeat, should it fail half-way (a full bucket, say).
-            self._apply([staged[stream] for stream in sorted(staged)])
-            del self._staged[step]
-            self.applied = step
+            self.apply_step(step)
         ready = [waiter for step, waiter in self._waiters if step <= self.applied]
         self._waiters = [(step, waiter) for step, waiter in self._waiters if step > self.applied]
         for waiter in ready:
             waiter()
+
+    def apply_step(self, step: int) -> None:
+        """Apply what is staged of the next step."""
+        staged = self._staged[step]
+        # Marks make this safe to repeat, should it fail half-way (a full bucket, say).
+        self._apply([staged[stream] for stream in sorted(staged)])
+        del self._staged[step]
+        self.applied = step
+
+    # ---- the log ----
+
+    def state(self) -> dict[str, Any]:
+        """All but the staged pushes, in msgpack's types. What streams have declared they say again
+        after a restart: their pulls have not been answered.
+        """
+        members = [[s, member.first, member.end] for s, member in self._members.items()]
+        return {"applied": self.applied, "version": self._version, "members": members}
+
+    def install(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.applied, self._version = int(state["applied"]), int(state["version"])
+        self._members = {s: Member(first, end) for s, first, end in state["members"]}
+
+    def staged(self) -> Iterator[Push]:
+        """The pushes that are held."""
+        for of_step in self._staged.values():
+            yield from of_step.values()
 
 
 def _check_same_rates(push: Push, other: Push) -> None:

@@ -30,7 +30,8 @@ to the console. If one process fails, all are stopped; the exit code is that of 
 failed, 128 + n if signal n ended it or stopped the job, 2 for a wrong command.
 
 Environment, for every process that is started:
-  TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_INSECURE=1   as the options, which win
+  TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_INSECURE=1, TRIREME_DURABILITY,
+  TRIREME_STATE_DIR, TRIREME_LOG_BYTES   as the options, which win
   TRIREME_METRICS   as --metrics PORT: server i gets PORT + i, worker i the i-th behind the servers;
                     with port 0 each process takes a free one and says so in its log
   TRIREME_THREADS, OMP_NUM_THREADS   threads of Trireme and of torch; default: a share of the cores
@@ -144,6 +145,9 @@ def _launch(arguments: argparse.Namespace) -> int:
             keys=arguments.keys,
             root=arguments.root,
             metrics=arguments.metrics,
+            durability=arguments.durability,
+            state_dir=arguments.state_dir,
+            log_bytes=arguments.log_bytes,
         )
     )
 

@@ -65,6 +65,25 @@ def add_common(command: argparse.ArgumentParser) -> None:
         metavar="[HOST:]PORT",
         help="answer /metrics and /healthz there; port 0: any free one; default: nowhere",
     )
+    add(
+        "--durability",
+        choices=roles.DURABILITIES,
+        help="what of a server outlives it: nothing (the default), what it has acknowledged when it"
+        " is killed, or also when the machine goes down",
+    )
+    add(
+        "--state_dir",
+        metavar="DIR",
+        type=Path,
+        help="where that is kept, each server apart; of launch by default LOG_DIR/state",
+    )
+    add(
+        "--log_bytes",
+        type=int,
+        metavar="N",
+        help="how much a server logs before a snapshot takes its place, but as much as the snapshot"
+        " has; default: 2 GiB",
+    )
 
 
 def seconds(text: str) -> float:

@@ -20,7 +20,8 @@ coordinator. It ends with code 0 when all workers have said goodbye, or at SIGTE
 when those that have not are silent for twice the timeout.
 
 Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
-TRIREME_METRICS and TRIREME_INSECURE=1 say the same as the options, which win.
+TRIREME_METRICS, TRIREME_INSECURE=1, TRIREME_DURABILITY, TRIREME_STATE_DIR and TRIREME_LOG_BYTES say
+the same as the options, which win.
 """
     + KEYS
 )
@@ -44,6 +45,9 @@ def _server(arguments: argparse.Namespace) -> int:
         insecure=arguments.insecure or None,
         keys=arguments.keys,
         root=arguments.root,
+        durability=arguments.durability,
+        state_dir=None if arguments.state_dir is None else str(arguments.state_dir),
+        log_bytes=arguments.log_bytes,
         threads=arguments.threads,
         metrics=arguments.metrics,
     )

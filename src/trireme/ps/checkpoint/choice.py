@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trireme import _core
 from trireme.errors import BadRequest
 from trireme.ps.checkpoint.hot import Budget, bins_of
 from trireme.ps.checkpoint.jobs import Progress, in_parallel
@@ -90,10 +89,9 @@ def takes_gains(manifest: Manifest, schema: TableSchema) -> bool:
     return manifest.mode in ("base", "delta") and schema.is_scored
 
 
-def settle_rows(rows: _core.Table, batch: Any, pool: _core.Pool) -> None:
-    """Subtract what these rows of a file had gained from those of the table."""
-    keys, gained = (np.array(batch[name]) for name in ("key", "delta_score"))
-    rows.settle(keys, gained, pool)
+def gains_of(batch: Any) -> tuple[Array, Array]:
+    """The keys of these rows of a file, and what each had gained since the last export."""
+    return np.array(batch["key"]), np.array(batch["delta_score"])
 
 
 def _settle_piece(
@@ -101,5 +99,8 @@ def _settle_piece(
 ) -> None:
     columns = Columns.of(RowLayout.of(table.schema, table.rows))
     for _, batch in read_piece(storage, piece, columns.schema):
-        settle_rows(table.rows, batch, shard.pool)
+        keys, gained = gains_of(batch)
+        with shard.journal.judging():
+            shard.journal.record("log.settle", {"table": table.schema.name}, [keys, gained])
+            table.rows.settle(keys, gained, shard.pool)
         progress.add(batch.num_rows)

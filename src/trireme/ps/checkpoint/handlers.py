@@ -128,9 +128,10 @@ class CheckpointHandlers:
         if checked is None or (checked[1].manifest.id, checked[1].order) != expected:
             raise BadRequest(
                 f"checkpoint.load: expected a load that was checked before, found {storage.name}:"
-                " another load has begun since"
+                " another load has begun since, or the server was started again"
             )
-        checked[1].apply(progress)
+        with self._shard.journal.replacing():
+            checked[1].apply(progress)
         return {}
 
     def _settle(
@@ -139,9 +140,8 @@ class CheckpointHandlers:
         manifest = read_manifest(storage)
         settle(self._shard, storage, manifest, progress)
         self._shard.counts.note_checkpoint(manifest.mode)
-        forget = need_version(body, "forget")
-        for table in list(self._shard.tables.values()):
-            table.rows.forget_removed(forget)
+        self._shard.forget_removed(need_version(body, "forget"))
+        self._shard.journal.wait_kept()
         return {}
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from trireme import _core
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
 from trireme.ps.checkpoint.block_files import read_blocks
-from trireme.ps.checkpoint.choice import settle_rows, takes_gains
+from trireme.ps.checkpoint.choice import gains_of, takes_gains
 from trireme.ps.checkpoint.jobs import Progress, in_parallel
 from trireme.ps.checkpoint.manifest import BlocksFile, FileEntry, Manifest, Piece
 from trireme.ps.checkpoint.row_files import Buckets, Columns, cells_of, read_piece
@@ -210,7 +210,7 @@ class Load:
         except BadRequest as error:
             raise Corruption(f"{self._storage.name}/{piece.rows.path}: {error}") from error
         if takes_gains(manifest, manifest.tables[name].schema):
-            settle_rows(rows, batch, self._shard.pool)
+            rows.settle(*gains_of(batch), self._shard.pool)
 
     def _set_marks(self, table: ServedTable, marks: Mapping[int, Array]) -> None:
         """The marks of this server's buckets: (4096,) per stream; 0 for streams not given."""

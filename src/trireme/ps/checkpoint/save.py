@@ -60,14 +60,29 @@ def save_shard(
     known = max((t.rows.removed_known_since for t in list(shard.tables.values())), default=0)
     if order.since == 0 and known > order.removed_since:  # no delta can follow what came before
         order = replace(order, removed_since=0)
+    return {
+        **write_shard(shard, storage, order.prefix, lambda _: order, progress),
+        "streams": streams,
+        "removed_known": order.removed_since > 0,
+    }
+
+
+def write_shard(
+    shard: Shard,
+    storage: Storage,
+    prefix: str,
+    order_of: Callable[[ServedTable], SaveOrder],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Write the rows and blocks here as each table's order says; returns them as the manifest has
+    them.
+    """
     owned = shard.map().owned_by(shard.index)
     tables: dict[str, Any] = {}
     blocks: list[dict[str, Any]] = []
-    tasks: list[Callable[[], None]] = [
-        lambda: blocks.extend(save_blocks(shard, storage, order.prefix))
-    ]
+    tasks: list[Callable[[], None]] = [lambda: blocks.extend(save_blocks(shard, storage, prefix))]
     for number, (name, table) in enumerate(sorted(shard.tables.items())):
-        save = _TableSave(table, storage, f"{order.prefix}tables/{number}", order, progress)
+        save = _TableSave(table, storage, f"{prefix}tables/{number}", order_of(table), progress)
         tables[name] = {"schema": table.schema.to_wire(), "pieces": save.pieces}
         tasks += save.tasks(owned)
     in_parallel(tasks, progress)
@@ -75,8 +90,6 @@ def save_shard(
         "tables": tables,
         "optimizer": shard.blocks.class_name if blocks else None,
         "blocks": blocks,
-        "streams": streams,
-        "removed_known": order.removed_since > 0,
     }
 
 

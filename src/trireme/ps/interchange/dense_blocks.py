@@ -52,7 +52,7 @@ class BlockHandlers:
             for block_id, names in need_list(request.body, "blocks", list)
         }
         arrays.end()
-        with self._shard.blocks_locked():
+        with self._shard.journal.replacing(), self._shard.blocks_locked():
             blocks = self._shard.blocks
             for block_id, tensors in given.items():
                 if block_id not in blocks:

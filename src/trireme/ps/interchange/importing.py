@@ -158,10 +158,12 @@ class ImportHandlers:
         del self._staged[name]
         if not need(request.body, "commit", bool):
             return
-        if need(request.body, "replace", bool):
-            self._shard.replace_rows(name, staged.rows)
-        else:
-            staged.merge_into(self._shard.table(name))
+        replace = need(request.body, "replace", bool)
+        with self._shard.journal.replacing():
+            if replace:
+                self._shard.replace_rows(name, staged.rows)
+            else:
+                staged.merge_into(self._shard.table(name))
 
 
 def for_each_file(

@@ -1,0 +1,170 @@
+"""Which workers of a job are there, as one server sees it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from trireme.errors import BadRequest, Unavailable
+from trireme.ps.coordinator import WORKERS_MAX
+from trireme.ps.journal import Journal
+from trireme.ps.shard import Handler
+from trireme.ps.wire import need
+from trireme.rpc import Reply, Request
+
+REPORTED = ("retries", "planned", "pulled", "pushes")
+
+
+class Attendance:
+    """Which workers are attached, when each was last heard, and whether the job is over. Threads:
+    any.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.journal = Journal()
+        self._changed = threading.Condition()
+        self._num_workers: int | None = None
+        self._last_heard: dict[int, float] = {}
+        self._gone: dict[int, int] = {}  # worker -> its incarnation that said goodbye
+        self._reports: dict[int, dict[str, int]] = {}
+        self._stopped: str | None = None
+        self._is_over = False
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "server.ready": lambda _: Reply(),
+            "server.alive": self._on_alive,
+            "server.goodbye": self._on_goodbye,
+            "server.attendance": self._on_attendance,
+        }
+
+    def _on_alive(self, request: Request) -> Reply:
+        with self._changed:
+            worker, incarnation = self._hear(request)
+            self._reports[worker] = _report(request)
+            # A successor; else late by the network.
+            is_back = worker in self._gone and incarnation > self._gone[worker]
+        if is_back:
+            with self.journal.changing():
+                self.journal.record("server.alive", request.body)
+                self.take_back(worker)
+        return Reply()
+
+    def take_back(self, worker: int) -> None:
+        """A successor of a worker that had said goodbye has come."""
+        with self._changed:
+            self._gone.pop(worker, None)
+            self._is_over = False
+
+    def _on_goodbye(self, request: Request) -> Reply:
+        with self.journal.changing(), self._changed:
+            worker, incarnation = self._hear(request)
+            self.journal.record("server.goodbye", request.body)
+            self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
+        self.journal.wait_kept()  # not an answer for later: the last one ends the server
+        with self._changed:
+            self._end_if_all_are_gone()
+        return Reply()
+
+    def _end_if_all_are_gone(self) -> None:
+        self._is_over = len(self._gone) == self._num_workers
+        self._changed.notify_all()
+
+    def gone(self) -> list[list[int]]:
+        """[worker, number of workers, incarnation] of each that has said goodbye."""
+        with self._changed:
+            return [[w, self._num_workers or 0, i] for w, i in sorted(self._gone.items())]
+
+    def install(self, gone: Iterable[Sequence[int]]) -> None:
+        """These have said goodbye before this process began. The others are given time to be
+        heard.
+        """
+        with self._changed:
+            for worker, num_workers, incarnation in gone:
+                self._num_workers = num_workers
+                self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
+                self._last_heard.setdefault(worker, self._clock())
+                self._end_if_all_are_gone()
+
+    def _hear(self, request: Request) -> tuple[int, int]:
+        worker = need(request.body, "worker", int)
+        num_workers = need(request.body, "num_workers", int)
+        incarnation = need(request.body, "incarnation", int)
+        if not 0 <= worker < num_workers <= WORKERS_MAX:
+            raise BadRequest(
+                f"server: expected 0 <= worker < num_workers <= {WORKERS_MAX},"
+                f" found {worker} and {num_workers}"
+            )
+        self._num_workers = num_workers
+        self._last_heard[worker] = self._clock()
+        return worker, incarnation
+
+    def _on_attendance(self, request: Request) -> Reply:
+        within_s = need(request.body, "within_s", float)
+        with self._changed:
+            since = self._clock() - within_s
+            silent = [
+                worker
+                for worker in range(self._num_workers or 0)
+                if worker in self._gone or self._last_heard.get(worker, -math.inf) < since
+            ]
+        return Reply({"silent": silent})
+
+    def silences_s(self) -> dict[int, float]:
+        """Seconds since each worker was heard, of those that have not said goodbye."""
+        with self._changed:
+            now = self._clock()
+            return {
+                worker: now - heard
+                for worker, heard in sorted(self._last_heard.items())
+                if worker not in self._gone
+            }
+
+    def reports(self) -> dict[int, dict[str, int]]:
+        """What each worker that has not said goodbye said of itself last."""
+        with self._changed:
+            known = sorted(self._reports.items())
+            return {worker: dict(said) for worker, said in known if worker not in self._gone}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all workers have said goodbye."""
+        return self._is_over
+
+    def stop(self, reason: str) -> None:
+        """End the wait from another thread or a signal handler."""
+        with self._changed:
+            self._stopped = reason
+            self._changed.notify_all()
+
+    def wait(self, silence_s: float) -> str:
+        """Wait for the end of the job; returns why it is over.
+
+        Raises:
+            Unavailable: workers have not said goodbye, and none has been heard for `silence_s`.
+        """
+        with self._changed:
+            while True:
+                if self._stopped is not None:
+                    return self._stopped
+                if self._num_workers is not None:
+                    if self.is_over:
+                        return "all workers have said goodbye"
+                    missing = sorted(set(range(self._num_workers)) - self._gone.keys())
+                    if self._clock() - max(self._last_heard.values()) > silence_s:
+                        raise Unavailable(
+                            f"server: workers {missing} have been silent for {silence_s:.0f} s"
+                            " without saying goodbye"
+                        )
+                self._changed.wait(timeout=1.0)
+
+
+def _report(request: Request) -> dict[str, int]:
+    """What a worker says of itself: numbers by names of this list."""
+    said = need({"report": {}, **request.body}, "report", dict)
+    if not said.keys() <= set(REPORTED):
+        raise BadRequest(f"server.alive: expected reports of {REPORTED}, found {list(said)}"[:500])
+    return {what: need(said, what, int) for what in said}

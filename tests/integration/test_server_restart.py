@@ -1,0 +1,240 @@
+"""Servers are killed at random moments and started again: no push that was acknowledged is lost,
+none is applied twice, and in sync nothing differs from a run that nobody has disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+import trireme as tr
+from tests.integration import test_sync
+from tests.integration.durable import SERVER, DurableServers
+from tests.jobs import Job, in_threads
+from tests.long import pick
+from tests.programs import Template
+from tests.property.seeds import SEED
+from trireme import _core
+from trireme.cluster import Cluster
+from trireme.errors import Corruption, ResourceExhausted, SchemaMismatch
+from trireme.optim import values_of_group
+from trireme.ps.client import Step, TableGradient
+
+NUM_KEYS, DIM = 400, 2
+NUM_PUSHES = {"process": pick(short=100, long=2000), "machine": pick(short=40, long=500)}
+NUM_KILLS = pick(short=3, long=30)
+TABLE = tr.Table("t", dim=DIM, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
+VALUES = values_of_group(TABLE.optimizer.group(), 1)
+
+
+def some_keys(cluster: Cluster, seed: int) -> np.ndarray:
+    keys = np.random.default_rng(seed).choice(NUM_KEYS, 60, replace=False).astype(np.uint64)
+    return _core.unique(keys, cluster.pool)[0]
+
+
+def push(cluster: Cluster, sequence: int, *, step: int = 0) -> np.ndarray:
+    keys = some_keys(cluster, 10_000 * cluster.worker + sequence)
+    gradient = TableGradient(keys, np.zeros((len(keys), DIM), dtype=np.float32), VALUES)
+    cluster.client.push(Step(sequence, step, [], examples=1), {"t": gradient}, staged=step > 0)
+    return keys
+
+
+def counts(cluster: Cluster) -> np.ndarray:
+    """How often each key was pushed, as the servers have it."""
+    keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+    found = np.zeros(NUM_KEYS)
+    found[keys.astype(np.int64)] = cluster.client.pull({"t": keys}).rows["t"][:, 0]
+    return found
+
+
+@contextmanager
+def killing(servers: DurableServers, random: Random) -> Iterator[threading.Event]:
+    """While the block runs, random servers are killed and started again, now and then once more
+    before they serve. The event is set after the last time.
+    """
+    is_over, is_done = threading.Event(), threading.Event()
+
+    def run() -> None:
+        while servers.num_kills < NUM_KILLS and not is_over.wait(random.uniform(0, 0.4)):
+            server = random.randrange(len(servers.addresses))
+            servers.kill(server)
+            while random.random() < 0.3:
+                program = servers.launch(server)
+                if random.random() < 0.5:
+                    program.wait_line("^trireme: server")
+                servers.kill(server)
+            servers.start(server)
+        is_done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield is_done
+    finally:
+        is_over.set()
+        thread.join()
+    print(f"{servers.num_kills} kills")
+
+
+@pytest.mark.parametrize("durability", ["process", "machine"])
+def test_every_push_counts_once_whenever_servers_are_killed(
+    programs: Template, tmp_path: Path, durability: str
+) -> None:
+    print(f"seed {SEED}")
+    random = Random(f"{SEED} {durability}")
+    num_workers = 2
+    with DurableServers(programs, 2, tmp_path, durability=durability) as servers:
+        clusters = in_threads([lambda w=w: servers.join(w, num_workers) for w in (0, 1)])
+        for cluster in clusters:
+            cluster.ensure_table(TABLE)
+        expected = [np.zeros(NUM_KEYS) for _ in clusters]
+        with killing(servers, random) as is_done:
+
+            def work(cluster: Cluster) -> None:
+                sequence = 0
+                while sequence < NUM_PUSHES[durability] or not is_done.is_set():
+                    sequence += 1
+                    expected[cluster.worker][push(cluster, sequence).astype(np.int64)] += 1
+
+            in_threads([lambda c=c: work(c) for c in clusters])
+        assert np.array_equal(counts(clusters[0]), sum(expected))
+        in_threads([cluster.close for cluster in clusters])
+        for server in (0, 1):
+            servers.program(server).wait_line("all workers have said goodbye")
+            assert servers.program(server).finish() == 0
+            assert [p.name for p in servers.state_dir(server).iterdir()] == ["lock"]
+
+
+def test_sync_training_is_bit_equal_whenever_servers_are_killed(
+    programs: Template, tmp_path: Path
+) -> None:
+    print(f"seed {SEED}")
+    rule = test_sync.RULES["adam"]
+    with Job(2) as job:
+        expected = job.run(2, lambda cluster: test_sync.train(cluster, rule, [cluster.worker]))[0]
+    with DurableServers(programs, 2, tmp_path) as servers:
+        clusters = in_threads([lambda w=w: servers.join(w, 2) for w in (0, 1)])
+        with killing(servers, Random(f"{SEED} sync")):
+            found = in_threads(
+                [lambda c=c: test_sync.train(c, rule, [c.worker]) for c in clusters]
+            )[0]
+        in_threads([cluster.close for cluster in clusters])
+    for name, weights in expected.items():
+        assert np.array_equal(found[name], weights), name
+
+
+def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_path: Path) -> None:
+    """At a barrier, at the beginning of a pass and at its end; each worker gets the same answers as
+    the others, once.
+    """
+    print(f"seed {SEED}")
+    random = Random(f"{SEED} coordinator")
+    num_workers, num_rounds = 2, pick(short=3, long=20)
+    with DurableServers(programs, 1, tmp_path) as servers:
+        clusters = in_threads([lambda w=w: servers.join(w, num_workers) for w in (0, 1)])
+        for cluster in clusters:
+            cluster.ensure_table(TABLE)
+
+        def work(cluster: Cluster) -> tuple[list[int], list[list[int]]]:
+            steps, met, sequence, client = [], [], 0, cluster.client
+            for number in range(num_rounds):
+                steps.append(client.begin_pass())
+                for step in range(steps[-1], steps[-1] + 2 + cluster.worker):
+                    sequence += 1
+                    push(cluster, sequence, step=step)
+                    client.pull({}, staged=step)
+                client.leave(step + 1)
+                brought = {"round": number, "worker": cluster.worker}
+                gathered = client.gather(brought, [np.arange(number)], purpose=f"{number}")
+                met.append([body["worker"] for body, _ in gathered])
+                assert all(body["round"] == number for body, _ in gathered)
+                assert all(len(arrays[0]) == number for _, arrays in gathered)
+            return steps, met
+
+        with killing(servers, random):
+            results = in_threads([lambda c=c: work(c) for c in clusters])
+        assert (
+            results[0]
+            == results[1]
+            == ([1 + 3 * n for n in range(num_rounds)], [[0, 1]] * num_rounds)
+        )
+        total = np.zeros(NUM_KEYS)
+        for worker, num_steps in ((0, 2), (1, 3)):
+            for sequence in range(1, num_steps * num_rounds + 1):
+                total[some_keys(clusters[worker], 10_000 * worker + sequence).astype(np.int64)] += 1
+        assert counts(clusters[0]).sum() <= total.sum()  # a key of both counts once in a step
+        in_threads([cluster.close for cluster in clusters])
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_server_that_has_lost_its_disk_is_never_taken_for_the_old_one(
+    programs: Template, tmp_path: Path, server: int
+) -> None:
+    with DurableServers(programs, 2, tmp_path) as servers:
+        cluster = servers.join(0, 1)
+        cluster.ensure_table(TABLE)
+        push(cluster, 1)
+        servers.kill(server)
+        shutil.rmtree(servers.state_dir(server))
+        servers.start(server)
+        with pytest.raises(Corruption, match="load the newest checkpoint"):
+            push(cluster, 2)
+        with pytest.raises((Corruption, SchemaMismatch), match=r"newest checkpoint|--state_dir"):
+            servers.join(0, 1)
+        cluster.abandon()
+
+
+def test_a_server_that_keeps_nothing_says_so_when_it_comes_back(
+    programs: Template, tmp_path: Path
+) -> None:
+    with DurableServers(programs, 2, tmp_path, durability="none") as servers:
+        cluster = servers.join(0, 1)
+        cluster.ensure_table(TABLE)
+        push(cluster, 1)
+        servers.kill(1)
+        servers.start(1)
+        with pytest.raises(Corruption, match="--durability process keeps"):
+            push(cluster, 2)
+        cluster.abandon()
+
+
+def test_a_full_disk_refuses_pushes_and_spares_what_was_acknowledged(
+    programs: Template, small_disk: Path
+) -> None:
+    with DurableServers(programs, 1, small_disk, log_bytes=1 << 30) as servers:
+        other_file = small_disk / "other"
+        other_file.write_bytes(bytes(300_000))
+        cluster = servers.join(0, 1)
+        cluster.ensure_table(TABLE)
+        expected, sequence = np.zeros(NUM_KEYS), 0
+        with contextlib.suppress(ResourceExhausted):
+            while True:
+                sequence += 1
+                expected[push(cluster, sequence).astype(np.int64)] += 1
+        with pytest.raises(ResourceExhausted, match="log-00000001: No space left on device"):
+            push(cluster, sequence)
+        assert np.array_equal(counts(cluster), expected)
+        servers.kill(0)
+        other_file.unlink()
+        servers.start(0)
+        assert np.array_equal(counts(cluster), expected)
+        assert cluster.client.stream_position().sequence == sequence - 1
+        expected[push(cluster, sequence).astype(np.int64)] += 1
+        assert np.array_equal(counts(cluster), expected)
+        cluster.abandon()
+
+
+def test_one_state_folder_serves_one_process(programs: Template, tmp_path: Path) -> None:
+    with DurableServers(programs, 1, tmp_path) as servers:
+        options = ["--durability", "process", "--state_dir", str(servers.state_dir(0))]
+        with programs.start("second", [*SERVER, *options, "--listen", "127.0.0.1:0"], {}) as second:
+            second.wait_line("found another process that uses it; give each server another")
+            assert second.finish() == 2

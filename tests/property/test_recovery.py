@@ -1,0 +1,206 @@
+"""Random requests to a server that starts again now and then, with and without snapshots between,
+and to one that does not: both hold the same bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trireme as tr
+from tests.long import pick
+from tests.property.seeds import SEED, named_in_failure
+from tests.tables import snapshot
+from trireme import _core
+from trireme.optim import values_of_group
+from trireme.ps.attendance import Attendance
+from trireme.ps.blocks import BlockSpec
+from trireme.ps.coordinator import Coordinator
+from trireme.ps.handlers import handlers_of
+from trireme.ps.log.durability import Durability, kept
+from trireme.ps.routing import BucketMap
+from trireme.ps.shard import Shard
+from trireme.ps.wire import BlocksPush, Push, TablePush
+from trireme.rpc import Reply, Request
+
+NUM_KEYS, DAY = 300, 86_400
+NUM_REQUESTS = pick(short=60, long=2000)
+TABLES = {
+    "plain": tr.Table("plain", dim=3, optimizer=tr.optim.Adam(lr=0.1), seed=5),
+    "scored": tr.Table(
+        "scored",
+        dim=2,
+        optimizer=tr.optim.Adagrad(lr=0.1),
+        policy=tr.policy.ScorePolicy(
+            delete_after_unseen_days=2, show_click=tr.policy.ShowClick("show", "click")
+        ),
+        admit=tr.policy.CountFilter(2),
+        dtype="bfloat16",
+    ),
+}
+SPECS = [BlockSpec("w", 0, 8, 0), BlockSpec("v", 0, 5, 1)]
+GROUPS = [{"lr": 0.1, "betas": [0.9, 0.999]}, {"lr": 0.2, "betas": [0.9, 0.99]}]
+
+
+class Served:
+    """A server without a network; `folder` None: one that keeps nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.open()
+
+    def open(self) -> None:
+        self._exit = ExitStack()
+        self.shard, coordinator, attendance = Shard(_core.Pool(1)), Coordinator(), Attendance()
+        durability = Durability()
+        if self.folder is not None:
+            durability = Durability(mode="process", folder=self.folder, log_bytes=1 << 40)
+        self._exit.enter_context(kept(durability, self.shard, coordinator, attendance))
+        self.handlers = handlers_of(
+            self.shard, coordinator, attendance.handlers(), self.folder or Path("/")
+        )
+
+    def restart(self) -> None:
+        if self.folder is not None:
+            self._exit.close()
+            self.open()
+
+    def snapshot(self) -> None:
+        with self.shard.journal.replacing():
+            pass
+
+    def ask(self, method: str, body: dict[str, Any], arrays: list[Any] | None = None) -> None:
+        request = Request(1, method, body, arrays or [], "test", "test", "", time.monotonic() + 10)
+        answer = self.handlers[method](request)
+        assert answer is None or isinstance(answer, Reply)
+
+    def content(self) -> dict[str, Any]:
+        shard = self.shard
+        return {
+            **{name: snapshot(table.rows) for name, table in shard.tables.items()},
+            "removed": [
+                shard.tables["scored"].rows.snapshot(bucket, 2).removed.tolist()
+                for bucket in range(0, 4096, 64)
+            ],
+            "blocks": {
+                spec.id: (
+                    {n: t.tolist() for n, t in shard.blocks.state_of(spec.id).items()},
+                    shard.blocks.marks[spec.id],
+                )
+                for spec in shard.blocks.specs()
+            },
+            "streams": shard.applied_streams(),
+            "applied": shard.staging.applied,
+            "version": [table.rows.version for table in shard.tables.values()],
+            "pushes": shard.num_pushes,
+        }
+
+    def close(self) -> None:
+        self._exit.close()
+
+
+class Requests:
+    """Random requests of two streams, the same to every server."""
+
+    def __init__(self, random: Random, *, is_sync: bool) -> None:
+        self.random, self.rng = random, np.random.default_rng(random.getrandbits(32))
+        self.is_sync = is_sync
+        self.sequences = {0: 0, 1: 0}
+        self.step = 0
+        self.time = 10 * DAY
+        self.version = 1
+
+    def first(self) -> list[tuple[str, dict[str, Any], list[Any]]]:
+        bucket_map = BucketMap.even(("a:1",)).with_blocks([spec.id for spec in SPECS])
+        self.map = bucket_map.version
+        join = {"servers": ["a:1"], "worker": 0, "num_workers": 1, "token": "a"}
+        requests: list[tuple[str, dict[str, Any], list[Any]]] = [
+            ("coord.join", join, []),
+            ("ps.map", {"map": bucket_map.to_wire(), "index": 0, "job": "j", "state": ""}, []),
+        ]
+        for table in TABLES.values():
+            requests.append(("ps.create_table", {"schema": table.schema.to_wire()}, []))
+        blocks = {"map": self.map, "optimizer": "Adam", "groups": GROUPS}
+        blocks["blocks"] = [spec.to_wire() for spec in SPECS]
+        requests.append(("ps.create_blocks", blocks, [np.ones(13, np.float32)]))
+        members = [[0, 1, None], [1, 1, None]]
+        if self.is_sync:
+            requests.append(("ps.group", {"version": 1, "members": members}, []))
+        return requests
+
+    def next(self) -> list[tuple[str, dict[str, Any], list[Any]]]:
+        kind = self.random.random()
+        self.time += self.random.randrange(DAY // 10)
+        if kind < 0.05:
+            body = {"slices": 1, "slice": 0, "time": self.time, "day_over": kind < 0.02}
+            return [("policy.shrink", body, [])]
+        if kind < 0.1:
+            self.version += 1
+            return []
+        if not self.is_sync:
+            return [self.push(self.random.randrange(2), 0)]
+        self.step += 1
+        pushes = [self.push(stream, self.step) for stream in (0, 1)]
+        return [*pushes, ("declare", {"step": self.step}, [])]
+
+    def push(self, stream: int, step: int) -> tuple[str, dict[str, Any], list[Any]]:
+        self.sequences[stream] += 1
+        tables = []
+        for name, table in TABLES.items():
+            keys = self.rng.choice(NUM_KEYS, self.random.randrange(40), replace=False)
+            columns = {}
+            if name == "scored":
+                columns["show_click"] = self.rng.random((len(keys), 2), np.float32)
+                columns["feature"] = self.rng.integers(0, 9, len(keys), np.uint32)
+                columns["count"] = np.ones(len(keys), np.uint32)
+            gradients = self.rng.normal(size=(len(keys), table.dim)).astype(np.float32)
+            values = values_of_group(table.optimizer.group(), max(step, 1))
+            tables.append(TablePush(name, keys.astype(np.uint64), gradients, values, columns))
+        gradient = self.rng.normal(size=13).astype(np.float32)
+        absent = [SPECS[1].id] if self.random.random() < 0.3 else []
+        push = Push(
+            stream=stream, sequence=self.sequences[stream], incarnation=1, step=step,
+            staged=step > 0, computed_at=0, examples=8, position=(self.sequences[stream],),
+            time=self.time, map_version=self.map, export_version=0, tables=tables,
+            blocks=BlocksPush(GROUPS, gradient, absent),
+        )  # fmt: skip
+        return "ps.push", *push.to_wire()
+
+
+@pytest.mark.parametrize("is_sync", [False, True], ids=["async", "sync"])
+def test_a_server_that_starts_again_holds_what_it_held(tmp_path: Path, is_sync: bool) -> None:
+    random = Random(f"{SEED} recovery {is_sync}")
+    number = 0
+    with named_in_failure(lambda: f"request {number}"):
+        requests = Requests(random, is_sync=is_sync)
+        servers = [Served(None), Served(tmp_path)]
+        for request in requests.first():
+            for server in servers:
+                server.ask(*request)
+        for number in range(NUM_REQUESTS):  # noqa: B007 a failure names it
+            for method, body, arrays in requests.next():
+                for server in servers:
+                    happens = random.random()
+                    if happens < 0.1:
+                        server.restart()
+                    elif happens < 0.15:
+                        server.snapshot()
+                    if method == "declare":  # with their next pull, which is repeated if need be
+                        for stream in (1, 0):
+                            server.shard.staging.declare(stream, body["step"])
+                    else:
+                        server.ask(method, body, arrays)
+            for server in servers:
+                server.shard.raise_version(requests.version)
+        servers[1].restart()
+        found, expected = (server.content() for server in reversed(servers))
+        for name in expected:
+            assert found[name] == expected[name], name
+        for server in servers:
+            server.close()

@@ -1,0 +1,182 @@
+"""Segments, the log and documents: what was written is read, what was cut off is told from what was
+damaged, and nothing is half written.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trireme.errors import BadRequest, Corruption, ResourceExhausted
+from trireme.ps.log.document import Document
+from trireme.ps.log.folder import StateFolder
+from trireme.ps.log.log import Log
+from trireme.ps.log.segment import Record, Segment, SegmentReader, file_name
+
+STATE = bytes(range(16))
+RECORDS: list[Record] = [
+    ("ps.push", {"a": 1, "none": None}, [np.arange(3, dtype=np.uint64), np.ones((2, 1), "f4")]),
+    ("log.step", {"step": 7}, []),
+    ("ps.map", {"b": b"x" * 5}, [np.empty((0, 4), np.float32), np.arange(7, dtype=np.uint8)]),
+]
+
+
+def write(folder: Path, *, is_synced: bool = False, kept: tuple[int, ...] = (0, 0, 0)) -> list[int]:
+    """A segment of RECORDS; returns the offsets of their ends. kept: that each of them states, as
+    the number of a record.
+    """
+    segment = Segment(folder, 1, STATE, is_synced=is_synced)
+    ends = [segment.end]
+    for record, so_far in zip(RECORDS, kept, strict=True):
+        segment.append(Segment.pack(record), ends[so_far] if so_far else 0)
+        ends.append(segment.end)
+    segment.close()
+    return ends
+
+
+def read(folder: Path) -> tuple[list[Record], int]:
+    reader = SegmentReader(folder / file_name(1))
+    return [record for _, record in reader.records()], reader.end
+
+
+def same(found: list[Record], expected: list[Record]) -> bool:
+    return len(found) == len(expected) and all(
+        (a[0], a[1]) == (b[0], b[1])
+        and [x.dtype for x in a[2]] == [x.dtype for x in b[2]]
+        and all(np.array_equal(x, y) for x, y in zip(a[2], b[2], strict=True))
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    ends = write(tmp_path)
+    found, end = read(tmp_path)
+    assert same(found, RECORDS)
+    assert end == ends[-1] == (tmp_path / file_name(1)).stat().st_size
+    assert SegmentReader(tmp_path / file_name(1)).head.state == STATE
+
+
+def test_wherever_the_file_is_cut_off_the_whole_records_before_are_there(tmp_path: Path) -> None:
+    ends = write(tmp_path)
+    path = tmp_path / file_name(1)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        found, end = read(tmp_path)
+        num_whole = sum(size >= e for e in ends[1:])
+        assert same(found, RECORDS[:num_whole])
+        assert end == (ends[num_whole] if size >= ends[0] else 0)
+
+
+def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / file_name(1)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(Corruption, match=r"log-00000001"):
+            read(tmp_path)
+
+
+def test_what_a_machine_that_went_down_had_not_synced_is_cut_off(tmp_path: Path) -> None:
+    """The last record says that the first one was on the disk; the second one was not, for sure."""
+    ends = write(tmp_path, is_synced=True, kept=(0, 0, 1))
+    path = tmp_path / file_name(1)
+    whole = bytearray(path.read_bytes())
+    whole[ends[2] + 40] ^= 1
+    path.write_bytes(whole)
+    found, end = read(tmp_path)
+    assert same(found, RECORDS[:2])
+    assert end == ends[2]
+    path.write_bytes(bytes(whole[: ends[1]]) + bytes(1000))
+    assert read(tmp_path)[1] == ends[1]
+
+
+def test_damage_before_what_was_synced_is_an_error(tmp_path: Path) -> None:
+    ends = write(tmp_path, is_synced=True, kept=(0, 1, 2))
+    path = tmp_path / file_name(1)
+    whole = bytearray(path.read_bytes())
+    for at in (ends[0], ends[0] + 40, ends[1] + 3, ends[1] + 40):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(Corruption, match="log-00000001: the record at offset"):
+            read(tmp_path)
+
+
+def test_an_append_that_fails_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    log = Log(tmp_path, 1, STATE, is_synced=False)
+    log.append(RECORDS[0])
+    size = (tmp_path / file_name(1)).stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, hard))
+    try:
+        for _ in range(2):
+            with pytest.raises(ResourceExhausted, match="log-00000001: File too large"):
+                log.append(("ps.push", {}, [np.zeros(1000)]))
+            assert (tmp_path / file_name(1)).stat().st_size == size
+        with pytest.raises(ResourceExhausted, match="File too large"):
+            log.rotate([("log.state", {}, [np.zeros(1000)])])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == [file_name(1)]
+    log.append(RECORDS[1])
+    log.close()
+    assert same(read(tmp_path)[0], RECORDS[:2])
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_what_waits_is_told_when_it_is_kept_across_segments(
+    tmp_path: Path, is_synced: bool
+) -> None:
+    log = Log(tmp_path, 1, STATE, is_synced=is_synced)
+    told = []
+    all_told = threading.Event()
+
+    def tell(number: int, error: Exception | None) -> None:
+        told.append((number, error))
+        if len(told) == 20:
+            all_told.set()
+
+    for number in range(20):
+        log.append(RECORDS[number % 3])
+        log.when_kept(lambda error, number=number: tell(number, error))
+        if number == 10:
+            log.rotate([RECORDS[0]])
+    assert all_told.wait(30)
+    assert sorted(told) == [(number, None) for number in range(20)]
+    log.close()
+    assert (tmp_path / file_name(2)).exists()
+
+
+def test_a_document_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    document = Document(tmp_path / "d", is_synced=True)
+    assert document.read() is None
+    document.write({"a": [1, b"x"], "b": {3: None}})
+    document.write({"a": 2})
+    assert document.read() == {"a": 2}
+    data = (tmp_path / "d").read_bytes()
+    for at in range(len(data)):
+        (tmp_path / "d").write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        if 12 <= at < 16:  # unused
+            continue
+        with pytest.raises(Corruption, match="/d: "):
+            document.read()
+    (tmp_path / "d").write_bytes(data[:5])
+    with pytest.raises(Corruption, match="found 5"):
+        document.read()
+
+
+def test_a_folder_is_one_process_own_and_is_emptied_whatever_interrupts(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    with pytest.raises(BadRequest, match="another process"):
+        StateFolder(tmp_path)
+    Log(tmp_path, 1, STATE, is_synced=False).close()
+    (tmp_path / "ended").touch()  # as far as `empty` came
+    folder.close()
+    StateFolder(tmp_path).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
