@@ -29,6 +29,7 @@ def run_job(
     timed: Sequence[str],
     test: Sequence[str] = (),
     shows: bool = False,
+    durability: str = "none",
 ) -> dict[str, Any]:
     """Train over the warm-up files, then over the timed ones, in processes of their own."""
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
@@ -46,7 +47,7 @@ def run_job(
         command += ["--test", *test] if test else []
         if not is_embedded:
             launch = ["-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "1"]
-            command = [*launch, "--log_dir", folder, *command]
+            command = [*launch, "--log_dir", folder, "--durability", durability, *command]
         run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=environment())
         result: dict[str, Any] = json.loads(out.read_text())
         return result
