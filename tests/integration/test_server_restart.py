@@ -26,6 +26,7 @@ from trireme import _core
 from trireme.cluster import Cluster
 from trireme.errors import Corruption, ResourceExhausted, SchemaMismatch
 from trireme.optim import values_of_group
+from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
 from trireme.ps.client import Step, TableGradient
 
 NUM_KEYS, DIM = 400, 2
@@ -172,6 +173,27 @@ def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_pa
                 total[some_keys(clusters[worker], 10_000 * worker + sequence).astype(np.int64)] += 1
         assert counts(clusters[0]).sum() <= total.sum()  # a key of both counts once in a step
         in_threads([cluster.close for cluster in clusters])
+
+
+def test_a_save_begins_anew_when_a_server_is_killed_amid_it(
+    programs: Template, tmp_path: Path
+) -> None:
+    print(f"seed {SEED}")
+    with DurableServers(programs, 2, tmp_path) as servers:
+        cluster = servers.join(0, 1)
+        cluster.ensure_table(TABLE)
+        sequence, expected = 0, np.zeros(NUM_KEYS)
+        with killing(servers, Random(f"{SEED} save")) as is_done:
+            while not is_done.is_set():
+                sequence += 1
+                expected[push(cluster, sequence).astype(np.int64)] += 1
+                path = tmp_path / str(sequence)
+                save_checkpoint(cluster.client, path, extra={}, tensors={}, keep=1)
+        cluster.close()
+    with Job(1) as job, job.join(0, 1) as other:
+        other.ensure_table(TABLE)
+        load_checkpoint(other.client, path)
+        assert np.array_equal(counts(other), expected)
 
 
 @pytest.mark.parametrize("server", [0, 1])

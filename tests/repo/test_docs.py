@@ -62,3 +62,15 @@ def test_pinned_versions_cover_every_dependency() -> None:
     pins = re.findall(r"^([\w-]+)==", (tree.ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert needed <= set(pins)
     assert pins[0] == "torch"
+
+
+def test_every_line_of_failures_names_a_test_that_exists() -> None:
+    page = (tree.ROOT / "docs/failures.md").read_text()
+    tests = "\n".join(path.read_text() for path in tree.files(".py", under="tests"))
+    rows = re.findall(r"^\| (?!Event|---)[^|]+\|[^|]+\|[^|]+\|([^|]+)\|$", page, re.MULTILINE)
+    assert len(rows) > 5
+    for row in rows:
+        names = re.findall(r"`(test_\w+)`", row)
+        assert names, row
+        for name in names:
+            assert f"def {name}(" in tests, name

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from trireme.errors import BadRequest
 from trireme.launch.roles import VARIABLES, Role, read_role
+from trireme.ps.log.durability import Durability
 
 LIST = "10.89.176.11:36000,10.89.176.12:36000"
 SERVERS = ("10.89.176.11:36000", "10.89.176.12:36000")
@@ -237,3 +241,30 @@ def test_read_role_reads_the_real_environment_by_default(monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     assert read_role() == read_role(OWN_WORKER)
     assert isinstance(read_role(), Role)
+
+
+def test_servers_are_told_what_to_keep_and_embedded_tables_cannot() -> None:
+    keeping = {"TRIREME_DURABILITY": "machine", "TRIREME_STATE_DIR": "/s", "TRIREME_LOG_BYTES": "9"}
+    role = read_role({"TRIREME_ROLE": "server", "TRIREME_LISTEN": "127.0.0.1:0", **keeping})
+    assert (role.durability, role.state_dir, role.log_bytes) == ("machine", "/s", 9)
+    assert read_role({**OWN_WORKER, **keeping}).role == "worker"
+    for env in ({}, {"TRIREME_ROLE": "embedded"}):
+        with pytest.raises(BadRequest, match="TRIREME_DURABILITY=machine, found tables embedded"):
+            read_role({**env, **keeping})
+        assert read_role({**env, "TRIREME_DURABILITY": "none"}).role == "embedded"
+    with pytest.raises(BadRequest, match="expected TRIREME_DURABILITY to be one of none, process"):
+        read_role({"TRIREME_DURABILITY": "always"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "process"}, "expected a folder for a server's state"),
+        ({"folder": Path("x")}, "expected process or machine"),
+        ({"log_bytes": 5}, "expected process or machine"),
+        ({"mode": "machine", "folder": Path("x"), "log_bytes": 0}, "log_bytes >= 1, found 0"),
+    ],
+)
+def test_what_a_server_is_to_keep_is_said_in_full(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        Durability(**options)

@@ -26,6 +26,7 @@ from trireme.errors import (
     TriremeError,
 )
 from trireme.ps.exports import Exports
+from trireme.ps.identity import lost_coordinator
 from trireme.ps.routing import BucketMap
 from trireme.ps.staging import Member
 from trireme.ps.wire import Array, need, need_list
@@ -89,6 +90,7 @@ class Coordinator:
         self._states: list[str] = []  # of the servers, as workers have found them
         self._keeper: Callable[[dict[str, Any]], None] | None = None
         self._is_kept = True
+        self._hint = ""  # to errors, after a recovery
 
     def handlers(self) -> dict[str, Handler]:
         """Methods by their names on the wire."""
@@ -151,6 +153,7 @@ class Coordinator:
 
     def install(self, state: Mapping[str, Any]) -> None:
         """Begin with a state that was kept."""
+        self._hint = "; it goes on from its --state_dir: start another job with another one"
         self._job, self._states, self._facts = state["job"], state["states"], state["facts"]
         self._map = None if state["map"] is None else BucketMap.from_wire(state["map"])
         self._workers = {w: Worker(i, tokens, call) for w, i, tokens, call in state["workers"]}
@@ -218,6 +221,7 @@ class Coordinator:
         if known != value:
             raise SchemaMismatch(
                 f"coordinator: {fact} is {known!r} for this job, worker {worker} says {value!r}"
+                f"{self._hint}"
             )
 
     def _on_agree(self, request: Request) -> Reply:
@@ -235,11 +239,7 @@ class Coordinator:
         incarnation = need(request.body, "incarnation", int)
         worker = self._workers.get(index)
         if worker is None:  # who has not joined has no incarnation
-            raise Corruption(
-                f"coordinator: expected worker {index} to have joined, found a coordinator that has"
-                " begun anew without what it knew. Start the job again and load the newest"
-                " checkpoint; --durability process keeps the state of server 0 when it is killed"
-            )
+            raise lost_coordinator(index)
         if incarnation < worker.incarnation:
             raise Fenced(
                 f"worker {index}: incarnation {worker.incarnation} has taken over,"

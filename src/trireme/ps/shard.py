@@ -25,7 +25,6 @@ import numpy as np
 from trireme import _core
 from trireme.errors import (
     BadRequest,
-    Corruption,
     Fenced,
     NotReady,
     SchemaMismatch,
@@ -37,6 +36,7 @@ from trireme.ps.blocks import BlockSpec, BlockStore
 from trireme.ps.columns import KeyColumns, fleet_scale, joined, merge, nothing
 from trireme.ps.columns import check as check_columns
 from trireme.ps.counts import Counts
+from trireme.ps.identity import another_job, lost
 from trireme.ps.journal import Journal
 from trireme.ps.routing import BucketMap, Floats, Keys
 from trireme.ps.served import ServedTable, make_core_table
@@ -89,6 +89,7 @@ class Shard:
         self.counts = Counts()
         self.version = 1
         self.pushes_at_load: int | None = None
+        self.settled: tuple[str, list[str]] = ("", [])  # of the last checkpoint, which parts
         self.index = -1
         self._map: BucketMap | None = None
         self.staging = Staging(self._apply_step)
@@ -120,30 +121,15 @@ class Shard:
                 f"ps.map: expected an index below {len(bucket_map.servers)}, found {index}"
             )
         with self.journal.changing():
-            self._check_job(job, index)
+            if self._map is not None and (job, index) != (self.job, self.index):
+                raise another_job((self.job, self.index), (job, index), self.journal.where)
             if need(body, "state", str) not in ("", self.state):
-                raise self._lost()
+                raise lost()
             if self._map is None or bucket_map.version > self._map.version:
                 self.journal.record("ps.map", body)
                 self.job = job
                 self.set_map(bucket_map, index)
         return self.journal.answered(Reply({"state": self.state}))
-
-    def _check_job(self, job: str, index: int) -> None:
-        if self._map is not None and (job, index) != (self.job, self.index):
-            kept = f", in {self.journal.where}" if self.journal.where else ""
-            raise SchemaMismatch(
-                f"server: expected job {self.job} and server {self.index} of it, whose state is"
-                f" here{kept}, found job {job} and server {index}; end the other job first, or give"
-                " this one another --state_dir"
-            )
-
-    def _lost(self) -> Corruption:
-        return Corruption(
-            "server: expected the rows and blocks that were here, found a server that has begun"
-            " anew without them: what no checkpoint holds is lost. Start the job again and load the"
-            " newest checkpoint; --durability process keeps a server's state when it is killed"
-        )
 
     def set_map(self, bucket_map: BucketMap, index: int) -> None:
         """Adopt a bucket map if it is newer than the one here."""
@@ -164,7 +150,7 @@ class Shard:
 
     def _check_map(self, version: int) -> BucketMap:
         if self._map is None:  # workers bring it before they ask for anything
-            raise self._lost()
+            raise lost()
         bucket_map = self.map()
         if version != bucket_map.version:
             raise WrongMap(
@@ -568,6 +554,17 @@ class Shard:
             self.journal.record("log.forget", {"version": version})
             for table in list(self.tables.values()):
                 table.rows.forget_removed(version)
+
+    def settle(self, table: ServedTable, id: str, part: str, keys: Keys, gained: Floats) -> None:
+        """Subtract, once, what rows of a part of checkpoint `id` had gained when it was written."""
+        with self.journal.judging():
+            of, parts = self.settled
+            if of == id and part in parts:  # by a job that was begun before
+                return
+            body = {"table": table.schema.name, "id": id, "part": part}
+            self.journal.record("log.settle", body, [keys, gained])
+            table.rows.settle(keys, gained, self.pool)
+            self.settled = (id, [*parts, part] if of == id else [part])
 
     def note_load(self) -> None:
         """What is here is what has just been loaded, until the next push."""

@@ -7,16 +7,21 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from trireme.errors import DeadlineExceeded, TriremeError, class_of_code
+from trireme.errors import DeadlineExceeded, TriremeError, Unavailable, class_of_code
 from trireme.ps.checkpoint.storage import RemoteStorage, Storage
 from trireme.ps.client import Client
 
 log = logging.getLogger("trireme.ps")
 
+T = TypeVar("T")
+
 SAVE_TIMEOUT_S = 3600.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.002, 0.25
+
+ATTEMPTS = 5
+"""How often a save or load begins anew, because a server was started again amid it."""
 
 # (done, total) of all servers together.
 Watch = Callable[[int, int], None]
@@ -93,3 +98,17 @@ class ServerJobs:
                 if not any(status.get("running") for status in statuses):
                     break
                 pause.wait(PAUSE_S_MAX / 5)
+
+
+def anew(what: str, attempt: Callable[[], T]) -> T:
+    """Do what servers have jobs for; anew if one of them was started again meanwhile, which has
+    forgotten its job.
+    """
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return attempt()
+        except Unavailable as error:
+            if "lost_job" not in (error.details or {}):
+                raise
+            log.warning("%s: begins anew: %s", what, error)
+    return attempt()

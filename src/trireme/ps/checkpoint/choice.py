@@ -80,7 +80,8 @@ def settle(shard: Shard, storage: Storage, manifest: Manifest, progress: Progres
             continue
         mine = [p for p in part.pieces if not owned.isdisjoint(range(p.low, p.high + 1))]
         progress.expect(sum(piece.num_rows for piece in mine))
-        tasks += [partial(_settle_piece, shard, table, storage, p, progress) for p in mine]
+        of_piece = partial(_settle_piece, shard, table, storage, manifest.id)
+        tasks += [partial(of_piece, piece, progress) for piece in mine]
     in_parallel(tasks, progress)
 
 
@@ -95,12 +96,9 @@ def gains_of(batch: Any) -> tuple[Array, Array]:
 
 
 def _settle_piece(
-    shard: Shard, table: ServedTable, storage: Storage, piece: Piece, progress: Progress
+    shard: Shard, table: ServedTable, storage: Storage, id: str, piece: Piece, progress: Progress
 ) -> None:
     columns = Columns.of(RowLayout.of(table.schema, table.rows))
-    for _, batch in read_piece(storage, piece, columns.schema):
-        keys, gained = gains_of(batch)
-        with shard.journal.judging():
-            shard.journal.record("log.settle", {"table": table.schema.name}, [keys, gained])
-            table.rows.settle(keys, gained, shard.pool)
+    for number, (_, batch) in enumerate(read_piece(storage, piece, columns.schema)):
+        shard.settle(table, id, f"{piece.rows.path} {number}", *gains_of(batch))
         progress.add(batch.num_rows)

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError
+from trireme.errors import (
+    BadRequest,
+    Internal,
+    ResourceExhausted,
+    TriremeError,
+    Unavailable,
+)
 from trireme.rpc import Reply
 
 log = logging.getLogger("trireme.ps")
@@ -124,5 +130,9 @@ class Jobs:
         with self._lock:
             job = self._jobs.get(name)
         if job is None:
-            raise BadRequest(f"checkpoint: expected the name of a job, found {name!r}")
+            error = Unavailable(
+                f"checkpoint: job {name!r} is not known: the server has been started again since"
+            )
+            error.details = {"lost_job": name}
+            raise error
         return job

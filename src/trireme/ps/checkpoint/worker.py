@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trireme.errors import BadRequest, Corruption
 from trireme.ps.checkpoint.block_files import tensors_of
-from trireme.ps.checkpoint.calls import SAVE_TIMEOUT_S, ServerJobs, Watch
+from trireme.ps.checkpoint.calls import SAVE_TIMEOUT_S, ServerJobs, Watch, anew
 from trireme.ps.checkpoint.hot import budgets_of, check_hot
 from trireme.ps.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from trireme.ps.checkpoint.modes import mode_of
@@ -71,30 +71,36 @@ def save_checkpoint(
     if keep is not None and keep < 1:
         raise BadRequest(f"save: expected keep >= 1, found {keep}")
     place = open_storage(path, storage_options)
-    with draft_of(place) as draft:
+    jobs = ServerJobs(client, place, watch, timeout_s)
+    order = {"mode": name, "time": time, "budgets": {}}
+    if hot is not None:
+        order["budgets"] = budgets_of(anew("save", lambda: jobs.run("count")), hot)
+
+    def attempt() -> Manifest:
         export = client.ask_coordinator("coord.export", {"mode": name})
         version, chain = int(export["version"]), _chain(export["chain"])
-        jobs = ServerJobs(client, draft.storage, watch, timeout_s)
-        order = {
-            "mode": name,
-            "time": time,
-            "version": version,
-            "since": min(chain.values()) if name == "delta" else 0,
-            "removed_since": min(chain.values(), default=0),
-            "prefix": draft.prefix,
-            "budgets": {} if hot is None else budgets_of(jobs.run("count"), hot),
-        }
-        parts = jobs.run("save", **order)
-        if not all(part["removed_known"] for part in parts):
-            chain = {}
-        body = _manifest(parts, draft, order, chain)
-        body |= {"extra": dict(extra), "tensors": _save_tensors(draft, tensors)}
-        manifest = Manifest.from_json(body, f"{draft.storage.name}/{MANIFEST}")
-        _check_visible(manifest, draft)
-        publish(draft, place, manifest)
-    published = {"id": draft.id, "mode": name, "version": version, "chain": chain}
+        order.update(
+            version=version,
+            since=min(chain.values()) if name == "delta" else 0,
+            removed_since=min(chain.values(), default=0),
+        )
+        with draft_of(place) as draft:
+            jobs = ServerJobs(client, draft.storage, watch, timeout_s)
+            parts = jobs.run("save", **order, prefix=draft.prefix)
+            if not all(part["removed_known"] for part in parts):
+                chain = {}
+            body = _manifest(parts, draft, order, chain)
+            body |= {"extra": dict(extra), "tensors": _save_tensors(draft, tensors)}
+            manifest = Manifest.from_json(body, f"{draft.storage.name}/{MANIFEST}")
+            _check_visible(manifest, draft)
+            publish(draft, place, manifest)
+        return manifest
+
+    manifest = anew("save", attempt)
+    published = {"id": manifest.id, "mode": name, "version": manifest.version}
+    published["chain"] = dict(manifest.chain)
     forget = int(client.ask_coordinator("coord.published", published)["forget"])
-    ServerJobs(client, place, None, timeout_s).run("settle", forget=forget)
+    anew("save", lambda: jobs.run("settle", forget=forget))
     if keep is not None:
         retain(place, keep)
     return manifest
@@ -194,8 +200,7 @@ def load_checkpoint(
         "parameters": None if parameters is None else sorted(parameters),
         "resumes": resumes,
     }
-    jobs.run("check", **order)
-    jobs.run("load", **order)
+    anew("load", lambda: (jobs.run("check", **order), jobs.run("load", **order)))
     loaded = {
         "id": manifest.id,
         "mode": manifest.mode,

@@ -49,6 +49,7 @@ def _state_of(shard: Shard) -> dict[str, Any]:
         "version": shard.version,
         "pushes": shard.num_pushes,
         "pushes_at_load": shard.pushes_at_load,
+        "settled": list(shard.settled),
         "staleness": list(shard.staleness.items()),
     }
 
@@ -72,6 +73,7 @@ def install_state(shard: Shard, attendance: Attendance, body: Mapping[str, Any])
         shard.streams[stream] = StreamState(last, incarnation, tuple(position))
     shard.staging.install(state["staging"])
     shard.num_pushes, shard.pushes_at_load = state["pushes"], state["pushes_at_load"]
+    shard.settled = (state["settled"][0], list(state["settled"][1]))
     shard.staleness = Counter(dict(state["staleness"]))
     attendance.install(body["attendance"])
 
@@ -113,7 +115,7 @@ def _replay_control(
         shard.forget_removed(body["version"])
     elif method == "log.settle":
         keys, gained = arrays
-        shard.table(body["table"]).rows.settle(keys, gained, shard.pool)
+        shard.settle(shard.table(body["table"]), body["id"], body["part"], keys, gained)
     elif method in ("ps.map", "ps.create_table", "ps.create_blocks"):
         request = Request(0, method, body, list(arrays), "log", "log", "", math.inf)
         shard.handlers()[method](request)
