@@ -393,3 +393,25 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
             tmp_path, "--worker_num", "1", "--servers", address, STANDIN
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_server_gets_a_folder_of_its_own_for_what_it_keeps(launcher: Launcher) -> None:
+    options = ["--server_num", "2", "--worker_num", "1", "--log_bytes", "77"]
+    launcher.start(*options, "--durability", "process", num=3)
+    for index in (0, 1):
+        peer = launcher.peers[f"server {index}"]
+        assert peer.ask("env TRIREME_DURABILITY") == "process"
+        assert peer.ask("env TRIREME_STATE_DIR") == f"log/state/server-{index}"
+        assert peer.ask("env TRIREME_LOG_BYTES") == "77"
+    assert launcher.peers["worker 0"].ask("env TRIREME_STATE_DIR") == ""
+
+
+def test_the_launchers_own_variables_say_what_servers_keep(launcher: Launcher) -> None:
+    launcher.start(
+        *("--server_num", "1", "--worker_num", "1"),
+        num=2,
+        TRIREME_DURABILITY="machine",
+        TRIREME_STATE_DIR="kept",
+    )
+    assert launcher.peers["server 0"].ask("env TRIREME_DURABILITY") == "machine"
+    assert launcher.peers["server 0"].ask("env TRIREME_STATE_DIR") == "kept/server-0"

@@ -196,6 +196,19 @@ def test_a_save_begins_anew_when_a_server_is_killed_amid_it(
         assert np.array_equal(counts(other), expected)
 
 
+def test_who_has_said_goodbye_is_not_waited_for_after_a_restart(
+    programs: Template, tmp_path: Path
+) -> None:
+    with DurableServers(programs, 1, tmp_path) as servers:
+        clusters = in_threads([lambda w=w: servers.join(w, 2) for w in (0, 1)])
+        clusters[0].close()
+        servers.kill(0)
+        server = servers.start(0)
+        clusters[1].close()
+        server.wait_line("all workers have said goodbye")
+        assert server.finish() == 0
+
+
 @pytest.mark.parametrize("server", [0, 1])
 def test_a_server_that_has_lost_its_disk_is_never_taken_for_the_old_one(
     programs: Template, tmp_path: Path, server: int

@@ -32,6 +32,7 @@ class Attendance:
         self._reports: dict[int, dict[str, int]] = {}
         self._stopped: str | None = None
         self._is_over = False
+        self._unheard = -math.inf  # when workers that were not heard yet count as heard
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -89,6 +90,11 @@ class Attendance:
                 self._last_heard.setdefault(worker, self._clock())
                 self._end_if_all_are_gone()
 
+    def begin_again(self) -> None:
+        """This process goes on for another one: who was heard by that may take the usual time."""
+        with self._changed:
+            self._unheard = self._clock()
+
     def _hear(self, request: Request) -> tuple[int, int]:
         worker = need(request.body, "worker", int)
         num_workers = need(request.body, "num_workers", int)
@@ -109,7 +115,7 @@ class Attendance:
             silent = [
                 worker
                 for worker in range(self._num_workers or 0)
-                if worker in self._gone or self._last_heard.get(worker, -math.inf) < since
+                if worker in self._gone or self._last_heard.get(worker, self._unheard) < since
             ]
         return Reply({"silent": silent})
 

@@ -153,7 +153,10 @@ class Coordinator:
 
     def install(self, state: Mapping[str, Any]) -> None:
         """Begin with a state that was kept."""
-        self._hint = "; it goes on from its --state_dir: start another job with another one"
+        self._hint = (
+            "; this server goes on from its --state_dir: start the job as it was (--servers), or"
+            " another one with another folder"
+        )
         self._job, self._states, self._facts = state["job"], state["states"], state["facts"]
         self._map = None if state["map"] is None else BucketMap.from_wire(state["map"])
         self._workers = {w: Worker(i, tokens, call) for w, i, tokens, call in state["workers"]}

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, TriremeError
 from trireme.ps.attendance import Attendance
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.log.document import Document
@@ -87,6 +87,7 @@ def kept(
         journal = LogJournal(folder, to, shard, attendance, durability.log_bytes or LOG_BYTES)
         shard.journal = attendance.journal = journal
         try:
+            _finish_steps(shard)
             yield is_over.set
         finally:
             journal.close()
@@ -106,3 +107,14 @@ def _recover_coordinator(coordinator: Coordinator, document: Document, shard: Sh
     if found is not None:
         coordinator.install(found)
     coordinator.keep(document.write)
+
+
+def _finish_steps(shard: Shard) -> None:
+    """Apply the steps that wait for nobody: their last streams may have left, and the server been
+    killed before it applied them.
+    """
+    try:
+        with shard.journal.pushing():
+            shard.staging.advance()
+    except TriremeError as error:  # whoever waits for the step is told again
+        log.warning("log: a step cannot be applied: %s", error)

@@ -64,7 +64,7 @@ class Recovery:
             self._replay(segments[number], begins, is_last=number == numbers[-1])
             self.next_number = number + 1
         if self._num_records:
-            self._shard.staging.advance()
+            self._attendance.begin_again()
             log.info("%s", self._summary())
 
     def _replay(self, path: Path, snapshot: Path | None, *, is_last: bool) -> None:
