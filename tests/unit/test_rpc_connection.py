@@ -452,6 +452,6 @@ def test_deadline_reaches_the_handler_and_ends_what_waits(client: Client) -> Non
     with Server("127.0.0.1:0", {"note": note}, name="s") as server:
         start = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"workers \[1\] have not come"):
-            client.call(server.endpoint, "note", timeout_s=0.5)
+            client.call(server.endpoint, "note", timeout_s=3)
         assert time.monotonic() - start < 30
-    assert 0 < remaining[0] <= 0.5
+    assert 0 < remaining[0] <= 3
