@@ -395,6 +395,54 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_launch_starts_a_dead_server_again_where_it_was(launcher: Launcher) -> None:
+    options = ["--server_num", "2", "--worker_num", "1", "--max_restart", "2"]
+    process = launcher.start(*options, num=3)
+    server = launcher.peers["server 1"]
+    place = [server.ask(f"env {name}") for name in ("TRIREME_LISTEN", "TRIREME_STATE_DIR")]
+    for ending in ("raise out of memory", "pid"):
+        server = launcher.peers["server 1"]
+        server.ask(f"print before {ending}\\n")
+        if ending == "pid":
+            os.kill(int(server.ask("pid")), signal.SIGKILL)
+        else:
+            server.send(ending)
+        server.wait_gone()
+        launcher.accept(1)
+        again = launcher.peers["server 1"]
+        assert again is not server
+        found = [again.ask(f"env {name}") for name in ("TRIREME_LISTEN", "TRIREME_STATE_DIR")]
+        assert found == place
+        launcher.peers["worker 0"].ask(f"greet {place[0]}")
+        assert again.ask("accept") == "worker 0"
+        server.close()
+    assert launcher.peers["server 0"].ask("env TRIREME_DURABILITY") == "process"
+    launcher.peers["server 1"].send("exit 1")
+    assert process.wait(timeout=WAIT_S) == 1
+    _, _, err = launcher.finish()
+    assert "server 1 failed with exit code 1; starting it again (1 of at most 2 times)" in err
+    assert "server 1 was killed by SIGKILL" in err
+    assert "starting it again (2 of at most 2 times)" in err
+    log = launcher.log("serverlog.1")
+    assert log.index("before raise") < log.index("out of memory") < log.index("before pid")
+
+
+def test_launch_does_not_start_a_server_again_that_was_refused(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "9", num=2)
+    launcher.peers["server 0"].send("exit 2")
+    code, _, err = launcher.finish()
+    assert code == 2
+    assert "starting it again" not in err
+
+
+def test_launch_refuses_restarts_of_servers_that_keep_nothing(tmp_path: Path) -> None:
+    options = ["--server_num=1", "--worker_num=1", "--max_restart=1", "--durability=none"]
+    error = refused(tmp_path, *options, STANDIN)
+    assert "expected --durability process or machine with --max_restart 1, found none" in error
+    error = refused(tmp_path, *options[:2], "--max_restart=-1", STANDIN)
+    assert "expected --max_restart of at least 0, found -1" in error
+
+
 def test_each_server_gets_a_folder_of_its_own_for_what_it_keeps(launcher: Launcher) -> None:
     options = ["--server_num", "2", "--worker_num", "1", "--log_bytes", "77"]
     launcher.start(*options, "--durability", "process", num=3)

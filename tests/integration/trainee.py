@@ -94,6 +94,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     tr.init()
+    torch.manual_seed(7)
     model = Model(arguments.dim)
     adam = torch.optim.Adam(model.parameters(), lr=0.01)
     strategy, loss = tr.Strategy(arguments.mode), nn.functional.binary_cross_entropy_with_logits
@@ -105,6 +106,7 @@ def main() -> None:
         data = Data(arguments.batches, listens=arguments.leave_at is None)
     if arguments.trainer:
         figures = tr.Trainer(model, adam, strategy=strategy, loss=loss).fit(data)
+        print(f"loss {figures['loss']!r}")
         print(f"trained on {figures['examples']} examples")
         return
     optimizer = tr.DistributedOptimizer(adam, model, strategy=strategy)

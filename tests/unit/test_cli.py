@@ -47,6 +47,7 @@ FLAGS = {
         "--keys",
         "--log_bytes",
         "--log_dir",
+        "--max_restart",
         "--metrics",
         "--opt",
         "--root",

@@ -1,8 +1,10 @@
 """`trireme launch`: run the servers and workers of one job that belong on this machine.
 
 Every process gets a log file; worker 0 also writes to the console. If one fails, all are stopped
-and the job fails with its name, exit code and last lines. A stop signal stops all: first SIGTERM,
-after a grace period SIGKILL. If the launcher itself is killed, the kernel kills them (child.py).
+and the job fails with its name, exit code and last lines; but a server that has died is started
+again, if it may be (--max_restart), and goes on from what it has kept. A stop signal stops all:
+first SIGTERM, after a grace period SIGKILL. If the launcher itself is killed, the kernel kills them
+(child.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import selectors
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from trireme.telemetry.address import nth_address
 _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have
 _TURN_S = 1.0
+_REFUSED = 2  # the exit code of a process whose command, place or state is wrong
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Torch's threads (OpenMP, MKL and OpenBLAS all read this one) and Trireme's own.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "TRIREME_THREADS")
@@ -40,12 +44,31 @@ def launch(config: LaunchConfig) -> int:
     Raises:
         BadRequest: the configuration is wrong; nothing was started.
     """
+    _check_restarts(config)
     plan = make_plan(config)
     try:
         _make_folder(config.log_dir)
         return _Job(config, plan).run()
     finally:
         plan.close()
+
+
+def _check_restarts(config: LaunchConfig) -> None:
+    if config.max_restart < 0:
+        raise BadRequest(
+            f"launch: expected --max_restart of at least 0, found {config.max_restart}"
+        )
+    if config.max_restart > 0 and _durability_of(config) == "none":
+        raise BadRequest(
+            f"launch: expected --durability process or machine with --max_restart"
+            f" {config.max_restart}, found none: a server that keeps nothing cannot go on"
+        )
+
+
+def _durability_of(config: LaunchConfig) -> str:
+    """What the servers keep: as the option says, else the environment, else what restarts need."""
+    usual = "process" if config.max_restart > 0 else "none"
+    return config.durability or os.environ.get("TRIREME_DURABILITY", usual)
 
 
 def _make_folder(log_dir: Path) -> None:
@@ -69,7 +92,8 @@ class _Job:
     def __init__(self, config: LaunchConfig, plan: Plan) -> None:
         self._config = config
         self._plan = plan
-        self._servers: list[Child] = []
+        self._servers: dict[int, Child] = {}
+        self._num_restarts: Counter[int] = Counter()  # of each server
         self._workers: list[Child] = []
         self._failed: Child | None = None
         self._late: list[Child] = []  # servers that did not end after the workers
@@ -92,7 +116,7 @@ class _Job:
 
     @property
     def _children(self) -> list[Child]:
-        return [*self._servers, *self._workers]
+        return [*self._servers.values(), *self._workers]
 
     def _start(self) -> None:
         config, plan = self._config, self._plan
@@ -101,18 +125,23 @@ class _Job:
             f"logs in {config.log_dir}/"
         )
         cores = len(os.sched_getaffinity(0))
-        chosen = _choose_threads(cores, len(plan.sockets), len(plan.workers))
-        for index, held in plan.sockets.items():
-            place = {"TRIREME_LISTEN": plan.servers[index], "TRIREME_LISTEN_FD": str(held.fileno())}
-            env = self._environment("server", index, chosen["server"]) | place
-            env |= self._durability(index)
-            self._servers.append(self._child("server", index, env, [held.fileno()]))
-            held.close()  # the server's alone now: when it ends, connections are refused
+        self._threads = _choose_threads(cores, len(plan.sockets), len(plan.workers))
+        for index in plan.sockets:
+            self._start_server(index)
         for index in plan.workers:
-            env = self._environment("worker", index, chosen["worker"])
+            env = self._environment("worker", index)
             self._workers.append(self._child("worker", index, env, []))
 
-    def _environment(self, role: str, index: int, threads: dict[str, str]) -> dict[str, str]:
+    def _start_server(self, index: int) -> None:
+        with self._plan.listen(index) as listening:  # then it is the server's alone
+            place = {
+                "TRIREME_LISTEN": self._plan.servers[index],
+                "TRIREME_LISTEN_FD": str(listening.fileno()),
+            }
+            env = self._environment("server", index) | place | self._durability(index)
+            self._servers[index] = self._child("server", index, env, [listening.fileno()])
+
+    def _environment(self, role: str, index: int) -> dict[str, str]:
         """This process's environment, less what it says of a place in a job, plus the child's."""
         config, plan = self._config, self._plan
         inherited = {
@@ -136,12 +165,12 @@ class _Job:
         if metrics := config.metrics or os.environ.get(_METRICS, "").strip():
             first = 0 if role == "server" else len(plan.servers)
             own[_METRICS] = nth_address(metrics, first + index)
-        return threads | inherited | own
+        return self._threads[role] | inherited | own
 
     def _durability(self, server: int) -> dict[str, str]:
         """What tells a server what to keep, and where."""
         config = self._config
-        mode = config.durability or os.environ.get("TRIREME_DURABILITY", "none")
+        mode = _durability_of(config)
         given = config.state_dir or os.environ.get("TRIREME_STATE_DIR")
         own = {"TRIREME_DURABILITY": mode}
         if mode != "none" or given:
@@ -160,6 +189,7 @@ class _Job:
             self._config.log_dir / f"{role}log.{index}",
             pass_fds=pass_fds,
             console=sys.stdout.fileno() if is_first_worker else None,
+            appends=role == "server" and self._num_restarts[index] > 0,
         )
         if child.mirror:
             self._selector.register(child.mirror.output_fd, selectors.EVENT_READ, child.mirror)
@@ -174,6 +204,7 @@ class _Job:
         deadline = float("inf")
         while not self._signals:
             self._turn()
+            self._restart_servers()
             states = {child: child.status() for child in self._children}
             self._failed = next((c for c, state in states.items() if state not in (None, 0)), None)
             running = [child for child, state in states.items() if state is None]
@@ -188,6 +219,22 @@ class _Job:
             if time.monotonic() >= deadline:
                 self._late = running
                 return
+
+    def _restart_servers(self) -> None:
+        """Start those again that have died, and were not refused: they would be again."""
+        for index, child in self._servers.items():
+            state = child.status()
+            if state in (None, 0, _REFUSED) or (
+                self._num_restarts[index] >= self._config.max_restart
+            ):
+                continue
+            self._num_restarts[index] += 1
+            say(
+                f"{child.name} {_describe_exit(state)}; starting it again"
+                f" ({self._num_restarts[index]} of at most {self._config.max_restart} times)"
+            )
+            child.end()
+            self._start_server(index)
 
     def _turn(self) -> None:
         """Wait for output of worker 0, the end of a child or a signal, and deal with it."""

@@ -1,8 +1,9 @@
 """Which processes of a job run on this machine, and the ports of its servers.
 
-The launcher binds and listens on the servers' addresses itself and hands the sockets over
-(TRIREME_LISTEN_FD), so that no other program can take a port between choosing and using it, and a
-port in use is an error before anything has started.
+The launcher binds the servers' addresses itself, so that a port in use is an error before anything
+has started, and no program gets one from the kernel while its server is down. It never listens
+there: who connects to a server that is down is refused. A server gets another socket, which listens
+(TRIREME_LISTEN_FD).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class LaunchConfig:
     A list entry belongs here if its host is an address of this machine. Give each role a number or
     a list. `command` is what python runs: a script or -m and a module, then their arguments.
     `grace_s`: between SIGTERM and SIGKILL. `state_dir`: each server has a folder of its own in it,
-    for what `durability` keeps; default `log_dir`/state.
+    for what `durability` keeps; default `log_dir`/state. `max_restart`: how often each server is
+    started again when it has died, which needs a durability.
     """
 
     command: tuple[str, ...]
@@ -43,6 +45,7 @@ class LaunchConfig:
     durability: str | None = None
     state_dir: Path | None = None
     log_bytes: int | None = None
+    max_restart: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +54,33 @@ class Plan:
 
     servers: tuple[str, ...]
     num_workers: int
-    sockets: dict[int, socket.socket]  # server index -> its listening socket, for those here
+    sockets: dict[int, socket.socket]  # server index -> bound to its address, for those here
     workers: tuple[int, ...]  # indices of the workers here
 
+    def listen(self, server: int) -> socket.socket:
+        """A socket that listens at the address of a server, which is down. The caller closes it.
+
+        Raises:
+            BadRequest: something else listens there.
+        """
+        held = self.sockets[server]
+        listening = _open(held.family)
+        try:
+            listening.bind(held.getsockname())
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise _refused(self.servers[server], error) from error
+        return listening
+
     def close(self) -> None:
-        """Give the ports back, as far as they have not been handed over."""
+        """Give the ports back."""
         for held in self.sockets.values():
             held.close()
 
 
 def make_plan(config: LaunchConfig) -> Plan:
-    """Decide what runs here and listen on its ports. The caller closes the sockets.
+    """Decide what runs here and take its ports. The caller closes the plan.
 
     Raises:
         BadRequest: the configuration contradicts itself, or a port is in use.
@@ -77,9 +96,9 @@ def make_plan(config: LaunchConfig) -> Plan:
     workers = tuple(i for i in range(worker_num) if not listed or _is_here(listed[i]))
     with contextlib.ExitStack() as stack:
         if config.servers:
-            servers, sockets = config.servers, _listen_here(config.servers, stack)
+            servers, sockets = config.servers, _bind_here(config.servers, stack)
         else:
-            sockets = {i: stack.enter_context(_listen_anywhere()) for i in range(server_num)}
+            sockets = {i: stack.enter_context(_bind_anywhere()) for i in range(server_num)}
             servers = tuple(f"127.0.0.1:{held.getsockname()[1]}" for held in sockets.values())
         if len(sockets) < len(servers) and not listed:
             raise BadRequest(
@@ -124,17 +143,21 @@ def _check_folders(config: LaunchConfig) -> None:
             raise BadRequest(f"launch: expected --{option} to be a folder, found none at {folder}")
 
 
-def _listen_anywhere() -> socket.socket:
-    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def _open(family: int) -> socket.socket:
+    """A TCP socket that may have the address of one that does not listen, or has just ended."""
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made
+
+
+def _bind_anywhere() -> socket.socket:
+    held = _open(socket.AF_INET)
     held.bind(("127.0.0.1", 0))
-    held.listen(_BACKLOG)
     return held
 
 
-def _listen_here(
-    addresses: tuple[str, ...], stack: contextlib.ExitStack
-) -> dict[int, socket.socket]:
-    """Listening sockets for those addresses that are of this machine, by their position."""
+def _bind_here(addresses: tuple[str, ...], stack: contextlib.ExitStack) -> dict[int, socket.socket]:
+    """Sockets bound to those addresses that are of this machine, by their position."""
     if len(set(addresses)) != len(addresses):
         raise BadRequest(
             f"launch: expected different addresses in --servers, found {','.join(addresses)}"
@@ -143,7 +166,6 @@ def _listen_here(
     for index, address in enumerate(addresses):
         held = _bind(address)
         if held is not None:
-            held.listen(_BACKLOG)
             sockets[index] = stack.enter_context(held)
     return sockets
 
@@ -170,16 +192,19 @@ def _bind(address: str, *, low: int = 1) -> socket.socket | None:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         raise BadRequest(f"launch: expected a host that has an address, found {host!r}") from error
-    family, kind, _, _, where = found[0]
-    held = socket.socket(family, kind)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    family, _, _, _, where = found[0]
+    held = _open(family)
     try:
         held.bind(where)
     except OSError as error:
         held.close()
         if error.errno == errno.EADDRNOTAVAIL:
             return None
-        raise BadRequest(
-            f"launch: expected to listen on {address}, found: {error.strerror}; choose another port"
-        ) from error
+        raise _refused(address, error) from error
     return held
+
+
+def _refused(address: str, error: OSError) -> BadRequest:
+    return BadRequest(
+        f"launch: expected to listen on {address}, found: {error.strerror}; choose another port"
+    )

@@ -45,11 +45,14 @@ class Child:
         *,
         pass_fds: Sequence[int] = (),
         console: int | None = None,
+        appends: bool = False,
     ) -> None:
-        """Start `command` with its output in `log_path`, and also on the descriptor `console`."""
+        """Start `command` with its output in `log_path`, behind what is there if it `appends`, and
+        also on the descriptor `console`.
+        """
         self.name = name
         self.log_path = log_path
-        log = log_path.open("wb")
+        log = log_path.open("ab" if appends else "wb")
         self.mirror = Mirror(log, console) if console is not None else None
         output = self.mirror.input_fd if self.mirror else log.fileno()
         shim = [sys.executable, "-I", "-S", SHIM, "run", str(os.getpid())]

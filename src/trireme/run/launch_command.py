@@ -27,7 +27,8 @@ examples:
 
 Options stand before the script. Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes
 to the console. If one process fails, all are stopped; the exit code is that of the process that
-failed, 128 + n if signal n ended it or stopped the job, 2 for a wrong command.
+failed, 128 + n if signal n ended it or stopped the job, 2 for a wrong command. With --max_restart a
+server that has died is started again instead.
 
 Environment, for every process that is started:
   TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_INSECURE=1, TRIREME_DURABILITY,
@@ -93,6 +94,14 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds between asking a process to stop and killing it; default: 10",
     )
+    add(
+        "--max_restart",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often each server is started again when it has died; it goes on from what it"
+        " keeps (--durability, then by default process), while the workers wait; default: 0",
+    )
     add_common(command)
     add_config(command)
     add_infer(command)
@@ -148,6 +157,7 @@ def _launch(arguments: argparse.Namespace) -> int:
             durability=arguments.durability,
             state_dir=arguments.state_dir,
             log_bytes=arguments.log_bytes,
+            max_restart=arguments.max_restart,
         )
     )
 
