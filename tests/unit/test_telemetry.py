@@ -206,3 +206,22 @@ def test_addresses_of_several_processes() -> None:
     assert nth_address("0", 3) == "127.0.0.1:0"
     with pytest.raises(BadRequest, match="expected 3 ports from 65534 on, found 2"):
         nth_address("65534", 2)
+
+
+def test_what_a_gauge_raises_is_logged_and_ends_that_answer_alone(
+    endpoint: Endpoint, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_broken = False
+
+    def read() -> dict[tuple[str, ...], float]:
+        if is_broken:
+            raise KeyError("gone")
+        return {(): 1}
+
+    registry.register(Gauge("trireme_x", "x", read))
+    assert "trireme_x 1.0" in get(endpoint, "/metrics")[2]
+    is_broken = True
+    with pytest.raises(http.client.RemoteDisconnected):
+        get(endpoint, "/metrics")
+    assert get(endpoint, "/healthz")[0] == 503
+    assert "metrics: could not answer 127.0.0.1" in caplog.text

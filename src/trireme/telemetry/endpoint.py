@@ -11,6 +11,7 @@ import io
 import ipaddress
 import logging
 import socket as sockets
+import sys
 import threading
 import time
 from http.server import ThreadingHTTPServer
@@ -27,9 +28,9 @@ from trireme.telemetry.registry import Registry
 
 _log = logging.getLogger("trireme.telemetry")
 
-THREADS_MAX = 4
-REQUEST_S = 2.0
-ANSWER_S = 5.0
+THREADS_MAX = 8
+REQUEST_S = 10.0
+ANSWER_S = 10.0
 _TURN_S = 0.1  # how often the server looks whether it is to end
 
 
@@ -121,9 +122,14 @@ class _HttpServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that goes or is too slow is its own loss; anything else is ours."""
+        """A peer that goes or is too slow is its own loss; anything else is our mistake."""
         del request
-        _log.debug("metrics: a request of %s failed", client_address[0], exc_info=True)
+        if isinstance(sys.exc_info()[1], OSError):
+            _log.info(
+                "metrics: %s did not get its answer: %s", client_address[0], sys.exc_info()[1]
+            )
+        else:
+            _log.exception("metrics: could not answer %s", client_address[0])
 
 
 class _Handler(MetricsHandler):
