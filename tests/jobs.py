@@ -17,6 +17,7 @@ from trireme.cluster import Cluster, connect
 from trireme.ps.attendance import Attendance
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.handlers import handlers_of
+from trireme.ps.limits import ServerLimits
 from trireme.ps.shard import Shard
 from trireme.rpc import Server
 
@@ -27,14 +28,21 @@ TIMEOUT_S = 30.0
 class InProcessServer:
     """What a server process holds, with its parts in reach of the test."""
 
-    def __init__(self, root: Path = Path("/"), listen: str = "127.0.0.1:0") -> None:
-        self.shard = Shard(_core.Pool(2))
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        listen: str = "127.0.0.1:0",
+        limits: ServerLimits | None = None,
+    ) -> None:
+        limits = limits or ServerLimits()
+        self.shard = Shard(_core.Pool(2), limits.shard)
         self.coordinator = Coordinator()
         self.attendance = Attendance()
         self.rpc = Server(
             listen,
             handlers_of(self.shard, self.coordinator, self.attendance.handlers(), root),
             name="server",
+            limits=limits.messages,
         )
 
     @property

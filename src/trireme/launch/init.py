@@ -99,7 +99,8 @@ def log_to_stderr() -> None:
 
 def serve_role(place: Role) -> None:
     """Serve as the role says, until the job is over."""
-    from trireme.ps.log.durability import Durability  # a worker never needs these
+    from trireme.ps.limits import parse_limits  # a worker never needs these
+    from trireme.ps.log.durability import Durability
     from trireme.ps.server import serve
 
     assert place.listen is not None
@@ -118,4 +119,5 @@ def serve_role(place: Role) -> None:
         timeout_s=place.timeout_s,
         name=f"server {place.index}" if place.servers else "server",
         metrics=place.metrics,
+        limits=parse_limits(place.limits or ""),
     )

@@ -160,6 +160,8 @@ class _Job:
             own["TRIREME_KEYS"] = config.keys
         if config.root is not None:
             own["TRIREME_ROOT"] = config.root
+        if config.limits is not None:
+            own["TRIREME_LIMITS"] = config.limits
         if config.timeout_s is not None:
             own["TRIREME_TIMEOUT_S"] = str(config.timeout_s)
         if metrics := config.metrics or os.environ.get(_METRICS, "").strip():

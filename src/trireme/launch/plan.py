@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trireme.errors import BadRequest
+from trireme.ps.limits import parse_limits
 
 _BACKLOG = 128
 
@@ -46,6 +47,7 @@ class LaunchConfig:
     state_dir: Path | None = None
     log_bytes: int | None = None
     max_restart: int = 0
+    limits: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ def make_plan(config: LaunchConfig) -> Plan:
             f"launch: expected a Python script to run, found no file {config.command[0]!r}"
         )
     _check_folders(config)
+    parse_limits(config.limits or "")
     server_num = _number("server", config.server_num, config.servers)
     worker_num = _number("worker", config.worker_num, config.workers)
     listed = config.workers

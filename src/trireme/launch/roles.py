@@ -45,6 +45,7 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_LOG_BYTES": "log_bytes",
     "TRIREME_THREADS": "threads",
     "TRIREME_METRICS": "metrics",
+    "TRIREME_LIMITS": "limits",
 }
 
 # The facts that make a process part of a job; the others only tune it.
@@ -90,6 +91,7 @@ class Role:
     log_bytes: int | None = None
     threads: int | None = None
     metrics: str | None = None
+    limits: str | None = None
     source: str = "nothing set"
 
     def describe(self) -> str:
@@ -131,6 +133,7 @@ def read_role(
     log_bytes: int | None = None,
     threads: int | None = None,
     metrics: str | int | None = None,
+    limits: str | None = None,
 ) -> Role:
     """Find out what this process is. Arguments win over the environment (`None`: not given).
 
@@ -151,6 +154,7 @@ def read_role(
         log_bytes: by how much the log may grow between snapshots.
         threads: threads of Trireme's own work in this process; default: chosen from the machine.
         metrics: [HOST:]PORT to answer /metrics and /healthz at, port 0 for any; default: nowhere.
+        limits: of what peers may make a server hold, as `trireme.ps.limits` reads it.
 
     Raises:
         BadRequest: the environment says only half, contradicts itself, or holds a value out of
@@ -172,6 +176,7 @@ def read_role(
         "log_bytes": log_bytes,
         "threads": threads,
         "metrics": metrics,
+        "limits": limits,
     }
     facts = _own_facts(env)
     facts |= {key: _Fact(v, f"argument {key}") for key, v in given.items() if v is not None}
@@ -290,6 +295,7 @@ def _check(facts: _Facts) -> Role:
         log_bytes=_integer(facts["log_bytes"], low=1) if "log_bytes" in facts else None,
         threads=_integer(facts["threads"], low=1) if "threads" in facts else None,
         metrics=_metrics(facts.get("metrics")),
+        limits=str(facts["limits"].value) if "limits" in facts else None,
         source="from " + ", ".join(names) if names else "nothing names servers",
     )
     if base.keys is not None and base.insecure:

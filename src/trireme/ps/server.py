@@ -18,11 +18,12 @@ from trireme.errors import BadRequest
 from trireme.ps.attendance import Attendance
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.handlers import handlers_of
+from trireme.ps.limits import ServerLimits
 from trireme.ps.log.durability import Durability, kept
 from trireme.ps.metrics import RequestMetrics, watch_shard, watch_workers
 from trireme.ps.process import settled, start_pool, torch_threads
 from trireme.ps.shard import Shard
-from trireme.rpc import Limits, Server, ServerKeys
+from trireme.rpc import Server, ServerKeys
 from trireme.telemetry.endpoint import Endpoint
 from trireme.telemetry.health import Health
 from trireme.telemetry.registry import new_registry
@@ -60,7 +61,7 @@ def serve(
     timeout_s: float = 60.0,
     root: Path | None = None,
     durability: Durability | None = None,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     name: str = "server",
     metrics: str | None = None,
     on_ready: Callable[[str], None] | None = None,
@@ -76,6 +77,7 @@ def serve(
         timeout_s: silence of all remaining workers after which the job counts as lost.
         root: folder below which checkpoints are written and read; default the working directory.
         durability: what outlives this process; default nothing.
+        limits: of what peers may make it hold.
         name: what workers' messages call it, beside its address.
         metrics: "[host:]port" to answer /metrics and /healthz at; port 0 chooses a free one.
         on_ready: called with the real "host:port" once it listens.
@@ -91,7 +93,8 @@ def serve(
     with ExitStack() as stack:
         if metrics is not None:  # before the server: it says so while that is not open yet
             stack.enter_context(Endpoint(metrics, registry, health))
-        shard, attendance = Shard(start_pool(threads)), Attendance()
+        limits = limits or ServerLimits()
+        shard, attendance = Shard(start_pool(threads), limits.shard), Attendance()
         coordinator = Coordinator()
         # Recovered before it listens: until then workers say that nobody does, and try again.
         forget = stack.enter_context(
@@ -105,7 +108,7 @@ def serve(
             listen,
             handlers | requests.handlers(),
             name=name,
-            limits=limits or Limits(),
+            limits=limits.messages,
             keys=keys,
             insecure=insecure,
             listen_fd=listen_fd,

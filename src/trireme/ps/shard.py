@@ -38,6 +38,7 @@ from trireme.ps.columns import check as check_columns
 from trireme.ps.counts import Counts
 from trireme.ps.identity import another_job, lost
 from trireme.ps.journal import Journal
+from trireme.ps.limits import ShardLimits
 from trireme.ps.routing import BucketMap, Floats, Keys
 from trireme.ps.served import ServedTable, make_core_table
 from trireme.ps.staging import Staging, members_of
@@ -55,7 +56,6 @@ from trireme.table import TableSchema
 
 log = logging.getLogger("trireme.ps")
 
-TABLES_MAX = 4096
 STALENESS_MAX = 1024
 
 Handler = Callable[[Request], "Reply | Deferred | None"]
@@ -72,12 +72,13 @@ class StreamState:
 
 
 class Shard:
-    """journal: what keeps the changes, see `Journal`. state: names what is in here: another server
-    at the same address, or this one without what it had, has another.
+    """limits: of what is kept. journal: what keeps the changes, see `Journal`. state: names what is
+    in here: another server at the same address, or this one without what it had, has another.
     """
 
-    def __init__(self, pool: _core.Pool) -> None:
+    def __init__(self, pool: _core.Pool, limits: ShardLimits | None = None) -> None:
         self.pool = pool
+        self.limits = limits or ShardLimits()
         self.journal = Journal()
         self.state = uuid.uuid4().hex
         self.job = ""
@@ -187,8 +188,7 @@ class Shard:
                         f" found {schema.to_wire()}"
                     )
                 return
-            if len(self.tables) >= TABLES_MAX:
-                raise BadRequest(f"server: expected at most {TABLES_MAX} tables")
+            self.limits.check_new_table(len(self.tables), schema.admission)
             rows = make_core_table(schema)
             self.journal.record("ps.create_table", {"schema": schema.to_wire()})
             rows.raise_version(self.version)
@@ -209,6 +209,7 @@ class Shard:
         with self.journal.changing(), self._lock, self._blocks_lock:
             self._check_map(need(request.body, "map", int))
             self.blocks.check(optimizer, groups, specs, values)
+            self.limits.check_blocks(self.blocks, specs)
             self.journal.record("ps.create_blocks", request.body, request.arrays)
             self.blocks.create(optimizer, groups, specs, values, dict(self._applied_ids()))
         return self.journal.answered(Reply())
@@ -320,6 +321,7 @@ class Shard:
 
     def _check_parts(self, push: Push, bucket_map: BucketMap) -> None:
         """Everything that could fail later is checked here, before anything changes."""
+        self.limits.check_rows(table.rows for table in list(self.tables.values()))
         for part in push.tables:
             table = self.table(part.table)
             dim = table.schema.dim_of(part.row_class)

@@ -31,8 +31,8 @@ failed, 128 + n if signal n ended it or stopped the job, 2 for a wrong command. 
 server that has died is started again instead.
 
 Environment, for every process that is started:
-  TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_INSECURE=1, TRIREME_DURABILITY,
-  TRIREME_STATE_DIR, TRIREME_LOG_BYTES   as the options, which win
+  TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_LIMITS, TRIREME_INSECURE=1,
+  TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES   as the options, which win
   TRIREME_METRICS   as --metrics PORT: server i gets PORT + i, worker i the i-th behind the servers;
                     with port 0 each process takes a free one and says so in its log
   TRIREME_THREADS, OMP_NUM_THREADS   threads of Trireme and of torch; default: a share of the cores
@@ -158,6 +158,7 @@ def _launch(arguments: argparse.Namespace) -> int:
             state_dir=arguments.state_dir,
             log_bytes=arguments.log_bytes,
             max_restart=arguments.max_restart,
+            limits=arguments.limits,
         )
     )
 

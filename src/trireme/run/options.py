@@ -59,6 +59,12 @@ def add_common(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="servers write and read checkpoints only below it; default: the working directory",
     )
+    add(
+        "--limits",
+        metavar="NAME=N,...",
+        help="what peers may make a server hold, as tables_max=8,table_bytes_max=64GiB; all names:"
+        " docs/security.md",
+    )
     add("--insecure", action="store_true", help="listen beyond loopback without keys")
     add(
         "--metrics",

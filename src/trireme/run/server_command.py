@@ -20,8 +20,8 @@ coordinator. It ends with code 0 when all workers have said goodbye, or at SIGTE
 when those that have not are silent for twice the timeout.
 
 Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
-TRIREME_METRICS, TRIREME_INSECURE=1, TRIREME_DURABILITY, TRIREME_STATE_DIR and TRIREME_LOG_BYTES say
-the same as the options, which win.
+TRIREME_LIMITS, TRIREME_METRICS, TRIREME_INSECURE=1, TRIREME_DURABILITY, TRIREME_STATE_DIR and
+TRIREME_LOG_BYTES say the same as the options, which win.
 """
     + KEYS
 )
@@ -50,6 +50,7 @@ def _server(arguments: argparse.Namespace) -> int:
         log_bytes=arguments.log_bytes,
         threads=arguments.threads,
         metrics=arguments.metrics,
+        limits=arguments.limits,
     )
     init.log_to_stderr()
     init.log.info("%s", role.describe())

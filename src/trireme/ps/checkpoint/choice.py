@@ -16,7 +16,7 @@ from trireme.ps.checkpoint.jobs import Progress, in_parallel
 from trireme.ps.checkpoint.manifest import Manifest, Piece
 from trireme.ps.checkpoint.row_files import Choose, Columns, read_piece
 from trireme.ps.checkpoint.storage import Storage
-from trireme.ps.policies import selected
+from trireme.ps.policies import MODES, selected
 from trireme.ps.rows import RowLayout
 from trireme.ps.served import ServedTable
 from trireme.ps.shard import Shard
@@ -48,11 +48,19 @@ class Choice:
                     budgets[str(name)] = Budget(bin, *_share(shares[server]))
                 case _:
                     raise BadRequest(f"checkpoint: expected a bin and shares, found {budget!r}")
-        return Choice(need(body, "mode", str), need(body, "time", int), budgets)
+        mode = need(body, "mode", str)
+        if mode not in MODES:
+            raise BadRequest(f"checkpoint: expected a mode of {MODES}, found {mode!r}")
+        return Choice(mode, need(body, "time", int), budgets)
 
     def of(self, table: ServedTable) -> Choose | None:
         """Which rows of the table are saved; None: all that the version asks for."""
         if self.mode == "hot":
+            if table.schema.name not in self.budgets:
+                raise BadRequest(
+                    f"checkpoint: expected a budget of table {table.schema.name!r}, which was made"
+                    f" after rows were counted, found those of {sorted(self.budgets)}"
+                )
             budget, newest = self.budgets[table.schema.name], table.rows.version
             return lambda records: budget.take(bins_of(records, newest))
         if self.mode in ("base", "delta") and table.schema.is_scored:

@@ -79,6 +79,7 @@ class ImportHandlers:
         def read(path: str, is_stopped: Callable[[], bool]) -> int:
             num_lines = 0
             for piece in pieces(path, options):
+                self._check_room(staged)
                 num_lines += _stage(piece, text, stamp, staged, f"{path}:{{}}", num_lines)
                 if is_stopped():
                     break
@@ -137,6 +138,7 @@ class ImportHandlers:
         where: the file, for messages. before: rows of the file before these; None: an error names
             the key.
         """
+        self._check_room(staged)
         buckets = np.empty(len(columns["key"]), np.uint16)
         _core.buckets(columns["key"], buckets)
         here = np.flatnonzero(staged.wanted[buckets])
@@ -151,6 +153,10 @@ class ImportHandlers:
         except BadRequest as error:
             raise BadRequest(f"{where}: {error}") from error
         staged.put(columns["key"], classes, rows)
+
+    def _check_room(self, staged: StagedRows) -> None:
+        served = [table.rows for table in list(self._shard.tables.values())]
+        self._shard.limits.check_rows([*served, staged.rows])
 
     def _on_end(self, request: Request) -> None:
         staged = self._of(request)
