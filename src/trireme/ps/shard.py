@@ -33,7 +33,6 @@ from trireme.errors import (
     WrongMap,
 )
 from trireme.ps.blocks import BlockSpec, BlockStore
-from trireme.ps.columns import KeyColumns, fleet_scale, joined, merge, nothing
 from trireme.ps.columns import check as check_columns
 from trireme.ps.counts import Counts
 from trireme.ps.identity import another_job, lost
@@ -42,6 +41,7 @@ from trireme.ps.limits import ShardLimits
 from trireme.ps.routing import BucketMap, Floats, Keys
 from trireme.ps.served import ServedTable, make_core_table
 from trireme.ps.staging import Staging, members_of
+from trireme.ps.summing import summed
 from trireme.ps.wire import (
     Array,
     Arrays,
@@ -395,11 +395,7 @@ class Shard:
         time: int,
         ids: list[tuple[int, int]],
     ) -> None:
-        of_classes = [
-            self._merged(table.schema, row_class, parts, examples)
-            for row_class in range(len(table.schema.dims))
-        ]
-        keys_K, gradients, columns = joined(of_classes)
+        keys_K, gradients, columns = summed(table.schema, parts, examples, self.pool)
         table.rows.update(
             keys_K,
             gradients,
@@ -411,26 +407,6 @@ class Shard:
             features=columns.get("feature"),
             counts=columns.get("count"),
         )
-
-    def _merged(
-        self,
-        schema: TableSchema,
-        row_class: int,
-        parts: list[tuple[TablePush, float]],
-        examples: int,
-    ) -> tuple[Keys, Floats, KeyColumns]:
-        """Keys, gradients and columns of one row class, summed over the parts and scaled."""
-        own = [
-            (part.keys, part.gradients, part.columns, scale)
-            for part, scale in parts
-            if part.row_class == row_class
-        ]
-        if not own:
-            return nothing(schema.dims[row_class], schema.columns)
-        keys_K, gradients_KD, columns = merge(own, self.pool)
-        if schema.is_scored and schema.rule.get("scale") == "fleet":
-            gradients_KD = gradients_KD * fleet_scale(schema.rule, columns["show_click"], examples)
-        return keys_K, gradients_KD, columns
 
     def _update_blocks(
         self, pushes: list[Push], scales: list[float], ids: list[tuple[int, int]]
