@@ -111,8 +111,8 @@ class Lookups:
 class TrainingSteps(Protocol):
     """What a cluster needs of the optimizer attached to it, to pull for the right step."""
 
-    def staged_step(self) -> int:
-        """The step whose application a training pull must wait for; 0: none."""
+    def pull(self, keys: Mapping[str, Keys], *, blocks: bool, number: int | None) -> Pulled:
+        """A training pull, which waits for what the mode says."""
 
     def data_time(self) -> int:
         """What pushes and pulls carry as data time, in seconds; 0: the data has none."""
@@ -246,14 +246,23 @@ class Cluster:
         self.client.create_table(table.schema)
 
     def pull(
-        self, keys: Mapping[str, Keys], *, blocks: bool = False, training: bool = False
+        self,
+        keys: Mapping[str, Keys],
+        *,
+        blocks: bool = False,
+        training: bool = False,
+        number: int | None = None,
     ) -> Pulled:
-        """Fetch current rows; a training pull first waits for the last step, in sync mode."""
+        """Fetch current rows; for training, as the mode says.
+
+        number: of the batch in the run of batches of which each makes a step, from 0; None: the
+            rows are for the next step.
+        """
         if self.steps is None:
             return self.client.pull(keys, blocks=blocks)
-        staged = self.steps.staged_step() if training else 0
-        time = self.steps.data_time()
-        return self.client.pull(keys, blocks=blocks, staged=staged, time=time)
+        if training:
+            return self.steps.pull(keys, blocks=blocks, number=number)
+        return self.client.pull(keys, blocks=blocks, time=self.steps.data_time())
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` when the cluster closes, the last one first; not if it is abandoned."""

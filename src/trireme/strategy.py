@@ -2,44 +2,81 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trireme.errors import BadRequest
 
-MODES = ("sync", "async")
-LATER = ("bounded", "geo", "hybrid", "collective")
+# Mode -> the knobs that it has.
+KNOBS = {
+    "sync": (),
+    "bounded": ("staleness",),
+    "async": (),
+    "geo": ("k", "cache_bytes"),
+    "hybrid": (),
+}
+LATER = ("geo", "hybrid", "collective")
+MODES = tuple(mode for mode in KNOBS if mode not in LATER)
+CACHE_BYTES = 1 << 30
 
 
 class Strategy:
-    """How workers agree.
+    """How workers agree; docs/consistency.md says what each mode costs and when to choose it.
 
     Args:
         mode: "sync": every step equals one process on the union of the workers' batches.
+            "bounded": as async, and no stream is more than `staleness` steps ahead of the slowest.
             "async": a push is applied when it arrives; its staleness is measured and reported.
-        staleness: of mode "bounded" only.
-        k: of mode "geo" only.
+            "geo": each worker trains on a cache of its own and exchanges differences every `k`
+            steps.
+            "hybrid": rows as in async; dense parameters by all-reduce among the workers, equal on
+            all of them after every step.
+        staleness: of mode "bounded" only, >= 1. With 1, all streams are in the same step.
+        k: of mode "geo" only, >= 1.
+        cache_bytes: of mode "geo" only: memory for the rows that a worker keeps, default 1 GiB.
 
     Raises:
-        BadRequest: an unknown mode, a mode that this version does not have, or a knob of another
-    mode.
+        BadRequest: an unknown mode, a mode that this version does not have, a mode without its
+            knob, a knob of another mode, or one out of range.
     """
 
     def __init__(
-        self, mode: str = "async", *, staleness: int | None = None, k: int | None = None
+        self,
+        mode: str = "async",
+        *,
+        staleness: int | None = None,
+        k: int | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         if mode in LATER:
             raise BadRequest(f"Strategy: expected one of {MODES} in this version, found {mode!r}")
-        if mode not in MODES:
+        if mode not in KNOBS:
             raise BadRequest(f"Strategy: expected one of {MODES + LATER}, found {mode!r}")
-        if staleness is not None:
-            raise BadRequest(f"Strategy: staleness belongs to mode 'bounded', found mode {mode!r}")
-        if k is not None:
-            raise BadRequest(f"Strategy: k belongs to mode 'geo', found mode {mode!r}")
+        given = {"staleness": staleness, "k": k, "cache_bytes": cache_bytes}
+        for knob, value in given.items():
+            if value is not None:
+                _check_knob(mode, knob, value)
         self.mode = mode
+        self.staleness = staleness or 0
+        self.k = k or 0
+        self.cache_bytes = (cache_bytes or CACHE_BYTES) if mode == "geo" else 0
+        for knob in KNOBS[mode]:
+            if getattr(self, knob) == 0:
+                raise BadRequest(f"Strategy: expected {knob} with mode {mode!r}, found none")
 
     def __repr__(self) -> str:
-        return f"Strategy({self.mode!r})"
+        knobs = "".join(f", {knob}={getattr(self, knob)}" for knob in KNOBS[self.mode])
+        return f"Strategy({self.mode!r}{knobs})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Strategy) and other.mode == self.mode
+        return isinstance(other, Strategy) and repr(other) == repr(self)
 
     def __hash__(self) -> int:
-        return hash(self.mode)
+        return hash(repr(self))
+
+
+def _check_knob(mode: str, knob: str, value: Any) -> None:
+    owner = next(owner for owner, knobs in KNOBS.items() if knob in knobs)
+    if owner != mode:
+        raise BadRequest(f"Strategy: {knob} belongs to mode {owner!r}, found mode {mode!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
+        raise BadRequest(f"Strategy: expected {knob} as an integer >= 1, found {value!r}")

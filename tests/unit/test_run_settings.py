@@ -11,6 +11,7 @@ from trireme.config import Config
 from trireme.errors import BadRequest
 from trireme.run.keys import warn_of_unused
 from trireme.run.settings import Settings
+from trireme.strategy import Strategy
 
 
 def config(folder: Path, *overrides: str) -> Config:
@@ -77,18 +78,22 @@ def test_what_is_not_said_of_inference_is_as_for_training(tmp_path: Path) -> Non
 
 def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
     optimizer = "hyper_parameters.optimizer.strategy=sync"
-    assert Settings.read(config(tmp_path)).mode == "async"
-    assert Settings.read(config(tmp_path, optimizer)).mode == "sync"
-    assert Settings.read(config(tmp_path, optimizer, "runner.sync_mode=async")).mode == "async"
+    assert Settings.read(config(tmp_path)).strategy == Strategy("async")
+    assert Settings.read(config(tmp_path, optimizer)).strategy == Strategy("sync")
+    both = config(tmp_path, optimizer, "runner.sync_mode=async")
+    assert Settings.read(both).strategy == Strategy("async")
+    bounded = config(tmp_path, "runner.sync_mode=bounded", "runner.staleness=4")
+    assert Settings.read(bounded).strategy == Strategy("bounded", staleness=4)
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("runner.sync_mode=geo", "expected sync or async, found .geo.: geo comes"),
+        ("runner.sync_mode=geo", "expected one of sync, .*found .geo.: geo comes"),
         ("runner.sync_mode=heter", "heterogeneous workers come"),
         ("runner.sync_mode=gpubox", "tables in GPU memory come"),
         ("runner.sync_mode=half", "found 'half'"),
+        ("runner.sync_mode=bounded", r"runner\.staleness: expected an integer"),
         ("runner.use_gpu=True", r"runner\.use_gpu: expected False, found True: training on GPUs"),
         ("runner.use_fleet=True", "collective training comes"),
         ("runner.use_auc=maybe", "expected True or False, found 'maybe'"),

@@ -26,6 +26,7 @@ from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
 from trireme.ps.blocks import GroupValues
 from trireme.ps.columns import KeyColumns
 from trireme.ps.dense import DenseParameters
+from trireme.ps.pace import Pace
 from trireme.ps.routing import BucketMap, Floats, Keys, Split
 from trireme.ps.transport import Transport
 from trireme.ps.wire import Array, BlocksPush, Push, TablePush
@@ -63,7 +64,7 @@ class Step:
 
     Attributes:
         sequence: number of this batch in its stream, from 1.
-        step: of the running pass in sync; 0 in async.
+        step: of the running pass in sync and bounded; 0 in async.
         versions: per server, `Pulled.versions` of the pull it was computed from.
         examples: of the batch; weighs its gradient in sync.
         position: of the stream after the batch.
@@ -206,7 +207,13 @@ class Client:
     # ---- pull and push ----
 
     def pull(
-        self, keys: Mapping[str, Keys], *, blocks: bool = False, staged: int = 0, time: int = 0
+        self,
+        keys: Mapping[str, Keys],
+        *,
+        blocks: bool = False,
+        staged: int = 0,
+        pace: Pace | None = None,
+        time: int = 0,
     ) -> Pulled:
         """Fetch the current weights of keys, and of all blocks if asked.
 
@@ -216,6 +223,7 @@ class Client:
             blocks: the dense weights too.
             staged: sync only: this stream has staged its pushes up to this step; the answer waits
                 until the step has been applied everywhere.
+            pace: bounded only: the answer waits until no other stream is too far behind.
             time: data time in seconds that pulled shows and clicks are of; 0: of the row's last
                 push.
 
@@ -234,6 +242,7 @@ class Client:
                 "classes": [split_part(name)[1] for name in keys],
                 "blocks": blocks,
                 "staged": staged,
+                "pace": None if pace is None else pace.to_wire(),
                 "time": time,
             }
             calls = [
@@ -352,10 +361,13 @@ class Client:
             positions.append(StreamPosition(int(last), tuple(int(number) for number in at)))
         return min(positions, key=lambda position: position.sequence)
 
-    def begin_pass(self) -> int:
-        """Become a member of the next pass, with all other workers; returns its first step."""
+    def begin_pass(self, *, staged: bool = True) -> int:
+        """Become a member of the next pass, with all other workers; returns its first step.
+
+        staged: whether its pushes are (sync), or are applied on arrival (bounded).
+        """
         reply = self._coordinator("coord.begin_pass", self._me())
-        self._everywhere("ps.group", reply.body["group"])
+        self._everywhere("ps.group", {**reply.body["group"], "staged": staged})
         members = {stream: first for stream, first, _ in reply.body["group"]["members"]}
         return int(members[self._stream])
 
@@ -365,10 +377,10 @@ class Client:
         """
         self._coordinator("coord.agree", {"fact": fact, "value": value, **self._me()})
 
-    def leave(self, step: int) -> None:
+    def leave(self, step: int, *, staged: bool = True) -> None:
         """Leave the pass: this stream contributes to the steps before `step` only."""
         reply = self._coordinator("coord.leave", {"step": step, **self._me()})
-        self._everywhere("ps.group", reply.body["group"])
+        self._everywhere("ps.group", {**reply.body["group"], "staged": staged})
 
     def gather(
         self,

@@ -38,9 +38,10 @@ from trireme.ps.counts import Counts
 from trireme.ps.identity import another_job, lost
 from trireme.ps.journal import Journal
 from trireme.ps.limits import ShardLimits
+from trireme.ps.pace import Pace, Paces
 from trireme.ps.routing import BucketMap, Floats, Keys
 from trireme.ps.served import ServedTable, make_core_table
-from trireme.ps.staging import Staging, members_of
+from trireme.ps.staging import Group, Staging
 from trireme.ps.summing import summed
 from trireme.ps.wire import (
     Array,
@@ -94,6 +95,7 @@ class Shard:
         self.index = -1
         self._map: BucketMap | None = None
         self.staging = Staging(self._apply_step)
+        self.paces = Paces()
         self._lock = threading.RLock()
         self._blocks_lock = threading.Lock()
 
@@ -161,12 +163,13 @@ class Shard:
         return bucket_map
 
     def _on_group(self, request: Request) -> Reply | Deferred:
-        members = members_of(request.body)
-        version = need(request.body, "version", int)
+        group = Group.from_wire(request.body)
         with self.journal.changing(), self._lock:
-            if self.staging.is_newer(version):
+            if self.paces.is_newer(group.version):
                 self.journal.record("ps.group", request.body)
-                self.staging.set_group(version, members)
+                self.paces.set_group(group.version, group.members)
+                if group.staged:
+                    self.staging.set_group(group.version, group.members)
         return self.journal.answered(Reply())
 
     def _on_create_table(self, request: Request) -> Reply | Deferred:
@@ -220,7 +223,8 @@ class Shard:
         """Rows of keys, then the blocks of this server in the map's order, if asked for.
 
         In sync, `staged` says that the stream's pushes up to that step are staged everywhere; the
-        answer waits until the step has been applied here.
+        answer waits until the step has been applied here. In bounded, `pace` says for which step
+        the rows are; the answer waits until no other stream is too far behind it.
         """
         body = request.body
         tables = [self.table(name) for name in need(body, "tables", list)]
@@ -241,24 +245,30 @@ class Shard:
             block_ids = bucket_map.blocks_of(self.index) if with_blocks else []
             return self._read(parts, block_ids, time)
 
-        staged = need(body, "staged", int)
-        if not staged:
+        stream, staged = need(body, "stream", int), need(body, "staged", int)
+        pace = Pace.from_wire(body.get("pace"))
+        if not staged and pace is None:
             return answer()
-        stream = need(body, "stream", int)
-        deferred = Deferred(describe=self._describe_wait)
+        deferred = Deferred(describe=lambda: self._describe_wait(stream, pace))
 
         def complete() -> None:
             self.journal.when_kept(lambda error: _complete(deferred, answer, error))
 
         with self.journal.pushing(), self._lock:
-            self.staging.declare(stream, staged)
-            if not self.staging.when_applied(staged, complete):
+            if pace is None:
+                self.staging.declare(stream, staged)
+                may_have = self.staging.when_applied(staged, complete)
+            else:
+                may_have = self.paces.when_within(stream, pace, complete)
+            if not may_have:
                 return deferred
         return self.journal.answered(answer())
 
-    def _describe_wait(self) -> str:
+    def _describe_wait(self, stream: int, pace: Pace | None) -> str:
         with self._lock:
-            return self.staging.waiting_for()
+            if pace is None:
+                return self.staging.waiting_for()
+            return self.paces.waiting_for(stream, pace)
 
     def _read(
         self, parts: list[tuple[ServedTable, int, Array]], block_ids: list[str], time: int
@@ -429,18 +439,19 @@ class Shard:
             self.blocks.apply(parts[0][0].groups, block_ids, gradients, ids, absent)
 
     def _record(self, pushes: list[Push]) -> None:
-        is_new = False
         with self._lock:
-            for push in pushes:
+            new = [push for push in pushes if push.sequence > self.streams[push.stream].last]
+            for push in new:
                 stream = self.streams[push.stream]
-                if push.sequence > stream.last:
-                    stream.last = push.sequence
-                    stream.position = push.position
-                    self.counts.add_push(push)
-                    steps = self.num_pushes - push.computed_at
-                    self.staleness[min(max(steps, 0), STALENESS_MAX)] += 1
-                    is_new = True
-            self.num_pushes += is_new
+                stream.last = push.sequence
+                stream.position = push.position
+                self.counts.add_push(push)
+                steps = self.num_pushes - push.computed_at
+                self.staleness[min(max(steps, 0), STALENESS_MAX)] += 1
+            self.num_pushes += bool(new)
+            for push in new:
+                if push.step and not push.staged:
+                    self.paces.record(push.stream, push.step)
 
     # ---- reports ----
 
@@ -460,8 +471,9 @@ class Shard:
             return self.staging.num_held()
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start: rows and bytes per table, pushes, staleness histogram, missing
-        keys.
+        """Counts since the start: rows and bytes per table, pushes, missing keys, and histograms:
+        of how many pushes had been applied since the pull that a push was computed from, and of how
+        many steps it was ahead of the slowest stream.
         """
         with self._lock:
             return {
@@ -473,7 +485,8 @@ class Shard:
                 "block_bytes": self.blocks.num_bytes,
                 "pushes": self.num_pushes,
                 "missing": sum(self.counts.by_table()["missing"].values()),
-                "staleness": {str(steps): count for steps, count in sorted(self.staleness.items())},
+                "staleness": _histogram(self.staleness),
+                "ahead": _histogram(self.paces.ahead),
             }
 
     # ---- checkpoints ----
@@ -555,6 +568,10 @@ class Shard:
 
     def blocks_locked(self) -> threading.Lock:
         return self._blocks_lock
+
+
+def _histogram(counts: Counter[int]) -> dict[str, int]:
+    return {str(steps): count for steps, count in sorted(counts.items())}
 
 
 def _rule_values(values: Mapping[str, Any]) -> _core.RuleValues:

@@ -8,12 +8,12 @@ never splits a step: no server has applied it. Not thread-safe: the shard locks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.ps.wire import Push, need_list
+from trireme.ps.wire import Push, need, need_list
 
 Waiter = Callable[[], None]
 
@@ -26,10 +26,34 @@ class Member:
     end: int | None
 
 
-def members_of(body: Mapping[str, Any]) -> dict[int, Member]:
-    """The members of a group. Raises BadRequest."""
+Members = Mapping[int, Member]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Which streams advance together, as the coordinator has it.
+
+    Attributes:
+        version: a newer group takes the place of an older one.
+        staged: whether their pushes are staged (sync), or applied on arrival (bounded).
+    """
+
+    version: int
+    members: Members
+    staged: bool
+
+    @staticmethod
+    def from_wire(body: Mapping[str, Any]) -> Group:
+        """Raises BadRequest."""
+        staged = need({"staged": True, **body}, "staged", bool)
+        members = members_from_wire(need_list(body, "members", list))
+        return Group(need(body, "version", int), members, staged)
+
+
+def members_from_wire(body: Iterable[Any]) -> Members:
+    """Raises BadRequest."""
     members = {}
-    for member in need_list(body, "members", list):
+    for member in body:
         match member:
             case [int(stream), int(first), int() | None as end]:
                 members[stream] = Member(first, end)
@@ -38,6 +62,11 @@ def members_of(body: Mapping[str, Any]) -> dict[int, Member]:
                     f"ps.group: expected members [stream, first step, end or nil], found {member!r}"
                 )
     return members
+
+
+def members_to_wire(members: Members) -> list[list[int | None]]:
+    """The inverse of `members_from_wire`."""
+    return [[stream, member.first, member.end] for stream, member in members.items()]
 
 
 class Staging:
@@ -50,19 +79,15 @@ class Staging:
         self._staged: dict[int, dict[int, Push]] = {}
         self._waiters: list[tuple[int, Waiter]] = []
 
-    def set_group(self, version: int, members: Mapping[int, Member]) -> None:
+    def set_group(self, version: int, members: Members) -> None:
         """Adopt the coordinator's group if it is newer, and apply what waited for that; a stream
         that has left has staged everything.
         """
-        if self.is_newer(version):
+        if version > self._version:
             self.adopt_group(version, members)
             self.advance()
 
-    def is_newer(self, version: int) -> bool:
-        """Whether a group of this version is newer than the one here."""
-        return version > self._version
-
-    def adopt_group(self, version: int, members: Mapping[int, Member]) -> None:
+    def adopt_group(self, version: int, members: Members) -> None:
         """Adopt a group, and apply nothing."""
         self._version = version
         self._members = dict(members)
@@ -174,13 +199,13 @@ class Staging:
         """All but the staged pushes, in msgpack's types. What streams have declared they say again
         after a restart: their pulls have not been answered.
         """
-        members = [[s, member.first, member.end] for s, member in self._members.items()]
+        members = members_to_wire(self._members)
         return {"applied": self.applied, "version": self._version, "members": members}
 
     def install(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
         self.applied, self._version = int(state["applied"]), int(state["version"])
-        self._members = {s: Member(first, end) for s, first, end in state["members"]}
+        self._members = dict(members_from_wire(state["members"]))
 
     def staged(self) -> Iterator[Push]:
         """The pushes that are held."""

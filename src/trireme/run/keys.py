@@ -39,6 +39,7 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "runner.start_day": (_ONLINE, ()),
     "runner.train_thread_num": (_THREADS, ()),
     "runner.save_inference_*": (_EXPORT, ()),
+    "runner.staleness": ("it belongs to sync_mode bounded", ()),
     "runner.geo_step": ("it belongs to sync_mode geo, which comes in a later version", ()),
     "runner.with_coordinator": ("federated training is not supported; server 0 coordinates", ()),
     "runner.local_sparse": (_TABLES, ()),

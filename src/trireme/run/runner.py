@@ -22,7 +22,6 @@ from trireme.run.data import make_dataset
 from trireme.run.keys import warn_of_unused
 from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
-from trireme.strategy import Strategy
 from trireme.train import Dump, Recipe, Trainer
 from trireme.train.share import Closes
 
@@ -200,4 +199,4 @@ def make_trainer(recipe: Recipe, settings: Settings) -> Trainer:
                 f" found {[metric.name for metric in recipe.metrics]}"
             )
         recipe = dataclasses.replace(recipe, metrics=[*recipe.metrics, AUC()])
-    return Trainer.from_recipe(recipe, strategy=Strategy(settings.mode))
+    return Trainer.from_recipe(recipe, strategy=settings.strategy)

@@ -14,6 +14,7 @@ from typing import Any
 
 from trireme.config import Config
 from trireme.errors import BadRequest
+from trireme.strategy import Strategy
 
 READER_TYPES = {
     "QueueDataset": "QueueDataset",
@@ -67,7 +68,7 @@ class Settings:
     """What the runner reads of a configuration. Paths are absolute."""
 
     folder: Path
-    mode: str
+    strategy: Strategy
     model: str | None
     reader_type: str
     pipe_command: str | None
@@ -104,7 +105,7 @@ class Settings:
         start = of.number("infer_start_epoch", 0, low=0)
         return cls(
             folder=of.base,
-            mode=_mode(config),
+            strategy=_strategy(of),
             model=config.get("model", None),
             reader_type=_reader_type(config),
             pipe_command=of.text("pipe_command"),
@@ -255,15 +256,31 @@ def _dump(of: _Reader, *switches: str) -> DumpSettings | None:
     return DumpSettings(path=path, fields=fields, params=params)
 
 
-def _mode(config: Config) -> str:
+# Mode -> the keys of its knobs, and what Strategy calls them.
+MODES: dict[str, dict[str, str]] = {
+    "sync": {},
+    "bounded": {"staleness": "staleness"},
+    "async": {},
+}
+OPTIONAL_KNOBS = ("cache_bytes",)
+
+
+def _strategy(of: _Reader) -> Strategy:
     key = "runner.sync_mode"
-    fallback = config.get("hyper_parameters.optimizer.strategy", "async")
-    found = config.get(key, fallback)
-    if found in LATER_MODES:
-        raise BadRequest(f"{key}: expected sync or async, found {found!r}: {LATER_MODES[found]}")
-    if found not in ("sync", "async"):
-        raise BadRequest(f"{key}: expected sync or async, found {found!r}")
-    return str(found)
+    fallback = of.config.get("hyper_parameters.optimizer.strategy", "async")
+    found = of.config.get(key, fallback)
+    if found not in MODES:
+        why = f": {LATER_MODES[found]}" if found in LATER_MODES else ""
+        raise BadRequest(f"{key}: expected one of {', '.join(MODES)}, found {found!r}{why}")
+    knobs = {}
+    for name, knob in MODES[found].items():
+        if of.has(name):
+            knobs[knob] = of.number(name, 1)
+        elif knob not in OPTIONAL_KNOBS:
+            raise BadRequest(
+                f"runner.{name}: expected an integer with sync_mode {found}, found none"
+            )
+    return Strategy(found, **knobs)
 
 
 def _reader_type(config: Config) -> str:

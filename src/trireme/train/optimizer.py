@@ -8,7 +8,7 @@ wrapped optimizer itself never steps here: the servers run its class on their bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,9 +19,11 @@ from trireme.errors import BadRequest
 from trireme.nn import Planner
 from trireme.optim import values_of_group
 from trireme.ps.blocks import GroupValues, group_values, optimizer_spec
-from trireme.ps.client import DenseGradient, Step, TableGradient
+from trireme.ps.client import DenseGradient, Pulled, Step, TableGradient
 from trireme.ps.columns import merge
 from trireme.ps.dense import DenseParameters
+from trireme.ps.pace import Pace
+from trireme.ps.routing import Keys
 from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.pusher import Pusher
@@ -76,6 +78,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._first_step: int | None = None
         self._failed_push: BaseException | None = None
         self._staged = 0
+        self._last_step = 0
         self.time: float | Callable[[], float] = 0
         self.num_steps = 0
         # Sync: num_steps at step 0 of the passes, the same on all workers; their own counts differ
@@ -115,14 +118,42 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def is_sync(self) -> bool:
         return self.strategy.mode == "sync"
 
-    def staged_step(self) -> int:
-        """The step whose application a training pull must wait for; begins a pass if none is
-        running.
+    @property
+    def has_passes(self) -> bool:
+        """Whether streams advance together, from a step on that all know."""
+        return self.strategy.mode in ("sync", "bounded")
+
+    def pull(self, keys: Mapping[str, Keys], *, blocks: bool, number: int | None = None) -> Pulled:
+        """Rows for training, and dense weights if asked, when the mode lets this stream have them;
+        begins a pass if none is running.
+
+        number: of the batch in the run (`begin_run`), if each batch of it makes a step; None: the
+            rows are for the next step.
         """
-        if not self.is_sync:
-            return 0
         self.begin_pass()
-        return self._staged
+        pace = None
+        if self.strategy.mode == "bounded":
+            done = self._last_step
+            self.flush()
+            step = self._next_step() if number is None else self._run_from + number
+            pace = Pace(step, min(done, step - 1), self.strategy.staleness)
+        staged = self._staged if self.is_sync else 0
+        return self.cluster.client.pull(
+            keys, blocks=blocks, staged=staged, pace=pace, time=self.data_time()
+        )
+
+    def may_pull_ahead(self, *, steps: bool) -> bool:
+        """Whether rows may be pulled while the batch before is trained on.
+
+        steps: whether each batch makes a step, so that it is known which one the rows are for.
+        """
+        return {"sync": False, "bounded": steps}.get(self.strategy.mode, True)
+
+    def begin_run(self) -> None:
+        """Batches that come from now on are numbered from 0."""
+        self.begin_pass()
+        if self.has_passes:
+            self._run_from = self._next_step()
 
     def set_time(self, time: float | Callable[[], float]) -> None:
         """Data time that pushes carry from now on; see Trainer.set_time."""
@@ -139,12 +170,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return int(time)
 
     def begin_pass(self) -> None:
-        """Join the next pass, with all other workers. Nothing if this one is in a pass, or in
-        async.
+        """Join the next pass, with all other workers. Nothing if this one is in a pass, or in a
+        mode without passes.
         """
-        if not self.is_sync or self._first_step is not None:
+        if not self.has_passes or self._first_step is not None:
             return
-        self._first_step = self.cluster.client.begin_pass()
+        self._first_step = self.cluster.client.begin_pass(staged=self.is_sync)
         self._first_sequence = self.sequence + 1
         if self._steps_before is None:
             self._steps_before = self.num_steps - (self._first_step - 1)
@@ -155,7 +186,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self.flush()
         if self._first_step is not None:
-            self.cluster.client.leave(self._next_step())
+            self.cluster.client.leave(self._next_step(), staged=self.is_sync)
             self._first_step = None
         self.refresh()
 
@@ -225,6 +256,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.sequence += 1
         self.position = position
         self.cluster.telling.count_step(step.examples)
+        self._last_step = step.step
         if self.is_sync:
             self._staged = step.step
 
@@ -252,10 +284,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise
 
     def _count_step(self) -> int:
-        """Advance `num_steps`; returns the number of this step in the pass, 0 in async."""
+        """Advance `num_steps`; returns the number of this step in the pass, 0 without passes."""
         if not self.is_sync:
             self.num_steps += 1
-            return 0
+            return self._next_step() if self.has_passes else 0
         step = self._next_step()
         assert self._steps_before is not None
         self.num_steps = self._steps_before + step

@@ -54,7 +54,8 @@ class Pipeline:
         model: its embedding modules say what to look up.
         training: rows get gradients and the next step pushes them; else nothing is registered.
         depth: batches read and planned ahead, >= 1.
-        ahead: whether async training pulls one batch ahead.
+        ahead: whether training pulls one batch ahead, where the mode lets it.
+        steps: whether the loop makes one step of each batch, as it must for bounded to pull ahead.
         timing: adds up what its threads spend, and the loop on waiting and pulling.
         begun: called when the source has given its first batch, before the loop gets it, or when
             there is none.
@@ -68,6 +69,7 @@ class Pipeline:
         training: bool,
         depth: int = 2,
         ahead: bool = True,
+        steps: bool = False,
         timing: Timing | None = None,
         begun: Callable[[], None] | None = None,
         cluster: Cluster | None = None,
@@ -85,16 +87,17 @@ class Pipeline:
         self._pulled: Conduit[tuple[_Planned, Pulled]] = Conduit(1)
         # One permit: the pull of a batch waits until the loop has taken the one before.
         self._may_pull = threading.Semaphore(1)
-        steps = self._cluster.steps
-        self._optimizer = steps if isinstance(steps, DistributedOptimizer) else None
-        is_sync = self._optimizer is not None and self._optimizer.is_sync
-        self._pulls_in_loop = training and (is_sync or not ahead)
+        of = self._cluster.steps
+        self._optimizer = of if isinstance(of, DistributedOptimizer) else None
+        self._steps = steps
+        may_pull_ahead = self._optimizer is None or self._optimizer.may_pull_ahead(steps=steps)
+        self._pulls_in_loop = training and not (ahead and may_pull_ahead)
 
     def __enter__(self) -> Pipeline:
         if self._training and self._cluster.is_prefetching:
             raise BadRequest("prefetch: another pipeline is training on this cluster already")
         if self._training and self._optimizer is not None:
-            self._optimizer.begin_pass()
+            self._optimizer.begin_run()
         self._cluster.is_prefetching |= self._training
         self._planned.start("trireme-plan", self._plan)
         if not self._pulls_in_loop:
@@ -140,15 +143,20 @@ class Pipeline:
             if self._optimizer is not None:
                 self._optimizer.flush()
             with self._timing.behind.measure("pull"):
-                pulled = self._cluster.pull(planned.keys(), blocks=self._training)
+                pulled = self._pull_one(planned)
             yield planned, pulled
+
+    def _pull_one(self, planned: _Planned) -> Pulled:
+        number = planned.number if self._steps else None
+        training = self._training
+        return self._cluster.pull(planned.keys(), blocks=training, training=training, number=number)
 
     def _pull_in_loop(self, replica: Replica | None) -> Iterator[tuple[_Planned, Pulled]]:
         for planned in self._timing.loop.timed("wait", self._planned):
             if replica is not None:
                 replica.number = planned.number
             with self._timing.loop.measure("pull"):
-                pulled = self._cluster.pull(planned.keys(), blocks=True, training=True)
+                pulled = self._pull_one(planned)
             yield planned, pulled
 
     def __iter__(self) -> Iterator[Batch]:

@@ -92,6 +92,7 @@ class Run:
             training=training,
             depth=self.depth,
             ahead=self.threads == 1,
+            steps=True,
             timing=self.optimizer.timing,
             begun=self.begun,
             cluster=cluster,

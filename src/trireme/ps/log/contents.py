@@ -18,7 +18,7 @@ from trireme.ps.log.segment import Record
 from trireme.ps.policies import shrink_slice
 from trireme.ps.routing import BucketMap
 from trireme.ps.shard import Shard, StreamState
-from trireme.ps.staging import members_of
+from trireme.ps.staging import Group
 from trireme.ps.wire import Array, Push
 from trireme.rpc import Request
 from trireme.table import TableSchema
@@ -46,6 +46,7 @@ def _state_of(shard: Shard) -> dict[str, Any]:
         "blocks": shard.blocks.declaration(),
         "streams": streams,
         "staging": shard.staging.state(),
+        "paces": shard.paces.state(),
         "version": shard.version,
         "pushes": shard.num_pushes,
         "pushes_at_load": shard.pushes_at_load,
@@ -72,6 +73,7 @@ def install_state(shard: Shard, attendance: Attendance, body: Mapping[str, Any])
     for stream, last, incarnation, position in state["streams"]:
         shard.streams[stream] = StreamState(last, incarnation, tuple(position))
     shard.staging.install(state["staging"])
+    shard.paces.install(state["paces"])
     shard.num_pushes, shard.pushes_at_load = state["pushes"], state["pushes_at_load"]
     shard.settled = (state["settled"][0], list(state["settled"][1]))
     shard.staleness = Counter(dict(state["staleness"]))
@@ -94,8 +96,7 @@ def replay(shard: Shard, attendance: Attendance, record: Record) -> None:
         if body["step"] > shard.staging.applied:
             shard.staging.apply_step(body["step"])
     elif method == "ps.group":
-        if shard.staging.is_newer(body["version"]):
-            shard.staging.adopt_group(body["version"], members_of(body))
+        _adopt(shard, Group.from_wire(body))
     elif method == "server.goodbye":
         attendance.install([[body["worker"], body["num_workers"], body["incarnation"]]])
     elif method == "server.alive":
@@ -104,6 +105,13 @@ def replay(shard: Shard, attendance: Attendance, record: Record) -> None:
         shrink_slice(shard, body)
     elif method != STATE:  # the beginning of a segment whose snapshot was not finished
         _replay_control(shard, method, body, arrays)
+
+
+def _adopt(shard: Shard, group: Group) -> None:
+    if shard.paces.is_newer(group.version):
+        shard.paces.set_group(group.version, group.members)
+        if group.staged:  # the steps that it lets be applied have records of their own
+            shard.staging.adopt_group(group.version, group.members)
 
 
 def _replay_control(
