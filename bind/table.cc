@@ -131,11 +131,21 @@ std::vector<Table::Gradients> gradients_of(const Table& table, const Keys& keys,
   return parts;
 }
 
+Change change_of(const std::string& name) {
+  if (name == "rule") return Change::kRule;
+  if (name == "add") return Change::kAdd;
+  if (name == "assign") return Change::kAssign;
+  throw Error(ErrorCode::kBadRequest,
+              "Table.update: expected change rule, add or assign, found " + name);
+}
+
 std::size_t update(Table& table, Keys keys, const Grads& grads, const Ids& ids,
                    const RuleValues& values, Pool& pool, std::uint32_t time, std::uint32_t version,
                    const std::optional<Array2<const float>>& show_click,
                    const std::optional<Array1<const std::uint32_t>>& features,
-                   const std::optional<Array1<const std::uint32_t>>& counts) {
+                   const std::optional<Array1<const std::uint32_t>>& counts,
+                   const std::string& change_name) {
+  const Change change = change_of(change_name);
   const std::vector<Table::Gradients> parts = gradients_of(table, keys, grads);
   PushColumns columns{.time = time, .version = version};
   if (show_click) {
@@ -153,7 +163,7 @@ std::size_t update(Table& table, Keys keys, const Grads& grads, const Ids& ids,
   }
   const std::vector<PushId> pushes = push_ids(ids);
   nb::gil_scoped_release release;
-  return table.update(as_span(keys), parts, pushes, values, pool, columns);
+  return table.update(as_span(keys), parts, pushes, values, pool, columns, change);
 }
 
 void advance(Table& table, const Ids& ids) {
@@ -486,7 +496,7 @@ void register_table(nb::module_& m) {
       .def("update", &update, "keys"_a.noconvert(), "grads"_a.noconvert(), "ids"_a, "values"_a,
            "pool"_a, nb::kw_only(), "time"_a = 0, "version"_a = 0,
            "show_click"_a.noconvert() = nb::none(), "features"_a.noconvert() = nb::none(),
-           "counts"_a.noconvert() = nb::none(),
+           "counts"_a.noconvert() = nb::none(), "change"_a = "rule",
            "Apply one step of the rule to each key, making rows that are absent and admitted, and "
            "raise all marks to `ids`.\n"
            "keys: (K,) uint64, distinct (a key that occurs twice has the rule applied twice, in "
@@ -499,6 +509,9 @@ void register_table(nb::module_& m) {
            "it; show_click: (K, 2) float32, of scored tables; features: (K,) uint32, of scored "
            "tables; counts: (K,) uint32, occurrences of each key, which a count_filter adds up, 1 "
            "without them.\n"
+           "change: \"rule\"; or grads are not gradients: \"add\" them to the weights, clipped to "
+           "values' bounds, or \"assign\" them; state stays as it is, in new rows that which the "
+           "rule begins with.\n"
            "Keys of buckets that have all of `ids` already are left out, and keys that are not "
            "admitted. Returns the number of keys applied.\n"
            "Errors: BadRequest (nothing changed); ResourceExhausted (repeat with the same ids).")

@@ -116,4 +116,10 @@ struct Rule {
 // Errors: kBadRequest for an unknown name, or an option that the rule does not have.
 Rule make_rule(const RuleConfig& config);
 
+// What the rows of a push are: gradients for the rule, differences to add (then clipped to the
+// values' bounds), or new weights. Only a rule changes state.
+enum class Change { kRule, kAdd, kAssign };
+
+const Kernels& kernels_of(Change change, const Rule& rule);
+
 }  // namespace trireme

@@ -113,7 +113,7 @@ class Table {
   };
   std::size_t update(std::span<const std::uint64_t> keys, std::span<const Gradients> grads,
                      std::span<const PushId> ids, const RuleValues& values, Pool& pool,
-                     const PushColumns& columns = {});
+                     const PushColumns& columns = {}, Change change = Change::kRule);
   // All keys of class 0.   grads: (K, dim).
   std::size_t update(std::span<const std::uint64_t> keys, const float* grads,
                      std::span<const PushId> ids, const RuleValues& values, Pool& pool,

@@ -67,6 +67,7 @@ struct Table::Step {
   const Advance& advance;
   const RuleValues& values;
   const PushColumns& columns;
+  const Kernels& kernels;
 };
 
 // Calls function(stripe, group) for every stripe, also for those without keys.
@@ -85,7 +86,7 @@ void Table::for_stripes(std::span<const std::uint64_t> keys, Pool& pool,
 
 std::size_t Table::update(std::span<const std::uint64_t> keys, std::span<const Gradients> grads,
                           std::span<const PushId> ids, const RuleValues& values, Pool& pool,
-                          const PushColumns& columns) {
+                          const PushColumns& columns, Change change) {
   values.check();
   const std::vector<GradientPart> parts = parts_of(grads, keys.size());
   check_columns(columns, keys.size());
@@ -95,7 +96,8 @@ std::size_t Table::update(std::span<const std::uint64_t> keys, std::span<const G
                   .parts = parts,
                   .advance = advance,
                   .values = values,
-                  .columns = columns};
+                  .columns = columns,
+                  .kernels = kernels_of(change, rule_)};
   std::atomic<std::size_t> applied{0};
   for_stripes(keys, pool, [&](std::uint32_t stripe, const Group& group) {
     applied += update_stripe(stripe, group, step);
@@ -211,7 +213,7 @@ std::size_t Table::apply_group(const Group& group, const Step& step) {
                   .scratch = two_rows.data()};
   // Returns how many keys have no row.
   const auto apply = [&] {
-    const Kernels& kernels = rule_.kernels;
+    const Kernels& kernels = step.kernels;
     if (classes_.is_plain()) return kernels.plain(updates, step.values, isa_, absent.data());
     const std::size_t num_absent = kernels.any(updates, step.values, isa_, absent.data(), risen);
     extend(updates, risen, reservation);

@@ -14,7 +14,7 @@ KNOBS = {
     "geo": ("k", "cache_bytes"),
     "hybrid": (),
 }
-LATER = ("geo", "hybrid", "collective")
+LATER = ("hybrid", "collective")
 MODES = tuple(mode for mode in KNOBS if mode not in LATER)
 CACHE_BYTES = 1 << 30
 

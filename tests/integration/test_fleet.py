@@ -18,7 +18,7 @@ from trireme import cluster as clusters
 from trireme import fleet
 from trireme.cluster import embedded
 from trireme.errors import BadRequest, NotReady
-from trireme.fleet.strategy import WITHOUT_EFFECT
+from trireme.fleet.strategy import ELSEWHERE, WITHOUT_EFFECT
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "fleet_train.py")
 NUM_TRAIN_MIN = 1000
@@ -92,15 +92,31 @@ def test_a_strategy_says_its_mode_and_refuses_what_it_lacks() -> None:
     assert strategy.mode() == tr.Strategy("async")
     strategy.a_sync = False
     assert strategy.mode() == tr.Strategy("sync")
+    strategy.a_sync_configs = {"k_steps": 100, "launch_barrier": True, "use_ps_gpu": 0}
+    with pytest.raises(BadRequest, match="expected a_sync True with k_steps > 0"):
+        strategy.mode()
+    strategy.a_sync = True
+    assert strategy.mode() == tr.Strategy("geo", k=100)
+    for k_steps in (0, -1):
+        strategy.a_sync_configs = {"k_steps": k_steps}
+        assert strategy.mode() == tr.Strategy("async")
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"k_steps": 100}, "k_steps > 0 is mode geo"),
+        ({"k_steps": 1.5}, "expected k_steps as an integer >= -1, found 1.5"),
         ({"k_step": 1}, "found 'k_step'"),
+        ({"use_ps_gpu": 1}, "expected use_ps_gpu 0, found 1: this version keeps no tables"),
+        ({"launch_barrier": False}, "workers always wait"),
     ]
     for configs, message in wrong:
         with pytest.raises(BadRequest, match=message):
             strategy.a_sync_configs = configs
     with pytest.raises(AttributeError):
-        strategy.unknown = 1  # type: ignore[attr-defined]
+        strategy.unknown = 1
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_switches_that_have_another_place_are_refused_by_name(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"{name} has no place here, found 1; "):
+        setattr(fleet.DistributedStrategy(), name, 1)
 
 
 def test_a_role_by_arguments_reads_no_environment() -> None:

@@ -4,6 +4,7 @@ torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,11 +94,18 @@ class Model(nn.Module):
         return {name: p.detach().numpy().copy() for name, p in self.mlp.named_parameters()}
 
 
-def train(cluster: Cluster, rule: Rule, streams: list[int], num_passes: int = 1) -> Weights:
+def train(
+    cluster: Cluster,
+    rule: Rule,
+    streams: list[int],
+    num_passes: int = 1,
+    strategy: tr.Strategy | None = None,
+) -> Weights:
     """Train on these streams' batches, one stream after the other, and return all weights."""
     model = Model(rule)
     dense = rule.dense(model.parameters(), **rule.options)
-    optimizer = tr.DistributedOptimizer(dense, model, strategy=tr.Strategy("sync"), cluster=cluster)
+    strategy = strategy or tr.Strategy("sync")
+    optimizer = tr.DistributedOptimizer(dense, model, strategy=strategy, cluster=cluster)
     source = Batches([batch for stream in streams for batch in stream_batches(stream)])
     for _ in range(num_passes):
         for batch in tr.prefetch(source, model, cluster=cluster):
@@ -117,7 +125,9 @@ def keys_in_bucket_order() -> np.ndarray:
     return keys[np.argsort(buckets, kind="stable")]
 
 
-def plain_torch(rule: Rule, num_passes: int = 1) -> tuple[Weights, Weights]:
+def plain_torch(
+    rule: Rule, num_passes: int = 1, streams: Sequence[int] = (0, 1)
+) -> tuple[Weights, Weights]:
     """The same training without Trireme, on the union of the streams' batches: weights before and
     after.
     """
@@ -129,9 +139,9 @@ def plain_torch(rule: Rule, num_passes: int = 1) -> tuple[Weights, Weights]:
     dense = rule.dense(model.mlp.parameters(), **rule.options)
     sparse = rule.sparse(rows.parameters(), **rule.options)
     before = {"rows": initial, **model.dense_weights()}
-    streams = [stream_batches(stream) for stream in range(len(LENGTHS))]
+    union = [stream_batches(stream) for stream in streams]
     for step in list(range(max(LENGTHS))) * num_passes:
-        parts = [batches[step] for batches in streams if step < len(batches)]
+        parts = [batches[step] for batches in union if step < len(batches)]
         batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         ids = torch.stack([batch[f] for f in FEATURES], 1)
         x = torch.cat([rows(ids).flatten(1), batch["dense"]], 1)

@@ -84,12 +84,14 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
     assert Settings.read(both).strategy == Strategy("async")
     bounded = config(tmp_path, "runner.sync_mode=bounded", "runner.staleness=4")
     assert Settings.read(bounded).strategy == Strategy("bounded", staleness=4)
+    geo = config(tmp_path, "runner.sync_mode=geo", "runner.geo_step=400")
+    assert Settings.read(geo).strategy == Strategy("geo", k=400)
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("runner.sync_mode=geo", "expected one of sync, .*found .geo.: geo comes"),
+        ("runner.sync_mode=geo", r"runner\.geo_step: expected an integer with sync_mode geo"),
         ("runner.sync_mode=heter", "heterogeneous workers come"),
         ("runner.sync_mode=gpubox", "tables in GPU memory come"),
         ("runner.sync_mode=half", "found 'half'"),
@@ -136,7 +138,7 @@ def test_keys_without_an_effect_are_warnings(
     assert caplog.messages == [
         "other: no effect: nothing reads it",
         "runner.epoch: no effect: nothing reads it; did you mean runner.epochs?",
-        "runner.geo_step: no effect: it belongs to sync_mode geo, which comes in a later version",
+        "runner.geo_step: no effect: it belongs to sync_mode geo",
         "runner.start_day: no effect: it belongs to `trireme stream`; `trireme run` reads all"
         " files, in natural order",
     ]

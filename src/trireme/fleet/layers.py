@@ -28,7 +28,7 @@ TABLE_CLASSES = {
     "MemorySparseTable": "",
     "CommonSparseTable": "",
     "SSDSparseTable": "this version keeps rows in memory only",
-    "MemorySparseGeoTable": "this version lacks mode geo",
+    "MemorySparseGeoTable": "mode geo is the strategy's, of a MemorySparseTable",
 }
 
 

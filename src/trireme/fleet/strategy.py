@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.strategy import Strategy
@@ -18,21 +19,65 @@ WITHOUT_EFFECT = (
     "runtime_split_send_recv",
     "lr_decay_steps",
 )
+# Other keys of a_sync_configs: the value that asks for nothing, and why another is refused.
+CONFIGS: dict[str, tuple[Any, str]] = {
+    "launch_barrier": (True, "workers always wait for the servers"),
+    "heter_worker_device_guard": ("cpu", "there are no workers of several kinds"),
+    "use_ps_gpu": (0, "this version keeps no tables in GPU memory"),
+}
+# Attributes of Fleet's strategy that have another place here, or none.
+ELSEWHERE = {
+    "trainer_desc_configs": "give train_from_dataset dump=trireme.Dump(path=dump_fields_path,"
+    " fields=dump_fields, params=dump_param), and stat_var_names",
+    "sparse_table_configs": "a table says its rule, policy and admission where it is declared, in"
+    " fleet.sparse_embedding or trireme.Table",
+    "fleet_desc_configs": "a table says its rule, policy and admission where it is declared, in"
+    " fleet.sparse_embedding or trireme.Table",
+    "fs_client_param": "give fit, save and load storage_options, for fsspec",
+    "is_fl_ps_mode": "federated training is not supported",
+    "with_coordinator": "federated training is not supported; server 0 coordinates",
+    "is_with_coordinator": "federated training is not supported; server 0 coordinates",
+    "split_data": "a dataset gives each worker its stream",
+    "gradient_merge": "call step() of the optimizer once for several backward passes",
+    "gradient_merge_configs": "call step() of the optimizer once for several backward passes",
+    "amp": "use torch.autocast in the model's forward; gradients are pushed as float32",
+    "amp_configs": "use torch.autocast in the model's forward; gradients are pushed as float32",
+    "recompute": "use torch.utils.checkpoint in the model's forward",
+    "recompute_configs": "use torch.utils.checkpoint in the model's forward",
+    "localsgd": "a_sync with k_steps > 0 is mode geo",
+    "adaptive_localsgd": "a_sync with k_steps > 0 is mode geo",
+    "dgc": "it belongs to collective training",
+    "lars": "servers run the optimizers of torch.optim that work element by element",
+    "lamb": "servers run the optimizers of torch.optim that work element by element",
+    "asp": "pruning is not supported",
+}
 
 
 class DistributedStrategy:
-    """Fleet's switches.
+    """Fleet's switches. One that has no place here is refused by name.
 
-    a_sync: True for async (the default), False for sync; k_steps 0 is as good as none.
+    a_sync: True, the default: async, or with a_sync_configs k_steps > 0 mode geo; False: sync.
+    a_sync_configs: k_steps: 0 and -1 (in Fleet, to choose by itself) are as good as none.
     adam_d2sum: whether the dense part, given as Adam, is trained by AdamD2Sum instead.
     """
 
     __slots__ = ("_a_sync", "_adam_d2sum", "_configs")
 
+    _a_sync: bool
+    _adam_d2sum: bool
+    _configs: dict[str, Any]
+
     def __init__(self) -> None:
         self._a_sync = True
         self._adam_d2sum = False
-        self._configs: dict[str, object] = {}
+        self._configs = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ELSEWHERE:
+            raise BadRequest(
+                f"DistributedStrategy: {name} has no place here, found {value!r}; {ELSEWHERE[name]}"
+            )
+        object.__setattr__(self, name, value)
 
     @property
     def a_sync(self) -> bool:
@@ -61,35 +106,36 @@ class DistributedStrategy:
     @a_sync_configs.setter
     def a_sync_configs(self, configs: Mapping[str, object]) -> None:
         for key, value in configs.items():
-            if key == "k_steps":
-                if value not in (0, -1):
-                    raise BadRequest(
-                        "DistributedStrategy: k_steps > 0 is mode geo, which this version lacks;"
-                        f" expected 0, found {value!r}"
-                    )
-            elif key in WITHOUT_EFFECT:
-                raise BadRequest(
-                    f"DistributedStrategy: {key} had no effect in Fleet and has none here;"
-                    " remove it"
-                )
-            elif key != "launch_barrier":  # workers always wait for servers
-                raise BadRequest(
-                    f"DistributedStrategy: expected k_steps or launch_barrier, found {key!r}"
-                )
+            _check_config(key, value)
         self._configs = dict(configs)
 
-    @property
-    def trainer_desc_configs(self) -> Mapping[str, object]:
-        return {}
-
-    @trainer_desc_configs.setter
-    def trainer_desc_configs(self, configs: Mapping[str, object]) -> None:
-        raise BadRequest(
-            f"DistributedStrategy: trainer_desc_configs has no place here, found {sorted(configs)};"
-            " give train_from_dataset dump=trireme.Dump(path=dump_fields_path, fields=dump_fields,"
-            " params=dump_param), and stat_var_names"
-        )
-
     def mode(self) -> Strategy:
-        """The same in Trireme's words."""
+        """The same in Trireme's words. Raises BadRequest: k_steps > 0 without a_sync."""
+        k = self._configs.get("k_steps", 0)
+        if k > 0 and not self._a_sync:
+            raise BadRequest(
+                "DistributedStrategy: expected a_sync True with k_steps > 0, which is mode geo,"
+                f" found a_sync False and k_steps {k}"
+            )
+        if k > 0:
+            return Strategy("geo", k=k)
         return Strategy("async" if self._a_sync else "sync")
+
+
+def _check_config(key: str, value: object) -> None:
+    if key == "k_steps":
+        if isinstance(value, bool) or not isinstance(value, int) or value < -1:
+            raise BadRequest(
+                f"DistributedStrategy: expected k_steps as an integer >= -1, found {value!r}"
+            )
+    elif key in WITHOUT_EFFECT:
+        raise BadRequest(
+            f"DistributedStrategy: {key} had no effect in Fleet and has none here; remove it"
+        )
+    elif key not in CONFIGS:
+        raise BadRequest(
+            f"DistributedStrategy: expected k_steps, {' or '.join(CONFIGS)}, found {key!r}"
+        )
+    elif value != CONFIGS[key][0]:
+        nothing, why = CONFIGS[key]
+        raise BadRequest(f"DistributedStrategy: expected {key} {nothing!r}, found {value!r}: {why}")

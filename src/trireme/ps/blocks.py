@@ -316,6 +316,21 @@ class BlockStore:
         self.advance(ids)
         return fresh
 
+    def add(
+        self, block_ids: Sequence[str], differences: Floats, ids: Sequence[tuple[int, int]]
+    ) -> None:
+        """Add to the blocks that have not seen these pushes yet; their optimizer is not asked.
+
+        differences: (sum of sizes,) float32 in the order of block_ids.
+        """
+        start = 0
+        for block_id in block_ids:
+            weights, marks = self._weights[block_id], self.marks[block_id]
+            if any(marks.get(stream, 0) < sequence for stream, sequence in ids):
+                weights += torch.from_numpy(differences[start : start + len(weights)])
+            start += len(weights)
+        self.advance(ids)
+
     def check_groups(self, groups: Sequence[GroupValues]) -> None:
         """Raises BadRequest where `apply` could not use these values: another number of groups, a
         name that the optimizer does not know, or a value of another form than it has now.

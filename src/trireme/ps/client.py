@@ -284,9 +284,13 @@ class Client:
         dense: DenseGradient | None = None,
         *,
         staged: bool = False,
+        kind: str = "gradient",
     ) -> None:
         """Send one step's gradients to every server; returns when all have applied (or, in sync,
         staged) them.
+
+        Args:
+            kind: "delta": what stands for gradients are differences to add to the weights.
 
         Raises:
             Fenced: a successor of this worker has taken over.
@@ -313,6 +317,7 @@ class Client:
                     export_version=0,
                     tables=[piece[server] for piece in pieces],
                     blocks=self._split_blocks(dense, bucket_map, server),
+                    kind=kind,
                 )
                 body, arrays = push.to_wire()
                 calls.append(Call(endpoint, "ps.push", body, arrays))

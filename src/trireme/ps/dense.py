@@ -65,6 +65,10 @@ class DenseParameters:
         """The weights of these blocks, flat; a copy."""
         return self._flat({name: p.detach() for name, p in self._parameters.items()}, block_ids)
 
+    def copies(self) -> dict[str, Tensor]:
+        """The weights of each parameter as they are now."""
+        return {name: p.detach().clone() for name, p in self._parameters.items()}
+
     def take_gradients(self) -> dict[str, Tensor | None]:
         """The gradient of each parameter, which is left without: a push in flight must not see the
         next one.

@@ -389,7 +389,7 @@ class Shard:
                 for part in push.tables
                 if part.table == name
             ]
-            self._update_table(self.tables[name], parts, examples, time, ids)
+            self._update_table(self.tables[name], parts, examples, time, ids, pushes[0].kind)
             updated.add(name)
         for name, table in list(self.tables.items()):
             if name not in updated:
@@ -404,8 +404,9 @@ class Shard:
         examples: int,
         time: int,
         ids: list[tuple[int, int]],
+        kind: str,
     ) -> None:
-        keys_K, gradients, columns = summed(table.schema, parts, examples, self.pool)
+        keys_K, gradients, columns = summed(table.schema, parts, examples, self.pool, kind)
         table.rows.update(
             keys_K,
             gradients,
@@ -416,6 +417,7 @@ class Shard:
             show_click=columns.get("show_click"),
             features=columns.get("feature"),
             counts=columns.get("count"),
+            change="add" if kind == "delta" else "rule",
         )
 
     def _update_blocks(
@@ -436,6 +438,9 @@ class Shard:
                 gradients += blocks.gradients * np.float32(scale)
             absent = set.intersection(*(set(blocks.absent) for blocks, _ in parts))
             block_ids = self.map().blocks_of(self.index)
+            if pushes[0].kind == "delta":
+                self.blocks.add(block_ids, gradients, ids)
+                return
             self.blocks.apply(parts[0][0].groups, block_ids, gradients, ids, absent)
 
     def _record(self, pushes: list[Push]) -> None:

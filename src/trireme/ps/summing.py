@@ -15,22 +15,22 @@ Parts = Sequence[tuple[TablePush, float]]
 
 
 def summed(
-    schema: TableSchema, parts: Parts, examples: int, pool: _core.Pool
+    schema: TableSchema, parts: Parts, examples: int, pool: _core.Pool, kind: str
 ) -> tuple[Keys, list[Floats], KeyColumns]:
     """Keys, the gradients of each row class in the order of its keys, and columns; each key once.
 
-    examples: of the whole step.
+    examples: of the whole step. kind: of the pushes: gradients are scaled as the table says.
     """
     return joined(
         [
-            _of_class(schema, row_class, parts, examples, pool)
+            _of_class(schema, row_class, parts, examples, pool, kind)
             for row_class in range(len(schema.dims))
         ]
     )
 
 
 def _of_class(
-    schema: TableSchema, row_class: int, parts: Parts, examples: int, pool: _core.Pool
+    schema: TableSchema, row_class: int, parts: Parts, examples: int, pool: _core.Pool, kind: str
 ) -> tuple[Keys, Floats, KeyColumns]:
     """Keys, gradients and columns of one row class, summed over the parts and scaled."""
     own = [
@@ -41,6 +41,7 @@ def _of_class(
     if not own:
         return nothing(schema.dims[row_class], schema.columns)
     keys_K, gradients_KD, columns = merge(own, pool)
-    if schema.is_scored and schema.rule.get("scale") == "fleet":
+    is_scaled = schema.is_scored and schema.rule.get("scale") == "fleet"
+    if is_scaled and kind == "gradient":  # else whoever applied the rule has done it
         gradients_KD = gradients_KD * fleet_scale(schema.rule, columns["show_click"], examples)
     return keys_K, gradients_KD, columns

@@ -23,7 +23,7 @@ T = TypeVar("T")
 STREAMS_MAX = 4096
 POSITION_MAX = 16
 VERSION_MAX = (1 << 32) - 2
-PUSH_KINDS = ("gradient", "delta", "rows")
+PUSH_KINDS = ("gradient", "delta")  # "rows" is reserved
 
 
 def need(body: Any, field: str, kind: type[T]) -> T:
@@ -133,7 +133,8 @@ class Push:
     """One stream's update of one step, as one server receives it. Named by (stream, sequence).
 
     Attributes:
-        step: of sync training, counted over all streams; 0 where pushes are applied on arrival.
+        kind: "gradient", for the rules; or "delta": differences, which are added as they are.
+        step: of the running pass, in modes where streams advance together; else 0.
         staged: hold it until every member of the step has staged (sync); else apply on arrival.
         computed_at: the server's push counter when the weights were pulled; gives the staleness.
         position: where in the data the stream stands after this batch.
@@ -153,6 +154,7 @@ class Push:
     export_version: int
     tables: list[TablePush]
     blocks: BlocksPush | None
+    kind: str = "gradient"
 
     @property
     def id(self) -> tuple[int, int]:
@@ -175,7 +177,7 @@ class Push:
         if self.blocks is not None:
             arrays.append(self.blocks.gradients)
         body = {
-            "kind": "gradient",
+            "kind": self.kind,
             "stream": self.stream,
             "sequence": self.sequence,
             "incarnation": self.incarnation,
@@ -197,8 +199,10 @@ class Push:
     def from_wire(body: Mapping[str, Any], arrays: Sequence[Array]) -> Push:
         """Raises BadRequest, naming the field."""
         kind = body.get("kind")
-        if kind != "gradient":
-            raise BadRequest(f"push: expected kind 'gradient' in this version, found {kind!r}")
+        if kind not in PUSH_KINDS or (kind == "delta" and body.get("staged") is True):
+            raise BadRequest(
+                f"push: expected a kind among {PUSH_KINDS}, a delta not staged, found {kind!r}"
+            )
         rest = Arrays(arrays)
         tables = []
         for part in need(body, "tables", list):
@@ -224,6 +228,7 @@ class Push:
             export_version=need(body, "export", int),
             tables=tables,
             blocks=blocks,
+            kind=kind,
         )
         if not (0 <= push.stream < STREAMS_MAX and push.sequence >= 1 and push.examples >= 0):
             raise BadRequest(

@@ -25,7 +25,6 @@ READER_TYPES = {
 }
 FS_CLIENT = ("uri", "user", "passwd", "hadoop_bin")
 LATER_MODES = {
-    "geo": "geo comes in a later version",
     "heter": "heterogeneous workers come in a later version",
     "gpubox": "tables in GPU memory come in a later version",
 }
@@ -261,6 +260,7 @@ MODES: dict[str, dict[str, str]] = {
     "sync": {},
     "bounded": {"staleness": "staleness"},
     "async": {},
+    "geo": {"geo_step": "k", "geo_cache_bytes": "cache_bytes"},
 }
 OPTIONAL_KNOBS = ("cache_bytes",)
 

@@ -345,7 +345,7 @@ def _adopt(
     tensors = location.tensors()
     install_buffers(tensors, optimizer.model, worker, where=f"checkpoint {path}")
     optimizer.resume()
-    if not optimizer.is_sync and optimizer.sequence:  # each worker counts its own
+    if optimizer.counts_its_steps and optimizer.sequence:
         optimizer.set_num_steps(int(steps["before"]) + optimizer.sequence)
     optimizer.refresh()
     own = random_of(tensors, worker)

@@ -26,6 +26,7 @@ from trireme.ps.pace import Pace
 from trireme.ps.routing import Keys
 from trireme.strategy import Strategy
 from trireme.table import Table
+from trireme.train.geo import Geo
 from trireme.train.pusher import Pusher
 from trireme.train.replica import Replica
 from trireme.train.timing import Timing
@@ -67,6 +68,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         table_groups = [_table_group(table) for table in self.tables]
         if not dense_groups and not table_groups:
             raise BadRequest("DistributedOptimizer: the model has neither parameters nor tables")
+        self.local = optimizer
         super().__init__(
             [*dense_groups, *table_groups], {} if optimizer is None else dict(optimizer.defaults)
         )
@@ -79,6 +81,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._failed_push: BaseException | None = None
         self._staged = 0
         self._last_step = 0
+        self._local_position: tuple[int, ...] = ()
         self.time: float | Callable[[], float] = 0
         self.num_steps = 0
         # Sync: num_steps at step 0 of the passes, the same on all workers; their own counts differ
@@ -86,6 +89,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps_before: int | None = None
         if isinstance(before := self.cluster.steps, DistributedOptimizer):
             before.finish()  # its pushes come before those of this one, in the same stream
+        self.geo = self._make_geo() if self.strategy.mode == "geo" else None
         self._create(optimizer)
         self.cluster.steps = self
         self.cluster.on_close(self.finish)
@@ -101,22 +105,43 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.resume()
         self.refresh()
 
+    def _make_geo(self) -> Geo:
+        return Geo(
+            self.cluster.client,
+            self.tables,
+            self.replica.dense,
+            self.local,
+            pool=self.cluster.pool,
+            k=self.strategy.k,
+            cache_bytes=self.strategy.cache_bytes,
+        )
+
     # ---- where the stream stands ----
 
     def resume(self) -> None:
         """Go on where the servers stand with this worker's stream: after a start, a load, a
         predecessor.
         """
+        if self.geo is not None:
+            self.geo.forget()
         at = self.cluster.client.stream_position()
         self.sequence, self.position, self._failed_push = at.sequence, at.position, None
 
     def refresh(self) -> None:
         """Bring the dense parameters to the servers' current weights."""
+        self.flush()
         self.replica.install(self.cluster.client.pull({}, blocks=True, staged=self._staged))
 
     @property
     def is_sync(self) -> bool:
         return self.strategy.mode == "sync"
+
+    @property
+    def counts_its_steps(self) -> bool:
+        """Whether this worker's steps are as many as its pushes: not in sync, where all workers
+        count the job's, nor in geo, where a push has several.
+        """
+        return self.strategy.mode not in ("sync", "geo")
 
     @property
     def has_passes(self) -> bool:
@@ -130,6 +155,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         number: of the batch in the run (`begin_run`), if each batch of it makes a step; None: the
             rows are for the next step.
         """
+        if self.geo is not None:
+            self._touch(self.geo, keys)
+            return self.geo.read(keys)
         self.begin_pass()
         pace = None
         if self.strategy.mode == "bounded":
@@ -142,12 +170,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             keys, blocks=blocks, staged=staged, pace=pace, time=self.data_time()
         )
 
+    def _touch(self, geo: Geo, keys: Mapping[str, Keys]) -> None:
+        while not geo.touch(keys, self.data_time()):
+            self._exchange(geo)
+
     def may_pull_ahead(self, *, steps: bool) -> bool:
         """Whether rows may be pulled while the batch before is trained on.
 
         steps: whether each batch makes a step, so that it is known which one the rows are for.
         """
-        return {"sync": False, "bounded": steps}.get(self.strategy.mode, True)
+        return {"sync": False, "geo": False, "bounded": steps}.get(self.strategy.mode, True)
 
     def begin_run(self) -> None:
         """Batches that come from now on are numbered from 0."""
@@ -185,6 +217,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         returns.
         """
         self.flush()
+        if self.geo is not None:
+            self.geo.report()
         if self._first_step is not None:
             self.cluster.client.leave(self._next_step(), staged=self.is_sync)
             self._first_step = None
@@ -220,7 +254,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.begin_pass()
         behind = self.cluster.is_prefetching and not self.is_sync
         self.step_of(self.replica, examples=examples, position=position, behind=behind)
-        if not self.cluster.is_prefetching:
+        if not self.cluster.is_prefetching and self.geo is None:
             self.flush()
             self.refresh()
 
@@ -239,15 +273,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._check_usable()
         lookups = replica.pending.take()
+        num_examples = lookups.examples if examples is None else examples
+        number = self._count_step()
+        tables = self._table_gradients(lookups)
+        if self.geo is not None:
+            # Again, because the window may have ended since the forward pass.
+            self._touch(self.geo, {part: gradient.keys for part, gradient in tables.items()})
+            self.geo.step(tables, num_examples)
+            self.cluster.telling.count_step(num_examples)
+            self._local_position = position
+            if self.geo.is_due:
+                self._exchange(self.geo)
+            return
         step = Step(
             sequence=self.sequence + 1,
-            step=self._count_step(),
+            step=number,
             versions=lookups.versions,
-            examples=lookups.examples if examples is None else examples,
+            examples=num_examples,
             position=position,
             time=self.data_time(),
         )
-        tables, dense = self._table_gradients(lookups), self._dense_gradient(replica.dense)
+        dense = self._dense_gradient(replica.dense)
         if behind:
             self._submit(step, tables, dense)
         else:
@@ -274,11 +320,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " checkpoint, or start this worker again"
             ) from self._failed_push
 
+    def _exchange(self, geo: Geo) -> None:
+        """Push what geo's window has changed, and begin another one."""
+        step = Step(
+            sequence=self.sequence + 1,
+            step=0,
+            versions=geo.versions,
+            examples=geo.num_examples,
+            position=self._local_position,
+            time=self.data_time(),
+        )
+        self._push(step, *geo.differences(self._dense_group_values()), kind="delta")
+        geo.end_window()
+        self.sequence += 1
+        self.position = self._local_position
+
     def _push(
-        self, step: Step, tables: dict[str, TableGradient], dense: DenseGradient | None
+        self,
+        step: Step,
+        tables: dict[str, TableGradient],
+        dense: DenseGradient | None,
+        kind: str = "gradient",
     ) -> None:
         try:
-            self.cluster.client.push(step, tables, dense, staged=self.is_sync)
+            self.cluster.client.push(step, tables, dense, staged=self.is_sync, kind=kind)
         except BaseException as error:
             self._failed_push = error
             raise
@@ -336,9 +401,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Wait until every push has been applied or staged; raises the error of one that failed."""
         if self._pusher is not None:
             self._pusher.flush()
+        if self.geo is not None and self.geo.num_steps:
+            self._check_usable()
+            self._exchange(self.geo)
 
     def finish(self) -> None:
         """Push what is in flight and leave the pass."""
+        if self.geo is not None:
+            self.flush()
         if self._first_step is not None:
             self.end_pass()
         if self._pusher is not None:

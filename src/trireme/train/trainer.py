@@ -49,10 +49,10 @@ class Trainer(Exchange, InferenceExports):
             examples have no effect by themselves: a loss without `label` may read them, and
             metrics take them as `weights`.
         depth: batches to read and plan ahead.
-        threads: that train in this process, async only, each on a batch and a replica of its own,
-            with its share of torch's threads. Weights are then at most threads - 1 steps old. Pays
-            where batches are small. Buffers (BatchNorm) are those of the first replica; a loss may
-            not use parameters of the model except through its outputs.
+        threads: that train in this process, async and bounded only, each on a batch and a replica
+            of its own, with its share of torch's threads. Weights are then at most threads - 1
+            steps old. Pays where batches are small. Buffers (BatchNorm) are those of the first
+            replica; a loss may not use parameters of the model except through its outputs.
         progress: worker 0 shows a progress bar (on a terminal) or lines (elsewhere).
     """
 
@@ -73,10 +73,10 @@ class Trainer(Exchange, InferenceExports):
         check_metrics(metrics, label)
         if threads < 1:
             raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
-        if threads > 1 and strategy is not None and strategy.mode == "sync":
+        if threads > 1 and strategy is not None and strategy.mode not in ("async", "bounded"):
             raise BadRequest(
-                f"Trainer: expected threads=1 in sync, found {threads}: steps come one after the"
-                " other; use more workers"
+                f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
+                " after the other; use more workers"
             )
         self.cluster = default() if cluster is None else cluster
         self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label

@@ -1,0 +1,42 @@
+// What a push may do to weights besides the table's rule: add to them, or take their place. State
+// stays as it is; a new row begins with the rule's.
+#include "optim/kernel.h"
+#include "optim/rules.h"
+
+namespace trireme {
+namespace {
+
+struct Add {
+  explicit Add(const RuleValues& v) noexcept
+      : lower(static_cast<float>(v.lower)), upper(static_cast<float>(v.upper)) {}
+  TRIREME_INLINE void row(float* w, float*, const float* d, int dim) const noexcept {
+    for_lanes(dim, [=, this](int j) { w[j] = clip(w[j] + d[j], lower, upper); });
+  }
+
+  float lower, upper;
+};
+
+struct Assign {
+  explicit Assign(const RuleValues&) noexcept {}
+  TRIREME_INLINE void row(float* w, float*, const float* value, int dim) const noexcept {
+    for_lanes(dim, [=](int j) { w[j] = value[j]; });
+  }
+};
+
+}  // namespace
+
+const Kernels& kernels_of(Change change, const Rule& rule) {
+  static constexpr Kernels kAdd = kernels<Add>;
+  static constexpr Kernels kAssign = kernels<Assign>;
+  switch (change) {
+    case Change::kAdd:
+      return kAdd;
+    case Change::kAssign:
+      return kAssign;
+    case Change::kRule:
+      break;
+  }
+  return rule.kernels;
+}
+
+}  // namespace trireme

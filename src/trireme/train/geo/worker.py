@@ -1,0 +1,147 @@
+"""A worker in mode geo: fetch, train on the cache, exchange."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trireme import _core
+from trireme.ps.blocks import GroupValues
+from trireme.ps.client import Client, DenseGradient, Pulled, TableGradient
+from trireme.ps.dense import DenseParameters
+from trireme.ps.routing import Keys
+from trireme.table import Table
+from trireme.train.geo.cache import RowCache
+
+log = logging.getLogger("trireme.train")
+
+
+class Geo:
+    """The cache of a worker and its window. One thread uses it.
+
+    Args:
+        tables: of the model. dense: its parameters, trained here by `optimizer`.
+        k: steps of a window. cache_bytes: see RowCache.
+
+    Attributes:
+        num_steps, num_examples: made in the window.
+        versions: per server, its push counter when the window began.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        tables: tuple[Table, ...],
+        dense: DenseParameters,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        pool: _core.Pool,
+        k: int,
+        cache_bytes: int,
+    ) -> None:
+        self.cache = RowCache(tables, pool, cache_bytes)
+        self.num_steps = self.num_examples = 0
+        self.versions: list[int] = []
+        self._client, self._dense, self._optimizer, self._k = client, dense, optimizer, k
+        self._fresh = None if optimizer is None else copy.deepcopy(optimizer.state_dict()["state"])
+        self._base: dict[str, Tensor] = {}
+        self._is_open = False
+        self._num_reported = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the window has had all its steps."""
+        return self.num_steps >= self._k
+
+    def touch(self, keys: Mapping[str, Keys], time: int) -> bool:
+        """Fetch those of these rows that the window has not touched yet. The first call in a
+        window brings the dense weights, too.
+
+        Returns:
+            False: there is no room before the window has ended: exchange, and call again.
+
+        Raises:
+            ResourceExhausted: no room at all.
+        """
+        masks = self.cache.missing(keys)
+        if not self.cache.make_room(masks):
+            return False
+        missing = {part: keys_K[masks[part]] for part, keys_K in keys.items()}
+        if not self._is_open or any(len(keys_K) for keys_K in missing.values()):
+            opens = not self._is_open
+            pulled = self._client.pull(missing, blocks=opens and len(self._dense) > 0, time=time)
+            for part, keys_K in missing.items():
+                self.cache.install(part, keys_K, pulled.rows[part])
+            if opens:
+                self._open(pulled)
+        return True
+
+    def read(self, keys: Mapping[str, Keys]) -> Pulled:
+        """The rows of a batch, which have been touched."""
+        rows = {part: self.cache.tables[part].read(keys_K) for part, keys_K in keys.items()}
+        return Pulled(rows, None, self.versions, dict.fromkeys(keys, 0))
+
+    def _open(self, pulled: Pulled) -> None:
+        for block_ids, values in pulled.blocks or []:
+            self._dense.install(block_ids, values)
+        self._base = self._dense.copies()
+        self.versions, self._is_open = pulled.versions, True
+
+    def step(self, tables: Mapping[str, TableGradient], examples: int) -> None:
+        """Train on the cache: rows that have been touched by these gradients, dense parameters by
+        their own.
+        """
+        for part, gradient in tables.items():
+            self.cache.tables[part].update(gradient, examples)
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self._dense.take_gradients()
+        self.num_steps += 1
+        self.num_examples += examples
+
+    def differences(
+        self, groups: list[GroupValues]
+    ) -> tuple[dict[str, TableGradient], DenseGradient | None]:
+        """What the window has changed."""
+        dense = None
+        if len(self._dense):
+            now = self._dense.copies()
+            dense = DenseGradient({name: now[name] - self._base[name] for name in now}, groups)
+        return self.cache.differences(), dense
+
+    def end_window(self) -> None:
+        """The servers have the differences."""
+        self.cache.end_window()
+        self.num_steps = self.num_examples = 0
+        self._is_open = False
+
+    def forget(self) -> None:
+        """Begin anew, as after a load: without rows and optimizer state."""
+        self.end_window()
+        self.cache.clear()
+        if self._optimizer is not None:
+            groups = self._optimizer.state_dict()["param_groups"]  # rates stay as they are
+            state = copy.deepcopy(self._fresh)
+            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def report(self) -> None:
+        """Say how many rows have lost their optimizer state since the last report."""
+        lost = self.cache.num_lost - self._num_reported
+        self._num_reported = self.cache.num_lost
+        if lost:
+            log.warning(
+                "geo: %d rows left the cache of %d bytes, and their optimizer state is lost; it is"
+                " kept with a larger one, Strategy('geo', cache_bytes=...)",
+                lost,
+                self.cache.budget,
+            )
+
+    def counters(self) -> dict[str, int]:
+        """Rows in the cache; rows that have left it, and how many optimizer states with them."""
+        cache = self.cache
+        rows = sum(rows.num_rows for rows in cache.tables.values())
+        return {"rows": rows, "evicted": cache.num_evicted, "states_lost": cache.num_lost}

@@ -1,0 +1,266 @@
+"""geo(k): a worker trains on its cache; servers add the differences, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from tests.integration import test_sync as exact
+from tests.jobs import Job
+from trireme import _core
+from trireme.cluster import Cluster, embedded
+from trireme.errors import BadRequest, ResourceExhausted
+from trireme.optim import values_of_group
+from trireme.ps.client import DenseGradient, Step, TableGradient
+from trireme.ps.dense import DenseParameters
+from trireme.strategy import Strategy
+from trireme.train.geo import RowCache
+
+DIM = 3
+NUM_KEYS = 40
+
+
+class Model(nn.Module):
+    """The gradient of a row is the number of its occurrences; that of `top` the number of ids."""
+
+    def __init__(self, rule: tr.optim.Rule | None = None, **options: Any) -> None:
+        super().__init__()
+        self.table = tr.Table("t", dim=DIM, optimizer=rule or tr.optim.SGD(lr=0.5), **options)
+        self.rows = tr.nn.EmbeddingBag(self.table, features=["a"])
+        self.top = nn.Parameter(torch.zeros(2))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.rows(batch).sum((1, 2)) + self.top.sum()
+
+
+class Lists:
+    """Per stream a list of batches, each of some keys."""
+
+    def __init__(self, *streams: Sequence[Sequence[int]]) -> None:
+        self.streams = streams
+
+    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Iterator[Any]:
+        del num_streams, epoch
+        for keys in self.streams[index]:
+            yield {"a": torch.tensor(keys)}
+
+
+def random_lists(seed: int, *lengths: int) -> Lists:
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    sizes = [[rng.integers(1, 9) for _ in range(length)] for length in lengths]
+    return Lists(*[[rng.integers(0, NUM_KEYS, n).tolist() for n in of] for of in sizes])
+
+
+def make_optimizer(model: nn.Module, cluster: Cluster, k: int, **knobs: Any) -> Any:
+    dense = torch.optim.SGD(model.parameters(), lr=0.25)
+    strategy = Strategy("geo", k=k, **knobs)
+    return tr.DistributedOptimizer(dense, model, strategy=strategy, cluster=cluster)
+
+
+def train(
+    cluster: Cluster, data: Lists, k: int, model: Model | None = None, **knobs: Any
+) -> dict[str, Any]:
+    """Sums as losses, so that gradients are known; returns what the servers have in the end."""
+    model = model or Model()
+    optimizer = make_optimizer(model, cluster, k, **knobs)
+    for batch in tr.prefetch(data, model, cluster=cluster):
+        model(batch).sum().backward()
+        optimizer.step()
+    cluster.client.gather({}, [])
+    optimizer.refresh()
+    keys = np.arange(NUM_KEYS, dtype=np.uint64)
+    rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+    counted = optimizer.geo.counters()
+    cached = {"rows_cached": counted.pop("rows"), **counted}
+    return {"rows": rows, "top": model.top.detach().numpy().copy(), **cached}
+
+
+def initial_rows(model: Model) -> np.ndarray:
+    with embedded(threads=1) as cluster:
+        cluster.ensure_table(model.table)
+        return np.array(cluster.client.pull({"t": np.arange(NUM_KEYS, dtype=np.uint64)}).rows["t"])
+
+
+def occurrences(data: Lists) -> np.ndarray:
+    keys = [key for stream in data.streams for batch in stream for key in batch]
+    return np.bincount(keys, minlength=NUM_KEYS)
+
+
+@pytest.mark.parametrize(("name", "k"), [("sgd", 1), ("adagrad", 7), ("adam", 1), ("adam", 50)])
+def test_one_worker_equals_training_without_servers(name: str, k: int) -> None:
+    rule, strategy = exact.RULES[name], Strategy("geo", k=k)
+    with Job(2) as job:
+        [result] = job.run(1, lambda cluster: exact.train(cluster, rule, [0], strategy=strategy))
+    before, after = exact.plain_torch(rule, streams=[0])
+    for part, values in after.items():
+        np.testing.assert_allclose(result[part], values, atol=exact.ATOL, rtol=0, err_msg=part)
+        assert np.abs(values - before[part]).max() >= 100 * exact.ATOL
+
+
+@pytest.mark.parametrize("lengths", [(30, 30), (31, 8), (0, 20), (20, 0)])
+@pytest.mark.parametrize("k", [1, 4, 1000])
+def test_all_gradients_of_two_workers_arrive_once(lengths: tuple[int, int], k: int) -> None:
+    data = random_lists(k, *lengths)
+    with Job(2) as job:
+        results = job.run(2, lambda cluster: train(cluster, data, k))
+    # SGD with gradients that do not depend on weights: the order of updates does not matter.
+    counts = occurrences(data)
+    expected = initial_rows(Model()) - 0.5 * counts[:, None]
+    for result in results:
+        np.testing.assert_allclose(result["rows"], expected, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(result["top"], -0.25 * counts.sum(), rtol=1e-5)
+
+
+def test_a_row_is_fetched_again_in_every_window() -> None:
+    """What the other worker does is seen within k steps, also of rows that stay in the cache."""
+    data = Lists([[1], [2], [1], [2], [1]])
+    model = Model()
+    seen = []
+    with Job(1) as job, job.join(0, 1) as cluster:
+        optimizer = make_optimizer(model, cluster, 2)
+        for number, batch in enumerate(tr.prefetch(data, model, cluster=cluster)):
+            seen.append(float(next(iter(batch.lookups.values())).rows[0, 0].detach()))
+            model(batch).sum().backward()
+            optimizer.step()
+            if number == 1:  # another worker, as it were
+                delta = np.full((1, DIM), 100.0, np.float32)
+                rows = job.servers[0].shard.tables["t"].rows
+                values = rule_values(model)
+                rows.update(np.array([1], np.uint64), delta, [(9, 1)], values, cluster.pool,
+                            change="add")  # fmt: skip
+    first = initial_rows(model)[1, 0]
+    np.testing.assert_allclose(seen[0::2], [first, first + 99.5, first + 99.0], rtol=1e-5)
+
+
+def rule_values(model: Model) -> Any:
+    values: dict[str, Any] = dict(values_of_group(model.table.optimizer.group(), 1))
+    return _core.RuleValues(**values)
+
+
+def test_rows_leave_a_small_cache_and_nothing_of_them_is_lost_but_state() -> None:
+    data = random_lists(3, 60)
+    model = Model(tr.optim.Adagrad(lr=0.0, initial_accumulator_value=0.1))
+    with Job(1) as job:
+        row_bytes = 4 * (2 * DIM + DIM) + 160
+        small = 12 * row_bytes
+        [roomy] = job.run(1, lambda cluster: train(cluster, data, 5))
+    with Job(1) as job:
+        [tight] = job.run(1, lambda cluster: train(cluster, data, 5, cache_bytes=small))
+    with Job(1) as job:
+        [counted] = job.run(1, lambda cluster: train(cluster, data, 5, model, cache_bytes=small))
+    np.testing.assert_allclose(tight["rows"], roomy["rows"], atol=1e-4)
+    assert roomy["evicted"] == 0
+    assert tight["evicted"] > 20
+    assert tight["states_lost"] == 0  # of SGD there is none
+    assert counted["states_lost"] == counted["evicted"] > 20
+    assert tight["rows_cached"] <= 12
+
+
+def test_the_least_recently_touched_leave_first() -> None:
+    model = Model()
+    with embedded(threads=1) as cluster:
+        row_bytes = 4 * 2 * DIM + 160
+        cache = RowCache([model.table], cluster.pool, 6 * row_bytes)
+
+        def touch(*keys: int) -> None:
+            found = {"t": np.array(keys, np.uint64)}
+            missing = cache.missing(found)
+            assert cache.make_room(missing)
+            new = found["t"][missing["t"]]
+            cache.install("t", new, np.zeros((len(new), DIM), np.float32))
+            cache.end_window()
+
+        for keys in [(1, 2, 3), (4, 5), (1,), (6, 7)]:
+            touch(*keys)
+        there = cache.tables["t"].touched_at(np.arange(8, dtype=np.uint64)) > 0
+        assert there.tolist() == [False, True, False, True, True, True, True, True] or (
+            there.sum() == 6 and there[[1, 4, 5, 6, 7]].all()
+        )
+
+
+def test_real_memory_stays_within_the_budget() -> None:
+    table = tr.Table("t", dim=16, optimizer=tr.optim.Adagrad(lr=0.1))
+    budget = 24 << 20
+    with embedded(threads=1) as cluster:
+        cache = RowCache([table], cluster.pool, budget)
+        rng = np.random.default_rng(1)
+        for _ in range(60):
+            keys = np.unique(rng.integers(0, 2**63, 5000).astype(np.uint64))
+            missing = cache.missing({"t": keys})
+            assert cache.make_room(missing)
+            cache.install("t", keys, np.zeros((len(keys), 16), np.float32))
+            cache.end_window()
+        assert cache.num_evicted > 50_000
+        assert cache.tables["t"].num_bytes <= budget
+
+
+def test_a_batch_beyond_the_budget_is_refused_with_both_numbers() -> None:
+    data = Lists([list(range(20))])
+    with Job(1) as job, pytest.raises(ResourceExhausted, match=r"found cache_bytes 1000"):
+        job.run(1, lambda cluster: train(cluster, data, 5, cache_bytes=1000))
+
+
+def test_a_delta_that_comes_twice_is_added_once_everywhere() -> None:
+    with Job(2) as job, job.join(0, 1) as cluster:
+        model = Model(tr.optim.Adam(lr=0.1))
+        dense = torch.optim.Adam(model.parameters(), lr=0.1)
+        cluster.ensure_table(model.table)
+        parameters = DenseParameters({"top": (model.top, 0)})
+        cluster.client.create_blocks("Adam", [{"lr": 0.1}], parameters)
+        keys = np.arange(NUM_KEYS, dtype=np.uint64)
+        before = np.array(cluster.client.pull({"t": keys}).rows["t"])
+        group = model.table.optimizer.group()
+        delta = TableGradient(keys, np.ones((NUM_KEYS, DIM), np.float32), values_of_group(group, 1))
+        top = DenseGradient({"top": torch.tensor([1.0, 2.0])}, [{"lr": 0.1}])
+        for _ in range(3):
+            cluster.client.push(Step(1, 0, [], 1), {"t": delta}, top, kind="delta")
+        pulled = cluster.client.pull({"t": keys}, blocks=True)
+        np.testing.assert_allclose(pulled.rows["t"], before + 1)
+        assert pulled.blocks is not None
+        assert [list(values) for ids, values in pulled.blocks if ids] == [[1.0, 2.0]]
+        del dense
+
+
+def test_shows_and_clicks_are_counted_on_the_servers() -> None:
+    policy = tr.policy.ScorePolicy(show_click=tr.policy.ShowClick("show", "click"))
+
+    class Shown(Lists):
+        def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Iterator[Any]:
+            for batch in super().stream(index, num_streams, epoch=epoch):
+                ones = torch.ones(len(batch["a"]))
+                yield {**batch, "show": 2 * ones, "click": ones}
+
+    data = Shown([[1, 2], [1, 3], [1, 1]])
+    with Job(1) as job:
+        job.run(1, lambda cluster: train(cluster, data, 2, Model(policy=policy)))
+        rows, found = job.servers[0].shard.tables["t"].rows, np.empty((4, 2))
+        rows.statistics(np.arange(4, dtype=np.uint64), found, 0, False, _core.Pool(1))
+    np.testing.assert_array_equal(found, [[0, 0], [8, 4], [2, 1], [2, 1]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": tr.optim.FTRL()}, "expected another rule than FTRL for table 't'"),
+        ({"policy": tr.policy.ScorePolicy(pulls_statistics=True)}, "without pulls_statistics"),
+    ],
+)
+def test_tables_that_cannot_be_cached_are_refused_by_name(
+    options: dict[str, Any], message: str
+) -> None:
+    with embedded(threads=1) as cluster, pytest.raises(BadRequest, match=message):
+        make_optimizer(Model(**options), cluster, 1)
+
+
+def test_several_threads_are_refused() -> None:
+    with embedded(threads=1) as cluster, pytest.raises(BadRequest, match="expected threads=1 in"):
+        tr.Trainer(
+            Model(), None, loss=torch.sum, strategy=Strategy("geo", k=1), threads=2, cluster=cluster
+        )
