@@ -14,7 +14,7 @@ KNOBS = {
     "geo": ("k", "cache_bytes"),
     "hybrid": (),
 }
-LATER = ("hybrid", "collective")
+LATER = ("collective",)
 MODES = tuple(mode for mode in KNOBS if mode not in LATER)
 CACHE_BYTES = 1 << 30
 

@@ -130,7 +130,7 @@ def _server(cluster: Cluster, keys: Sequence[str | None], inbox: _Inbox) -> Serv
         admitted = frozenset(key for key in keys if key is not None)
         own = ServerKeys(own=cluster.keys.own, admitted=admitted)
     return Server(
-        f"{_own_host(cluster.client.map.servers[0])}:0",
+        f"{own_host(cluster.client.map.servers[0])}:0",
         {"exchange.piece": inbox.on_piece},
         name=f"worker {cluster.worker}",
         keys=own,
@@ -138,7 +138,7 @@ def _server(cluster: Cluster, keys: Sequence[str | None], inbox: _Inbox) -> Serv
     )
 
 
-def _own_host(server: str) -> str:
+def own_host(server: str) -> str:
     """The address from which this machine reaches a server, where other workers can reach it."""
     host, _, port = server.rpartition(":")
     family, kind, _, _, address = socket.getaddrinfo(

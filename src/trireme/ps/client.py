@@ -414,13 +414,13 @@ class Client:
                 reply = self._coordinator("coord.gather", message, arrays, timeout_s=timeout_s)
                 break
             except DeadlineExceeded as error:
-                if patience == 0 or self._silent_workers():
+                if patience == 0 or self.silent_workers():
                     raise
                 log.warning("still waiting, all workers are alive: %s", error)
         rest = iter(reply.arrays)
         return [(of, [next(rest) for _ in range(count)]) for of, count in reply.body["bodies"]]
 
-    def _silent_workers(self) -> list[int]:
+    def silent_workers(self) -> list[int]:
         """Those that server 0 has not heard for the client's timeout, or that have ended."""
         call = Call(self._servers[0], "server.attendance", {"within_s": float(self.timeout_s)}, [])
         silent: list[int] = self._control.call_all([call], self.timeout_s)[0].body["silent"]

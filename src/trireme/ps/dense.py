@@ -51,6 +51,11 @@ class DenseParameters:
             {name: (found[name], group_of[name]) for name in self._parameters}, self._block_elements
         )
 
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """By name, in the model's order."""
+        return self._parameters
+
     def __len__(self) -> int:
         return len(self.specs)
 

@@ -261,6 +261,7 @@ MODES: dict[str, dict[str, str]] = {
     "bounded": {"staleness": "staleness"},
     "async": {},
     "geo": {"geo_step": "k", "geo_cache_bytes": "cache_bytes"},
+    "hybrid": {},
 }
 OPTIONAL_KNOBS = ("cache_bytes",)
 

@@ -126,6 +126,7 @@ def save(
 
     def act() -> dict[str, Any]:
         groups = optimizer.state_dict()
+        optimizer.publish()
         write(optimizer, location, moments, groups, extra or {}, what)
         return {}
 
@@ -269,7 +270,7 @@ def load_part(
         where, match = f"checkpoint {location.path}", dense == "match"
         kept += install_buffers(location.tensors(), optimizer.model, 0, where=where, match=match)
     optimizer.resume()
-    optimizer.refresh()
+    optimizer.adopt()
     return kept
 
 
@@ -329,7 +330,11 @@ def _on_servers(
             )
         return {"path": str(location.path), "extra": dict(manifest.extra)}
 
-    return let_first_worker(cluster, "load", lambda: choose(load_one) or {}) or None
+    def act() -> dict[str, Any]:
+        optimizer.publish()  # what is not loaded stays as it is
+        return choose(load_one) or {}
+
+    return let_first_worker(cluster, "load", act) or None
 
 
 def _adopt(
@@ -347,7 +352,7 @@ def _adopt(
     optimizer.resume()
     if optimizer.counts_its_steps and optimizer.sequence:
         optimizer.set_num_steps(int(steps["before"]) + optimizer.sequence)
-    optimizer.refresh()
+    optimizer.adopt()
     own = random_of(tensors, worker)
     random.restore(own)
     return Loaded(path, extra["user"], int(extra["num_workers"]), own)

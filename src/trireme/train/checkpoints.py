@@ -232,6 +232,7 @@ class AsyncSaver(_Saver):
             raise error
 
     def _start(self) -> None:
+        self._optimizer.publish()
         moment = Moment.of(self._optimizer, self._random)
         groups, extra = self._optimizer.state_dict(), self._note()
 

@@ -118,6 +118,7 @@ def import_fleet(
         values = None
         if names is not None and names.entries:
             values = _read_dense(optimizer, path, names, dense_steps, storage_options)
+        optimizer.publish()  # what is not imported stays as it is
         client, counts = optimizer.cluster.client, dict[str, Any]()
         with orders.importing(client, list(of_table), replace=True):
             for table in optimizer.tables:
@@ -139,7 +140,7 @@ def import_fleet(
         return counts
 
     counts = let_first_worker(optimizer.cluster, "import_fleet", act)
-    optimizer.refresh()
+    optimizer.adopt()
     return counts
 
 
@@ -335,6 +336,7 @@ def export_fleet(
 def _write_dense(
     optimizer: DistributedOptimizer, folder: Path, names: DenseNames, compress: bool
 ) -> None:
+    optimizer.publish()
     kind, blocks = read_blocks(optimizer.cluster.client)
     state = fleet_dense.COLUMNS.get(str(kind))
     if state is None:

@@ -27,6 +27,7 @@ from trireme.ps.routing import Keys
 from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.geo import Geo
+from trireme.train.hybrid import Hybrid
 from trireme.train.pusher import Pusher
 from trireme.train.replica import Replica
 from trireme.train.timing import Timing
@@ -91,6 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             before.finish()  # its pushes come before those of this one, in the same stream
         self.geo = self._make_geo() if self.strategy.mode == "geo" else None
         self._create(optimizer)
+        self.hybrid = self._make_hybrid() if self.strategy.mode == "hybrid" else None
         self.cluster.steps = self
         self.cluster.on_close(self.finish)
 
@@ -103,7 +105,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             spec, values = optimizer_spec(optimizer), self._dense_group_values()
             client.create_blocks(spec, values, self.replica.dense)
         self.resume()
-        self.refresh()
+        self.replica.install(client.pull({}, blocks=True))
+
+    def _make_hybrid(self) -> Hybrid:
+        return Hybrid(self.cluster, self.replica.dense, self.local)
 
     def _make_geo(self) -> Geo:
         return Geo(
@@ -128,9 +133,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.sequence, self.position, self._failed_push = at.sequence, at.position, None
 
     def refresh(self) -> None:
-        """Bring the dense parameters to the servers' current weights."""
+        """Bring the dense parameters to the servers' current weights; in hybrid, where the workers
+        have them, nothing.
+        """
         self.flush()
+        if self.hybrid is not None:
+            return
         self.replica.install(self.cluster.client.pull({}, blocks=True, staged=self._staged))
+
+    def publish(self) -> None:
+        """Have the servers know the dense part: before a save or an export, one worker calls it.
+        Nothing but in hybrid.
+        """
+        if self.hybrid is not None:
+            self.hybrid.publish()
+
+    def adopt(self) -> None:
+        """Go on with what the servers have got by a load or an import."""
+        if self.hybrid is not None:
+            self.hybrid.adopt()
+        self.refresh()
 
     @property
     def is_sync(self) -> bool:
@@ -159,6 +181,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._touch(self.geo, keys)
             return self.geo.read(keys)
         self.begin_pass()
+        blocks = blocks and self.hybrid is None
         pace = None
         if self.strategy.mode == "bounded":
             done = self._last_step
@@ -205,6 +228,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Join the next pass, with all other workers. Nothing if this one is in a pass, or in a
         mode without passes.
         """
+        if self.hybrid is not None:
+            self.hybrid.begin()
         if not self.has_passes or self._first_step is not None:
             return
         self._first_step = self.cluster.client.begin_pass(staged=self.is_sync)
@@ -219,6 +244,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.flush()
         if self.geo is not None:
             self.geo.report()
+        if self.hybrid is not None:
+            self.hybrid.end()
         if self._first_step is not None:
             self.cluster.client.leave(self._next_step(), staged=self.is_sync)
             self._first_step = None
@@ -293,7 +320,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             position=position,
             time=self.data_time(),
         )
-        dense = self._dense_gradient(replica.dense)
+        dense = None if self.hybrid is not None else self._dense_gradient(replica.dense)
         if behind:
             self._submit(step, tables, dense)
         else:
@@ -301,7 +328,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._push(step, tables, dense)
         self.sequence += 1
         self.position = position
-        self.cluster.telling.count_step(step.examples)
+        if self.hybrid is not None:  # while the rows are on their way
+            self.hybrid.step(num_examples)
+        self.cluster.telling.count_step(num_examples)
         self._last_step = step.step
         if self.is_sync:
             self._staged = step.step
@@ -411,6 +440,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.flush()
         if self._first_step is not None:
             self.end_pass()
+        if self.hybrid is not None:
+            self.hybrid.end()
         if self._pusher is not None:
             self._pusher.close()
             self.cluster.remove_running(self._pusher.stop)

@@ -19,7 +19,8 @@ from trireme.ps.shard import Handler, Shard
 from trireme.ps.wire import Array, Arrays, need_list
 from trireme.rpc import Call, Reply, Request
 
-SCALARS = ("step", "n")  # of a whole block, in the states of Adam and AdamD2Sum
+# Of a whole block, in the states of optimizers.
+SCALARS = ("step", "n", "eta", "mu", "mu_product")
 
 BlockTensors = dict[str, dict[str, Array]]
 
