@@ -29,6 +29,7 @@ BENCHES = {
     "service": ("benchmarks.macro.service", "the parameter service alone: examples/s"),
     "fleet": ("benchmarks.macro.fleet_rows", "Fleet's rules beside Paddle's: distance of rows"),
     "zoo": ("benchmarks.macro.zoo", "each model, beside itself with torch's embeddings: scores"),
+    "modes": ("benchmarks.macro.modes", "consistency modes under late pushes: held-out AUC"),
     "slot": ("benchmarks.macro.slot", "slot_dnn's shape, 300 ragged features: examples/s"),
     "feed": ("benchmarks.macro.feed", "from files to batches: parsing, shuffled memory, commands"),
     "checkpoint": ("benchmarks.macro.checkpoint", "what is saved and loaded: bytes/s"),

@@ -49,6 +49,11 @@ REAL_CLAIMS = {
     ("zoo", "din_history_async"): ("torch",),
     ("zoo", "two_tower_choice_async"): ("torch",),
     ("zoo", "word2vec_text_async"): ("torch",),
+    **{
+        ("modes", f"{mode}_auc_as_{workers}"): ("sync",)
+        for mode in ("bounded", "async", "geo", "hybrid")
+        for workers in (2, 8, 32)
+    },
     ("checkpoint", "import_fleet"): (),
     ("checkpoint", "train_while_saving"): ("train",),
     ("checkpoint", "save_full"): ("disk",),

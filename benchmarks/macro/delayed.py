@@ -1,0 +1,57 @@
+"""A client whose pushes arrive late by seeded delays, so that two workers are as stale as many."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import deque
+from typing import Any
+
+from trireme.ps.client import Client, Pulled
+from trireme.ps.pace import Pace
+
+
+class Delayed:
+    """Stands for a worker's client: holds pushes back until so many later ones have been made.
+
+    The delays are uniform from 0 to twice their mean, and pushes stay in order. What must not be
+    late is not: in sync a push is staged before its worker goes on, in bounded no more are held
+    than the bound lets, and whatever else is asked of the servers comes behind all pushes.
+
+    Args:
+        mean: steps by which a push is late on average.
+        steps_per_push: of mode geo.
+        bound: of mode bounded, else None.
+    """
+
+    def __init__(
+        self, client: Client, mean: int, seed: int, *, steps_per_push: int, bound: int | None
+    ) -> None:
+        self._client, self._mean = client, mean / steps_per_push
+        self._random = random.Random(f"{seed} {client.worker}")
+        self._held: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque()
+        self._held_max = None if bound is None else bound - 1
+
+    def push(self, *arguments: Any, **options: Any) -> None:
+        """As Client.push, later."""
+        self._held.append((arguments, options))
+        most = round(self._random.uniform(0, 2 * self._mean))
+        if self._held_max is not None:
+            most = min(most, self._held_max)
+        self._release(0 if options.get("staged") else most)
+
+    def pull(self, *arguments: Any, pace: Pace | None = None, **options: Any) -> Pulled:
+        """As Client.pull; pushes that are late are not done."""
+        if pace is not None:
+            pace = dataclasses.replace(pace, done=max(0, pace.done - len(self._held)))
+        return self._client.pull(*arguments, pace=pace, **options)
+
+    def _release(self, most: int) -> None:
+        while len(self._held) > most:
+            arguments, options = self._held.popleft()
+            self._client.push(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if callable(getattr(Client, name, None)):
+            self._release(0)
+        return getattr(self._client, name)
