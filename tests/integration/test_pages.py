@@ -57,6 +57,13 @@ def test_the_page_for_people_from_torch(tmp_path: Path) -> None:
     assert "1 server and 2 workers ended well" in output
 
 
+def test_the_page_of_consistency(tmp_path: Path) -> None:
+    output = run_blocks("consistency.md", tmp_path)
+    assert "1 server and 2 workers ended well" in output
+    found = dict(re.findall(r"^(?:\[worker 0\] )?(bounded|geo) ([\d.]+)$", output, re.MULTILINE))
+    assert {mode: float(auc) > 0.9 for mode, auc in found.items()} == {"bounded": True, "geo": True}
+
+
 def test_the_page_of_rows(tmp_path: Path) -> None:
     run_blocks("rows.md", tmp_path)
     run(tmp_path, ["python", "dims.py"])
