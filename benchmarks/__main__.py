@@ -30,6 +30,7 @@ BENCHES = {
     "fleet": ("benchmarks.macro.fleet_rows", "Fleet's rules beside Paddle's: distance of rows"),
     "zoo": ("benchmarks.macro.zoo", "each model, beside itself with torch's embeddings: scores"),
     "modes": ("benchmarks.macro.modes", "consistency modes under late pushes: held-out AUC"),
+    "geo": ("benchmarks.macro.geo", "word2vec under geo: how soon it reaches the loss of async"),
     "slot": ("benchmarks.macro.slot", "slot_dnn's shape, 300 ragged features: examples/s"),
     "feed": ("benchmarks.macro.feed", "from files to batches: parsing, shuffled memory, commands"),
     "checkpoint": ("benchmarks.macro.checkpoint", "what is saved and loaded: bytes/s"),

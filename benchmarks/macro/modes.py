@@ -5,6 +5,7 @@ are and with late pushes that make them as stale as 8 workers and as 32.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from functools import partial
@@ -17,6 +18,8 @@ from benchmarks.process import run_process
 from trireme.data.planted import write_planted_criteo
 
 _JOB = str(Path(__file__).with_name("modes_job.py"))
+_ROOT = str(Path(__file__).resolve().parents[2])
+_PATH = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
 _NUM_SEEDS = 5
 _TIMEOUT_S = 600
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -63,7 +66,7 @@ def _auc(settings: Settings, mode: str, delay: int, seed: int) -> Run:
         command += [f"--seed={seed + 1}", f"--data={data}", f"--out={out}"]
         command += [f"--batch={settings.pick(smoke=64, real=512)}"]
         command += [f"--epochs={settings.pick(smoke=1, real=2)}"]
-        run_process(command, timeout_s=_TIMEOUT_S, env=environment())
+        run_process(command, timeout_s=_TIMEOUT_S, env={**environment(), "PYTHONPATH": _PATH})
         found = json.loads(out.read_text())
     say(f"modes: {mode}, late by {delay}: {json.dumps(found)}")
     return Run(found["auc"], detail=found)

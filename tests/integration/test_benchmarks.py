@@ -54,6 +54,7 @@ REAL_CLAIMS = {
         for mode in ("bounded", "async", "geo", "hybrid")
         for workers in (2, 8, 32)
     },
+    ("geo", "word2vec_to_loss"): ("async",),
     ("checkpoint", "import_fleet"): (),
     ("checkpoint", "train_while_saving"): ("train",),
     ("checkpoint", "save_full"): ("disk",),
