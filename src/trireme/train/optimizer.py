@@ -304,13 +304,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         number = self._count_step()
         tables = self._table_gradients(lookups)
         if self.geo is not None:
-            # Again, because the window may have ended since the forward pass.
-            self._touch(self.geo, {part: gradient.keys for part, gradient in tables.items()})
+            if self.geo.has_ended or not lookups.versions:  # since the forward passes, or before
+                self._touch(self.geo, {part: gradient.keys for part, gradient in tables.items()})
             self.geo.step(tables, num_examples)
             self.cluster.telling.count_step(num_examples)
             self._local_position = position
             if self.geo.is_due:
                 self._exchange(self.geo)
+            self.geo.has_ended = False
             return
         step = Step(
             sequence=self.sequence + 1,

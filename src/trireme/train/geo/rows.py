@@ -24,6 +24,7 @@ Slots = npt.NDArray[np.int64]
 OVERHEAD_BYTES = 160
 SLOTS_MAX = 1 << 24  # of a window: a clock has floats
 _NO_STEP = _core.RuleValues(lr=0.0)
+_NOTHING = np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.bool_)
 
 
 class CachedRows:
@@ -54,6 +55,8 @@ class CachedRows:
         )
         self._clocks = _clocks()
         self._num_changes = 0
+        # Of the last question: keys, their slots, and which were not touched.
+        self._found: tuple[Keys, Slots, npt.NDArray[np.bool_]] = _NOTHING
         self.values: dict[str, float | int] = {}
         self._window = _Window(self.dim, schema.columns)
 
@@ -82,7 +85,9 @@ class CachedRows:
 
     def untouched(self, keys_K: Keys, window: int) -> npt.NDArray[np.bool_]:
         """(K,): whether the window has not fetched them yet."""
-        untouched: npt.NDArray[np.bool_] = self.touched_at(keys_K) != window
+        clocks_K2 = self._clock(keys_K)
+        untouched: npt.NDArray[np.bool_] = clocks_K2[:, 0] != window
+        self._found = keys_K, clocks_K2[:, 1].astype(np.int64), untouched
         return untouched
 
     def touched_at(self, keys_K: Keys) -> Floats:
@@ -92,6 +97,11 @@ class CachedRows:
     def install(self, keys_K: Keys, weights_KD: Floats, window: int) -> None:
         """Rows as the servers have them, touched for the first time in this window."""
         slots_K = self._window.add(keys_K, weights_KD)
+        _, of_found, untouched = self._found
+        if np.count_nonzero(untouched) == len(slots_K):
+            of_found[untouched] = slots_K
+        else:
+            self._found = _NOTHING
         clocks_K2 = np.empty((len(keys_K), 2), np.float32)
         clocks_K2[:, 0], clocks_K2[:, 1] = window, slots_K
         self._assign(self._rows, keys_K, weights_KD)
@@ -112,8 +122,7 @@ class CachedRows:
         numbers: dict[str, Any] = dict(gradient.values)
         values = _core.RuleValues(**numbers)
         self._rows.update(gradient.keys, gradients_KD, self._next_id(), values, self._pool)
-        slots_K = self._clock(gradient.keys)[:, 1].astype(np.int64)
-        self._window.count(slots_K, gradient.columns)
+        self._window.count(self._slots(gradient.keys), gradient.columns)
         self.values = gradient.values
 
     def differences(self) -> TableGradient | None:
@@ -125,12 +134,21 @@ class CachedRows:
 
     def end_window(self) -> Keys:
         """Begin another one; returns the keys that this one has touched."""
+        self._found = _NOTHING
         return self._window.clear()
 
     def erase(self, keys_K: Keys) -> int:
         """Returns how many were there."""
         self._clocks.erase(keys_K, self._pool)
         return int(self._rows.erase(keys_K, self._pool))
+
+    def _slots(self, keys_K: Keys) -> Slots:
+        """(K,): mostly of the keys that were asked for last."""
+        asked_K, slots_K, _ = self._found
+        if asked_K is keys_K:
+            return slots_K
+        slots: Slots = self._clock(keys_K)[:, 1].astype(np.int64)
+        return slots
 
     def _clock(self, keys_K: Keys) -> Floats:
         """(K, 2): window and slot."""

@@ -29,6 +29,7 @@ class Geo:
 
     Attributes:
         num_steps, num_examples: made in the window.
+        has_ended: whether a window has ended since the last step was over.
         versions: per server, its push counter when the window began.
     """
 
@@ -46,6 +47,7 @@ class Geo:
         self.cache = RowCache(tables, pool, cache_bytes)
         self.num_steps = self.num_examples = 0
         self.versions: list[int] = []
+        self.has_ended = False
         self._client, self._dense, self._optimizer, self._k = client, dense, optimizer, k
         self._fresh = None if optimizer is None else copy.deepcopy(optimizer.state_dict()["state"])
         self._base: dict[str, Tensor] = {}
@@ -117,7 +119,7 @@ class Geo:
         """The servers have the differences."""
         self.cache.end_window()
         self.num_steps = self.num_examples = 0
-        self._is_open = False
+        self._is_open, self.has_ended = False, True
 
     def forget(self) -> None:
         """Begin anew, as after a load: without rows and optimizer state."""
