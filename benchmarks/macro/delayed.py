@@ -14,9 +14,9 @@ from trireme.ps.pace import Pace
 class Delayed:
     """Stands for a worker's client: holds pushes back until so many later ones have been made.
 
-    The delays are uniform from 0 to twice their mean, and pushes stay in order. What must not be
-    late is not: in sync a push is staged before its worker goes on, in bounded no more are held
-    than the bound lets, and whatever else is asked of the servers comes behind all pushes.
+    The delays are uniform from half their mean to once and a half, and pushes stay in order. What
+    must not be late is not: in sync a push is staged before its worker goes on, in bounded no more
+    are held than the bound lets, and whatever else is asked of the servers comes behind all pushes.
 
     Args:
         mean: steps by which a push is late on average.
@@ -29,16 +29,22 @@ class Delayed:
     ) -> None:
         self._client, self._mean = client, mean / steps_per_push
         self._random = random.Random(f"{seed} {client.worker}")
-        self._held: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque()
+        self._num_pushes = 0
+        # (the push behind which it goes, arguments, options)
+        self._held: deque[tuple[float, tuple[Any, ...], dict[str, Any]]] = deque()
         self._held_max = None if bound is None else bound - 1
 
     def push(self, *arguments: Any, **options: Any) -> None:
         """As Client.push, later."""
-        self._held.append((arguments, options))
-        most = round(self._random.uniform(0, 2 * self._mean))
-        if self._held_max is not None:
-            most = min(most, self._held_max)
-        self._release(0 if options.get("staged") else most)
+        self._num_pushes += 1
+        due = self._num_pushes + self._random.uniform(0.5, 1.5) * self._mean
+        self._held.append((due, arguments, options))
+        while self._held and self._held[0][0] <= self._num_pushes:
+            self._release(len(self._held) - 1)
+        if options.get("staged"):
+            self._release(0)
+        elif self._held_max is not None:
+            self._release(self._held_max)
 
     def pull(self, *arguments: Any, pace: Pace | None = None, **options: Any) -> Pulled:
         """As Client.pull; pushes that are late are not done."""
@@ -48,7 +54,7 @@ class Delayed:
 
     def _release(self, most: int) -> None:
         while len(self._held) > most:
-            arguments, options = self._held.popleft()
+            _, arguments, options = self._held.popleft()
             self._client.push(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
