@@ -97,6 +97,8 @@ class Served:
             },
             "streams": shard.applied_streams(),
             "applied": shard.staging.applied,
+            "paces": shard.paces.state(),
+            "staleness": dict(shard.staleness),
             "version": [table.rows.version for table in shard.tables.values()],
             "pushes": shard.num_pushes,
         }
@@ -108,9 +110,9 @@ class Served:
 class Requests:
     """Random requests of two streams, the same to every server."""
 
-    def __init__(self, random: Random, *, is_sync: bool) -> None:
+    def __init__(self, random: Random, mode: str) -> None:
         self.random, self.rng = random, np.random.default_rng(random.getrandbits(32))
-        self.is_sync = is_sync
+        self.mode = mode
         self.sequences = {0: 0, 1: 0}
         self.step = 0
         self.time = 10 * DAY
@@ -130,8 +132,9 @@ class Requests:
         blocks["blocks"] = [spec.to_wire() for spec in SPECS]
         requests.append(("ps.create_blocks", blocks, [np.ones(13, np.float32)]))
         members = [[0, 1, None], [1, 1, None]]
-        if self.is_sync:
-            requests.append(("ps.group", {"version": 1, "members": members}, []))
+        if self.mode in ("sync", "bounded"):
+            group = {"version": 1, "members": members, "staged": self.mode == "sync"}
+            requests.append(("ps.group", group, []))
         return requests
 
     def next(self) -> list[tuple[str, dict[str, Any], list[Any]]]:
@@ -143,8 +146,10 @@ class Requests:
         if kind < 0.1:
             self.version += 1
             return []
-        if not self.is_sync:
-            return [self.push(self.random.randrange(2), 0)]
+        if self.mode != "sync":
+            stream = self.random.randrange(2)
+            step = self.sequences[stream] + 1 if self.mode == "bounded" else 0
+            return [self.push(stream, step)]
         self.step += 1
         pushes = [self.push(stream, self.step) for stream in (0, 1)]
         return [*pushes, ("declare", {"step": self.step}, [])]
@@ -166,19 +171,21 @@ class Requests:
         absent = [SPECS[1].id] if self.random.random() < 0.3 else []
         push = Push(
             stream=stream, sequence=self.sequences[stream], incarnation=1, step=step,
-            staged=step > 0, computed_at=0, examples=8, position=(self.sequences[stream],),
+            staged=self.mode == "sync", computed_at=0, examples=8,
+            position=(self.sequences[stream],),
             time=self.time, map_version=self.map, export_version=0, tables=tables,
             blocks=BlocksPush(GROUPS, gradient, absent),
+            kind="delta" if self.mode == "geo" else "gradient",
         )  # fmt: skip
         return "ps.push", *push.to_wire()
 
 
-@pytest.mark.parametrize("is_sync", [False, True], ids=["async", "sync"])
-def test_a_server_that_starts_again_holds_what_it_held(tmp_path: Path, is_sync: bool) -> None:
-    random = Random(f"{SEED} recovery {is_sync}")
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded", "geo"])
+def test_a_server_that_starts_again_holds_what_it_held(tmp_path: Path, mode: str) -> None:
+    random = Random(f"{SEED} recovery {mode}")
     number = 0
     with named_in_failure(lambda: f"request {number}"):
-        requests = Requests(random, is_sync=is_sync)
+        requests = Requests(random, mode)
         servers = [Served(None), Served(tmp_path)]
         for request in requests.first():
             for server in servers:
