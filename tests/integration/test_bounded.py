@@ -60,7 +60,9 @@ def fit(cluster: Cluster, strategy: tr.Strategy, data: Delayed, threads: int = 1
     )
     trainer.fit(data, epochs=2)
     keys = np.array([1], np.uint64)
-    return {"count": float(cluster.client.pull({"t": keys}).rows["t"][0, 0])}
+    cluster.client.gather({}, [])
+    count = float(cluster.client.pull({"t": keys}).rows["t"][0, 0])
+    return {"count": count, "staleness": trainer.staleness()}
 
 
 def histograms(job: Job, name: str) -> Counter[int]:
@@ -85,6 +87,7 @@ def test_measured_lead_and_staleness_stay_within_the_bound(staleness: int, threa
     assert abs(initial) < 1  # every push of the two epochs was applied once
     assert ahead.total() == stale.total() == 2 * 2 * sum(lengths)
     assert max(ahead) <= staleness
+    assert all(result["staleness"] == stale for result in results)
     # Others: from the gate of this pull to the gate of theirs; and own pushes under way.
     assert max(stale) <= 2 * (2 * staleness - 1) + threads
 

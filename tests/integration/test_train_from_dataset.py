@@ -112,7 +112,11 @@ def test_debug_says_where_the_time_went(
     with embedded() as cluster:
         trainer = trainer_for(cluster, mode, threads)
         trainer.train_from_dataset(Named(500), debug=True, print_period=5)
-    lines = capsys.readouterr().out.splitlines()
+    *lines, staleness = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"train: staleness of 10 pushes at servers: \d+ at 50 %, \d+ at 99 %, \d+ at 100 %",
+        staleness,
+    )
     pattern = (
         r"train: (batch 5|batch 10|all 10 batches): (\d+) in ([\d.]+) s, [\d,]+ examples/s;"
         r" loop(?: of 3 threads)?: (.*); behind it: (.*)"

@@ -22,6 +22,7 @@ from trireme.train.progress import Display, display
 from trireme.train.replica import Replica, Turns, train_replicas
 from trireme.train.scoring import ExampleIds, Scored, Scorer, check_finite
 from trireme.train.share import BEGIN, Place
+from trireme.train.staleness import StalenessReport
 from trireme.train.tally import Tally
 from trireme.train.timing import TimeReport
 
@@ -101,6 +102,7 @@ class Run:
         is_quiet = not self.shows or cluster.worker != 0
         with display(self.title, is_quiet=is_quiet) as shown:
             report = self._report(shown, training)
+            pushes = StalenessReport(self.optimizer) if report is not None and training else None
             with _mode(self.model, training=training), settled(), pipeline:
                 work(pipeline, self._observers(shown, report))
             if training:
@@ -109,6 +111,8 @@ class Run:
                     self.saver.end_epoch()
             if report is not None:
                 report.end()
+            if pushes is not None:
+                shown.say(pushes.end())
             self.tally.merge(cluster, self.title)
             if training and self.tally.num_examples == 0 and self.begun is None:
                 raise DataError(

@@ -28,6 +28,7 @@ from trireme.train.recipe import Recipe
 from trireme.train.run import Run, Watch
 from trireme.train.scoring import ExampleIds, Loss, Scorer
 from trireme.train.share import BEGIN, Place, share_of
+from trireme.train.staleness import staleness
 from trireme.train.tally import Tally, check_metrics
 
 
@@ -167,7 +168,8 @@ class Trainer(Exchange, InferenceExports):
         Args:
             fetch_list: values that worker 0 prints every `print_period` batches; see `Fetch`.
             fetch_info: what to call them; default their names.
-            debug: worker 0 prints, as often and at the end, where the time goes; see `Timing`.
+            debug: worker 0 prints, as often and at the end, where the time goes, see `Timing`; and
+                at the end how stale pushes were.
             dump: what to write of each example, scored before it was trained on; the epochs one
                 behind the other.
             check_nan: raise NotFinite for outputs or a loss that are not numbers. Metrics refuse
@@ -357,6 +359,13 @@ class Trainer(Exchange, InferenceExports):
         "rejected" (pushes of a key that) did not, "expired" and "evicted" lost theirs.
         """
         return life.counters(self.optimizer)
+
+    def staleness(self) -> dict[int, int]:
+        """How stale pushes were when they were applied, of all workers and servers since the
+        servers started: how many pushes a server had applied since the pull that a push was
+        computed from -> number of pushes. The last key counts all beyond, too.
+        """
+        return staleness(self.optimizer)
 
     # ---- checkpoints ----
 
