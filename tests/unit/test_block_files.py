@@ -34,6 +34,14 @@ def test_what_is_written_is_read_bit_by_bit(tmp_path: Path) -> None:
             assert found[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes(), name
 
 
+def test_the_same_tensors_make_the_same_bytes_in_any_order(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    for name, tensors in (("a", TENSORS), ("b", dict(reversed(TENSORS.items())))):
+        with written(storage, name) as (file, _):
+            write_tensors(file, tensors)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 def test_no_tensors_are_a_file_too(tmp_path: Path) -> None:
     with written(LocalStorage(tmp_path), "x.safetensors") as (file, _):
         write_tensors(file, {})

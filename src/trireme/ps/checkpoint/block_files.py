@@ -69,8 +69,9 @@ def write_tensors(file: CheckedFile, tensors: Tensors) -> None:
 
     Format: huggingface.co/docs/safetensors. Raises BadRequest for a dtype that has no name here.
     """
-    # The widest first, so that each lies at a multiple of its width.
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    # The widest first, so that each lies at a multiple of its width; then by name, because the same
+    # state makes the same bytes, whatever order a server came to know it in.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header, end = {}, 0
     for name, tensor in ordered:
         if tensor.dtype not in DTYPES:
