@@ -189,3 +189,17 @@ def test_a_worker_says_that_it_waits_for_another(programs: Template) -> None:
 def test_the_page_of_metrics(tmp_path: Path) -> None:
     output = run_blocks("metrics.md", tmp_path)
     assert len(re.findall(AT, output)) >= 2
+
+
+def test_a_server_that_keeps_a_log_tells_how_much_of_it_a_recovery_would_replay(
+    programs: Template, tmp_path: Path
+) -> None:
+    env = {"TRIREME_DURABILITY": "process", "TRIREME_STATE_DIR": str(tmp_path / "state")}
+    server, url, address = start_server(programs, **env)
+    with server, worker(programs, address, "--batches", "30") as trainee:
+        trainee.wait_line(AT)
+        trainee.wait_line(r"^batch 9$")
+        found = families(url)
+        assert values(found["trireme_log_bytes"])[()] > 0
+        assert values(found["trireme_log_age_seconds"])[()] > 0
+        assert trainee.finish() == 0

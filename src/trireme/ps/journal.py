@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
@@ -21,11 +21,24 @@ from trireme.rpc.frames import Array
 _NOTHING = nullcontext()
 
 
+class Behind(NamedTuple):
+    """What a recovery would replay beside the last snapshot: `num_bytes` of the log, and how long
+    ago that snapshot was begun, or the log where there is none.
+    """
+
+    num_bytes: int
+    age_s: float
+
+
 class Journal:
     """Durability "none". Threads: any."""
 
     where = ""
     """The folder of the state, for messages; empty where none is kept."""
+
+    def behind(self) -> Behind | None:
+        """How far the last snapshot is behind; None: nothing is kept."""
+        return None
 
     def pushing(self) -> AbstractContextManager[None]:
         """A change that others may make at the same time. Not to be nested, in either of these."""

@@ -120,7 +120,7 @@ class RequestMetrics:
 
 def watch_shard(registry: Registry, shard: Shard) -> None:
     """Tell of the tables, blocks and streams of a server, and of its checkpoints."""
-    for gauge in (*_table_gauges(shard), *_push_gauges(shard)):
+    for gauge in (*_table_gauges(shard), *_push_gauges(shard), *_log_gauges(shard)):
         registry.register(gauge)
     registry.register(_Staleness(shard))
 
@@ -211,6 +211,28 @@ def _push_gauges(shard: Shard) -> list[Gauge]:
             "Time since the last checkpoint of this mode was published; absent before one.",
             lambda: {(mode,): age for mode, age in shard.counts.checkpoint_ages_s().items()},
             ["mode"],
+        ),
+    ]
+
+
+def _log_gauges(shard: Shard) -> list[Gauge]:
+    def of_log(field: str) -> Callable[[], dict[tuple[str, ...], float]]:
+        def read() -> dict[tuple[str, ...], float]:
+            behind = shard.journal.behind()
+            return {} if behind is None else {(): getattr(behind, field)}
+
+        return read
+
+    return [
+        Gauge(
+            "trireme_log_bytes",
+            "Log behind the last snapshot, which a recovery would replay; absent without one.",
+            of_log("num_bytes"),
+        ),
+        Gauge(
+            "trireme_log_age_seconds",
+            "Time since that snapshot was begun, or the log if there is none yet.",
+            of_log("age_s"),
         ),
     ]
 

@@ -25,7 +25,7 @@ from trireme.ps.process import settled, start_pool, torch_threads
 from trireme.ps.shard import Shard
 from trireme.rpc import Server, ServerKeys
 from trireme.telemetry.endpoint import Endpoint
-from trireme.telemetry.health import Health
+from trireme.telemetry.health import STARTING, Health
 from trireme.telemetry.registry import new_registry
 
 log = logging.getLogger("trireme.ps")
@@ -96,6 +96,8 @@ def serve(
         limits = limits or ServerLimits()
         shard, attendance = Shard(start_pool(threads), limits.shard), Attendance()
         coordinator = Coordinator()
+        if durability is not None and durability.folder is not None:
+            health.hinder(STARTING, f"recovering what {durability.folder} holds")
         # Recovered before it listens: until then workers say that nobody does, and try again.
         forget = stack.enter_context(
             kept(durability or Durability(), shard, coordinator, attendance)

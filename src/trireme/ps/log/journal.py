@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from trireme.errors import TriremeError
 from trireme.ps.attendance import Attendance
 from trireme.ps.checkpoint.jobs import Progress
-from trireme.ps.journal import Journal
+from trireme.ps.journal import Behind, Journal
 from trireme.ps.log.contents import state_records
 from trireme.ps.log.folder import StateFolder
 from trireme.ps.log.gate import Gate
@@ -49,11 +50,16 @@ class LogJournal(Journal):
         self._writing = threading.Lock()
         self._log_bytes = log_bytes
         self._next_at = log_bytes
+        self._begun = (0, time.monotonic())  # the last snapshot: bytes of the log, and when
         self._stopping = Progress()
         self._is_closing = False
         self._due = threading.Event()
         self._writer = threading.Thread(target=self._write, name="trireme-snapshot", daemon=True)
         self._writer.start()
+
+    def behind(self) -> Behind:
+        start, at = self._begun
+        return Behind(self._log.num_bytes - start, time.monotonic() - at)
 
     @contextmanager
     def pushing(self) -> Iterator[None]:
@@ -126,9 +132,10 @@ class LogJournal(Journal):
         self._next_at = self._log.num_bytes + self._log_bytes  # when to try again, if this fails
         with self._gate.alone():
             number = self._log.rotate(list(state_records(self._shard, self._attendance)))
-            start = self._log.num_bytes
+            start, at = self._log.num_bytes, time.monotonic()
         size = write_snapshot(self._shard, self._folder.snapshot(number), self._stopping)
         self._folder.sweep(number)
+        self._begun = (start, at)
         self._next_at = start + max(self._log_bytes, size)
         log.info("log: snapshot %d of %d MiB is written", number, size >> 20)
 
