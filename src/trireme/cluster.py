@@ -319,7 +319,7 @@ class Cluster:
     def _say_goodbye(self, body: dict[str, int]) -> None:
         """What cannot be said is no loss to this worker: all its pushes have been applied."""
         try:
-            self.client.everywhere("server.goodbye", body)
+            self.client.say_goodbye(body)
         except TriremeError as error:
             log.warning("worker %d ends without goodbye: %s", self.worker, error)
 
@@ -349,6 +349,8 @@ class _Heartbeat:
         }
         self._period_s = min(max(client.timeout_s / 6, 0.2), HEARTBEAT_S_MAX)
         self._stop = threading.Event()
+        self._silent: set[int] = set()
+        self._said: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="trireme-heartbeat", daemon=True)
         self._thread.start()
 
@@ -357,14 +359,27 @@ class _Heartbeat:
             servers = self._client.map.servers
             body = {**self.body, "report": self._report()}
             calls = [rpc.Call(server, "server.alive", body, []) for server in servers]
+            within = {"within_s": 1.5 * self._period_s}
+            calls.append(rpc.Call(servers[0], "server.attendance", within, []))
             try:
-                self._transport.call_all(calls, timeout_s=self._period_s)
+                *_, attendance = self._transport.call_all(calls, timeout_s=self._period_s)
+                self._say_silent(attendance.body)
             except TriremeError as error:
                 # The calls that matter have deadlines of their own and say more.
                 log.debug("heartbeat: %s", error)
             if self._stop.wait(self._period_s):
                 break
         self._transport.close()
+
+    def _say_silent(self, attendance: Mapping[str, list[int]]) -> None:
+        """Say whom this worker may be waiting for, and when they are back."""
+        silent = set(attendance["silent"]) - set(attendance["gone"])
+        lasting = silent & self._silent  # one that is late once may just be late
+        if new := sorted(lasting - self._said):
+            log.warning("workers %s are not heard; whoever needs them waits", new)
+        if back := sorted(self._said - silent):
+            log.info("workers %s are heard again, or have ended", back)
+        self._silent, self._said = silent, (self._said & silent) | lasting
 
     def stop(self) -> None:
         self._stop.set()

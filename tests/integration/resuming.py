@@ -72,7 +72,7 @@ def complete(folder: Path) -> list[Path]:
 
 def contents(path: Path) -> dict[str, Any]:
     """All that a checkpoint says of the state of a run: the bytes of its files, and the rest of the
-    manifest but for where the servers listened and how fast it went.
+    manifest but for which job it is of, where the servers listened and how fast it went.
     """
     files = {
         str(file.relative_to(path)): file.read_bytes()
@@ -80,7 +80,7 @@ def contents(path: Path) -> dict[str, Any]:
         if file.is_file() and file.name != "manifest.json"
     }
     extra = json.loads((path / "manifest.json").read_text())["manifest"]["extra"]
-    del extra["user"]["figures"]
+    del extra["user"]["figures"], extra["saved_by"]
     return {**files, "extra": json.dumps(extra)}
 
 
@@ -89,4 +89,4 @@ def assert_same(found: Path, expected: Path) -> None:
     found_contents, expected_contents = contents(found), contents(expected)
     assert found_contents.keys() == expected_contents.keys()
     differing = [k for k in found_contents if found_contents[k] != expected_contents[k]]
-    assert not differing, (found, expected)
+    assert not differing, (found, expected, differing)

@@ -165,14 +165,14 @@ def test_sync_steps_staged_again_by_a_successor_count_once() -> None:
     with Job(2) as job:
         first = job.join(0, 1)
         first.ensure_table(TABLE)
-        first_step = first.client.begin_pass()
+        first_step = first.client.begin_pass().first_step
         keys = [some_keys(first, sequence) for sequence in (1, 2)]
         push(first, 1, keys[0], step=first_step)
         first.client.pull({}, staged=first_step)
         push_to_one(first, 2, keys[1], server=0)  # died while staging step 2
 
         with job.join(0, 1) as successor:
-            assert successor.client.begin_pass() == first_step
+            assert successor.client.begin_pass().first_step == first_step
             at = successor.client.stream_position()
             assert at.sequence == 1
             push(successor, 2, keys[1], step=first_step + 1)

@@ -147,7 +147,7 @@ def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_pa
         def work(cluster: Cluster) -> tuple[list[int], list[list[int]]]:
             steps, met, sequence, client = [], [], 0, cluster.client
             for number in range(num_rounds):
-                steps.append(client.begin_pass())
+                steps.append(client.begin_pass().first_step)
                 for step in range(steps[-1], steps[-1] + 2 + cluster.worker):
                     sequence += 1
                     push(cluster, sequence, step=step)

@@ -7,6 +7,7 @@ import time
 import uuid
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from trireme.errors import (
     Corruption,
     Fenced,
     NotReady,
+    ResourceExhausted,
     SchemaMismatch,
     TriremeError,
 )
@@ -45,6 +47,30 @@ class Asker:
         call = next(self.calls)
         return {"worker": worker, "incarnation": incarnation, "call": call}
 
+    def begin(self, worker: int, number: int, incarnation: int = 1, **other: Any) -> Any:
+        """Ask to enter a pass."""
+        body = {"pass": number, "together": True, "note": [], **other}
+        return self.ask("coord.begin_pass", {**body, **self.me(worker, incarnation)})
+
+    def gather(
+        self,
+        worker: int,
+        name: str,
+        purpose: str = "talk",
+        *,
+        number: int = 0,
+        incarnation: int = 1,
+        body: dict[str, Any] | None = None,
+        arrays: list[Any] | None = None,
+    ) -> Any:
+        """Come to a meeting."""
+        place = {"pass": number, "name": name, "purpose": purpose, "body": body or {}}
+        return self.ask("coord.gather", {**place, **self.me(worker, incarnation)}, arrays)
+
+    def script(self, worker: int) -> Any:
+        """What a process that starts as this worker is told."""
+        return self.join(worker).body["script"]
+
 
 @pytest.fixture
 def asker() -> Asker:
@@ -67,14 +93,14 @@ def test_nothing_is_known_before_the_first_worker_joins() -> None:
     with pytest.raises(NotReady, match="no worker has joined"):
         asker.ask("coord.map", {})
     with pytest.raises(Corruption, match="expected worker 0 to have joined"):
-        asker.ask("coord.begin_pass", asker.me(0))
+        asker.begin(0, 1)
 
 
 def test_a_successor_gets_the_next_incarnation_and_fences_its_predecessor(asker: Asker) -> None:
     assert asker.join(0).body["incarnation"] == 2
     with pytest.raises(Fenced, match="incarnation 2 has taken over, found 1"):
-        asker.ask("coord.begin_pass", asker.me(0))
-    asker.ask("coord.begin_pass", asker.me(0, 2))
+        asker.begin(0, 1)
+    asker.begin(0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -97,39 +123,40 @@ def test_a_worker_that_disagrees_is_told_both_sides(
 def test_a_pass_begins_when_all_have_come_and_the_next_after_the_longest_stream(
     asker: Asker,
 ) -> None:
-    waiting = asker.ask("coord.begin_pass", asker.me(0))
+    waiting = asker.begin(0, 1)
     assert isinstance(waiting, Deferred)
     assert waiting.describe() == "pass 1 (begin) waits for workers [1]"
-    begun = asker.ask("coord.begin_pass", asker.me(1))
+    begun = asker.begin(1, 1)
     assert begun.body["group"] == {"version": 1, "members": [[0, 1, None], [1, 1, None]]}
     assert answer_of(waiting).body == begun.body
     asker.ask("coord.leave", {"step": 11, **asker.me(0)})
     left = asker.ask("coord.leave", {"step": 31, **asker.me(1)})
     assert left.body["group"] == {"version": 3, "members": [[0, 1, 11], [1, 1, 31]]}
-    asker.ask("coord.begin_pass", asker.me(0))
-    begun = asker.ask("coord.begin_pass", asker.me(1))
+    asker.begin(0, 2)
+    begun = asker.begin(1, 2)
     assert begun.body["group"] == {"version": 4, "members": [[0, 31, None], [1, 31, None]]}
 
 
 def test_leaving_twice_is_leaving_once(asker: Asker) -> None:
-    asker.ask("coord.begin_pass", asker.me(0))
-    asker.ask("coord.begin_pass", asker.me(1))
+    asker.begin(0, 1)
+    asker.begin(1, 1)
     first = asker.ask("coord.leave", {"step": 5, **asker.me(0)})
     again = asker.ask("coord.leave", {"step": 9, **asker.me(0)})
     assert again.body == first.body
 
 
 def test_a_successor_joins_the_running_pass_at_once(asker: Asker) -> None:
-    asker.ask("coord.begin_pass", asker.me(0))
-    begun = asker.ask("coord.begin_pass", asker.me(1))
+    asker.begin(0, 1, note=[3])
+    begun = asker.begin(1, 1, note=[4, -1])
     asker.join(1)
-    assert asker.ask("coord.begin_pass", asker.me(1, 2)).body == begun.body
+    again = asker.begin(1, 1, 2, note=[7]).body
+    assert again == {**begun.body, "note": [4, -1]}
 
 
 def test_a_meeting_hands_everyone_what_each_brought_also_when_asked_again(asker: Asker) -> None:
-    def gather(worker: int, name: str = "1") -> Any:
-        body = {"name": name, "purpose": "talk", "body": {"from": worker}, **asker.me(worker)}
-        return asker.ask("coord.gather", body, [np.full(worker + 1, worker)])
+    def gather(worker: int) -> Any:
+        arrays = [np.full(worker + 1, worker)]
+        return asker.gather(worker, "1", "talk", body={"from": worker}, arrays=arrays)
 
     waiting = gather(1)
     reply = gather(0)
@@ -141,46 +168,40 @@ def test_a_meeting_hands_everyone_what_each_brought_also_when_asked_again(asker:
 
 def test_a_successor_does_not_get_the_answer_of_a_meeting_for_something_else(asker: Asker) -> None:
     for worker in (1, 0):
-        body = {"name": "1", "purpose": "save", "body": {}, **asker.me(worker)}
-        asker.ask("coord.gather", body, [])
+        asker.gather(worker, "1", "save")
     asker.join(1)
-    body = {"name": "1", "purpose": "evaluate", "body": {}, **asker.me(1, 2)}
     with pytest.raises(BadRequest, match="it was for 'save' and is over, worker 1 comes for"):
-        asker.ask("coord.gather", body, [])
+        asker.gather(1, "1", "evaluate", incarnation=2)
 
 
 def test_the_same_process_joins_as_the_same_incarnation(asker: Asker) -> None:
     assert [asker.join(0, token="x").body["incarnation"] for _ in range(2)] == [2, 2]
     assert asker.join(0, token="y").body["incarnation"] == 3
     assert asker.join(0, token="x").body["incarnation"] == 2  # late: it gets no new life
-    asker.ask("coord.begin_pass", asker.me(0, 3))
+    asker.begin(0, 1, 3)
 
 
 def test_a_call_that_comes_after_a_later_one_changes_nothing(asker: Asker) -> None:
-    begin = asker.me(0)
+    begin = {"pass": 1, "together": True, "note": [], **asker.me(0)}
     asker.ask("coord.begin_pass", begin)
-    asker.ask("coord.begin_pass", asker.me(1))
+    asker.begin(1, 1)
     leave = {"step": 5, **asker.me(0)}
     left = asker.ask("coord.leave", leave)
     assert asker.ask("coord.leave", leave).body == left.body
     with pytest.raises(BadRequest, match=r"coord.begin_pass: .* the network delivered it twice"):
         asker.ask("coord.begin_pass", begin)
     asker.ask("coord.leave", {"step": 9, **asker.me(1)})
-    asker.ask("coord.begin_pass", asker.me(1))
-    again = asker.ask("coord.begin_pass", asker.me(0))
+    asker.begin(1, 2)
+    again = asker.begin(0, 2)
     assert again.body["group"]["members"] == [[0, 9, None], [1, 9, None]]
     with pytest.raises(BadRequest, match=r"coord.leave: .* the network delivered it twice"):
         asker.ask("coord.leave", leave)
 
 
 def test_a_meeting_for_two_purposes_fails_for_all(asker: Asker) -> None:
-    def gather(worker: int, purpose: str) -> Any:
-        body = {"name": "1", "purpose": purpose, "body": {}, **asker.me(worker)}
-        return asker.ask("coord.gather", body)
-
-    waiting = gather(1, "save")
+    waiting = asker.gather(1, "1", "save")
     with pytest.raises(BadRequest, match=r"workers \[1\] came for 'save', worker 0 for 'evaluate'"):
-        gather(0, "evaluate")
+        asker.gather(0, "1", "evaluate")
     told: list[Reply | TriremeError] = []
     waiting.bind(told.append)
     assert "came for 'save'" in str(told[0])
@@ -191,3 +212,101 @@ def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
     two = asker.ask("coord.add_blocks", {"blocks": ["p@0"], **asker.me(1)}).body["map"]
     assert one == two
     assert one["version"] == 2
+
+
+# ---- successors ----
+
+
+def test_who_was_killed_is_told_how_far_it_had_come(asker: Asker) -> None:
+    first = {"run": 0, "begun": 0, "entered": 0, "has_ended": False, "met": []}
+    asker.gather(1, "1")
+    assert asker.script(0) == {**first, "is_successor": True}
+    assert asker.script(1) == {**first, "is_successor": True, "met": ["1"]}
+    asker.gather(0, "1", incarnation=2)
+    for worker in (0, 1):
+        asker.begin(worker, 1, 2)
+    asker.gather(0, "2/1", number=1, incarnation=2)
+    assert asker.script(0) == {**first, "is_successor": True, "entered": 1, "met": ["2/1"]}
+
+
+def test_without_going_together_each_worker_begins_passes_by_itself(asker: Asker) -> None:
+    for number in (1, 2):
+        assert asker.begin(1, number, together=False, note=[number]).body["note"] is None
+    with pytest.raises(BadRequest, match="expected pass 2 or the next one of worker 1, found 4"):
+        asker.begin(1, 4, together=False)
+    assert asker.script(1)["entered"] == 2
+    assert asker.begin(1, 2, 2, together=False, note=[9]).body["note"] == [2]
+    assert asker.script(0)["entered"] == 0
+
+
+def test_of_what_a_worker_and_its_successor_bring_the_first_counts(asker: Asker) -> None:
+    asker.gather(1, "1", body={"figures": 7})
+    asker.join(1)
+    asker.gather(1, "1", incarnation=2)
+    assert asker.gather(0, "1").body["bodies"] == [[{}, 0], [{"figures": 7}, 0]]
+
+
+def test_meetings_are_kept_within_bounds_and_the_large_ones_of_old_passes_go_first(
+    asker: Asker,
+) -> None:
+    def meet(name: str, number: int, mib: int) -> None:
+        for worker in (0, 1):
+            asker.gather(worker, name, number=number, arrays=[np.zeros(mib << 19, np.uint8)])
+
+    meet("1", 0, 1)
+    meet("2", 0, 40)
+    for worker in (0, 1):
+        asker.begin(worker, 1)
+    for number in range(3, 7):
+        meet(str(number), 1, 1)
+    meet("7", 1, 20)
+    assert asker.script(1)["met"] == ["3", "4", "5", "6", "7"]
+    for name, number in (("1", 0), ("3", 1), ("7", 1)):
+        assert len(asker.gather(1, name, number=number, incarnation=2).arrays) == 2
+    for name in ("2", "9"):
+        with pytest.raises(ResourceExhausted, match=rf"{name} of pass 0: it \(talk\) is over"):
+            asker.gather(1, name, incarnation=2)
+    for number in range(8, 13):
+        for worker, incarnation in ((0, 1), (1, 2)):
+            arrays = [np.zeros(10 << 19, np.uint8)]
+            asker.gather(worker, str(number), number=1, incarnation=incarnation, arrays=arrays)
+    assert "7" in asker.script(1)["met"]
+    with pytest.raises(ResourceExhausted, match="meeting 7 of pass 1"):
+        asker.gather(1, "7", number=1, incarnation=3)
+
+
+def test_when_all_have_ended_the_next_script_begins(asker: Asker) -> None:
+    for worker in (0, 1):
+        asker.begin(worker, 1)
+    end = {"run": 0, **asker.me(1)}
+    asker.ask("coord.end", end)
+    script = asker.script(1)
+    assert (script["has_ended"], script["is_successor"], script["entered"]) == (True, True, 1)
+    asker.ask("coord.end", {"run": 0, **asker.me(0)})
+    asker.coordinator.hear_goodbye(0)
+    assert asker.script(1)["has_ended"]
+    asker.coordinator.hear_goodbye(1)
+    for worker in (0, 1):
+        script = asker.script(worker)
+        assert (script["run"], script["begun"], script["entered"]) == (1, 1, 1)
+        assert (script["has_ended"], script["is_successor"]) == (False, False)
+    asker.ask("coord.end", {"run": 0, **asker.me(1, 4)})  # late
+    assert not asker.script(1)["has_ended"]
+
+
+def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: Asker) -> None:
+    kept: list[dict[str, Any]] = []
+    asker.coordinator.keep(kept.append)
+    for worker in (0, 1):
+        asker.begin(worker, 1, note=[5])
+    asker.gather(0, "1", number=1, arrays=[np.arange(3)])
+    met = asker.gather(1, "1", number=1)
+    asker.gather(1, "2", number=1)  # waits
+    other = Asker()
+    other.coordinator.install(msgpack.unpackb(msgpack.packb(kept[-1]), strict_map_key=False))
+    script = other.script(1)
+    assert (script["entered"], script["met"]) == (1, ["1"])
+    assert other.begin(1, 1, 2).body["note"] == [5]
+    again = other.gather(1, "1", number=1, incarnation=2)
+    assert again.body == met.body
+    assert [array.tolist() for array in again.arrays] == [[0, 1, 2]]

@@ -57,6 +57,12 @@ def exchange(
         BadRequest: this worker may not listen where the others could reach it.
         DeadlineExceeded, Unavailable: another worker did not answer within the cluster's timeout.
     """
+    if cluster.client.script.has_come():
+        raise BadRequest(
+            "global_shuffle: expected examples that the other workers send, found a worker that was"
+            " started again when the shuffle was under way or over: start the job again and load"
+            " the newest checkpoint"
+        )
     with ExitStack() as end:
         inbox = _Inbox(cluster.num_workers, cluster.client.timeout_s)
         facts = {

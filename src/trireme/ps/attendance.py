@@ -117,7 +117,7 @@ class Attendance:
                 for worker in range(self._num_workers or 0)
                 if worker in self._gone or self._last_heard.get(worker, self._unheard) < since
             ]
-        return Reply({"silent": silent})
+            return Reply({"silent": silent, "gone": sorted(self._gone)})
 
     def silences_s(self) -> dict[int, float]:
         """Seconds since each worker was heard, of those that have not said goodbye."""

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -28,6 +28,7 @@ from trireme.ps.columns import KeyColumns
 from trireme.ps.dense import DenseParameters
 from trireme.ps.pace import Pace
 from trireme.ps.routing import BucketMap, Floats, Keys, Split
+from trireme.ps.script import Entered, Script
 from trireme.ps.transport import Transport
 from trireme.ps.wire import Array, BlocksPush, Push, TablePush
 from trireme.rpc import Call, Reply
@@ -141,7 +142,6 @@ class Client:
         self._control = _Channel(connect("control"))
         self._aside = _Channel(connect("aside"))
         self._dense: DenseParameters | None = None
-        self._num_gathers = 0
         self._calls = itertools.count(1)
         self._tables: dict[str, TableSchema] = {}
         self._stream = worker
@@ -162,7 +162,8 @@ class Client:
             },
         )
         self.incarnation = int(reply.body["incarnation"])
-        self._job, known = str(reply.body["job"]), reply.body["states"]
+        self.script = Script.from_wire(reply.body["script"])
+        self.job, known = str(reply.body["job"]), reply.body["states"]
         self._states = list(known) or [""] * len(self._servers)
         self._adopt(BucketMap.from_wire(reply.body["map"]))
         if not known:
@@ -185,8 +186,13 @@ class Client:
         """Make the blocks of these parameters with worker 0's weights, and take part in their
         updates.
 
-        Every worker calls it; all return when the blocks exist.
+        Every worker calls it; all return when the blocks exist. Where a predecessor has trained
+        them they stay as they are.
         """
+        if self.script.is_behind:
+            self._dense = dense
+            self.script.next_meeting()
+            return
         ids = [spec.id for spec in dense.specs]
         reply = self._coordinator("coord.add_blocks", {"blocks": ids, **self._me()})
         self._adopt(BucketMap.from_wire(reply.body["map"]))
@@ -366,15 +372,31 @@ class Client:
             positions.append(StreamPosition(int(last), tuple(int(number) for number in at)))
         return min(positions, key=lambda position: position.sequence)
 
-    def begin_pass(self, *, staged: bool = True) -> int:
-        """Become a member of the next pass, with all other workers; returns its first step.
+    def begin_pass(
+        self, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
+    ) -> Entered:
+        """Enter the next pass.
 
-        staged: whether its pushes are (sync), or are applied on arrival (bounded).
+        Args:
+            note: what a successor that enters it shall know.
+            together: become a member of it, with all other workers; else nobody waits.
+            staged: whether its pushes are (sync), or are applied on arrival (bounded).
         """
-        reply = self._coordinator("coord.begin_pass", self._me())
-        self._everywhere("ps.group", {**reply.body["group"], "staged": staged})
-        members = {stream: first for stream, first, _ in reply.body["group"]["members"]}
-        return int(members[self._stream])
+        number = self.script.number + 1
+        if self.script.is_next_behind:
+            self.script.number = number
+            return Entered(is_over=True)
+        body = {"pass": number, "together": together, "note": list(note), **self._me()}
+        reply = self._coordinator("coord.begin_pass", body)
+        self.script.number = number
+        noted = reply.body["note"]
+        entered = Entered(note=None if noted is None else tuple(noted))
+        if not together:
+            return entered
+        group = reply.body["group"]
+        self._everywhere("ps.group", {**group, "staged": staged})
+        [(first, end)] = [member[1:] for member in group["members"] if member[0] == self._stream]
+        return replace(entered, first_step=int(first), end=end)
 
     def agree(self, fact: str, value: str) -> None:
         """Fix a fact of the job, or find it fixed. Raises SchemaMismatch if another worker said
@@ -406,9 +428,10 @@ class Client:
         Raises:
             BadRequest: another worker came to this meeting for another purpose.
             DeadlineExceeded: workers did not come; the message says which.
+            ResourceExhausted: a predecessor was there, and the answers are not kept any more.
         """
-        self._num_gathers += 1
-        message = {"name": str(self._num_gathers), "purpose": purpose, "body": body, **self._me()}
+        place = {"pass": self.script.number, "name": self.script.next_meeting()}
+        message = {**place, "purpose": purpose, "body": body, **self._me()}
         for patience in reversed(range(PATIENCE if patient else 1)):
             try:
                 reply = self._coordinator("coord.gather", message, arrays, timeout_s=timeout_s)
@@ -419,6 +442,15 @@ class Client:
                 log.warning("still waiting, all workers are alive: %s", error)
         rest = iter(reply.arrays)
         return [(of, [next(rest) for _ in range(count)]) for of, count in reply.body["bodies"]]
+
+    def say_goodbye(self, body: dict[str, Any]) -> None:
+        """This worker has come to the end of its script: a successor has nothing left to do.
+
+        body: of `server.goodbye`.
+        """
+        end = Call(self._servers[0], "coord.end", {"run": self.script.run, **self._me()}, [])
+        goodbyes = [Call(server, "server.goodbye", body, []) for server in self._servers]
+        self._control.call_all([end, *goodbyes], self.timeout_s)
 
     def silent_workers(self) -> list[int]:
         """Those that server 0 has not heard for the client's timeout, or that have ended."""
@@ -516,7 +548,7 @@ class Client:
 
     def _adopt(self, bucket_map: BucketMap) -> None:
         """Use this map and make sure that every server has it."""
-        body = {"map": bucket_map.to_wire(), "job": self._job}
+        body = {"map": bucket_map.to_wire(), "job": self.job}
         calls = [
             Call(endpoint, "ps.map", {**body, "index": server, "state": self._states[server]}, [])
             for server, endpoint in enumerate(bucket_map.servers)

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from trireme.errors import (
     BadRequest,
@@ -23,19 +21,21 @@ from trireme.errors import (
     Fenced,
     NotReady,
     SchemaMismatch,
-    TriremeError,
 )
 from trireme.ps.exports import Exports
 from trireme.ps.identity import lost_coordinator
+from trireme.ps.meetings import Arrival, Meeting, Meetings, Name, forgotten
 from trireme.ps.routing import BucketMap
 from trireme.ps.staging import Member
-from trireme.ps.wire import Array, need, need_list
+from trireme.ps.wire import need, need_list
 from trireme.rpc import Deferred, Reply, Request
 
 WORKERS_MAX = 4096
 FACTS_MAX = 64
 TOKENS_MAX = 16
 GATHER_BYTES_MAX = 64 << 20
+NAME_MAX = 1024
+NOTE_MAX = 8
 
 READING = ("coord.map", "coord.chain")
 
@@ -46,22 +46,18 @@ Handler = Callable[[Request], "Reply | Deferred | None"]
 class Worker:
     """`tokens`: of its last incarnations, by which a repeated join is known. `call`: the number of
     its last call: it makes one after the other, so one with a lower number comes late by the
-    network.
+    network. `first`: its first incarnation in this run of the script. `passes`, `note`: the number
+    of the last pass that it has begun, and what it has noted there for a successor. `has_ended`: it
+    has come to the end of the script.
     """
 
     incarnation: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
     call: int = 0
-
-
-@dataclass
-class Meeting:
-    """One barrier: what for, who has come with what, and who waits for the others."""
-
-    purpose: str
-    arrived: dict[int, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
-    bodies: dict[int, Any] = field(default_factory=dict)
-    waiting: list[Deferred] = field(default_factory=list)
+    first: int = 1
+    passes: int = 0
+    note: list[int] = field(default_factory=list)
+    has_ended: bool = False
 
 
 @dataclass
@@ -81,9 +77,10 @@ class Coordinator:
         self._facts: dict[str, Any] = {}
         self._map: BucketMap | None = None
         self._workers: dict[int, Worker] = {}
-        self._meetings: dict[str, Meeting] = {}
-        self._done: dict[str, Reply] = {}
-        self._purposes: dict[str, str] = {}  # of what is done
+        self._meetings = Meetings()
+        self._run = 0  # how often all workers have ended their scripts
+        self._begun = 0  # the pass that they had ended with
+        self._gone: set[int] = set()  # who has said goodbye to this process
         self._pass = Pass()
         self._group_version = 0
         self._job = uuid.uuid4().hex
@@ -103,6 +100,7 @@ class Coordinator:
             "coord.begin_pass": self._on_begin_pass,
             "coord.leave": self._on_leave,
             "coord.gather": self._on_gather,
+            "coord.end": self._on_end,
             **self._exports.handlers(),
         }
         return {name: self._keeping(handler) for name, handler in handlers.items()}
@@ -134,20 +132,18 @@ class Coordinator:
         self._is_kept = True
 
     def _state(self) -> dict[str, Any]:
-        """All but the meetings that have begun: who waits there asks again."""
+        """All but the meetings that are open."""
         return {
             "job": self._job,
             "states": self._states,
             "facts": self._facts,
             "map": None if self._map is None else self._map.to_wire(),
-            "workers": [[w, o.incarnation, o.tokens, o.call] for w, o in self._workers.items()],
+            "workers": {index: vars(worker) for index, worker in self._workers.items()},
+            "run": [self._run, self._begun],
             "group_version": self._group_version,
             "pass": self._pass.number,
             "members": [[s, m.first, m.end] for s, m in self._pass.members.items()],
-            "done": [
-                [name, self._purposes[name], reply.body, *_packed(reply.arrays)]
-                for name, reply in self._done.items()
-            ],
+            "meetings": self._meetings.state(),
             "exports": self._exports.state(),
         }
 
@@ -159,12 +155,12 @@ class Coordinator:
         )
         self._job, self._states, self._facts = state["job"], state["states"], state["facts"]
         self._map = None if state["map"] is None else BucketMap.from_wire(state["map"])
-        self._workers = {w: Worker(i, tokens, call) for w, i, tokens, call in state["workers"]}
+        self._workers = {index: Worker(**worker) for index, worker in state["workers"].items()}
+        self._run, self._begun = state["run"]
         self._group_version = state["group_version"]
         members = {s: Member(first, end) for s, first, end in state["members"]}
         self._pass = Pass(state["pass"], members)
-        for name, purpose, body, *arrays in state["done"]:
-            self._done[name], self._purposes[name] = Reply(body, _unpacked(arrays)), purpose
+        self._meetings.install(state["meetings"])
         self._exports.install(state["exports"])
 
     # ---- members ----
@@ -189,7 +185,7 @@ class Coordinator:
             self._agree("num_workers", num_workers, index)
             if self._map is None:
                 self._map = BucketMap.even(servers)
-            worker = self._workers.setdefault(index, Worker())
+            worker = self._workers.setdefault(index, Worker(passes=self._begun))
             if token not in worker.tokens:
                 worker.incarnation += 1
                 worker.tokens[token] = worker.incarnation
@@ -202,8 +198,42 @@ class Coordinator:
                     "map": self._map.to_wire(),
                     "job": self._job,
                     "states": self._states,
+                    "script": self._script_of(index, worker, worker.tokens[token]),
                 }
             )
+
+    def _script_of(self, index: int, worker: Worker, incarnation: int) -> dict[str, Any]:
+        """What a worker must know of its predecessors' way through the script, see Script."""
+        return {
+            "run": self._run,
+            "begun": self._begun,
+            "entered": worker.passes,
+            "is_successor": incarnation > worker.first,
+            "has_ended": worker.has_ended,
+            "met": self._meetings.met_by(index, worker.passes),
+        }
+
+    def _on_end(self, request: Request) -> Reply:
+        """A worker has come to the end of its script."""
+        run = need(request.body, "run", int)
+        with self._lock:
+            _, worker = self._worker(request)
+            worker.has_ended |= run == self._run
+            return Reply()
+
+    def hear_goodbye(self, index: int) -> None:
+        """A worker has said goodbye, behind the end of its script. When all have, and this process
+        goes on all the same, who joins begins the next script.
+        """
+        with self._lock:
+            self._gone.add(index)
+            ended = [of for w, of in self._workers.items() if w in self._gone and of.has_ended]
+            if len(ended) != self._facts.get("num_workers"):
+                return
+            self._run, self._begun = self._run + 1, max(of.passes for of in ended)
+            for of in ended:
+                of.has_ended, of.passes, of.first = False, self._begun, of.incarnation + 1
+            self._gone.clear()
 
     def _on_states(self, request: Request) -> Reply:
         """What the servers hold, by names that change when it is lost: the first worker brings
@@ -293,31 +323,50 @@ class Coordinator:
     # ---- passes ----
 
     def _on_begin_pass(self, request: Request) -> Reply | Deferred:
-        """Answers when every worker has come: their streams are members from the same step on.
+        """If workers go together, answers when every worker has come: their streams are members
+        from the same step on.
 
-        A successor whose stream is still a member gets the running pass at once.
+        A successor that comes to the pass that its predecessor had begun enters it at once, and
+        gets what the predecessor had noted.
         """
+        body = request.body
+        number, together = need(body, "pass", int), need(body, "together", bool)
+        note = need_list(body, "note", int, NOTE_MAX)
         with self._lock:
-            index, _ = self._worker(request)
-            member = self._pass.members.get(index)
-            if member is not None and member.end is None:
+            index, worker = self._worker(request)
+            if number == worker.passes:
+                return self._pass_reply(worker.note)
+            if number != worker.passes + 1:
+                raise BadRequest(
+                    f"coord.begin_pass: expected pass {worker.passes} or the next one of worker"
+                    f" {index}, found {number}"
+                )
+            if not together:
+                self._begin(index, number, note)
                 return self._pass_reply()
-            name = f"pass {self._pass.number + 1}"
-            return self._meet(name, "begin", index, None, [], self._open_pass)
+            name, arrival = Name(number, ""), Arrival(index, "begin", note)
+            return self._come(name, arrival, lambda meeting: self._open_pass(number, meeting))
 
-    def _open_pass(self, meeting: Meeting) -> Reply:
-        del meeting
+    def _begin(self, index: int, number: int, note: list[int]) -> None:
+        worker = self._workers[index]
+        worker.passes, worker.note = number, note
+        self._meetings.forget_names(min(of.passes for of in self._workers.values()))
+
+    def _open_pass(self, number: int, meeting: Meeting) -> Reply:
         ends = [member.end for member in self._pass.members.values() if member.end is not None]
         first = max(ends, default=1)
         workers = range(self._facts["num_workers"])
-        self._pass = Pass(self._pass.number + 1, {index: Member(first, None) for index in workers})
+        for index in workers:
+            self._begin(index, number, meeting.arrived[index].body)
+        self._pass = Pass(number, {index: Member(first, None) for index in workers})
         self._group_version += 1
+        self._keep_now()
         return self._pass_reply()
 
-    def _pass_reply(self) -> Reply:
+    def _pass_reply(self, note: list[int] | None = None) -> Reply:
         return Reply(
             {
-                "pass": self._pass.number,
+                "note": note,
                 "group": {
                     "version": self._group_version,
                     "members": [
@@ -351,101 +400,48 @@ class Coordinator:
     def _on_gather(self, request: Request) -> Reply | Deferred:
         """A barrier that hands every worker what each one brought, in the order of the workers.
 
-        `name` says which meeting; each worker counts its own, so the names agree. `purpose` must
-        agree too: workers that do different things would otherwise take each other's answers.
+        `pass` and `name` say which meeting: all workers run the same script, in which it has one
+        name. `purpose` must agree too: workers that do different things would otherwise take each
+        other's answers.
         """
-        body = need(request.body, "body", dict)
+        body = request.body
         if sum(array.nbytes for array in request.arrays) > GATHER_BYTES_MAX:
             raise BadRequest(f"coord.gather: expected at most {GATHER_BYTES_MAX} bytes per worker")
-        with self._lock:
-            index, _ = self._worker(request)
-            name = f"meeting {need(request.body, 'name', str)}"
-            purpose = need(request.body, "purpose", str)
-            self._check_purpose(name, purpose, index)
-            return self._meet(name, purpose, index, body, list(request.arrays), self._gathered)
-
-    def _check_purpose(self, name: str, purpose: str, index: int) -> None:
-        if (over := self._purposes.get(name, purpose)) != purpose:
+        path, purpose = need(body, "name", str), need(body, "purpose", str)
+        if not path or max(len(path), len(purpose)) > NAME_MAX:
             raise BadRequest(
-                f"{name}: it was for {over!r} and is over, worker {index} comes for {purpose!r};"
-                " a worker that starts again does not know how many meetings there have been"
+                f"coord.gather: expected a name and a purpose of at most {NAME_MAX} characters,"
+                f" found {path[:NAME_MAX]!r} and {purpose[:NAME_MAX]!r}"
             )
-        meeting = self._meetings.get(name)
-        if meeting is None or meeting.purpose == purpose:
-            return
-        error = BadRequest(
-            f"{name}: workers {sorted(meeting.arrived)} came for {meeting.purpose!r}, worker"
-            f" {index} for {purpose!r}; every worker must do the same in the same order"
-        )
-        for deferred in self._meetings.pop(name).waiting:
-            deferred.fail(error)
-        raise error
-
-    def _gathered(self, meeting: Meeting) -> Reply:
-        workers = sorted(meeting.arrived)
-        bodies = [[meeting.bodies[index], len(meeting.arrived[index])] for index in workers]
-        return Reply({"bodies": bodies}, [a for index in workers for a in meeting.arrived[index]])
-
-    def _meet(
-        self,
-        name: str,
-        purpose: str,
-        index: int,
-        body: Any,
-        arrays: list[np.ndarray[Any, Any]],
-        conclude: Callable[[Meeting], Reply],
-    ) -> Reply | Deferred:
-        """Wait for all workers, then answer all. A repeated request after the end gets the same
-        answer.
-        """
-        if name in self._done:
-            return self._done[name]
-        meeting = self._meetings.setdefault(name, Meeting(purpose))
-        meeting.arrived[index], meeting.bodies[index] = arrays, body
-        if len(meeting.arrived) < self._facts["num_workers"]:
-            deferred = Deferred(describe=lambda: self._describe(name))
-            meeting.waiting.append(deferred)
-            return deferred
-        del self._meetings[name]
-        reply = conclude(meeting)
-        self._remember(name, purpose, reply)
-        try:
-            self._keep_now()
-        except TriremeError as error:
-            for deferred in meeting.waiting:
-                deferred.fail(error)
-            raise
-        for deferred in meeting.waiting:
-            deferred.reply(reply)
-        return reply
-
-    def _remember(self, name: str, purpose: str, reply: Reply) -> None:
-        """Keep the last answers for requests whose reply was lost; a worker has one meeting open at
-        a time.
-        """
-        self._done[name], self._purposes[name] = reply, purpose
-        while len(self._done) > 4:
-            oldest = next(iter(self._done))
-            del self._done[oldest], self._purposes[oldest]
-
-    def _describe(self, name: str) -> str:
+        arrays = list(request.arrays)
         with self._lock:
-            meeting = self._meetings.get(name)
-            if meeting is None:
-                return f"{name} has ended"
-            expected = set(range(self._facts["num_workers"]))
-            missing = sorted(expected - meeting.arrived.keys())
-            return f"{name} ({meeting.purpose}) waits for workers {missing}"
+            index, worker = self._worker(request)
+            name = Name(need(body, "pass", int), path)
+            if name.number < worker.passes and not self._meetings.is_open_or_kept(name):
+                raise forgotten(name, purpose)
+            arrival = Arrival(index, purpose, need(body, "body", dict), arrays)
+
+            def conclude(meeting: Meeting) -> Reply:
+                reply = _gathered(meeting)
+                self._meetings.keep(name, purpose, reply)
+                self._keep_now()
+                return reply
+
+            return self._come(name, arrival, conclude)
+
+    def _come(
+        self, name: Name, arrival: Arrival, conclude: Callable[[Meeting], Reply]
+    ) -> Reply | Deferred:
+        num_workers = self._facts["num_workers"]
+
+        def describe() -> str:
+            with self._lock:
+                return self._meetings.missing(name, num_workers)
+
+        return self._meetings.come(name, arrival, num_workers, conclude, describe)
 
 
-def _packed(arrays: Sequence[Array]) -> tuple[Any, list[bytes]]:
-    """Arrays in msgpack's types: [[dtype, shape]], bytes."""
-    return [[a.dtype.str, list(a.shape)] for a in arrays], [a.tobytes() for a in arrays]
-
-
-def _unpacked(packed: Sequence[Any]) -> list[Array]:
-    specs, data = packed
-    return [
-        np.frombuffer(of, np.dtype(kind)).reshape(shape)
-        for (kind, shape), of in zip(specs, data, strict=True)
-    ]
+def _gathered(meeting: Meeting) -> Reply:
+    arrived = [meeting.arrived[index] for index in sorted(meeting.arrived)]
+    bodies = [[arrival.body, len(arrival.arrays)] for arrival in arrived]
+    return Reply({"bodies": bodies}, [array for arrival in arrived for array in arrival.arrays])

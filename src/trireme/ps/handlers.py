@@ -11,6 +11,8 @@ from trireme.ps.frozen import ExportHandlers
 from trireme.ps.interchange.handlers import interchange_handlers
 from trireme.ps.policies import PolicyHandlers
 from trireme.ps.shard import Handler, Shard
+from trireme.ps.wire import need
+from trireme.rpc import Deferred, Reply, Request
 
 
 def handlers_of(
@@ -22,10 +24,18 @@ def handlers_of(
         attendance: the methods by which workers come and go.
         root: folder below which files are written and read.
     """
+    goodbye = attendance["server.goodbye"]
+
+    def on_goodbye(request: Request) -> Reply | Deferred | None:
+        reply = goodbye(request)
+        coordinator.hear_goodbye(need(request.body, "worker", int))
+        return reply
+
     return {
         **shard.handlers(),
         **coordinator.handlers(),
         **attendance,
+        "server.goodbye": on_goodbye,
         **CheckpointHandlers(shard, root).handlers(),
         **ExportHandlers(shard, root).handlers(),
         **interchange_handlers(shard, root),

@@ -76,7 +76,9 @@ class _Work:
         """Every epoch, each saved behind it."""
         settings = self._settings
         for epoch in range(settings.epochs):
-            if (path := self._saved(epoch)) is not None and path.exists():
+            path = self._saved(epoch)
+            is_old = path is not None and path.exists()
+            if is_old and not self._trainer.cluster.client.script.is_successor:
                 raise BadRequest(
                     f"runner.model_save_path: expected no epoch there yet, found {path};"
                     " name another folder or remove it"

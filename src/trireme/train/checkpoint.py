@@ -18,11 +18,13 @@ from trireme.errors import (
     Internal,
     SchemaMismatch,
     TriremeError,
+    Unavailable,
     class_of_code,
 )
 from trireme.ps.checkpoint import (
     SAVE_TIMEOUT_S,
     check_hot,
+    finish_save,
     load_checkpoint,
     mode_of,
     open_storage,
@@ -121,16 +123,50 @@ def save(
         Corruption: the folder is not on storage that all processes share.
     """
     what.check()
+    with optimizer.cluster.client.script.section():
+        if not optimizer.cluster.client.script.is_behind:  # else a predecessor was there
+            _save(optimizer, location, extra or {}, what, random or RandomState())
+
+
+def _save(
+    optimizer: DistributedOptimizer,
+    location: Location,
+    extra: Mapping[str, Any],
+    what: What,
+    random: RandomState,
+) -> None:
     optimizer.flush()
-    moments = meet(optimizer.cluster, Moment.of(optimizer, random or RandomState()))
+    moments = meet(optimizer.cluster, Moment.of(optimizer, random))
 
     def act() -> dict[str, Any]:
+        if _is_saved(optimizer, location, what):
+            return {}
         groups = optimizer.state_dict()
         optimizer.publish()
-        write(optimizer, location, moments, groups, extra or {}, what)
+        write(optimizer, location, moments, groups, extra, what)
         return {}
 
     let_first_worker(optimizer.cluster, "save", act)
+
+
+def _is_saved(optimizer: DistributedOptimizer, location: Location, what: What) -> bool:
+    """Whether a predecessor was killed behind its publication; then all that is left is done."""
+    client, path, options = optimizer.cluster.client, location.path, location.storage_options
+    if not client.script.is_successor:
+        return False
+    try:
+        manifest = read_manifest(open_storage(path, options))
+    except BadRequest:  # there is none
+        return False
+    if manifest.extra.get("saved_by") != _saved_by(optimizer):
+        return False
+    finish_save(client, path, manifest, keep=what.keep, storage_options=options)
+    return True
+
+
+def _saved_by(optimizer: DistributedOptimizer) -> str:
+    """Which save of which job."""
+    return f"{optimizer.cluster.client.job} {optimizer.cluster.client.script.here}"
 
 
 def write(
@@ -158,6 +194,7 @@ def write(
                 "optimizer": {**groups, **steps},
                 "shapes": _shapes(optimizer),
                 "num_workers": optimizer.cluster.num_workers,
+                "saved_by": _saved_by(optimizer),
                 "user": dict(extra),
             },
             tensors=stored(moments),
@@ -344,27 +381,42 @@ def _adopt(
     random: RandomState,
 ) -> Loaded:
     """This worker's side of what the servers have loaded."""
-    path, extra, worker = str(loaded["path"]), loaded["extra"], optimizer.cluster.worker
+    path, extra = str(loaded["path"]), loaded["extra"]
     steps = extra["optimizer"]
     optimizer.load_state_dict(steps)
-    tensors = location.tensors()
-    install_buffers(tensors, optimizer.model, worker, where=f"checkpoint {path}")
+    tensors = _tensors_of(optimizer, location)
     optimizer.resume()
     if optimizer.counts_its_steps and optimizer.sequence:
         optimizer.set_num_steps(int(steps["before"]) + optimizer.sequence)
     optimizer.adopt()
-    own = random_of(tensors, worker)
+    own = random_of(tensors, optimizer.cluster.worker)
     random.restore(own)
     return Loaded(path, extra["user"], int(extra["num_workers"]), own)
+
+
+def _tensors_of(optimizer: DistributedOptimizer, location: Location) -> dict[str, Tensor]:
+    """Those of the checkpoint, the buffers installed in the model."""
+    where = f"checkpoint {location.path}"
+    try:
+        tensors = location.tensors()
+    except BadRequest as error:
+        if not optimizer.cluster.client.script.is_behind:
+            raise
+        log.warning("load: a predecessor has loaded %s, which is gone since: %s", where, error)
+        return {}
+    install_buffers(tensors, optimizer.model, optimizer.cluster.worker, where=where)
+    return tensors
 
 
 def let_first_worker(
     cluster: Cluster, purpose: str, act: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Worker 0 acts; then all meet. All get what it returned, or raise its error."""
+    """Worker 0 acts; then all meet. All get what it returned, or raise its error. It does not act
+    where a predecessor has done it.
+    """
     outcome: dict[str, Any] = {}
     error: BaseException | None = None
-    if cluster.worker == 0:
+    if cluster.worker == 0 and not cluster.client.script.has_come():
         try:
             outcome = {"returned": act()}
         except Exception as raised:  # noqa: BLE001 raised below, when the others know
@@ -377,5 +429,11 @@ def let_first_worker(
     first: dict[str, Any] = met[0][0]
     if "code" in first:
         raise class_of_code(first["code"])(f"{purpose}: worker 0 failed: {first['message']}")
+    if "returned" not in first:
+        raise Unavailable(
+            f"{purpose}: expected what worker 0 had done before it was started again, found that"
+            " the coordinator was started again too and does not know; start the job again and load"
+            " the newest checkpoint"
+        )
     returned: dict[str, Any] = first["returned"]
     return returned

@@ -69,6 +69,9 @@ class Checkpoints:
 class Saver(Protocol):
     """Saves while a fit goes on. Every worker has one and calls the same at the same places."""
 
+    def begin_epoch(self, num_done: int) -> None:
+        """This worker has entered a pass, of which a predecessor has made so many batches."""
+
     def after_step(self) -> None:
         """This worker has made a step."""
 
@@ -151,6 +154,25 @@ class SyncSaver(_Saver):
     ) -> None:
         super().__init__(checkpoints, optimizer, random, note)
         self._to_meeting, self._interval, self._met_at = 1, 1, time.monotonic()
+        self._num_meetings = 0  # in this pass, which with it names the next one
+
+    def begin_epoch(self, num_done: int) -> None:
+        self._to_meeting, self._num_meetings = 1, 0
+        if (every := self._checkpoints.every_steps) is None:
+            self._follow(num_done)
+            return
+        num_steps = self._optimizer.num_steps
+        self._num_meetings = num_steps // every - (num_steps - num_done) // every
+        if num_done and num_steps % every == 0:  # the predecessor may not have been there
+            self._num_meetings -= 1
+            self._meet(has_ended=False)
+
+    def _follow(self, num_done: int) -> None:
+        """Hear from each meeting that a predecessor was at when the next one was."""
+        while num_done >= self._to_meeting:
+            num_done -= self._to_meeting
+            self._meet(has_ended=False, saves=num_done == 0)
+        self._to_meeting -= num_done
 
     def after_step(self) -> None:
         if self._checkpoints.every_steps is not None:
@@ -172,8 +194,13 @@ class SyncSaver(_Saver):
     def close(self) -> None:
         """Nothing runs."""
 
-    def _meet(self, *, has_ended: bool) -> bool:
+    def _meet(self, *, has_ended: bool, saves: bool = True) -> bool:
         """Save if it is time; returns whether all workers' streams have ended."""
+        self._num_meetings += 1
+        with self._cluster.client.script.section(f"step {self._num_meetings}"):
+            return self._talk(has_ended=has_ended, saves=saves)
+
+    def _talk(self, *, has_ended: bool, saves: bool) -> bool:
         by_time = self._checkpoints.every_s is not None
         mine: dict[str, Any] = {"has_ended": has_ended}
         if self._cluster.worker == 0 and by_time:
@@ -183,7 +210,7 @@ class SyncSaver(_Saver):
             self._to_meeting = int(met[0]["next"])
         if all(of["has_ended"] for of in met):
             return True
-        if not by_time or met[0]["save"]:
+        if saves and (not by_time or met[0]["save"]):
             self._save_together()
         return False
 
@@ -213,6 +240,9 @@ class AsyncSaver(_Saver):
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._cluster.add_running(self.close)
+
+    def begin_epoch(self, num_done: int) -> None:
+        """Nothing depends on it."""
 
     def after_step(self) -> None:
         if self._cluster.worker != 0:

@@ -185,7 +185,8 @@ def _together(cluster: Cluster, purpose: str) -> Iterator[None]:
     except TriremeError as raised:
         error = raised
     body = {} if error is None else {"code": error.code, "message": str(error)}
-    met = cluster.client.gather(body, [], purpose=purpose, patient=True)
+    with cluster.client.script.section(purpose):
+        met = cluster.client.gather(body, [], purpose=purpose, patient=True)
     if error is not None:
         raise error
     for worker, (told, _) in enumerate(met):

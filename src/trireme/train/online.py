@@ -144,6 +144,11 @@ class _Run:
     def over(
         self, passes: Iterator[Pass], waiting: Waiting, *, prefetch: bool
     ) -> Iterator[PassReport]:
+        if self._trainer.cluster.client.script.is_successor:
+            raise BadRequest(
+                "train_passes: expected all workers to begin together, found one that was started"
+                " again: start the job again, it goes on behind the newest checkpoint"
+            )
         point = self._resume()
         here, finish = next(passes, None), None
         while here is not None and point is not None and here.point <= point:

@@ -8,7 +8,7 @@ wrapped optimizer itself never steps here: the servers run its class on their bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,14 @@ from trireme.ps.columns import merge
 from trireme.ps.dense import DenseParameters
 from trireme.ps.pace import Pace
 from trireme.ps.routing import Keys
+from trireme.ps.script import Entered
 from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.geo import Geo
 from trireme.train.hybrid import Hybrid
 from trireme.train.pusher import Pusher
 from trireme.train.replica import Replica
+from trireme.train.succession import Inherited, check_loop, inherited
 from trireme.train.timing import Timing
 
 
@@ -78,6 +80,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.replica = Replica(model, dense, self.cluster.pending)
         self.timing = Timing()
         self._pusher: Pusher | None = None
+        self._entered: Entered | None = None  # the pass that this worker is in
         self._first_step: int | None = None
         self._failed_push: BaseException | None = None
         self._staged = 0
@@ -93,6 +96,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.geo = self._make_geo() if self.strategy.mode == "geo" else None
         self._create(optimizer)
         self.hybrid = self._make_hybrid() if self.strategy.mode == "hybrid" else None
+        # What a predecessor has pushed, which a loop that begins no pass would push again.
+        self._is_inherited = self.cluster.client.script.is_successor and self.sequence > 0
         self.cluster.steps = self
         self.cluster.on_close(self.finish)
 
@@ -108,6 +113,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.replica.install(client.pull({}, blocks=True))
 
     def _make_hybrid(self) -> Hybrid:
+        if self.cluster.client.script.is_successor:
+            raise BadRequest(
+                "DistributedOptimizer: expected all workers to begin together in mode 'hybrid',"
+                " whose dense weights are in them, found one that was started again: start the job"
+                " again and load the newest checkpoint"
+            )
         return Hybrid(self.cluster, self.replica.dense, self.local)
 
     def _make_geo(self) -> Geo:
@@ -180,7 +191,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.geo is not None:
             self._touch(self.geo, keys)
             return self.geo.read(keys)
-        self.begin_pass()
+        self._join_pass()
         blocks = blocks and self.hybrid is None
         pace = None
         if self.strategy.mode == "bounded":
@@ -206,7 +217,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def begin_run(self) -> None:
         """Batches that come from now on are numbered from 0."""
-        self.begin_pass()
+        self._join_pass()
         if self.has_passes:
             self._run_from = self._next_step()
 
@@ -224,18 +235,56 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise BadRequest(f"set_time: expected seconds from 0 to {2**32 - 1}, found {time!r}")
         return int(time)
 
-    def begin_pass(self) -> None:
-        """Join the next pass, with all other workers. Nothing if this one is in a pass, or in a
-        mode without passes.
+    def begin_pass(self) -> Inherited:
+        """Enter the next pass, in sync and bounded with all other workers, unless this one is in a
+        pass that it has not left.
+
+        Returns:
+            What a predecessor, which was killed, has made of it: whoever calls this leaves it out.
         """
         if self.hybrid is not None:
             self.hybrid.begin()
-        if not self.has_passes or self._first_step is not None:
+        if self._entered is not None and self.has_passes:
+            return Inherited()
+        self.flush()  # what is on its way belongs to the passes before
+        counts = [] if self._steps_before is None else [self._steps_before]
+        note = [self.sequence, self.num_steps, *counts]
+        entered = self.cluster.client.begin_pass(
+            note, together=self.has_passes, staged=self.is_sync
+        )
+        self._entered, self._is_inherited = entered, False
+        found = inherited(entered, self.sequence)
+        if not found.is_over:
+            self._go_on(entered, found, note if entered.note is None else entered.note)
+        return found
+
+    def _go_on(self, entered: Entered, found: Inherited, note: Sequence[int]) -> None:
+        """Count on from where the pass began, and from what has been made of it."""
+        begun_at, self.num_steps, *counts = note
+        self.sequence = begun_at + found.num_pushes
+        if self.geo is not None:  # a window that ended early had fewer
+            self.num_steps += found.num_pushes * self.strategy.k
+        elif not self.is_sync:
+            self.num_steps += found.num_pushes
+        if not self.has_passes:
             return
-        self._first_step = self.cluster.client.begin_pass(staged=self.is_sync)
-        self._first_sequence = self.sequence + 1
-        if self._steps_before is None:
-            self._steps_before = self.num_steps - (self._first_step - 1)
+        self._first_step, self._first_sequence = entered.first_step, begun_at + 1
+        self._last_step = self._next_step() - 1
+        if self.is_sync:
+            self._steps_before = counts[0] if counts else self.num_steps - (self._first_step - 1)
+            self.num_steps = self._steps_before + self._last_step
+            if found.has_left:
+                self._staged = self._last_step
+
+    def _join_pass(self) -> None:
+        """Enter the next pass for a loop that does not ask what is left to do in it."""
+        if self._entered is not None:
+            if self.hybrid is not None:
+                self.hybrid.begin()
+        elif self.has_passes or self.hybrid is not None:
+            check_loop(self.begin_pass())
+        elif self._is_inherited:
+            check_loop(Inherited(num_pushes=self.sequence))
 
     def end_pass(self) -> None:
         """Leave the pass: this worker has no more batches. The parameters are current when it
@@ -249,6 +298,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._first_step is not None:
             self.cluster.client.leave(self._next_step(), staged=self.is_sync)
             self._first_step = None
+        self._entered = None
         self.refresh()
 
     def _next_step(self) -> int:
@@ -278,7 +328,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if closure is not None:
             raise BadRequest("DistributedOptimizer.step: a closure cannot run on the servers")
-        self.begin_pass()
+        self._join_pass()
         behind = self.cluster.is_prefetching and not self.is_sync
         self.step_of(self.replica, examples=examples, position=position, behind=behind)
         if not self.cluster.is_prefetching and self.geo is None:
@@ -343,6 +393,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " older one; a worker has one stream of pushes: train one model at a time, or both"
                 " in one nn.ModuleList under one optimizer"
             )
+        if self._entered is not None and self._entered.is_over:
+            check_loop(Inherited(is_over=True))
         if self._failed_push is not None:
             raise BadRequest(
                 f"DistributedOptimizer.step: expected push {self.sequence + 1} to be repeated,"

@@ -31,7 +31,8 @@ from trireme.ps.routing import Keys
 from trireme.train.conduit import Conduit
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.replica import Replica
-from trireme.train.share import Closes, share_of
+from trireme.train.share import Closes, Place, share_of
+from trireme.train.succession import Inherited, check_order, pass_over
 from trireme.train.timing import Timing
 
 
@@ -208,7 +209,8 @@ def prefetch(
 
     `dataset` is iterated once: one pass. A dataset with streams gives each worker its own; of any
     other iterable every worker takes each num_workers-th batch. When it is exhausted this worker
-    has left the pass and its parameters are current.
+    has left the pass and its parameters are current. In the place of a worker that was killed, the
+    batches that it has trained on are read again and left out.
 
         for batch in tr.prefetch(train, model):
             loss = criterion(model(batch), batch["label"])
@@ -220,10 +222,41 @@ def prefetch(
         epoch: changes the order of a dataset that shuffles.
     """
     of = default() if cluster is None else cluster
-    share = share_of(dataset, of, epoch)
-    pipeline = Pipeline(share, model, training=True, depth=depth, cluster=of)
-    with settled(), pipeline:
-        yield from pipeline
+    with of.client.script.section():
         optimizer = of.steps
-    if isinstance(optimizer, DistributedOptimizer):
-        optimizer.end_pass()
+        found = Inherited()
+        if isinstance(optimizer, DistributedOptimizer):
+            found = optimizer.begin_pass()
+            if optimizer.geo is not None and found.num_pushes:
+                raise BadRequest(
+                    "prefetch: expected to know how many batches a predecessor has trained on,"
+                    " found mode 'geo', whose pushes do not say it: train with Trainer.fit, or"
+                    " start the job again and load the newest checkpoint"
+                )
+        share = _share_left(dataset, of, epoch, found)
+        if share is not None:
+            pipeline = Pipeline(share, model, training=True, depth=depth, cluster=of)
+            with settled(), pipeline:
+                yield from pipeline
+                optimizer = of.steps
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer.end_pass()
+
+
+def _share_left(
+    dataset: Iterable[Any], cluster: Cluster, epoch: int, found: Inherited
+) -> Iterable[Any] | None:
+    """What predecessors have left of this worker's share; None if there is nothing."""
+    if found.is_over or found.has_left:
+        pass_over(dataset, cluster, epoch)
+        return None
+    if found.num_pushes == 0:
+        return share_of(dataset, cluster, epoch)
+    check_order(dataset)
+    if cluster.client.script.has_met_within():
+        raise BadRequest(
+            "prefetch: expected a loop without meetings of the workers to go on with, in the place"
+            " of a worker that was killed, found one with them: start the job again and load the"
+            " newest checkpoint"
+        )
+    return share_of(dataset, cluster, epoch, Place(found.num_pushes))

@@ -92,7 +92,9 @@ class Tally:
         self.loss_sum, self.num_examples = 0.0, 0
         for metric in self._merged:
             metric.reset()
-        for received in exchange(cluster, arrays, f"end of {title}"):
+        with cluster.client.script.section("figures"):
+            met = exchange(cluster, arrays, f"end of {title}")
+        for received in met:
             rest = iter(received)
             loss_sum, num_examples = next(rest)
             self.loss_sum += float(loss_sum)
@@ -139,16 +141,17 @@ def exchange(
     shares: list[list[NDArray[np.uint8]]] = [[] for _ in range(cluster.num_workers)]
     forms_of: list[Any] = []
     begin, end = 0, len(mine)
-    while begin < end:
-        body = {"bytes": len(mine), "forms": [] if begin else forms}
-        met = cluster.client.gather(
-            body, [mine[begin : begin + piece]], purpose=purpose, patient=True
-        )
-        forms_of = forms_of or [of["forms"] for of, _ in met]
-        end = max(of["bytes"] for of, _ in met)
-        begin += piece
-        for share, (_, [received]) in zip(shares, met, strict=True):
-            share.append(received)
+    with cluster.client.script.section():
+        while begin < end:
+            body = {"bytes": len(mine), "forms": [] if begin else forms}
+            met = cluster.client.gather(
+                body, [mine[begin : begin + piece]], purpose=purpose, patient=True
+            )
+            forms_of = forms_of or [of["forms"] for of, _ in met]
+            end = max(of["bytes"] for of, _ in met)
+            begin += piece
+            for share, (_, [received]) in zip(shares, met, strict=True):
+                share.append(received)
     return [
         _parts(np.concatenate(share), forms) for share, forms in zip(shares, forms_of, strict=True)
     ]

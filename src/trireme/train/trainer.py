@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,17 @@ from trireme.train.run import Run, Watch
 from trireme.train.scoring import ExampleIds, Loss, Scorer
 from trireme.train.share import BEGIN, Place, share_of
 from trireme.train.staleness import staleness
+from trireme.train.succession import (
+    Inherited,
+    check_order,
+    dump_left,
+    figures_again,
+    pass_over,
+    warn_of_buffers,
+)
 from trireme.train.tally import Tally, check_metrics
+
+log = logging.getLogger("trireme.train")
 
 
 class Trainer(Exchange, InferenceExports):
@@ -133,6 +144,9 @@ class Trainer(Exchange, InferenceExports):
                 `checkpoints.path`, if there is a checkpoint. `epochs` counts from the beginning of
                 that call; if all are done, its figures are returned.
 
+        A worker that was killed and started again goes on where its predecessor was, and makes
+        no epoch again; see docs/failures.md.
+
         Returns:
             Of the last epoch and all workers: "loss", each metric, "examples", "examples_per_s".
             Metrics are of each batch before it was trained on (progressive). Of an epoch that was
@@ -191,9 +205,13 @@ class Trainer(Exchange, InferenceExports):
         note = self._resume_fit(checkpoints, epochs) if resume else FitNote(self.num_epochs)
         if resume and self.num_epochs == note.begun_at + epochs:
             return note.figures
+        num_passes = note.begun_at + epochs - self.num_epochs
         with (
+            self.cluster.client.script.section(),
             life.time_of(dataset, self.optimizer),
-            dumping(dump, dataset, self.model, self.cluster) as file,
+            dumping(
+                dump_left(dump, self.cluster, num_passes), dataset, self.model, self.cluster
+            ) as file,
             saving(checkpoints, self.optimizer, self._random, note.to_json) as saver,
         ):
             watch = Watch(fetch, debug, file, ExampleIds(dataset) if check_nan else None)
@@ -201,7 +219,8 @@ class Trainer(Exchange, InferenceExports):
                 title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
                 tally = Tally(self.metrics, self.label, merged=stat_var_names)
                 note.num_epochs, note.is_under_way = self.num_epochs, True
-                note.figures = self._train_epoch(title, dataset, tally, watch, saver)
+                with self.cluster.client.script.section():
+                    note.figures = self._train_epoch(title, dataset, tally, watch, saver)
                 self.num_epochs += 1
                 note.num_epochs, note.is_under_way = self.num_epochs, False
         return note.figures
@@ -214,17 +233,33 @@ class Trainer(Exchange, InferenceExports):
         watch: Watch,
         saver: Saver | None,
     ) -> dict[str, float]:
-        """From where the last resume has found it, or else from its beginning."""
-        place, begun = self._begin_epoch(dataset)
-        share = share_of(dataset, self.cluster, self.num_epochs, place)
+        """From where the last resume or a predecessor has left it, or else from its beginning."""
+        found = self.optimizer.begin_pass()
+        if found.is_over:
+            self._resumed = None
+            pass_over(dataset, self.cluster, self.num_epochs)
+            self.optimizer.end_pass()
+            return figures_again(tally, self.cluster, title)
+        place, begun = self._begin_epoch(dataset, found)
+        if saver is not None:
+            saver.begin_epoch(found.num_pushes)
+        share: Iterable[Any] = ()
+        if not found.has_left:
+            share = share_of(dataset, self.cluster, self.num_epochs, place)
         run = self._run(title, share, self.model, tally, watch)
         run = dataclasses.replace(run, epoch=self.num_epochs, place=place, begun=begun, saver=saver)
         return run.train()
 
-    def _begin_epoch(self, dataset: Iterable[Any]) -> tuple[Place, Callable[[], None] | None]:
+    def _begin_epoch(
+        self, dataset: Iterable[Any], found: Inherited
+    ) -> tuple[Place, Callable[[], None] | None]:
         """Where this worker's share begins, and what to do when it does."""
         resumed, self._resumed = self._resumed, None
         self._random.begin_epoch(dataset)
+        if found.is_some:
+            if resumed is not None and FitNote.from_json(resumed.extra).is_under_way:
+                self._random.rewind(resumed.random)
+            return self._succeed(dataset, found), lambda: None
         if resumed is None:
             return BEGIN, None
         own = resumed.random
@@ -233,10 +268,27 @@ class Trainer(Exchange, InferenceExports):
             self._random.begin_epoch(dataset)
             return BEGIN, None
         self._random.rewind(own)
-        place, at = BEGIN, self.optimizer.position
-        if at and at[0] == self.num_epochs:  # else this worker had made no step in the epoch
-            place = Place(at[1], at[2:])
-        return place, lambda: self._random.restore(own)
+        return self._place(), lambda: self._random.restore(own)
+
+    def _place(self) -> Place:
+        """Where the stream stands in this epoch."""
+        at = self.optimizer.position
+        if at and at[0] == self.num_epochs:
+            return Place(at[1], at[2:])
+        return BEGIN  # this worker had made no step in the epoch
+
+    def _succeed(self, dataset: Iterable[Any], found: Inherited) -> Place:
+        """Go on in the place of a predecessor."""
+        place, worker = self._place(), self.cluster.worker
+        if not found.has_left:
+            check_order(dataset)
+        log.info(
+            "train: worker %d was started again: going on behind batch %d of epoch %d; figures are"
+            " of the rest",
+            *(worker, place.batches, self.num_epochs),
+        )
+        warn_of_buffers(self.model, worker)
+        return place
 
     def _resume_fit(self, checkpoints: Checkpoints | None, epochs: int) -> FitNote:
         """Load what a call like this one has left; the note of it, or a new one."""
@@ -297,16 +349,19 @@ class Trainer(Exchange, InferenceExports):
             title, tally = "evaluate", Tally(self.metrics, self.label, merged=stat_var_names)
         else:
             title, tally = "infer", Tally([], None, merged=stat_var_names, has_loss=False)
-        self.optimizer.flush()
-        self.cluster.client.gather({}, [], purpose=title, patient=True)
-        self.optimizer.refresh()
-        with (
-            life.time_of(dataset, self.optimizer),
-            dumping(dump, dataset, self.model, self.cluster) as file,
-        ):
-            watch = Watch(fetch, debug, file, ExampleIds(dataset) if check_nan else None)
-            share = share_of(dataset, self.cluster)
-            return self._run(title, share, model or self.model, tally, watch).evaluate()
+        with self.cluster.client.script.section():
+            if self.cluster.client.script.is_behind:
+                return figures_again(tally, self.cluster, title)
+            self.optimizer.flush()
+            self.cluster.client.gather({}, [], purpose=title, patient=True)
+            self.optimizer.refresh()
+            with (
+                life.time_of(dataset, self.optimizer),
+                dumping(dump, dataset, self.model, self.cluster) as file,
+            ):
+                watch = Watch(fetch, debug, file, ExampleIds(dataset) if check_nan else None)
+                share = share_of(dataset, self.cluster)
+                return self._run(title, share, model or self.model, tally, watch).evaluate()
 
     def _run(
         self, title: str, share: Iterable[Any], model: nn.Module, tally: Tally, watch: Watch

@@ -7,7 +7,7 @@ from trireme.ps.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from trireme.ps.checkpoint.modes import mode_of
 from trireme.ps.checkpoint.storage import Storage, open_storage
 from trireme.ps.checkpoint.verify import verify_checkpoint
-from trireme.ps.checkpoint.worker import load_checkpoint, read_tensors, save_checkpoint
+from trireme.ps.checkpoint.worker import finish_save, load_checkpoint, read_tensors, save_checkpoint
 
 __all__ = [
     "CheckpointHandlers",
@@ -16,6 +16,7 @@ __all__ = [
     "SAVE_TIMEOUT_S",
     "Storage",
     "check_hot",
+    "finish_save",
     "load_checkpoint",
     "mode_of",
     "open_storage",

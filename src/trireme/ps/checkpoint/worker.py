@@ -97,13 +97,35 @@ def save_checkpoint(
         return manifest
 
     manifest = anew("save", attempt)
-    published = {"id": manifest.id, "mode": name, "version": manifest.version}
+    _finish(client, place, manifest, jobs, keep)
+    return manifest
+
+
+def finish_save(
+    client: Client,
+    path: str | os.PathLike[str],
+    manifest: Manifest,
+    *,
+    keep: int | None = None,
+    storage_options: Options | None = None,
+    timeout_s: float = SAVE_TIMEOUT_S,
+) -> None:
+    """What comes behind the publication of a checkpoint, for a worker that was killed there. What
+    has been done stays as it is.
+    """
+    place = open_storage(path, storage_options)
+    _finish(client, place, manifest, ServerJobs(client, place, None, timeout_s), keep)
+
+
+def _finish(
+    client: Client, place: Storage, manifest: Manifest, jobs: ServerJobs, keep: int | None
+) -> None:
+    published = {"id": manifest.id, "mode": manifest.mode, "version": manifest.version}
     published["chain"] = dict(manifest.chain)
     forget = int(client.ask_coordinator("coord.published", published)["forget"])
     anew("save", lambda: jobs.run("settle", forget=forget))
     if keep is not None:
         retain(place, keep)
-    return manifest
 
 
 def _chain(chain: Mapping[Any, Any]) -> dict[str, int]:
