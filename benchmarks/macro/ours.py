@@ -30,6 +30,7 @@ def run_job(
     test: Sequence[str] = (),
     shows: bool = False,
     durability: str = "none",
+    keys: str | None = None,
 ) -> dict[str, Any]:
     """Train over the warm-up files, then over the timed ones, in processes of their own."""
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
@@ -46,8 +47,10 @@ def run_job(
         command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
         command += ["--test", *test] if test else []
         if not is_embedded:
+            wrapped = command
             launch = ["-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "1"]
-            command = [*launch, "--log_dir", folder, "--durability", durability, *command]
+            launch += ["--log_dir", folder, "--durability", durability]
+            command = [*launch, *([] if keys is None else ["--keys", keys]), *wrapped]
         run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=environment())
         result: dict[str, Any] = json.loads(out.read_text())
         return result
