@@ -242,6 +242,11 @@ class Coordinator:
         states = need_list(request.body, "states", str)
         with self._lock:
             self._worker(request)
+            num_servers = len(self._facts["servers"])
+            if len(states) != num_servers:
+                raise BadRequest(
+                    f"coord.states: expected those of {num_servers} servers, found {len(states)}"
+                )
             if not self._states:
                 self._states = states
             for index, (known, found) in enumerate(zip(self._states, states, strict=True)):
