@@ -132,6 +132,7 @@ class Channel:
         self._context, self._name, self._limits, self._keys = context, name, limits, keys
         self._poll = poll  # (socket, what to do when it is readable), or None to end that
         self._retry_at = 0.0
+        self._random = random.Random()  # not the global numbers, whose order is the script's
         self._num_failures = 0
         self._give_up_at = 0.0
         self._queue: deque[Outgoing] = deque()
@@ -222,7 +223,7 @@ class Channel:
         # Half of the pause is random, so that the clients of a server that comes back do not come
         # at once.
         pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
-        self._retry_at = time.monotonic() + pause_s * (0.5 + random.random() / 2)
+        self._retry_at = time.monotonic() + pause_s * (0.5 + self._random.random() / 2)
         self._num_failures = min(self._num_failures + 1, 16)
 
     def _refuse(self, error: TriremeError) -> None:

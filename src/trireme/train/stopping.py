@@ -1,0 +1,49 @@
+"""The end of training at SIGTERM: after a step, with a checkpoint, for all workers together."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trireme.cluster import Cluster
+
+log = logging.getLogger("trireme.train")
+
+
+@contextmanager
+def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
+    """SIGTERM asks all workers to stop; a second one ends this process as if nobody heeded it.
+
+    Only in the main thread, and not if the script heeds the signal itself.
+    """
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if not is_ours:
+        yield
+        return
+
+    def ask(*_: object) -> None:
+        # Whatever the main thread was doing, locks included, waits for this: it must do little.
+        cluster.asked.reason = cluster.asked.reason or f"worker {cluster.worker} has got SIGTERM"
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def agreed_to_stop(cluster: Cluster) -> str:
+    """Why all workers stop here, or empty. Every worker calls it, at the end of an epoch that may
+    have been cut short.
+    """
+    mine = {"stops": cluster.asked.reason}
+    with cluster.client.script.section("stop"):
+        met = cluster.client.gather(mine, [], purpose="whether to stop", patient=True)
+    return next((str(body["stops"]) for body, _ in met if body["stops"]), "")
