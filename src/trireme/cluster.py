@@ -20,7 +20,7 @@ from typing import Protocol
 from torch import Tensor
 
 from trireme import _core, rpc
-from trireme.errors import BadRequest, DeadlineExceeded, NotReady, TriremeError
+from trireme.errors import BadRequest, DeadlineExceeded, NotReady, Stopped, TriremeError
 from trireme.ps.attendance import Attendance
 from trireme.ps.client import Client, Pulled
 from trireme.ps.columns import KeyColumns
@@ -199,6 +199,7 @@ class Cluster:
         telling: what it tells Prometheus.
         is_prefetching: a pipeline pulls for the coming steps, dense parameters included; step()
     need not.
+        asked: whether the job is to stop, and why.
     """
 
     def __init__(
@@ -224,8 +225,10 @@ class Cluster:
         self._closing: list[Callable[[], None]] = []
         self._running: list[Callable[[], None]] = []
         self._closed = False
-        report = self.telling.report
-        self._heartbeat = None if heartbeat is None else _Heartbeat(client, heartbeat, report)
+        self.asked, report = Asked(), self.telling.report
+        self._heartbeat = (
+            None if heartbeat is None else _Heartbeat(client, heartbeat, report, self.asked)
+        )
         self.telling.health.opened()
         _open.add(self)
 
@@ -327,21 +330,37 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+        if kind is None or issubclass(kind, Stopped):
             self.close()
         else:
             self.abandon()
 
 
+class Asked:
+    """Whether training is to stop after a step: this worker was asked to, or another one.
+
+    Attributes:
+        reason: why; empty: it is not.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+
 class _Heartbeat:
     """Tells every server now and then that this worker lives, and that it may still be waited
-    for.
+    for; whether all are to stop, in both directions.
     """
 
     def __init__(
-        self, client: Client, transport: Transport, report: Callable[[], Mapping[str, int]]
+        self,
+        client: Client,
+        transport: Transport,
+        report: Callable[[], Mapping[str, int]],
+        asked: Asked,
     ) -> None:
         self._client, self._transport, self._report = client, transport, report
+        self._asked = asked
         self.body = {
             "worker": client.worker,
             "num_workers": client.num_workers,
@@ -357,13 +376,14 @@ class _Heartbeat:
     def _run(self) -> None:
         while True:
             servers = self._client.map.servers
-            body = {**self.body, "report": self._report()}
+            body = {**self.body, "report": self._report(), "stops": self._asked.reason}
             calls = [rpc.Call(server, "server.alive", body, []) for server in servers]
             within = {"within_s": 1.5 * self._period_s}
             calls.append(rpc.Call(servers[0], "server.attendance", within, []))
             try:
                 *_, attendance = self._transport.call_all(calls, timeout_s=self._period_s)
                 self._say_silent(attendance.body)
+                self._asked.reason = self._asked.reason or str(attendance.body["stops"])
             except TriremeError as error:
                 # The calls that matter have deadlines of their own and say more.
                 log.debug("heartbeat: %s", error)

@@ -17,6 +17,8 @@ The same names stand in the C++ core, on the wire and here::
     |   `-- NotAdmitted                     a server does not list this key: have it listed
     |-- DeadlineExceeded (TimeoutError)     no answer in time: retry with the same push id
     `-- Internal (RuntimeError)             our mistake: report it
+
+Stopped is none of them: who is asked to stop, and has, exits with 0.
 """
 
 from __future__ import annotations
@@ -120,6 +122,18 @@ class Internal(TriremeError, RuntimeError):
     """A mistake of Trireme's own. Please report it with the message."""
 
     code, name = 11, "INTERNAL"
+
+
+class Stopped(SystemExit):
+    """Training was asked to stop and has done so after a step; the exit code of the process is 0.
+
+    Attributes:
+        reason: who has asked.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
 
 
 CLASSES: tuple[type[TriremeError], ...] = (

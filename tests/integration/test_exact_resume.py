@@ -1,12 +1,15 @@
-"""Jobs that are killed and go on from their newest checkpoint. In sync they end with the same bytes
-as one that was never stopped; in async every batch is applied exactly once.
+"""Jobs that are killed, or told to stop, and go on from their newest checkpoint. In sync they end
+with the same bytes as one that was never stopped; in async every batch is applied exactly once.
 """
 
 from __future__ import annotations
 
+import json
+import signal
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,10 +61,60 @@ def test_async_loses_and_repeats_no_batch(
         assert counts(complete(folder)[-1]) == expected_counts(num_workers)
 
 
-def expected_counts(num_workers: int) -> dict[int, int]:
+def stop_at(jobs: Jobs, folder: Path, worker: int, step: int, *arguments: str) -> None:
+    """SIGTERM to one worker when it has made so many steps: all stop, and end well."""
+    with jobs.started(str(folder), *arguments) as (workers, servers):
+        workers[worker].wait_line(f"^step {step}$")
+        workers[worker].signal(signal.SIGTERM)
+        for program in workers:
+            assert program.finish() == 0, program.output
+            assert "done" not in program.output.splitlines()
+        for server in servers:
+            server.wait_line("all workers have said goodbye")
+    assert len(complete(folder)) == 1
+
+
+def test_stopped_and_resumed_equals_never_stopped(programs: Template, tmp_path: Path) -> None:
+    random = Random(f"{SEED} stop")
+    jobs = Jobs(programs, 1, 2, tmp_path)
+    never = ("--every_steps", "1000")
+    jobs.run(str(tmp_path / "whole"), *never)
+    step = random.randint(1, EPOCHS * NUM_BATCHES - 10)
+    print(f"seed {SEED}: stopped at step {step}")
+    stop_at(jobs, tmp_path / "stopped", 0, step, *never)
+    jobs.run(str(tmp_path / "stopped"), *never)
+    stopped, whole = (complete(tmp_path / name)[-1] for name in ("stopped", "whole"))
+    assert_same(stopped, whole, versions=False)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_all_stop_when_one_worker_is_told_to(programs: Template, tmp_path: Path, mode: str) -> None:
+    random = Random(f"{SEED} stop {mode}")
+    jobs = Jobs(programs, 2, 1, tmp_path)
+    # As many epochs as it takes to hear of it.
+    arguments = ("--mode", mode, "--rule", "count", "--every_steps", "100000")
+    worker, step = random.randrange(2), random.randint(1, NUM_BATCHES // 2)
+    print(f"seed {SEED}: worker {worker} stopped at step {step}")
+    stop_at(jobs, tmp_path / "ckpt", worker, step, "--epochs", "10000", *arguments)
+    [stopped] = complete(tmp_path / "ckpt")
+    num_epochs = checkpoint_note(stopped)["num_epochs"] + 1
+    jobs.run(str(tmp_path / "ckpt"), "--epochs", str(num_epochs), *arguments)
+    last = complete(tmp_path / "ckpt")[-1]
+    assert checkpoint_note(last)["num_epochs"] == num_epochs
+    if mode == "async":  # in sync, keys of both workers' batches count once
+        assert counts(last) == expected_counts(2, num_epochs)
+
+
+def checkpoint_note(path: Path) -> dict[str, Any]:
+    """What a fit has said of itself in a checkpoint."""
+    manifest = json.loads((path / "manifest.json").read_text())["manifest"]
+    return dict(manifest["extra"]["user"])
+
+
+def expected_counts(num_workers: int, epochs: int = EPOCHS) -> dict[int, int]:
     """How often each key is in a batch."""
     found = Counter[int]()
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         for worker in range(num_workers):
             for batch in Unequal().stream(worker, num_workers, epoch=epoch):
                 found.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))

@@ -1,9 +1,10 @@
-"""`trireme launch --max_restart`: a real job whose servers are killed ends as one left alone."""
+"""`trireme launch --max_restart`: a real job whose processes are killed ends as one left alone; and
+how it stops when it is told to.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,23 +13,27 @@ from random import Random
 
 import pytest
 
+from tests.integration import restartee
 from tests.integration.processes import clean_environment
+from tests.integration.resuming import assert_same, complete
 
-TRAINEE = str(Path(__file__).with_name("trainee.py"))
-NUM_BATCHES, NUM_SERVERS, NUM_KILLS = 60, 2, 2
+SCRIPT = str(Path(restartee.__file__))
+# Of 27 steps of worker 0; it is the last, since its successor counts its steps anew.
+KILLED = ["server 0", "worker 1", "server 1", "worker 0"]
+STEPS_MAX = 5
 WAIT_S = 250.0
 
 
 class Job:
-    """A launched job: the lines of worker 0 as they come, its servers to be killed."""
+    """A launched job: the lines of worker 0 as they come, its processes to be killed."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir()
-        place = ["--server_num", str(NUM_SERVERS), "--worker_num", "2", "--timeout_s", "60"]
-        script = [TRAINEE, "--mode", "sync", "--trainer", "--batches", str(NUM_BATCHES)]
+        self.folder = folder
+        place = ["--server_num", "2", "--worker_num", "2", "--timeout_s", "60"]
         self._errors = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trireme.cli", "launch", *place, *options, *script],
+            [sys.executable, "-m", "trireme.cli", "launch", *place, *options, SCRIPT, "."],
             cwd=folder,
             env=clean_environment(),
             stdout=subprocess.PIPE,
@@ -36,17 +41,19 @@ class Job:
             text=True,
         )
 
-    def wait_batch(self, number: int) -> None:
+    def wait_steps(self, num: int) -> None:
+        """Until worker 0 has made so many more."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line == f"batch {number}\n":
+            num -= line.startswith("step ")
+            if num == 0:
                 return
-        raise AssertionError(f"ended before batch {number}: {self.errors()}")
+        raise AssertionError(f"ended {num} steps before: {self.errors()}")
 
-    def kill_server(self, index: int) -> None:
-        os.kill(self._pid("server", index), signal.SIGKILL)
+    def kill(self, name: str) -> None:
+        os.kill(self._pid(*name.split()), signal.SIGKILL)
 
-    def _pid(self, role: str, index: int) -> int:
+    def _pid(self, role: str, index: str) -> int:
         """The process of this job with that place; one that has ended has no environment."""
         wanted = {f"TRIREME_ROLE={role}".encode(), f"TRIREME_INDEX={index}".encode()}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
@@ -56,12 +63,10 @@ class Job:
         raise AssertionError(f"no {role} {index} among {children}: {self.errors()}")
 
     def finish(self) -> str:
-        """The loss that worker 0 has printed, to the last bit."""
+        """What worker 0 has printed since the last line waited for; all have ended well."""
         out, _ = self.process.communicate(timeout=WAIT_S)
         assert self.process.returncode == 0, self.errors()
-        found = re.search(r"^loss (\S+)$", out, re.MULTILINE)
-        assert found, out
-        return found[1]
+        return out
 
     def errors(self) -> str:
         self._errors.seek(0)
@@ -76,23 +81,38 @@ class Job:
         self._errors.close()
 
 
-@pytest.mark.timeout(300)  # two jobs, six starts of a server
-def test_a_job_whose_servers_are_killed_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)  # two jobs, eight starts of processes
+def test_a_job_whose_processes_are_killed_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     seed = 20
     random = Random(seed)
     print(f"seed {seed}")
     with Job(tmp_path / "alone") as alone:
-        expected = alone.finish()
-    with Job(tmp_path / "killed", "--max_restart", str(NUM_KILLS)) as job:
-        part = NUM_BATCHES // (NUM_KILLS + 1)
-        for kill in range(NUM_KILLS):
-            job.wait_batch((kill + 1) * part + random.randrange(part))
-            job.kill_server(kill % NUM_SERVERS)
-        assert job.finish() == expected
+        assert "done" in alone.finish().splitlines()
+    with Job(tmp_path / "killed", "--max_restart", "1") as job:
+        for name in KILLED:
+            job.wait_steps(random.randint(1, STEPS_MAX))
+            job.kill(name)
+        assert "done" in job.finish().splitlines()
         errors = job.errors()
-    for server in range(NUM_SERVERS):
-        times = errors.count(f"trireme launch: server {server} was killed by SIGKILL")
-        assert times == NUM_KILLS // NUM_SERVERS, errors
+    for name in ("between", "last"):
+        assert_same(tmp_path / "killed" / name, tmp_path / "alone" / name, versions=False)
+    for name in KILLED:
+        assert errors.count(f"trireme launch: {name} was killed by SIGKILL") == 1, errors
+        assert (tmp_path / "killed/log" / name.replace(" ", "log.")).is_file()
     assert not list((tmp_path / "killed/log/state").rglob("*.log")), (
         "a job that ends well tidies up"
+    )
+
+
+def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(tmp_path: Path) -> None:
+    with Job(tmp_path / "job") as job:
+        job.wait_steps(2)  # of nine of the first epoch
+        job.process.send_signal(signal.SIGTERM)
+        assert "done" not in job.finish().splitlines()
+        errors = job.errors()
+    assert "stopping worker 0, worker 1" in errors
+    assert "2 servers and 2 workers, stopped by SIGTERM, ended well" in errors
+    assert complete(tmp_path / "job/steps")
+    assert "training has stopped after a step, with a checkpoint" in "".join(
+        (tmp_path / f"job/log/workerlog.{worker}").read_text() for worker in (0, 1)
     )

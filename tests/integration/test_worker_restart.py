@@ -13,12 +13,11 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import trireme as tr
 from tests.integration import restartee
-from tests.integration.resuming import SERVER, contents
+from tests.integration.resuming import SERVER, assert_same
 from tests.long import pick
 from tests.programs import Program, Template
 from tests.property.seeds import SEED
@@ -130,17 +129,7 @@ def undisturbed(programs: Template, tmp_path_factory: pytest.TempPathFactory) ->
 def assert_as_undisturbed(folder: Path, undisturbed: Path) -> None:
     """All but the number of the save that a row has changed before: one that was cut off counts."""
     for name in ("between", "last"):
-        found, expected = contents(folder / name), contents(undisturbed / name)
-        assert found.keys() == expected.keys()
-        for file, content in expected.items():
-            if file.endswith(".arrow") and "buckets" not in file:
-                assert rows_of(found[file]).equals(rows_of(content)), file
-            else:
-                assert found[file] == content, file
-
-
-def rows_of(content: bytes) -> pa.Table:
-    return pa.ipc.open_file(content).read_all().drop_columns("version")
+        assert_same(folder / name, undisturbed / name, versions=False)
 
 
 @pytest.mark.parametrize(("worker", "name"), CASES)

@@ -1,10 +1,11 @@
 """`trireme launch`: run the servers and workers of one job that belong on this machine.
 
 Every process gets a log file; worker 0 also writes to the console. If one fails, all are stopped
-and the job fails with its name, exit code and last lines; but a server that has died is started
-again, if it may be (--max_restart), and goes on from what it has kept. A stop signal stops all:
-first SIGTERM, after a grace period SIGKILL. If the launcher itself is killed, the kernel kills them
-(child.py).
+and the job fails with its name, exit code and last lines; but one that has died is started again,
+if it may be (--max_restart): a server goes on from what it has kept, a worker from where it was by
+what the servers know. A stop signal is passed on to the workers, so that they end after their step,
+and behind them to the servers; after a grace period comes SIGKILL. If the launcher itself is
+killed, the kernel kills them (child.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trireme.errors import BadRequest
@@ -93,8 +94,8 @@ class _Job:
         self._config = config
         self._plan = plan
         self._servers: dict[int, Child] = {}
-        self._num_restarts: Counter[int] = Counter()  # of each server
-        self._workers: list[Child] = []
+        self._workers: dict[int, Child] = {}
+        self._num_restarts: Counter[str] = Counter()  # of each process, by its name
         self._failed: Child | None = None
         self._late: list[Child] = []  # servers that did not end after the workers
         self._signals: list[signal.Signals] = []
@@ -108,15 +109,16 @@ class _Job:
                 self._start()
                 self._watch()
                 failure = self._report_failure()
-                self._stop()
+                self._stop(has_failed=failure is not None)
+                failure = failure or self._stopped()
             finally:
                 for child in self._children:
-                    child.end()
+                    self._end(child)
         return self._conclude(failure, time.monotonic() - start)
 
     @property
     def _children(self) -> list[Child]:
-        return [*self._servers.values(), *self._workers]
+        return [*self._servers.values(), *self._workers.values()]
 
     def _start(self) -> None:
         config, plan = self._config, self._plan
@@ -129,8 +131,7 @@ class _Job:
         for index in plan.sockets:
             self._start_server(index)
         for index in plan.workers:
-            env = self._environment("worker", index)
-            self._workers.append(self._child("worker", index, env, []))
+            self._start_worker(index)
 
     def _start_server(self, index: int) -> None:
         with self._plan.listen(index) as listening:  # then it is the server's alone
@@ -140,6 +141,10 @@ class _Job:
             }
             env = self._environment("server", index) | place | self._durability(index)
             self._servers[index] = self._child("server", index, env, [listening.fileno()])
+
+    def _start_worker(self, index: int) -> None:
+        env = self._environment("worker", index)
+        self._workers[index] = self._child("worker", index, env, [])
 
     def _environment(self, role: str, index: int) -> dict[str, str]:
         """This process's environment, less what it says of a place in a job, plus the child's."""
@@ -183,15 +188,15 @@ class _Job:
         return own
 
     def _child(self, role: str, index: int, env: dict[str, str], pass_fds: list[int]) -> Child:
-        is_first_worker = role == "worker" and index == 0
+        name, is_first_worker = f"{role} {index}", role == "worker" and index == 0
         child = Child(
-            f"{role} {index}",
+            name,
             [sys.executable, *self._config.command],
             env,
             self._config.log_dir / f"{role}log.{index}",
             pass_fds=pass_fds,
             console=sys.stdout.fileno() if is_first_worker else None,
-            appends=role == "server" and self._num_restarts[index] > 0,
+            appends=self._num_restarts[name] > 0,
         )
         if child.mirror:
             self._selector.register(child.mirror.output_fd, selectors.EVENT_READ, child.mirror)
@@ -206,14 +211,14 @@ class _Job:
         deadline = float("inf")
         while not self._signals:
             self._turn()
-            self._restart_servers()
+            self._restart_dead()
             states = {child: child.status() for child in self._children}
             self._failed = next((c for c, state in states.items() if state not in (None, 0)), None)
             running = [child for child, state in states.items() if state is None]
             if self._failed or not running:
                 return
             workers_ended = len(self._workers) == self._plan.num_workers and not any(
-                child in running for child in self._workers
+                child in running for child in self._workers.values()
             )
             if not workers_ended:
                 continue
@@ -222,21 +227,32 @@ class _Job:
                 self._late = running
                 return
 
-    def _restart_servers(self) -> None:
+    def _restart_dead(self) -> None:
         """Start those again that have died, and were not refused: they would be again."""
-        for index, child in self._servers.items():
-            state = child.status()
-            if state in (None, 0, _REFUSED) or (
-                self._num_restarts[index] >= self._config.max_restart
-            ):
-                continue
-            self._num_restarts[index] += 1
-            say(
-                f"{child.name} {_describe_exit(state)}; starting it again"
-                f" ({self._num_restarts[index]} of at most {self._config.max_restart} times)"
-            )
-            child.end()
-            self._start_server(index)
+        for children, start in (
+            (self._servers, self._start_server),
+            (self._workers, self._start_worker),
+        ):
+            for index, child in children.items():
+                state = child.status()
+                if state in (None, 0, _REFUSED) or (
+                    self._num_restarts[child.name] >= self._config.max_restart
+                ):
+                    continue
+                self._num_restarts[child.name] += 1
+                number = self._num_restarts[child.name]
+                say(
+                    f"{child.name} {_describe_exit(state)}; starting it again"
+                    f" ({number} of at most {self._config.max_restart} times)"
+                )
+                self._end(child)
+                start(index)
+
+    def _end(self, child: Child) -> None:
+        """Nothing is left of it, and what it has written is shown."""
+        if child.mirror and child.mirror.output_fd in self._selector.get_map():
+            self._selector.unregister(child.mirror.output_fd)
+        child.end()
 
     def _turn(self) -> None:
         """Wait for output of worker 0, the end of a child or a signal, and deal with it."""
@@ -267,26 +283,51 @@ class _Job:
         if self._late:
             names = ", ".join(child.name for child in self._late)
             return 1, f"{names} still running {_SERVERS_END_S:.0f} s after the last worker ended"
-        if self._signals:
-            return 128 + self._signals[0], f"stopped by {self._signals[0].name}"
         return None
 
-    def _stop(self) -> None:
-        """End what still runs: SIGTERM, and SIGKILL after the grace period or a second signal."""
-        running = self._running()
-        if not running:
+    def _stopped(self) -> tuple[int, str] | None:
+        """As _report_failure: SIGTERM is no failure if all have ended well for it."""
+        if not self._signals:
+            return None
+        first = self._signals[0]
+        has_ended_well = all(child.status() == 0 for child in self._children)
+        if first == signal.SIGTERM and has_ended_well:
+            return None
+        return 128 + first, f"stopped by {first.name}"
+
+    def _stop(self, *, has_failed: bool) -> None:
+        """End what still runs: SIGTERM, and SIGKILL after the grace period or a further signal.
+
+        If nothing has failed, the workers finish their step with the servers' help, which end by
+        themselves then.
+        """
+        if not self._running():
             return
-        say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
-        for child in running:
-            child.signal(signal.SIGTERM)
-        deadline = time.monotonic() + self._config.grace_s
-        num_signals = len(self._signals)
-        while self._running() and len(self._signals) == num_signals:
-            if time.monotonic() >= deadline:
-                break
-            self._turn()
+        deadline, num_signals = time.monotonic() + self._config.grace_s, len(self._signals)
+
+        def wait(until: Callable[[], bool]) -> None:
+            while not until() and len(self._signals) == num_signals:
+                if time.monotonic() >= deadline:
+                    break
+                self._turn()
+
+        workers = list(self._workers.values())
+        if not has_failed and workers:
+            self._tell(workers)
+            wait(lambda: all(worker.status() is not None for worker in workers))
+            if all(worker.status() == 0 for worker in workers):
+                wait(lambda: not self._running())
+        self._tell(self._children)
+        wait(lambda: not self._running())
         if running := self._running():
             say(f"killing {_names(running)}, which did not end at SIGTERM")
+
+    def _tell(self, children: list[Child]) -> None:
+        running = [child for child in children if child.status() is None]
+        if running:
+            say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
+        for child in running:
+            child.signal(signal.SIGTERM)
 
     def _running(self) -> list[Child]:
         return [child for child in self._children if child.status() is None]
@@ -298,7 +339,8 @@ class _Job:
                 _count(len(self._servers), "server"),
                 _count(len(self._workers), "worker"),
             )
-            say(f"{servers} and {workers} ended well {where}")
+            stopped = f", stopped by {self._signals[0].name}," if self._signals else ""
+            say(f"{servers} and {workers}{stopped} ended well {where}")
             return 0
         code, reason = failure
         say(f"failed: {reason}; all processes have ended {where}")

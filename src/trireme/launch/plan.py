@@ -27,7 +27,7 @@ class LaunchConfig:
     A list entry belongs here if its host is an address of this machine. Give each role a number or
     a list. `command` is what python runs: a script or -m and a module, then their arguments.
     `grace_s`: between SIGTERM and SIGKILL. `state_dir`: each server has a folder of its own in it,
-    for what `durability` keeps; default `log_dir`/state. `max_restart`: how often each server is
+    for what `durability` keeps; default `log_dir`/state. `max_restart`: how often each process is
     started again when it has died, which needs a durability.
     """
 
@@ -37,7 +37,7 @@ class LaunchConfig:
     servers: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
     log_dir: Path = field(default_factory=lambda: Path("log"))
-    grace_s: float = 10.0
+    grace_s: float = 30.0
     timeout_s: float | None = None
     insecure: bool = False
     keys: str | None = None

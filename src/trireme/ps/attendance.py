@@ -15,6 +15,7 @@ from trireme.ps.wire import need
 from trireme.rpc import Reply, Request
 
 REPORTED = ("retries", "planned", "pulled", "pushes")
+REASON_MAX = 200
 
 
 class Attendance:
@@ -31,6 +32,7 @@ class Attendance:
         self._gone: dict[int, int] = {}  # worker -> its incarnation that said goodbye
         self._reports: dict[int, dict[str, int]] = {}
         self._stopped: str | None = None
+        self._stop_reason = ""  # why a worker wants that all stop
         self._is_over = False
         self._unheard = -math.inf  # when workers that were not heard yet count as heard
 
@@ -46,6 +48,7 @@ class Attendance:
         with self._changed:
             worker, incarnation = self._hear(request)
             self._reports[worker] = _report(request)
+            self._stop_reason = self._stop_reason or _stop_reason(request)
             # A successor; else late by the network.
             is_back = worker in self._gone and incarnation > self._gone[worker]
         if is_back:
@@ -117,7 +120,8 @@ class Attendance:
                 for worker in range(self._num_workers or 0)
                 if worker in self._gone or self._last_heard.get(worker, self._unheard) < since
             ]
-            return Reply({"silent": silent, "gone": sorted(self._gone)})
+            found = {"silent": silent, "gone": sorted(self._gone)}
+            return Reply({**found, "stops": self._stop_reason})
 
     def silences_s(self) -> dict[int, float]:
         """Seconds since each worker was heard, of those that have not said goodbye."""
@@ -174,3 +178,14 @@ def _report(request: Request) -> dict[str, int]:
     if not said.keys() <= set(REPORTED):
         raise BadRequest(f"server.alive: expected reports of {REPORTED}, found {list(said)}"[:500])
     return {what: need(said, what, int) for what in said}
+
+
+def _stop_reason(request: Request) -> str:
+    """Why the worker wants that all stop; empty: it does not."""
+    reason = need({"stops": "", **request.body}, "stops", str)
+    if len(reason) > REASON_MAX or not reason.isprintable():
+        raise BadRequest(
+            f"server.alive: expected stops of at most {REASON_MAX} printable characters,"
+            f" found {reason[:REASON_MAX]!r} of {len(reason)}"
+        )
+    return reason

@@ -27,8 +27,9 @@ examples:
 
 Options stand before the script. Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes
 to the console. If one process fails, all are stopped; the exit code is that of the process that
-failed, 128 + n if signal n ended it or stopped the job, 2 for a wrong command. With --max_restart a
-server that has died is started again instead.
+failed, 128 + n if signal n ended it or stopped the job, 2 for a wrong command. With --max_restart
+one that has died is started again instead. SIGTERM makes Trainer.fit end behind its step, with a
+checkpoint if it takes any; the exit code is 0 then.
 
 Environment, for every process that is started:
   TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_LIMITS, TRIREME_INSECURE=1,
@@ -90,17 +91,18 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add(
         "--grace_s",
         type=seconds,
-        default=10.0,
+        default=30.0,
         metavar="S",
-        help="seconds between asking a process to stop and killing it; default: 10",
+        help="seconds between asking processes to stop and killing them; default: 30",
     )
     add(
         "--max_restart",
         type=int,
         default=0,
         metavar="N",
-        help="how often each server is started again when it has died; it goes on from what it"
-        " keeps (--durability, then by default process), while the workers wait; default: 0",
+        help="how often each server and worker is started again when it has died; a server goes on"
+        " from what it keeps (--durability, then by default process), a worker from where its"
+        " predecessor was, and the others wait; default: 0",
     )
     add_common(command)
     add_config(command)

@@ -192,6 +192,8 @@ class Run:
                         observe(replica.model, scored)
                     if self.saver is not None:
                         self.saver.after_step()
+                if optimizer.cluster.asked.reason:
+                    break
 
         def fail(replica: Replica) -> None:
             turns.fail(replica)

@@ -43,6 +43,8 @@ def agreed_to_stop(cluster: Cluster) -> str:
     """Why all workers stop here, or empty. Every worker calls it, at the end of an epoch that may
     have been cut short.
     """
+    if cluster.client.script.is_behind:  # a predecessor was here, and has gone on
+        return ""
     mine = {"stops": cluster.asked.reason}
     with cluster.client.script.section("stop"):
         met = cluster.client.gather(mine, [], purpose="whether to stop", patient=True)

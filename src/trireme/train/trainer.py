@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trireme.cluster import Cluster, default
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, Stopped
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
 from trireme.train import checkpoint, life
@@ -30,6 +30,7 @@ from trireme.train.run import Run, Watch
 from trireme.train.scoring import ExampleIds, Loss, Scorer
 from trireme.train.share import BEGIN, Place, share_of
 from trireme.train.staleness import staleness
+from trireme.train.stopping import agreed_to_stop, stopping_on_sigterm
 from trireme.train.succession import (
     Inherited,
     check_order,
@@ -147,6 +148,10 @@ class Trainer(Exchange, InferenceExports):
         A worker that was killed and started again goes on where its predecessor was, and makes
         no epoch again; see docs/failures.md.
 
+        SIGTERM at any worker stops all after a step, with a checkpoint if there are `checkpoints`:
+        Stopped, a SystemExit with code 0. A script that heeds SIGTERM itself, or trains in another
+        than the main thread, is left alone.
+
         Returns:
             Of the last epoch and all workers: "loss", each metric, "examples", "examples_per_s".
             Metrics are of each batch before it was trained on (progressive). Of an epoch that was
@@ -207,6 +212,7 @@ class Trainer(Exchange, InferenceExports):
             return note.figures
         num_passes = note.begun_at + epochs - self.num_epochs
         with (
+            stopping_on_sigterm(self.cluster),
             self.cluster.client.script.section(),
             life.time_of(dataset, self.optimizer),
             dumping(
@@ -221,6 +227,7 @@ class Trainer(Exchange, InferenceExports):
                 note.num_epochs, note.is_under_way = self.num_epochs, True
                 with self.cluster.client.script.section():
                     note.figures = self._train_epoch(title, dataset, tally, watch, saver)
+                    self._stop_if_asked(saver)
                 self.num_epochs += 1
                 note.num_epochs, note.is_under_way = self.num_epochs, False
         return note.figures
@@ -249,6 +256,21 @@ class Trainer(Exchange, InferenceExports):
         run = self._run(title, share, self.model, tally, watch)
         run = dataclasses.replace(run, epoch=self.num_epochs, place=place, begun=begun, saver=saver)
         return run.train()
+
+    def _stop_if_asked(self, saver: Saver | None) -> None:
+        """Raises Stopped."""
+        reason = agreed_to_stop(self.cluster)
+        if not reason:
+            return
+        if saver is not None:
+            saver.finish()
+            log.info("%s: training has stopped after a step, with a checkpoint", reason)
+        else:
+            log.warning(
+                "%s: training has stopped after a step; nothing was saved: fit takes checkpoints=",
+                reason,
+            )
+        raise Stopped(reason)
 
     def _begin_epoch(
         self, dataset: Iterable[Any], found: Inherited
