@@ -35,6 +35,7 @@ BENCHES = {
     "feed": ("benchmarks.macro.feed", "from files to batches: parsing, shuffled memory, commands"),
     "checkpoint": ("benchmarks.macro.checkpoint", "what is saved and loaded: bytes/s"),
     "durability": ("benchmarks.macro.durability", "what it costs to keep what servers acknowledge"),
+    "network": ("benchmarks.macro.network", "a server behind a slow network: CTR-DNN"),
     "security": ("benchmarks.macro.security", "what encryption costs: CTR-DNN with keys"),
     "table": ("benchmarks.micro.bench_table", "rows of the table core, on one thread"),
     "predictor": ("benchmarks.micro.bench_predictor", "lookups in an export, beside the table's"),

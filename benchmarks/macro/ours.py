@@ -7,9 +7,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.macro.link import End
 from benchmarks.process import run_process
 
 _JOB = str(Path(__file__).with_name("job.py"))
@@ -31,8 +33,12 @@ def run_job(
     shows: bool = False,
     durability: str = "none",
     keys: str | None = None,
+    ends: tuple[End, End] | None = None,
 ) -> dict[str, Any]:
-    """Train over the warm-up files, then over the timed ones, in processes of their own."""
+    """Train over the warm-up files, then over the timed ones, in processes of their own.
+
+    ends: where the server and where the worker runs, if not both here.
+    """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
         command = [
@@ -48,12 +54,38 @@ def run_job(
         command += ["--test", *test] if test else []
         if not is_embedded:
             wrapped = command
-            launch = ["-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "1"]
-            launch += ["--log_dir", folder, "--durability", durability]
-            command = [*launch, *([] if keys is None else ["--keys", keys]), *wrapped]
+            launch = ["-m", "trireme.cli", "launch", "--durability", durability]
+            launch += [] if keys is None else ["--keys", keys]
+            if ends is not None:
+                _run_apart(launch, wrapped, Path(folder), ends)
+                return _result(out)
+            place = ["--server_num", "1", "--worker_num", "1", "--log_dir", folder]
+            command = [*launch, *place, *wrapped]
         run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=environment())
-        result: dict[str, Any] = json.loads(out.read_text())
-        return result
+        return _result(out)
+
+
+def _result(out: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def _run_apart(
+    launch: Sequence[str], job: Sequence[str], folder: Path, ends: tuple[End, End]
+) -> None:
+    """One command on two machines: each starts what belongs there."""
+    server, worker = ends
+    place = ["--servers", f"{server.address}:6000", "--workers", f"{worker.address}:0"]
+
+    def run(end: End, name: str) -> None:
+        command = [*end.prefix, sys.executable, *launch, *place, "--insecure"]
+        command += ["--log_dir", str(folder / name), *job]
+        run_process(command, timeout_s=_TIMEOUT_S, env=environment())
+
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(run, server, "server")
+        run(worker, "worker")
+        serving.result()
 
 
 def environment() -> dict[str, str]:

@@ -65,6 +65,8 @@ REAL_CLAIMS = {
     ("durability", "process_b512"): ("none_b512",),
     ("durability", "machine_b512"): ("none_b512",),
     ("durability", "recovery_s"): (),
+    ("network", "async_1ms_1gbit"): ("loopback",),
+    ("network", "async_1ms_1gbit_b512"): ("loopback_b512",),
     ("security", "curve_dim9"): ("plain",),
     ("security", "curve_dim64"): ("plain",),
     ("security", "curve_dim9_b512"): ("plain_b512",),
