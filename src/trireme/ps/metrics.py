@@ -238,7 +238,7 @@ def _log_gauges(shard: Shard) -> list[Gauge]:
 
 
 class _Staleness:
-    """The shard counts it push by push."""
+    """What the shard counts push by push."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -249,6 +249,12 @@ class _Staleness:
             "Pushes that were applied here between a push's pull and itself.",
             STALENESS,
             self._shard.staleness.copy(),
+        )
+        yield histogram_family(
+            "trireme_push_ahead",
+            "Steps that a push was ahead of the slowest stream when it was applied.",
+            STALENESS,
+            self._shard.paces.ahead.copy(),
         )
 
 
