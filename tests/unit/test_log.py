@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trireme.errors import BadRequest, Corruption, ResourceExhausted
+from trireme.errors import BadRequest, Corruption, DeadlineExceeded, ResourceExhausted
+from trireme.ps.journal import Journal
 from trireme.ps.log.document import Document
 from trireme.ps.log.folder import StateFolder
 from trireme.ps.log.log import Log
@@ -180,3 +181,15 @@ def test_a_folder_is_one_process_own_and_is_emptied_whatever_interrupts(tmp_path
     folder.close()
     StateFolder(tmp_path).close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(Journal):
+        where = "a folder"
+
+        def when_kept(self, action: object) -> None:
+            """Never."""
+
+    monkeypatch.setattr("trireme.ps.journal.KEPT_TIMEOUT_S", 0.01)
+    with pytest.raises(DeadlineExceeded, match="expected a folder to keep what is recorded within"):
+        Stuck().wait_kept()

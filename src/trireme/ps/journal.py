@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
+from trireme.errors import DeadlineExceeded
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
 
+KEPT_TIMEOUT_S = 60.0
 _NOTHING = nullcontext()
 
 
@@ -80,7 +82,9 @@ class Journal:
         action(None)
 
     def wait_kept(self) -> None:
-        """Return when everything that is recorded is kept. Raises what keeping it raised."""
+        """Return when everything that is recorded is kept. Raises what keeping it raised;
+        DeadlineExceeded: the disk takes longer than a minute.
+        """
         done = threading.Event()
         errors: list[Exception | None] = []
 
@@ -89,6 +93,10 @@ class Journal:
             done.set()
 
         self.when_kept(finish)
-        done.wait()
+        if not done.wait(KEPT_TIMEOUT_S):
+            raise DeadlineExceeded(
+                f"log: expected {self.where} to keep what is recorded within"
+                f" {KEPT_TIMEOUT_S:.0f} s, found that it does not answer: is the disk well?"
+            )
         if errors[0] is not None:
             raise errors[0]
