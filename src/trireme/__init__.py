@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trireme import data, errors, initializer, metrics, models, nn, optim, policy
+    from trireme.blocks import Blocks
     from trireme.cluster import Cluster
     from trireme.config import Config
     from trireme.launch.init import init
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from trireme.train.passes import Pass
 
 __all__ = [
+    "Blocks",
     "Checkpoints",
     "Cluster",
     "Config",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Blocks": "trireme.blocks",
     "Checkpoints": "trireme.train",
     "Cluster": "trireme.cluster",
     "Config": "trireme.config",

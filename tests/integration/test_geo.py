@@ -212,7 +212,7 @@ def test_a_delta_that_comes_twice_is_added_once_everywhere() -> None:
         model = Model(tr.optim.Adam(lr=0.1))
         dense = torch.optim.Adam(model.parameters(), lr=0.1)
         cluster.ensure_table(model.table)
-        parameters = DenseParameters({"top": (model.top, 0)})
+        parameters = DenseParameters({"top": (model.top, 0)}, None)
         cluster.client.create_blocks("Adam", [{"lr": 0.1}], parameters)
         keys = np.arange(NUM_KEYS, dtype=np.uint64)
         before = np.array(cluster.client.pull({"t": keys}).rows["t"])

@@ -78,7 +78,7 @@ def everything(job: Job, trainer: tr.Trainer) -> Found:
         for spec in shard.blocks.specs():
             state = shard.blocks.state_of(spec.id)
             tensors = {name: tensor.numpy().tobytes() for name, tensor in state.items()}
-            blocks[spec.id] = (tensors, dict(shard.blocks.marks[spec.id]))
+            blocks[spec.id] = (tensors, shard.blocks.marks_of(spec.id))
     outputs: list[np.ndarray] = []
     handle = trainer.model.register_forward_hook(
         lambda _, __, output: outputs.append(output.numpy().copy())

@@ -91,7 +91,7 @@ class Served:
             "blocks": {
                 spec.id: (
                     {n: t.tolist() for n, t in shard.blocks.state_of(spec.id).items()},
-                    shard.blocks.marks[spec.id],
+                    shard.blocks.marks_of(spec.id),
                 )
                 for spec in shard.blocks.specs()
             },

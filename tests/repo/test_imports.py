@@ -12,7 +12,7 @@ LAYERS = (
     ("telemetry",),
     ("_core",),
     ("rpc",),
-    ("initializer", "optim", "policy", "strategy"),
+    ("blocks", "initializer", "optim", "policy", "strategy"),
     ("table",),
     ("ps",),
     ("cluster",),

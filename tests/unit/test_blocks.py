@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
-from trireme.ps.blocks import ELEMENTWISE, BlockStore, cut, group_values, optimizer_spec
+from trireme.ps.blocks import BlockSpec, BlockStore, Part, cut
+from trireme.ps.dense_optimizers import ELEMENTWISE, WHOLE, group_values, optimizer_spec
 
 NUM_ELEMENTS = 1000
-BLOCK = 96
+BLOCK = 64
 STEPS = 20
 
 CONFIGURATIONS = [
@@ -72,7 +75,7 @@ def test_every_elementwise_optimizer_is_tested() -> None:
 
 def test_values_of_the_step_travel_with_it() -> None:
     store = BlockStore()
-    specs = cut("p", 4, 0)
+    specs = cut("p", 4, 0, None)
     store.create("SGD", [{"lr": 1.0}], specs, np.zeros(4, dtype=np.float32), {})
     store.apply([{"lr": 0.5}], [specs[0].id], np.ones(4, dtype=np.float32), [(0, 1)])
     np.testing.assert_array_equal(store.read([specs[0].id]), np.full(4, -0.5, dtype=np.float32))
@@ -80,7 +83,7 @@ def test_values_of_the_step_travel_with_it() -> None:
 
 def test_a_push_is_applied_once() -> None:
     store = BlockStore()
-    specs = cut("p", 4, 0)
+    specs = cut("p", 4, 0, None)
     store.create("SGD", [{"lr": 1.0}], specs, np.zeros(4, dtype=np.float32), {})
     for _ in range(3):
         store.apply([{"lr": 1.0}], [specs[0].id], np.ones(4, dtype=np.float32), [(0, 1)])
@@ -96,7 +99,7 @@ def test_a_block_without_gradient_is_passed_over_as_torch_does() -> None:
     before = store.read([ids[1]])
     store.apply([{"lr": 0.1}], ids, np.zeros(8, dtype=np.float32), [(0, 2)], absent=[ids[1]])
     np.testing.assert_array_equal(store.read([ids[1]]), before)
-    assert store.marks[ids[1]] == {0: 2}
+    assert store.marks_of(ids[1]) == {0: 2}
 
 
 def test_state_survives_save_and_restore() -> None:
@@ -111,10 +114,113 @@ def test_state_survives_save_and_restore() -> None:
         store.apply([{"lr": 0.1}], ids, np.full(8, step, dtype=np.float32), [(0, step)])
     other, _ = make()
     for block_id in ids:
-        other.restore(block_id, store.state_of(block_id), store.marks[block_id])
+        other.restore(block_id, store.parts_of(block_id))
     for each in (store, other):
         each.apply([{"lr": 0.1}], ids, np.ones(8, dtype=np.float32), [(0, 4)])
     np.testing.assert_array_equal(other.read(ids), store.read(ids))
+
+
+def part_of(store: BlockStore, ids: list[str], start: int, end: int) -> Part:
+    """Elements of a parameter cut into blocks, as they would be read from a checkpoint."""
+    parts = [part for block_id in ids for part in store.parts_of(block_id)]
+    [found] = [part for part in parts if part.start <= start and end <= part.start + part.size]
+    return found.sliced(start, end)
+
+
+@pytest.mark.parametrize(("name", "options"), CONFIGURATIONS)
+def test_a_block_of_parts_that_saw_unlike_pushes_sees_each_once(name: str, options: dict) -> None:
+    """The parts are of two servers, of which one had applied three pushes more when it saved."""
+
+    def make(block: int) -> tuple[BlockStore, list[str]]:
+        optimizer = ELEMENTWISE[name]([torch.zeros(1, requires_grad=True)], **options)
+        store, specs = BlockStore(), cut("p", NUM_ELEMENTS, 0, block)
+        groups = [group_values(group, optimizer.defaults) for group in optimizer.param_groups]
+        store.create(name, groups, specs, initial(), {})
+        return store, [spec.id for spec in specs]
+
+    def train(store: BlockStore, ids: list[str], steps: range) -> None:
+        groups = [store.declaration()[1][0]]
+        for step in steps:
+            store.apply(groups, ids, gradients(step), [(step % 2, step)])
+
+    (behind, ids), (ahead, _) = make(BLOCK), make(BLOCK)
+    train(behind, ids, range(1, 5))
+    train(ahead, ids, range(1, 8))
+    found, whole = make(NUM_ELEMENTS)
+    bounds = [*range(0, NUM_ELEMENTS, BLOCK), NUM_ELEMENTS]
+    parts = [
+        part_of(ahead if start < 3 * BLOCK or start > 6 * BLOCK else behind, ids, start, end)
+        for start, end in itertools.pairwise(bounds)
+    ]
+    found.restore(whole[0], parts)
+    assert found.marks_of(whole[0]) == {0: 4, 1: 3}
+    assert [part.size for part in found.parts_of(whole[0])] == [192, 256, 552]
+    train(found, whole, range(5, STEPS + 1))
+    expected, _ = make(BLOCK)
+    train(expected, ids, range(1, STEPS + 1))
+    np.testing.assert_array_equal(found.read(whole), expected.read(ids))
+
+
+def test_parts_that_saw_the_same_pushes_are_one_piece() -> None:
+    store, ids = BlockStore(), ["p@0", "p@4"]
+    store.create("Adam", [{"lr": 0.1}], cut("p", 8, 0, 4), np.zeros(8, dtype=np.float32), {})
+    store.apply([{"lr": 0.1}], ids, np.ones(8, dtype=np.float32), [(0, 1)])
+    other = BlockStore()
+    other.create("Adam", [{"lr": 0.1}], cut("p", 8, 0, None), np.zeros(8, dtype=np.float32), {})
+    other.restore("p@0", [part for block_id in ids for part in store.parts_of(block_id)])
+    assert len(other.parts_of("p@0")) == 1
+    with pytest.raises(SchemaMismatch, match=r"block p@0: expected 8 elements, found \[4\]"):
+        other.restore("p@0", store.parts_of("p@0"))
+
+
+WHOLE_OPTIONS = {
+    "Adafactor": [{}, {"lr": 0.1, "eps": (1e-6, 1e-3), "weight_decay": 0.01}],
+    "Muon": [{}, {"lr": 0.05, "adjust_lr_fn": "match_rms_adamw", "nesterov": False}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, of) for name in WHOLE for of in WHOLE_OPTIONS[name]]
+)
+def test_optimizers_of_whole_parameters_give_the_bits_of_torch(name: str, options: dict) -> None:
+    parameter = torch.nn.Parameter(torch.from_numpy(initial()).reshape(40, 25))
+    optimizer = WHOLE[name]([parameter], **options)
+    groups = [group_values(group, optimizer.defaults) for group in optimizer.param_groups]
+    store = BlockStore()
+    spec = BlockSpec.from_wire(BlockSpec("p", 0, NUM_ELEMENTS, 0, (40, 25)).to_wire())
+    store.create(optimizer_spec(optimizer), groups, [spec], initial(), {})
+    for step in range(1, STEPS + 1):
+        if step == 10:
+            store.restore("p@0", store.parts_of("p@0"))
+        store.check_groups(groups)
+        store.apply(groups, ["p@0"], gradients(step), [(0, step)])
+        parameter.grad = torch.from_numpy(gradients(step)).reshape(40, 25)
+        optimizer.step()
+    np.testing.assert_array_equal(store.read(["p@0"]), parameter.detach().numpy().reshape(-1))
+
+
+def test_what_is_not_a_rate_of_muon_stays_as_it_was() -> None:
+    store, spec = BlockStore(), BlockSpec("p", 0, 6, 0, (2, 3))
+    values = np.zeros(6, dtype=np.float32)
+    for steps in (0, 100, 2.5):
+        with pytest.raises(BadRequest, match="1 <= ns_steps <= 99"):
+            store.create("Muon", [{"ns_steps": steps}], [spec], values, {})
+    with pytest.raises(BadRequest, match="Muon needs whole parameters, found"):
+        store.create("Muon", [{}], [BlockSpec("p", 0, 6, 0)], values, {})
+    with pytest.raises(BadRequest, match="Muon needs matrices, found"):
+        store.create("Muon", [{}], [BlockSpec("p", 0, 6, 0, (1, 2, 3))], values, {})
+    store.create("Muon", [{}], [spec], values, {})
+    for change in ({"ns_steps": 6}, {"adjust_lr_fn": "original"}, {"ns_coefficients": [1, 2, 3]}):
+        with pytest.raises(BadRequest, match="blocks: expected"):
+            store.check_groups([change])
+
+
+def test_a_shape_on_the_wire_is_of_a_whole_parameter() -> None:
+    for wire in (["p", 0, 6, 0, [2, 2]], ["p", 6, 6, 0, [2, 3]], ["p", 0, 6, 0, [-2, -3]]):
+        with pytest.raises(BadRequest, match="expected a shape of a whole parameter"):
+            BlockSpec.from_wire(wire)
+    with pytest.raises(BadRequest, match="and perhaps a shape"):
+        BlockSpec.from_wire(["p", 0, 6, 0, [2, 3], 1])
 
 
 def test_optimizers_that_need_more_than_blocks_are_refused_with_the_reason() -> None:
@@ -131,7 +237,7 @@ def test_optimizers_that_need_more_than_blocks_are_refused_with_the_reason() -> 
 
 def test_wrong_blocks_give_typed_errors() -> None:
     store = BlockStore()
-    specs = cut("p", 4, 0)
+    specs = cut("p", 4, 0, None)
     with pytest.raises(BadRequest, match="expected an optimizer of"):
         store.create("eval", [{}], specs, np.zeros(4, dtype=np.float32), {})
     with pytest.raises(BadRequest, match="Adam does not take"):

@@ -85,7 +85,7 @@ SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a sequence beyond 64 bits": (lambda b: b.update(sequence=2**63), "'sequence' of type int"),
     "too many groups": (lambda b: b.update(groups=[GROUP, GROUP]), "values of 1 groups, found 2"),
     "groups that are no maps": (lambda b: b.update(groups=[1]), "'groups' as a list of dict"),
-    "an unknown value": (lambda b: b.update(groups=[{"mu": 0.1}]), "expected mu like None"),
+    "an unknown value": (lambda b: b.update(groups=[{"mu": 0.1}]), "Adam knows no mu"),
     "one beta": (
         lambda b: b.update(groups=[{"betas": 0.9}]),
         "expected betas like",

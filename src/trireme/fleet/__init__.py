@@ -58,12 +58,15 @@ if TYPE_CHECKING:
     from trireme.fleet.metrics import ctr_metric_bundle
     from trireme.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
     from trireme.fleet.strategy import DistributedStrategy
+    from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
     from trireme.ps.adam_d2sum import AdamD2Sum
 
 __all__ = [
     "AdamD2Sum",
     "CountFilterEntry",
+    "DistributeTranspilerConfig",
     "DistributedStrategy",
+    "HashName",
     "InMemoryDataset",
     "MultiSlotDataGenerator",
     "MultiSlotStringDataGenerator",
@@ -72,6 +75,7 @@ __all__ = [
     "ProbabilityEntry",
     "QueueDataset",
     "Role",
+    "RoundRobin",
     "ShowClickEntry",
     "UserDefinedRoleMaker",
     "barrier_worker",
@@ -105,7 +109,9 @@ _MODULES = ("metrics", "util")
 _HOMES = {
     "AdamD2Sum": "trireme.ps.adam_d2sum",
     "CountFilterEntry": "trireme.fleet.layers",
+    "DistributeTranspilerConfig": "trireme.fleet.transpiler",
     "DistributedStrategy": "trireme.fleet.strategy",
+    "HashName": "trireme.fleet.transpiler",
     "InMemoryDataset": "trireme.fleet.dataset",
     "MultiSlotDataGenerator": "trireme.fleet.generator",
     "MultiSlotStringDataGenerator": "trireme.fleet.generator",
@@ -114,6 +120,7 @@ _HOMES = {
     "QueueDataset": "trireme.fleet.dataset",
     "ProbabilityEntry": "trireme.fleet.layers",
     "Role": "trireme.fleet.roles",
+    "RoundRobin": "trireme.fleet.transpiler",
     "ShowClickEntry": "trireme.fleet.layers",
     "UserDefinedRoleMaker": "trireme.fleet.roles",
     "ctr_metric_bundle": "trireme.fleet.metrics",

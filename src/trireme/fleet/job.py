@@ -15,6 +15,7 @@ from trireme.errors import BadRequest, NotReady
 from trireme.fleet.layers import Tables
 from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
+from trireme.fleet.transpiler import DistributeTranspilerConfig
 from trireme.inference import Predictor
 from trireme.launch.init import join, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
@@ -109,7 +110,7 @@ class Job:
     def distributed_optimizer(
         self,
         optimizer: torch.optim.Optimizer | None,
-        strategy: DistributedStrategy | None = None,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
         *,
         model: nn.Module,
     ) -> DistributedOptimizer | torch.optim.Optimizer | None:
@@ -122,12 +123,13 @@ class Job:
         if self.is_server():
             return optimizer
         strategy = strategy or DistributedStrategy()
-        if strategy.adam_d2sum and optimizer is not None:
+        if isinstance(strategy, DistributedStrategy) and strategy.adam_d2sum and optimizer:
             optimizer = _as_adam_d2sum(optimizer)
         self._optimizer = DistributedOptimizer(
             optimizer,
             model,
             strategy=strategy.mode(),
+            blocks=strategy.blocks(),
             cluster=self._cluster(),
         )
         return self._optimizer

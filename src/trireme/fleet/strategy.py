@@ -44,6 +44,9 @@ ELSEWHERE = {
     "amp_configs": "use torch.autocast in the model's forward; gradients are pushed as float32",
     "recompute": "use torch.utils.checkpoint in the model's forward",
     "recompute_configs": "use torch.utils.checkpoint in the model's forward",
+    "slice_var_up": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
+    "min_block_size": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
+    "split_method": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
     "localsgd": "a_sync with k_steps > 0 is mode geo",
     "adaptive_localsgd": "a_sync with k_steps > 0 is mode geo",
     "dgc": "it belongs to collective training",
@@ -108,6 +111,9 @@ class DistributedStrategy:
         for key, value in configs.items():
             _check_config(key, value)
         self._configs = dict(configs)
+
+    def blocks(self) -> None:
+        """As they are by default; DistributeTranspilerConfig has words for them."""
 
     def mode(self) -> Strategy:
         """The same in Trireme's words. Raises BadRequest: k_steps > 0 without a_sync."""

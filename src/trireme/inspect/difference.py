@@ -130,14 +130,17 @@ def _bytes(values: Array) -> Array:
 
 
 def _compare_dense(old: Source, new: Source, found: dict[str, DenseDifference]) -> None:
-    """One block at a time of the new, beside the whole dense part of the old."""
-    before = {(param, start): weights for param, start, weights in old.dense()}
+    """One block at a time of the new, beside the whole dense part of the old, which may be cut
+    otherwise.
+    """
+    before = _whole(old)
+    left = {param: len(weights) for param, weights in before.items()}
     for param, start, weights in new.dense():
         of = found.setdefault(param, DenseDifference())
-        known = before.pop((param, start), None)
-        if known is None or len(known) != len(weights):
-            of.others += len(weights) + (0 if known is None else len(known))
-            continue
+        known = before.get(param, weights[:0])[start : start + len(weights)]
+        of.others += len(weights) - len(known)
+        left[param] = left.get(param, 0) - len(known)
+        weights = weights[: len(known)]
         is_changed = (_bytes(known) != _bytes(weights)).any(axis=1)
         of.elements += len(weights)
         of.changed += int(is_changed.sum())
@@ -145,5 +148,15 @@ def _compare_dense(old: Source, new: Source, found: dict[str, DenseDifference]) 
             with np.errstate(invalid="ignore"):
                 changes = np.abs(weights[is_changed].astype(np.float64) - known[is_changed])
             of.largest = max(of.largest, float(np.nan_to_num(changes, nan=np.inf).max()))
-    for (param, _), weights in before.items():
-        found.setdefault(param, DenseDifference()).others += len(weights)
+    for param, num_left in left.items():
+        found.setdefault(param, DenseDifference()).others += num_left
+
+
+def _whole(source: Source) -> dict[str, Array]:
+    """Each dense parameter, flat."""
+    parts: dict[str, dict[int, Array]] = {}
+    for param, start, weights in source.dense():
+        parts.setdefault(param, {})[start] = weights
+    return {
+        param: np.concatenate([of[start] for start in sorted(of)]) for param, of in parts.items()
+    }

@@ -6,9 +6,8 @@ number of servers, so every number of servers computes the same bits.
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,124 +16,116 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
-from trireme.ps.adam_d2sum import AdamD2Sum
+from trireme.ps.dense_optimizers import (
+    FUSED,
+    KNOWN,
+    WHOLE,
+    GroupValues,
+    arguments_of,
+    as_group,
+    check_change,
+    check_group,
+    group_values,
+    make,
+)
 from trireme.ps.routing import Floats
 
-BLOCK_ELEMENTS = 65536
-
-# Element-wise optimizers: applied block by block they give the bits of the whole tensor.
-ELEMENTWISE: Mapping[str, type[torch.optim.Optimizer]] = {
-    cls.__name__: cls
-    for cls in (
-        torch.optim.ASGD,
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        AdamD2Sum,
-        torch.optim.AdamW,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SGD,
-    )
-}
-REFUSED = {
-    "LBFGS": "it needs the loss as a closure",
-    "SparseAdam": "it is for sparse gradients; use trireme.optim.Adam on a table",
-    "Adafactor": "it needs whole parameters",
-    "Muon": "it needs whole parameters",
-}
-# Classes with a fused CPU kernel: one pass over memory instead of one per operation.
-FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
-# How the kernel is chosen is the server's business; these change speed, never the formula.
-IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
-
-GroupValues = dict[str, Any]
-
-
-def optimizer_spec(optimizer: torch.optim.Optimizer) -> str:
-    """The class name that servers know, for an optimizer they can run. Raises BadRequest
-    otherwise.
-    """
-    name = type(optimizer).__name__
-    if name in REFUSED:
-        raise BadRequest(f"DistributedOptimizer: {name} cannot run on blocks: {REFUSED[name]}")
-    if ELEMENTWISE.get(name) is not type(optimizer):
-        raise BadRequest(
-            f"DistributedOptimizer: expected one of {', '.join(ELEMENTWISE)}, not a subclass,"
-            f" found {type(optimizer).__module__}.{name}"
-        )
-    return name
-
-
-def group_values(group: Mapping[str, Any], names: Collection[str]) -> GroupValues:
-    """The numeric values of a param group, as they travel with each push.
-
-    names: those that the optimizer knows; schedulers leave notes of their own in a group.
-    """
-    values: GroupValues = {}
-    for key, value in group.items():
-        if key not in names or key in IMPLEMENTATION:
-            continue
-        if isinstance(value, Tensor):
-            value = value.item()
-        if isinstance(value, tuple):
-            value = list(value)
-        values[key] = _checked_value(key, value)
-    return values
-
-
-def _checked_value(key: str, value: Any) -> Any:
-    scalars = value if isinstance(value, list) else [value]
-    if not all(scalar is None or isinstance(scalar, bool | int | float) for scalar in scalars):
-        raise BadRequest(
-            f"DistributedOptimizer: expected numbers in param groups, found {key}={value!r}"
-        )
-    return value
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class BlockSpec:
     """One block: elements [start, start + size) of the flattened parameter `param`, in group
     `group`.
+
+    shape: of the parameter, for optimizers that look at the whole of it; else empty: flat.
     """
 
     param: str
     start: int
     size: int
     group: int
+    shape: tuple[int, ...] = ()
 
     @property
     def id(self) -> str:
         return f"{self.param}@{self.start}"
 
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
     def to_wire(self) -> list[Any]:
-        return [self.param, self.start, self.size, self.group]
+        shape = [list(self.shape)] if self.shape else []
+        return [self.param, self.start, self.size, self.group, *shape]
 
     @staticmethod
     def from_wire(values: Sequence[Any]) -> BlockSpec:
         try:
-            param, start, size, group = values
-            spec = BlockSpec(str(param), int(start), int(size), int(group))
+            param, start, size, group, *rest = values
+            [shape] = rest or [()]
+            spec = BlockSpec(
+                str(param), int(start), int(size), int(group), tuple(int(n) for n in shape)
+            )
         except (TypeError, ValueError, OverflowError) as error:
             raise BadRequest(
-                f"BlockSpec: expected [param, start, size, group], found {values!r}"
+                f"BlockSpec: expected [param, start, size, group] and perhaps a shape, found"
+                f" {values!r}"
             ) from error
         if spec.start < 0 or spec.size < 1 or spec.group < 0:
             raise BadRequest(f"BlockSpec: expected start >= 0, size >= 1, group >= 0, found {spec}")
+        if spec.shape and (
+            spec.start != 0 or min(spec.shape) < 1 or math.prod(spec.shape) != spec.size
+        ):
+            raise BadRequest(f"BlockSpec: expected a shape of a whole parameter, found {spec}")
         return spec
 
 
-def cut(
-    param: str, num_elements: int, group: int, block_elements: int = BLOCK_ELEMENTS
-) -> list[BlockSpec]:
-    """The blocks of one parameter, in order."""
+def cut(param: str, num_elements: int, group: int, block_elements: int | None) -> list[BlockSpec]:
+    """The blocks of one parameter, in order; block_elements None: one."""
+    size = max(num_elements, 1) if block_elements is None else block_elements
     return [
-        BlockSpec(param, start, min(block_elements, num_elements - start), group)
-        for start in range(0, num_elements, block_elements)
+        BlockSpec(param, start, min(size, num_elements - start), group)
+        for start in range(0, num_elements, size)
     ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is kept of some elements of a parameter, which have seen the same pushes.
+
+    tensors: "weights" and the optimizer's state, which is one number or has one for each element.
+    """
+
+    start: int
+    tensors: Tensors
+    marks: Mapping[int, int]
+
+    @property
+    def size(self) -> int:
+        return self.tensors["weights"].numel()
+
+    def sliced(self, start: int, end: int) -> Part:
+        """Elements [start, end) of the parameter, which this part has."""
+        low, high = start - self.start, end - self.start
+        if (low, high) == (0, self.size):
+            return self
+        tensors = {
+            name: tensor if tensor.ndim == 0 else tensor.reshape(-1)[low:high]
+            for name, tensor in self.tensors.items()
+        }
+        return Part(start, tensors, self.marks)
+
+
+@dataclass(eq=False)
+class _Piece:
+    """Some elements of a block, from `start` in it. A block is one piece, but after it was made of
+    what had seen unlike pushes; element by element that makes no difference.
+    """
+
+    start: int
+    weights: Tensor
+    marks: dict[int, int]
 
 
 class BlockStore:
@@ -147,7 +138,8 @@ class BlockStore:
         self._optimizer: torch.optim.Optimizer | None = None
         self._specs: dict[str, BlockSpec] = {}
         self._weights: dict[str, Tensor] = {}
-        self.marks: dict[str, dict[int, int]] = {}
+        self._pieces: dict[str, list[_Piece]] = {}
+        self._is_stale = False  # whether the optimizer lacks some of the pieces
 
     def __contains__(self, block_id: str) -> bool:
         return block_id in self._weights
@@ -186,8 +178,9 @@ class BlockStore:
         for spec in specs:
             if spec.id not in self._specs:
                 self._specs[spec.id] = spec
-                self._weights[spec.id] = torch.tensor(values[start : start + spec.size])
-                self.marks[spec.id] = dict(marks)
+                weights = torch.tensor(values[start : start + spec.size])
+                self._weights[spec.id] = weights.reshape(spec.shape or -1)
+                self._pieces[spec.id] = [_Piece(0, self._weights[spec.id], dict(marks))]
             start += spec.size
         self._rebuild(class_name, groups)
 
@@ -216,6 +209,10 @@ class BlockStore:
             existing = self._specs.get(spec.id)
             if existing not in (None, spec):
                 raise SchemaMismatch(f"block {spec.id}: it exists as {existing}, found {spec}")
+            if class_name in WHOLE and not spec.shape:
+                raise BadRequest(f"blocks: {class_name} needs whole parameters, found {spec}")
+            if class_name == "Muon" and len(spec.shape) != 2:
+                raise BadRequest(f"blocks: Muon needs matrices, found {spec}")
         self._check_optimizer(class_name, groups)
 
     def declaration(self) -> list[Any] | None:
@@ -238,12 +235,12 @@ class BlockStore:
                 )
         if not groups:
             raise BadRequest("blocks: expected at least one param group, found none")
-        if class_name not in ELEMENTWISE:
+        if class_name not in KNOWN:
             raise BadRequest(
-                f"blocks: expected an optimizer of {', '.join(ELEMENTWISE)}, found {class_name!r}"
+                f"blocks: expected an optimizer of {', '.join(KNOWN)}, found {class_name!r}"
             )
         for group in groups:
-            _check_group(ELEMENTWISE[class_name], _as_group(group))
+            check_group(KNOWN[class_name], as_group(group))
 
     def _rebuild(self, class_name: str, groups: Sequence[GroupValues]) -> None:
         """An optimizer over all blocks, with the state of those that had one: some classes make
@@ -252,21 +249,21 @@ class BlockStore:
         kernel = {"fused": True} if class_name in FUSED else {}
         of_group: list[list[Tensor]] = [[] for _ in groups]
         for block_id, spec in self._specs.items():
-            of_group[spec.group].append(self._weights[block_id])
-        cls = ELEMENTWISE[class_name]
-        optimizer = _make(
+            of_group[spec.group] += [piece.weights for piece in self._pieces[block_id]]
+        cls = KNOWN[class_name]
+        optimizer = make(
             cls,
             [
-                {"params": params, **_as_group(group)}
+                {"params": params, **as_group(group)}
                 for params, group in zip(of_group, groups, strict=True)
             ],
             # Adagrad starts its state from the argument, not from the group.
-            **_arguments(cls, _as_group(groups[0])),
+            **arguments_of(cls, as_group(groups[0])),
             **kernel,
         )
         if self._optimizer is not None:
             optimizer.state.update(self._optimizer.state)
-        self._class_name, self._optimizer = class_name, optimizer
+        self._class_name, self._optimizer, self._is_stale = class_name, optimizer, False
 
     def read(self, block_ids: Sequence[str]) -> Floats:
         """The weights of these blocks, one after the other. A copy: later updates do not show in
@@ -274,7 +271,7 @@ class BlockStore:
         """
         try:
             return np.concatenate(
-                [self._weights[block_id].numpy() for block_id in block_ids]
+                [self._weights[block_id].numpy().reshape(-1) for block_id in block_ids]
                 or [np.empty(0, dtype=np.float32)]
             )
         except KeyError as error:
@@ -294,7 +291,8 @@ class BlockStore:
         ids: Sequence[tuple[int, int]],
         absent: Collection[str] = (),
     ) -> int:
-        """One optimizer step on the blocks that have not seen these pushes yet; returns how many.
+        """One optimizer step on the blocks that have not seen these pushes yet; returns how many,
+        in pieces.
 
         Blocks in `absent` have no gradient: the optimizer passes over them, as torch does.
 
@@ -305,12 +303,13 @@ class BlockStore:
         fresh = 0
         start = 0
         for block_id in block_ids:
-            weights, marks = self._weights[block_id], self.marks[block_id]
-            is_new = any(marks.get(stream, 0) < sequence for stream, sequence in ids)
-            if is_new and block_id not in absent:
-                weights.grad = torch.from_numpy(gradients[start : start + len(weights)])
-                fresh += 1
-            start += len(weights)
+            for piece in self._pieces[block_id] if block_id not in absent else ():
+                if _is_new(piece.marks, ids):
+                    begin, size = start + piece.start, piece.weights.numel()
+                    gradient = torch.from_numpy(gradients[begin : begin + size])
+                    piece.weights.grad = gradient.view_as(piece.weights)
+                    fresh += 1
+            start += self._specs[block_id].size
         if fresh:
             self._step(groups)
         self.advance(ids)
@@ -325,10 +324,12 @@ class BlockStore:
         """
         start = 0
         for block_id in block_ids:
-            weights, marks = self._weights[block_id], self.marks[block_id]
-            if any(marks.get(stream, 0) < sequence for stream, sequence in ids):
-                weights += torch.from_numpy(differences[start : start + len(weights)])
-            start += len(weights)
+            for piece in self._pieces[block_id]:
+                if _is_new(piece.marks, ids):
+                    begin, size = start + piece.start, piece.weights.numel()
+                    added = torch.from_numpy(differences[begin : begin + size])
+                    piece.weights += added.view_as(piece.weights)
+            start += self._specs[block_id].size
         self.advance(ids)
 
     def check_groups(self, groups: Sequence[GroupValues]) -> None:
@@ -339,97 +340,137 @@ class BlockStore:
         if len(groups) != len(known):
             raise BadRequest(f"blocks: expected values of {len(known)} groups, found {len(groups)}")
         for group, values in zip(known, groups, strict=True):
-            for key, value in _as_group(values).items():
-                if key not in group or not _have_one_form(group[key], value):
-                    raise BadRequest(
-                        f"blocks: expected {key} like {group.get(key)!r}, found {value!r}"
-                    )
+            for key, value in as_group(values).items():
+                if key not in group:
+                    raise BadRequest(f"blocks: {self._class_name} knows no {key}, found {value!r}")
+                check_change(key, group[key], value)
 
     def _step(self, groups: Sequence[GroupValues]) -> None:
         """Requires: `check_groups`."""
+        if self._is_stale:
+            assert self._class_name is not None
+            self._rebuild(self._class_name, groups)
         optimizer = self._optimizer
         assert optimizer is not None
         for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(_as_group(values))
+            group.update(as_group(values))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     def advance(self, ids: Sequence[tuple[int, int]]) -> None:
         """Raise the marks of all blocks."""
-        for marks in self.marks.values():
-            for stream, sequence in ids:
-                marks[stream] = max(marks.get(stream, 0), sequence)
+        for pieces in self._pieces.values():
+            for piece in pieces:
+                for stream, sequence in ids:
+                    piece.marks[stream] = max(piece.marks.get(stream, 0), sequence)
 
-    def state_of(self, block_id: str) -> dict[str, Tensor]:
-        """Weights and optimizer state of a block as named tensors, copies."""
-        weights = self._weights[block_id]
+    def marks_of(self, block_id: str) -> dict[int, int]:
+        """The last sequence of each stream that all of the block has seen."""
+        first, *others = [piece.marks for piece in self._pieces[block_id]]
+        if not others:
+            return dict(first)
+        streams = first.keys() & set.intersection(*(set(marks) for marks in others))
+        return {s: min(marks[s] for marks in (first, *others)) for s in streams}
+
+    def forget_marks(self) -> None:
+        """Streams begin anew."""
+        for pieces in self._pieces.values():
+            for piece in pieces:
+                piece.marks = {}
+
+    def parts_of(self, block_id: str) -> list[Part]:
+        """Weights, optimizer state and marks of a block, copies; of a block in one piece one."""
+        start = self._specs[block_id].start
+        return [
+            Part(start + piece.start, self._tensors_of(piece), dict(piece.marks))
+            for piece in self._pieces[block_id]
+        ]
+
+    def _tensors_of(self, piece: _Piece) -> dict[str, Tensor]:
         assert self._optimizer is not None
-        state = self._optimizer.state.get(weights, {})
-        tensors = {"weights": weights.clone()}
+        state = self._optimizer.state.get(piece.weights, {})
+        tensors = {"weights": piece.weights.clone()}
         for name, value in state.items():
             tensors[name] = value.clone() if isinstance(value, Tensor) else torch.tensor(value)
         return tensors
 
-    def restore(
-        self, block_id: str, tensors: Mapping[str, Tensor], marks: Mapping[int, int]
-    ) -> None:
-        """Replace weights, optimizer state and marks of a block; the inverse of `state_of`."""
-        weights = self._weights[block_id]
-        if tensors["weights"].shape != weights.shape:
+    def state_of(self, block_id: str) -> dict[str, Tensor]:
+        """Weights and optimizer state of a block as named tensors, copies; of pieces that differ in
+        a number of the whole, the first one's.
+        """
+        return dict(_joined(self.parts_of(block_id)).tensors)
+
+    def restore(self, block_id: str, parts: Sequence[Part]) -> None:
+        """Replace weights, optimizer state and marks of a block; the inverse of `parts_of`.
+
+        parts: of its elements in order, cut as they may be.
+
+        Raises:
+            SchemaMismatch: parts of other elements, or of an optimizer that needs whole parameters.
+        """
+        spec, optimizer = self._specs[block_id], self._optimizer
+        assert optimizer is not None
+        merged = _merged(parts)
+        sizes = [part.size for part in merged]
+        if sum(sizes) != spec.size or (spec.shape and len(merged) > 1):
             raise SchemaMismatch(
-                f"block {block_id}: expected {len(weights)} elements,"
-                f" found {tensors['weights'].numel()}"
+                f"block {block_id}: expected {spec.size} elements"
+                f"{' in one piece' if spec.shape else ''}, found {sizes}"
             )
-        weights.copy_(tensors["weights"])
-        assert self._optimizer is not None
-        state = {name: value.clone() for name, value in tensors.items() if name != "weights"}
-        self._optimizer.state[weights] = state
-        self.marks[block_id] = dict(marks)
+        for piece in self._pieces[block_id]:
+            optimizer.state.pop(piece.weights, None)
+        whole = self._weights[block_id]
+        if len(merged) == len(self._pieces[block_id]) == 1:
+            pieces = [_Piece(0, whole, {})]
+        else:
+            self._is_stale = True
+            flat = whole.view(-1)
+            starts = [part.start - merged[0].start for part in merged]
+            pieces = [
+                _Piece(start, whole if len(merged) == 1 else flat[start : start + size], {})
+                for start, size in zip(starts, sizes, strict=True)
+            ]
+        for piece, part in zip(pieces, merged, strict=True):
+            piece.marks = dict(part.marks)
+            piece.weights.copy_(part.tensors["weights"].view_as(piece.weights))
+            optimizer.state[piece.weights] = {
+                name: tensor.clone() for name, tensor in part.tensors.items() if name != "weights"
+            }
+        self._pieces[block_id] = pieces
 
 
-def _check_group(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
-    """torch checks values where they are arguments, not where they come in groups."""
-    defaults = _make(cls, [torch.zeros(1)]).defaults
-    unknown = group.keys() - defaults.keys()
-    if unknown:
-        raise BadRequest(f"blocks: {cls.__name__} knows no {sorted(unknown)}")
-    for key, value in group.items():
-        if isinstance(defaults[key], tuple) and not _have_one_form(defaults[key], value):
-            raise BadRequest(f"blocks: expected {key} like {defaults[key]!r}, found {value!r}")
-    try:
-        _make(cls, [torch.zeros(1)], **_arguments(cls, group))
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"blocks: {cls.__name__} does not take {group!r}: {error}") from error
+def _is_new(marks: Mapping[int, int], ids: Iterable[tuple[int, int]]) -> bool:
+    return any(marks.get(stream, 0) < sequence for stream, sequence in ids)
 
 
-def _have_one_form(known: Any, value: Any) -> bool:
-    if isinstance(known, tuple):
-        return isinstance(value, tuple) and len(value) == len(known)
-    return not isinstance(value, tuple) and (known is None) == (value is None)
+def _merged(parts: Sequence[Part]) -> list[Part]:
+    """Parts that have seen the same pushes, and have the same numbers, as one."""
+    groups: list[list[Part]] = []
+    for part in parts:
+        if groups and _are_alike(groups[-1][-1], part):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return [_joined(group) for group in groups]
 
 
-def _make(
-    cls: type[torch.optim.Optimizer], params: list[Any], **arguments: Any
-) -> torch.optim.Optimizer:
-    """The constructors of torch's optimizers take more than their base class says."""
-    make: Callable[..., torch.optim.Optimizer] = cls
-    return make(params, **arguments)
+def _are_alike(one: Part, other: Part) -> bool:
+    if one.marks != other.marks or one.tensors.keys() != other.tensors.keys():
+        return False
+    pairs = [(tensor, other.tensors[name]) for name, tensor in one.tensors.items()]
+    return all(a.ndim == b.ndim and (a.ndim > 0 or torch.equal(a, b)) for a, b in pairs)
 
 
-def _arguments(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> dict[str, Any]:
-    """The values of a group that the constructor takes."""
-    known = inspect.signature(cls).parameters
-    return {key: value for key, value in group.items() if key in known}
-
-
-def _as_group(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Wire values as torch wants them: tuples for lists; only numbers."""
-    group: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in ("params", *IMPLEMENTATION):
-            raise BadRequest(f"blocks: a push may not set {key!r}")
-        checked = _checked_value(str(key), value)
-        if isinstance(checked, float) and math.isnan(checked):
-            raise BadRequest(f"blocks: expected numbers, found {key}={value!r}")
-        group[str(key)] = tuple(checked) if isinstance(checked, list) else checked
-    return group
+def _joined(parts: Sequence[Part]) -> Part:
+    """Neighbours as one, with what all of them have."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    tensors = {
+        name: tensor
+        if tensor.ndim == 0
+        else torch.cat([part.tensors[name].reshape(-1) for part in parts])
+        for name, tensor in first.tensors.items()
+        if all(name in part.tensors for part in parts)
+    }
+    return Part(first.start, tensors, first.marks)

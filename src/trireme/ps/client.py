@@ -23,9 +23,9 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
-from trireme.ps.blocks import GroupValues
 from trireme.ps.columns import KeyColumns
 from trireme.ps.dense import DenseParameters
+from trireme.ps.dense_optimizers import GroupValues
 from trireme.ps.pace import Pace
 from trireme.ps.routing import BucketMap, Floats, Keys, Split
 from trireme.ps.script import Entered, Script
@@ -181,20 +181,27 @@ class Client:
         self._tables[schema.name] = schema
 
     def create_blocks(
-        self, optimizer: str, groups: list[GroupValues], dense: DenseParameters
+        self,
+        optimizer: str,
+        groups: list[GroupValues],
+        dense: DenseParameters,
+        owners: Callable[[int], list[int] | None] = lambda num_servers: None,
     ) -> None:
         """Make the blocks of these parameters with worker 0's weights, and take part in their
         updates.
 
         Every worker calls it; all return when the blocks exist. Where a predecessor has trained
         them they stay as they are.
+
+        owners: number of servers -> the server of each block, or None: they are dealt in turn.
         """
         if self.script.is_behind:
             self._dense = dense
             self.script.next_meeting()
             return
         ids = [spec.id for spec in dense.specs]
-        reply = self._coordinator("coord.add_blocks", {"blocks": ids, **self._me()})
+        placed = {"blocks": ids, "owners": owners(len(self._servers))}
+        reply = self._coordinator("coord.add_blocks", {**placed, **self._me()})
         self._adopt(BucketMap.from_wire(reply.body["map"]))
         self._dense = dense
         if self.worker == 0:

@@ -317,13 +317,34 @@ class Coordinator:
             self._map = bucket_map
 
     def _on_add_blocks(self, request: Request) -> Reply:
-        ids = need(request.body, "blocks", list)
+        """Every worker says the same; who places blocks by its own rule says their owners."""
+        ids = need_list(request.body, "blocks", str)
+        given = request.body.get("owners")
+        owners = None if given is None else need_list(request.body, "owners", int)
         with self._lock:
             self._worker(request)
             if self._map is None:
                 raise NotReady("coordinator: no worker has joined yet")
-            self._map = self._map.with_blocks([str(block_id) for block_id in ids])
+            if owners is not None:
+                self._check_owners(ids, owners)
+            self._map = self._map.with_blocks(ids, owners)
             return Reply({"map": self._map.to_wire()})
+
+    def _check_owners(self, ids: list[str], owners: list[int]) -> None:
+        assert self._map is not None
+        num_servers = len(self._map.servers)
+        if len(owners) != len(ids) or not all(0 <= owner < num_servers for owner in owners):
+            raise BadRequest(
+                f"coord.add_blocks: expected {len(ids)} owners below {num_servers}, found"
+                f" {len(owners)}, from {min(owners, default=0)} to {max(owners, default=0)}"
+            )
+        for block_id, owner in zip(ids, owners, strict=True):
+            known = self._map.blocks.get(block_id, owner)
+            if known != owner:
+                raise SchemaMismatch(
+                    f"coordinator: block {block_id} is on server {known}, found {owner}: workers"
+                    f" must place blocks alike{self._hint}"
+                )
 
     # ---- passes ----
 

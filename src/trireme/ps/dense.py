@@ -5,13 +5,14 @@ back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trireme.errors import BadRequest
-from trireme.ps.blocks import BLOCK_ELEMENTS, BlockSpec, cut
+from trireme.ps.blocks import BlockSpec, cut
 from trireme.ps.routing import BucketMap, Floats
 
 
@@ -20,7 +21,8 @@ class DenseParameters:
 
     Args:
         parameters: name -> (parameter, group index), in the model's order.
-        block_elements: elements per block.
+        block_elements: elements per block; None: parameters are not cut.
+        shaped: blocks, which are whole parameters, have their shapes.
 
     Raises:
         BadRequest: a parameter is not float32 or not contiguous.
@@ -29,10 +31,12 @@ class DenseParameters:
     def __init__(
         self,
         parameters: Mapping[str, tuple[Tensor, int]],
-        block_elements: int = BLOCK_ELEMENTS,
+        block_elements: int | None,
+        *,
+        shaped: bool = False,
     ) -> None:
         self._parameters = {name: parameter for name, (parameter, _) in parameters.items()}
-        self._block_elements = block_elements
+        self._block_elements, self._is_shaped = block_elements, shaped
         self.specs: list[BlockSpec] = []
         for name, (parameter, group) in parameters.items():
             if parameter.dtype != torch.float32 or not parameter.is_contiguous():
@@ -40,16 +44,18 @@ class DenseParameters:
                     f"DistributedOptimizer: expected contiguous float32 parameters, found {name}"
                     f" of {parameter.dtype}, stride {parameter.stride()}"
                 )
-            self.specs += cut(name, parameter.numel(), group, block_elements)
+            specs = cut(name, parameter.numel(), group, block_elements)
+            if shaped:
+                specs = [replace(spec, shape=tuple(parameter.shape) or (1,)) for spec in specs]
+            self.specs += specs
         self._spec_of = {spec.id: spec for spec in self.specs}
 
     def of_copy(self, model: nn.Module) -> DenseParameters:
         """The parameters of the same names, in the same groups, of a copy of the model."""
         found = dict(model.named_parameters())
         group_of = {spec.param: spec.group for spec in self.specs}
-        return DenseParameters(
-            {name: (found[name], group_of[name]) for name in self._parameters}, self._block_elements
-        )
+        parameters = {name: (found[name], group_of[name]) for name in self._parameters}
+        return DenseParameters(parameters, self._block_elements, shaped=self._is_shaped)
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:

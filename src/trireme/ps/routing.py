@@ -4,7 +4,7 @@ owners.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,13 +44,17 @@ class BucketMap:
         owners = np.arange(NUM_BUCKETS, dtype=np.int64) * len(servers) // NUM_BUCKETS
         return BucketMap(version, servers, owners.astype(np.uint16))
 
-    def with_blocks(self, block_ids: list[str]) -> BucketMap:
-        """This map plus the blocks it does not have yet, dealt round-robin. Itself if there are
-        none.
+    def with_blocks(
+        self, block_ids: Sequence[str], owners: Sequence[int] | None = None
+    ) -> BucketMap:
+        """This map plus the blocks it does not have yet. Itself if there are none.
+
+        owners: of these blocks; None: they are dealt in turn.
         """
         blocks = dict(self.blocks)
-        for block_id in block_ids:
-            blocks.setdefault(block_id, len(blocks) % len(self.servers))
+        for number, block_id in enumerate(block_ids):
+            owner = len(blocks) % len(self.servers) if owners is None else owners[number]
+            blocks.setdefault(block_id, owner)
         if len(blocks) == len(self.blocks):
             return self
         return BucketMap(self.version + 1, self.servers, self.buckets, blocks)

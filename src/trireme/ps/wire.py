@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import BadRequest
-from trireme.ps.blocks import GroupValues
 from trireme.ps.columns import FORMS, KeyColumns
+from trireme.ps.dense_optimizers import GroupValues
 from trireme.ps.routing import Floats, Keys
 
 Array = npt.NDArray[Any]

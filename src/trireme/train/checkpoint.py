@@ -23,6 +23,7 @@ from trireme.errors import (
 )
 from trireme.ps.checkpoint import (
     SAVE_TIMEOUT_S,
+    Manifest,
     check_hot,
     finish_save,
     load_checkpoint,
@@ -332,6 +333,17 @@ def _parameters(
     return matching
 
 
+def _check_shapes(
+    optimizer: DistributedOptimizer,
+    manifest: Manifest,
+    location: Location,
+    parameters: Collection[str] | None,
+) -> None:
+    """Servers see elements alone. Raises SchemaMismatch: a parameter has another shape there."""
+    if parameters is None and manifest.blocks:
+        _parameters(optimizer, manifest.extra.get("shapes"), location, "strict")
+
+
 def _shapes(optimizer: DistributedOptimizer) -> dict[str, list[int]]:
     of_group = {spec.param for spec in optimizer.replica.dense.specs}
     named = optimizer.model.named_parameters()
@@ -364,6 +376,7 @@ def _on_servers(
                 resumes=tables is None,
                 storage_options=location.storage_options,
                 watch=watch,
+                check=lambda manifest: _check_shapes(optimizer, manifest, location, parameters),
             )
         return {"path": str(location.path), "extra": dict(manifest.extra)}
 

@@ -8,26 +8,27 @@ wrapped optimizer itself never steps here: the servers run its class on their bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from trireme.blocks import Blocks
 from trireme.cluster import Cluster, Lookups, default
 from trireme.errors import BadRequest
 from trireme.nn import Planner
 from trireme.optim import values_of_group
-from trireme.ps.blocks import GroupValues, group_values, optimizer_spec
 from trireme.ps.client import DenseGradient, Pulled, Step, TableGradient
 from trireme.ps.columns import merge
 from trireme.ps.dense import DenseParameters
+from trireme.ps.dense_optimizers import GroupValues, group_values, needs_whole, optimizer_spec
 from trireme.ps.pace import Pace
 from trireme.ps.routing import Keys
 from trireme.ps.script import Entered
 from trireme.strategy import Strategy
-from trireme.table import Table
 from trireme.train.geo import Geo
+from trireme.train.given import check_blocks, check_scales, named_parameters, table_group
 from trireme.train.hybrid import Hybrid
 from trireme.train.pusher import Pusher
 from trireme.train.replica import Replica
@@ -42,10 +43,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     creates one.
 
     Args:
-        optimizer: of the dense parameters, one of torch's element-wise classes; None for a model
-            without any.
+        optimizer: of the dense parameters, of a class that docs/optimizers.md lists; None for a
+            model without any.
         model: its embedding modules say which tables there are.
         strategy: the consistency mode; all workers must choose the same.
+        blocks: how dense parameters are cut and placed, in modes that have them on the servers.
         cluster: default the one that `trireme.init()` made.
 
     Raises:
@@ -60,15 +62,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: nn.Module,
         *,
         strategy: Strategy | None = None,
+        blocks: Blocks | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         self.cluster = default() if cluster is None else cluster
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
         self.tables = Planner(model, pool=self.cluster.pool).tables
-        _check_scales(self.tables, self.strategy, self.cluster)
+        check_scales(self.tables, self.strategy, self.cluster)
         dense_groups = [] if optimizer is None else optimizer.param_groups
-        table_groups = [_table_group(table) for table in self.tables]
+        table_groups = [table_group(table) for table in self.tables]
         if not dense_groups and not table_groups:
             raise BadRequest("DistributedOptimizer: the model has neither parameters nor tables")
         self.local = optimizer
@@ -76,7 +79,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             [*dense_groups, *table_groups], {} if optimizer is None else dict(optimizer.defaults)
         )
         self._num_dense_groups = len(dense_groups)
-        dense = DenseParameters(_named_parameters(model, dense_groups))
+        self.blocks = Blocks() if blocks is None else blocks
+        check_blocks(blocks, self.strategy, optimizer)
+        is_whole = optimizer is not None and needs_whole(optimizer)
+        parameters = named_parameters(model, dense_groups)
+        dense = DenseParameters(parameters, self.blocks.size, shaped=is_whole)
         self.replica = Replica(model, dense, self.cluster.pending)
         self.timing = Timing()
         self._pusher: Pusher | None = None
@@ -107,8 +114,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for table in self.tables:
             self.cluster.ensure_table(table)
         if optimizer is not None:
+            client.agree("blocks", repr(self.blocks))
             spec, values = optimizer_spec(optimizer), self._dense_group_values()
-            client.create_blocks(spec, values, self.replica.dense)
+            names = [block.param for block in self.replica.dense.specs]
+            client.create_blocks(
+                spec, values, self.replica.dense, lambda servers: self.blocks.owners(names, servers)
+            )
         self.resume()
         self.replica.install(client.pull({}, blocks=True))
 
@@ -527,42 +538,3 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.set_num_steps(int(state_dict["num_steps"]))
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
-
-
-def _table_group(table: Table) -> dict[str, Any]:
-    return {"params": [], "table": table, **table.optimizer.group()}
-
-
-def _check_scales(tables: Iterable[Table], strategy: Strategy, cluster: Cluster) -> None:
-    if strategy.mode != "sync" or cluster.num_workers == 1:
-        return
-    for table in tables:
-        if table.optimizer.scale == "fleet" and not table.schema.is_scored:
-            raise BadRequest(
-                f"DistributedOptimizer: expected scale='loss' for table {table.name!r} in sync with"
-                f" {cluster.num_workers} workers, found 'fleet', which counts a key in the batch of"
-                " one worker; give the table a ScorePolicy, whose shows servers add up, or use"
-                " Strategy('async'), as Fleet does"
-            )
-
-
-def _named_parameters(
-    model: nn.Module, groups: Iterable[dict[str, Any]]
-) -> dict[str, tuple[torch.Tensor, int]]:
-    """The model's trainable parameters with their groups, in the model's order."""
-    group_of = {id(p): index for index, group in enumerate(groups) for p in group["params"]}
-    named: dict[str, tuple[torch.Tensor, int]] = {}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in group_of:
-            named[name] = (parameter, group_of.pop(id(parameter)))
-        elif parameter.requires_grad:
-            raise BadRequest(
-                f"DistributedOptimizer: expected all parameters of the model in the optimizer,"
-                f" found {name} in no group; freeze it with requires_grad_(False) or add it"
-            )
-    if group_of:
-        raise BadRequest(
-            f"DistributedOptimizer: the optimizer holds {len(group_of)} parameters"
-            " that are not the model's"
-        )
-    return named

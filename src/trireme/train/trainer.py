@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from trireme.blocks import Blocks
 from trireme.cluster import Cluster, default
 from trireme.errors import BadRequest, Stopped
 from trireme.metrics import Metric
@@ -54,6 +55,7 @@ class Trainer(Exchange, InferenceExports):
         model: takes a batch; returns (B,) or (B, C) outputs, or several such by name.
         optimizer: of the dense parameters; None if the model has none.
         strategy: the consistency mode, default async.
+        blocks: how dense parameters are cut into blocks, and which server has which.
         loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples. It gets the
             batch in place of the labels if `label` is None.
         metrics: updated with (outputs, labels) while training and evaluating. A metric may name its
@@ -76,6 +78,7 @@ class Trainer(Exchange, InferenceExports):
         *,
         loss: Loss,
         strategy: Strategy | None = None,
+        blocks: Blocks | None = None,
         metrics: Sequence[Metric] = (),
         label: str | None = "label",
         depth: int = 2,
@@ -100,7 +103,7 @@ class Trainer(Exchange, InferenceExports):
         self._resumed: checkpoint.Loaded | None = None
         self._shows = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
-            optimizer, model, strategy=strategy, cluster=self.cluster
+            optimizer, model, strategy=strategy, blocks=blocks, cluster=self.cluster
         )
 
     @classmethod
@@ -109,6 +112,7 @@ class Trainer(Exchange, InferenceExports):
         recipe: Recipe,
         *,
         strategy: Strategy | None = None,
+        blocks: Blocks | None = None,
         depth: int = 2,
         threads: int = 1,
         progress: bool = True,
@@ -120,6 +124,7 @@ class Trainer(Exchange, InferenceExports):
             recipe.optimizer,
             loss=recipe.loss,
             strategy=strategy,
+            blocks=blocks,
             metrics=recipe.metrics,
             label=recipe.label,
             depth=depth,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from trireme.errors import BadRequest, Corruption
-from trireme.ps.blocks import BlockSpec
+from trireme.ps.blocks import BlockSpec, Part
 from trireme.ps.checkpoint.manifest import BlocksFile, FileEntry
 from trireme.ps.checkpoint.storage import CheckedFile, Storage, written
 from trireme.ps.shard import Shard
@@ -29,8 +30,9 @@ def save_blocks(shard: Shard, storage: Storage, prefix: str) -> list[dict[str, A
     """All blocks of this server, of one moment; returns their part of the manifest."""
     with shard.blocks_locked():
         saved: list[_Saved] = [
-            (spec, shard.blocks.state_of(spec.id), dict(shard.blocks.marks[spec.id]))
+            (_of_part(spec, part), part.tensors, part.marks)
             for spec in shard.blocks.specs()
+            for part in shard.blocks.parts_of(spec.id)
         ]
     files = []
     for number, group in enumerate(_groups(saved)):
@@ -46,7 +48,12 @@ def save_blocks(shard: Shard, storage: Storage, prefix: str) -> list[dict[str, A
     return files
 
 
-_Saved = tuple[BlockSpec, Tensors, Mapping[int, int]]
+_Saved = tuple[BlockSpec, Mapping[str, Tensor], Mapping[int, int]]
+
+
+def _of_part(spec: BlockSpec, part: Part) -> BlockSpec:
+    """A block in several pieces is saved as as many blocks."""
+    return spec if part.size == spec.size else replace(spec, start=part.start, size=part.size)
 
 
 def _groups(saved: list[_Saved]) -> Iterator[list[_Saved]]:

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 
 from trireme import _core
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
+from trireme.ps.blocks import BlockSpec
 from trireme.ps.checkpoint.block_files import read_blocks
 from trireme.ps.checkpoint.choice import gains_of, takes_gains
 from trireme.ps.checkpoint.jobs import Progress, in_parallel
 from trireme.ps.checkpoint.manifest import BlocksFile, FileEntry, Manifest, Piece
+from trireme.ps.checkpoint.recut import Recut
 from trireme.ps.checkpoint.row_files import Buckets, Columns, cells_of, read_piece
 from trireme.ps.checkpoint.storage import Storage, read_chunks
 from trireme.ps.routing import NUM_BUCKETS
@@ -108,8 +110,7 @@ class Load:
         self._check_blocks()
 
     def _check_blocks(self) -> None:
-        blocks = self._blocks()
-        if not blocks:
+        if not self._blocks():
             return
         where = f"checkpoint {self._storage.name}"
         if self.manifest.optimizer != self._shard.blocks.class_name:
@@ -117,15 +118,7 @@ class Load:
                 f"{where}: its optimizer is {self.manifest.optimizer},"
                 f" the model's is {self._shard.blocks.class_name}"
             )
-        saved = {b.spec.id: b.spec for part in self.manifest.blocks for b in part.blocks}
-        if missing := blocks.keys() - saved.keys():
-            raise SchemaMismatch(f"{where}: expected blocks {sorted(missing)}, found none of them")
-        for block_id, spec in blocks.items():
-            if saved[block_id].size != spec:
-                raise SchemaMismatch(
-                    f"{where}: block {block_id}: expected {spec} elements,"
-                    f" found {saved[block_id].size}"
-                )
+        self._recut()
 
     def _check_file(self, entry: FileEntry, progress: Progress) -> None:
         for num_bytes in read_chunks(self._storage, entry.to_json()):
@@ -140,7 +133,7 @@ class Load:
 
     def _check_blocks_file(self, part: BlocksFile, progress: Progress) -> None:
         self._check_file(part.file, progress)
-        for _ in read_blocks(self._storage, part, self._blocks()):
+        for _ in read_blocks(self._storage, part, self._sources):
             pass
 
     # ---- changing ----
@@ -220,16 +213,16 @@ class Load:
             table.rows.set_marks(stream, values)
 
     def _load_blocks(self) -> None:
-        wanted = self._blocks()
+        recut = self._recut()
         with self._shard.blocks_locked():
             store = self._shard.blocks
             if not self.order.resumes:
-                for block_id in store.marks:
-                    store.marks[block_id] = {}
+                store.forget_marks()
             for part in self._block_files():
-                for spec, tensors, marks in read_blocks(self._storage, part, wanted):
+                for spec, tensors, marks in read_blocks(self._storage, part, self._sources):
                     kept = marks if self.order.resumes else {}
-                    store.restore(spec.id, tensors, kept)
+                    for block, parts in recut.add(spec, tensors, kept):
+                        store.restore(block.id, parts)
 
     # ---- what is this server's ----
 
@@ -255,15 +248,24 @@ class Load:
         shares = ((p, self._owned[p.low : p.high + 1].mean()) for p in self._pieces(name))
         return int(sum(piece.num_rows * share for piece, share in shares))
 
-    def _blocks(self) -> dict[str, int]:
-        """Wanted blocks of this server: id -> elements."""
+    def _blocks(self) -> list[BlockSpec]:
+        """Wanted blocks of this server."""
         wanted = self.order.parameters
-        specs = self._shard.blocks.specs()
-        return {s.id: s.size for s in specs if wanted is None or s.param in wanted}
+        return [s for s in self._shard.blocks.specs() if wanted is None or s.param in wanted]
+
+    def _recut(self) -> Recut:
+        """How they are made of those in the checkpoint. Raises SchemaMismatch."""
+        saved = (block.spec for part in self.manifest.blocks for block in part.blocks)
+        return Recut(self._blocks(), saved, f"checkpoint {self._storage.name}")
+
+    @cached_property
+    def _sources(self) -> frozenset[str]:
+        """Ids of the saved blocks that are needed."""
+        return self._recut().sources
 
     def _block_files(self) -> list[BlocksFile]:
-        wanted = self._blocks()
-        return [p for p in self.manifest.blocks if any(b.spec.id in wanted for b in p.blocks)]
+        blocks = self.manifest.blocks
+        return [p for p in blocks if any(b.spec.id in self._sources for b in p.blocks)]
 
 
 def checked_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from safetensors.torch import save as save_tensors
@@ -193,6 +193,7 @@ def load_checkpoint(
     resumes: bool = True,
     storage_options: Options | None = None,
     watch: Watch | None = None,
+    check: Callable[[Manifest], None] | None = None,
     timeout_s: float = SAVE_TIMEOUT_S,
 ) -> Manifest:
     """Bring the cluster to the state of a checkpoint, on any number of servers; returns its
@@ -204,6 +205,7 @@ def load_checkpoint(
         tables: these alone; None: all of the checkpoint, and the model has no others.
         parameters: these dense parameters alone; None: all of the model.
         resumes: streams go on behind what it holds; else they begin anew.
+        check: called when the servers have checked theirs; what it raises ends the load.
 
     Raises:
         BadRequest: no checkpoint there, or a delta that does not follow what was loaded.
@@ -222,7 +224,14 @@ def load_checkpoint(
         "parameters": None if parameters is None else sorted(parameters),
         "resumes": resumes,
     }
-    anew("load", lambda: (jobs.run("check", **order), jobs.run("load", **order)))
+
+    def attempt() -> None:
+        jobs.run("check", **order)
+        if check is not None:
+            check(manifest)
+        jobs.run("load", **order)
+
+    anew("load", attempt)
     loaded = {
         "id": manifest.id,
         "mode": manifest.mode,

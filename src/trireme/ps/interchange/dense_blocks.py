@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from trireme.errors import BadRequest
+from trireme.ps.blocks import Part
 from trireme.ps.client import Client
 from trireme.ps.interchange.orders import TIMEOUT_S
 from trireme.ps.shard import Handler, Shard
@@ -58,11 +59,11 @@ class BlockHandlers:
             for block_id, tensors in given.items():
                 if block_id not in blocks:
                     raise BadRequest(f"import.blocks: no block {block_id!r} on this server")
-                kept = blocks.state_of(block_id)
+                kept, marks = blocks.state_of(block_id), blocks.marks_of(block_id)
                 for name, values in tensors.items():
                     tensor = torch.from_numpy(values.copy())
                     kept[name] = tensor.reshape(()) if name in SCALARS else tensor
-                blocks.restore(block_id, kept, blocks.marks[block_id])
+                blocks.restore(block_id, [Part(0, kept, marks)])
 
 
 def read_blocks(client: Client) -> tuple[str | None, BlockTensors]:

@@ -21,6 +21,7 @@ from trireme.ps.checkpoint.fields import Fields
 from trireme.ps.checkpoint.jobs import Progress, in_parallel
 from trireme.ps.checkpoint.load import columns_of
 from trireme.ps.checkpoint.manifest import BlocksFile, FileEntry, Piece
+from trireme.ps.checkpoint.recut import Recut
 from trireme.ps.checkpoint.row_files import Buckets, cells_of, read_piece
 from trireme.ps.checkpoint.save import SaveOrder, write_shard
 from trireme.ps.checkpoint.storage import LocalStorage, read_chunks, sync_folder
@@ -87,10 +88,12 @@ def read_snapshot(shard: Shard, path: Path) -> int:
     in_parallel([partial(_check_file, storage, entry) for entry in files], progress)
     tasks = [partial(_read_piece, storage, table, piece, version) for table, piece in pieces]
     in_parallel(tasks, progress)
-    wanted = {spec.id for spec in shard.blocks.specs()}
+    saved = (block.spec for part in blocks for block in part.blocks)
+    recut = Recut(shard.blocks.specs(), saved, str(path))
     for part in blocks:
-        for spec, tensors, marks in read_blocks(storage, part, wanted):
-            shard.blocks.restore(spec.id, tensors, marks)
+        for spec, tensors, marks in read_blocks(storage, part, recut.sources):
+            for block, parts in recut.add(spec, tensors, marks):
+                shard.blocks.restore(block.id, parts)
     return sum(entry.num_bytes for entry in files)
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from trireme import _core
-from trireme.ps.blocks import GroupValues
 from trireme.ps.client import Client, DenseGradient, Pulled, TableGradient
 from trireme.ps.dense import DenseParameters
+from trireme.ps.dense_optimizers import GroupValues
 from trireme.ps.routing import Keys
 from trireme.table import Table
 from trireme.train.geo.cache import RowCache

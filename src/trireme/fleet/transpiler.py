@@ -1,0 +1,110 @@
+"""DistributeTranspilerConfig: how Fleet's oldest generation cut dense parameters and chose a mode.
+
+Its fields keep their names and defaults; one that has no place here is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trireme.blocks import HASH, ROUND_ROBIN, Blocks
+from trireme.errors import BadRequest
+from trireme.strategy import Strategy
+
+
+class RoundRobin:
+    """Of `split_method`: blocks are dealt to the servers in turn."""
+
+
+class HashName:
+    """Of `split_method`: a block's server follows from its name."""
+
+
+PLACES = {RoundRobin: ROUND_ROBIN, HashName: HASH}
+DEFAULTS: dict[str, Any] = {
+    "slice_var_up": True,
+    "min_block_size": 8192,
+    "split_method": RoundRobin,
+    "sync_mode": True,
+    "geo_sgd_mode": False,
+    "geo_sgd_need_push_nums": 100,
+}
+# Other fields: why they have no place.
+ELSEWHERE = {
+    "mode": "a job with servers is mode 'pserver'; there is no other here",
+    "enable_dc_asgd": "async with compensated delay is not supported; use Strategy('bounded')",
+    "half_async": "there are no threads that share a worker's push; use sync_mode",
+    "completely_not_async": "use sync_mode",
+    "runtime_split_send_recv": "it says how Fleet moves blocks, which has no counterpart",
+    "print_log": "the logger 'trireme' says what happens",
+    "wait_port": "workers always wait for the servers",
+    "nccl_comm_num": "it belongs to collective training",
+    "use_hierarchical_allreduce": "it belongs to collective training",
+    "hierarchical_allreduce_inter_nranks": "it belongs to collective training",
+    "hierarchical_allreduce_exter_nranks": "it belongs to collective training",
+    "collective_mode": "it belongs to collective training",
+}
+
+
+class DistributeTranspilerConfig:
+    """A strategy for `fleet.distributed_optimizer`, in the place of DistributedStrategy.
+
+    slice_var_up: whether dense parameters are cut.
+    min_block_size: elements of a block, a multiple of 64; the last of a parameter may have fewer.
+        (Fleet made as many blocks as servers, none smaller; here the cut does not depend on them.)
+    split_method: RoundRobin or HashName.
+    sync_mode: sync or async. geo_sgd_mode: geo, with windows of geo_sgd_need_push_nums steps.
+    """
+
+    slice_var_up: bool
+    min_block_size: int
+    split_method: type[RoundRobin] | type[HashName]
+    sync_mode: bool
+    geo_sgd_mode: bool
+    geo_sgd_need_push_nums: int
+
+    def __init__(self) -> None:
+        for name, value in DEFAULTS.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ELSEWHERE:
+            raise BadRequest(
+                f"DistributeTranspilerConfig: {name} has no place here, found {value!r};"
+                f" {ELSEWHERE[name]}"
+            )
+        if name not in DEFAULTS:
+            raise BadRequest(
+                f"DistributeTranspilerConfig: expected one of {', '.join(DEFAULTS)}, found {name}"
+            )
+        if not _fits(name, value):
+            what = {bool: "a bool", int: "an integer >= 1", type: "RoundRobin or HashName"}
+            raise BadRequest(
+                f"DistributeTranspilerConfig: expected {name} as {what[type(DEFAULTS[name])]},"
+                f" found {value!r}"
+            )
+        object.__setattr__(self, name, value)
+
+    def mode(self) -> Strategy:
+        """The mode in Trireme's words. Raises BadRequest: geo_sgd_mode with sync_mode."""
+        if not self.geo_sgd_mode:
+            return Strategy("sync" if self.sync_mode else "async")
+        if self.sync_mode:
+            raise BadRequest(
+                "DistributeTranspilerConfig: expected sync_mode False with geo_sgd_mode, found True"
+            )
+        return Strategy("geo", k=self.geo_sgd_need_push_nums)
+
+    def blocks(self) -> Blocks:
+        """The cut and the placement in Trireme's words."""
+        size = self.min_block_size if self.slice_var_up else None
+        return Blocks(size, place=PLACES[self.split_method])
+
+
+def _fits(name: str, value: Any) -> bool:
+    default = DEFAULTS[name]
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    if isinstance(default, int):
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return value in PLACES
