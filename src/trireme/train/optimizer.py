@@ -359,6 +359,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             behind: return when the push is on its way, not when it has been applied or staged.
         """
+        self._opt_called = True  # what torch's schedulers ask after before their first step
         self._check_usable()
         lookups = replica.pending.take()
         num_examples = lookups.examples if examples is None else examples
@@ -396,6 +397,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._last_step = step.step
         if self.is_sync:
             self._staged = step.step
+
+    def run_step_hooks(self) -> None:
+        """Call what torch calls after `step`: after the steps of a Trainer, which are others."""
+        for hook in list(self._optimizer_step_post_hooks.values()):
+            hook(self, (), {})
 
     def _check_usable(self) -> None:
         if self.cluster.steps is not self:
@@ -466,7 +472,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         gradients: dict[str, TableGradient] = {}
         for group in self.param_groups[self._num_dense_groups :]:
-            values = values_of_group(group, self.num_steps)
+            # Not what torch has added to the group: the dense optimizer's defaults, betas say.
+            own = {name: group[name] for name in group["table"].optimizer.group()}
+            values = values_of_group(own, self.num_steps)
             for table in group["table"].parts:
                 parts = [
                     (entry.keys, gradients_KD, entry.columns, 1.0)

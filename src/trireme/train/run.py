@@ -188,6 +188,7 @@ class Run:
                             position=(self.epoch, done + replica.number, *batch.position),
                             behind=behind,
                         )
+                        optimizer.run_step_hooks()
                     for observe in observers:
                         observe(replica.model, scored)
                     if self.saver is not None:
