@@ -1,9 +1,9 @@
 """The distributed optimizer: `step()` is the one push of a step.
 
 It is a real torch.optim.Optimizer. Its param groups are those of the optimizer it wraps, for the
-dense parameters, and one per table, without tensors in it; so any scheduler drives both, and all
-group values travel with each push. The
-wrapped optimizer itself never steps here: the servers run its class on their blocks.
+dense parameters, and one per table, whose tensors are the rows of the step; so any scheduler drives
+both, and all group values travel with each push. The wrapped optimizer itself never
+steps here: the servers run its class on their blocks.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from trireme.train.given import check_blocks, check_scales, named_parameters, ta
 from trireme.train.hybrid import Hybrid
 from trireme.train.pusher import Pusher
 from trireme.train.replica import Replica
+from trireme.train.scaling import PendingRows, unscale
 from trireme.train.succession import Inherited, check_loop, inherited
 from trireme.train.timing import Timing
 
@@ -55,6 +56,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             model.
         SchemaMismatch: the servers have a table of that name with another schema.
     """
+
+    _step_supports_amp_scaling = True  # of torch.amp.GradScaler: see scaling.py
 
     def __init__(
         self,
@@ -85,6 +88,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parameters = named_parameters(model, dense_groups)
         dense = DenseParameters(parameters, self.blocks.size, shaped=is_whole)
         self.replica = Replica(model, dense, self.cluster.pending)
+        for group in self.param_groups[self._num_dense_groups :]:
+            group["params"] = PendingRows(group["table"], lambda: self.replica.pending)
         self.timing = Timing()
         self._pusher: Pusher | None = None
         self._entered: Entered | None = None  # the pass that this worker is in
@@ -336,10 +341,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         In async it returns when the push is on its way; errors of earlier pushes are raised here.
         In sync it returns when the push is staged on every server. Without `tr.prefetch` or a
         Trainer it then also waits for the servers and refreshes the dense parameters.
+
+        A torch.amp.GradScaler may call it. If that has found a gradient which is not finite, the
+        push has none: nothing changes, and in sync the batch has no weight among the others'.
         """
         if closure is not None:
             raise BadRequest("DistributedOptimizer.step: a closure cannot run on the servers")
         self._join_pass()
+        if not unscale(self):
+            examples = 0
         behind = self.cluster.is_prefetching and not self.is_sync
         self.step_of(self.replica, examples=examples, position=position, behind=behind)
         if not self.cluster.is_prefetching and self.geo is None:

@@ -60,12 +60,14 @@ class Hybrid:
         """One step of all workers with the gradients that the parameters have; leaves none.
 
         Raises:
-            BadRequest: no examples. DeadlineExceeded, Unavailable: another worker did not come.
+            BadRequest: gradients and no examples. DeadlineExceeded, Unavailable: another worker did
+                not come.
         """
         if self._group is None:
             self._step()
             return
-        if examples < 1:
+        has_gradients = any(p.grad is not None for p in self._parameters.values())
+        if examples < 1 and has_gradients:
             raise BadRequest(
                 "DistributedOptimizer.step: expected the batch's examples, which weigh its gradient"
                 f" among the workers', found {examples}; give step(examples=...)"
