@@ -1,6 +1,7 @@
 # make demo     the main job, from nothing (DATA=path/to/train.txt: Criteo's own file)
 # make test     the whole suite (TESTS=tests/unit: a part of it)
-# make chaos    those tests alone that try much more than `make test` lets them: minutes
+# make chaos    KILLS=100 processes of real jobs are killed, and more: minutes (SEED=n; ROUND=n.m: one alone)
+# make long     those tests alone that try much more than `make test` lets them: minutes
 # make check    formatters, linters, types; the C++ tests under sanitizers
 # make bench    benchmarks (BENCH=name: one of them; RIVAL=name: beside a rival)
 # make format   rewrite the sources as `make check` wants them
@@ -22,7 +23,7 @@ BUILD_FILES := $(shell find core bind -type f) CMakeLists.txt pyproject.toml con
 # TSan of older compilers cannot live with the address randomization of newer kernels.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test chaos check bench paddle setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
+.PHONY: help demo test chaos long check bench paddle setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -34,7 +35,11 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
 
+KILLS ?= 100
 chaos: setup
+	@$(BIN)/python -u -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND))
+
+long: setup
 	@TRIREME_TEST_LONG=1 $(BIN)/python -m pytest --timeout=1800 \
 	  $$(grep -rl --include='test_*.py' '^from tests.long import' tests)
 

@@ -1,4 +1,4 @@
-"""How much a test tries: a little in every run, much with TRIREME_TEST_LONG=1 (`make chaos`)."""
+"""How much a test tries: a little in every run, much with TRIREME_TEST_LONG=1 (`make long`)."""
 
 from __future__ import annotations
 

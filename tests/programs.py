@@ -40,12 +40,16 @@ class Template:
         env: Mapping[str, str],
         *,
         listener: socket.socket | None = None,
+        namespace: str = "",
     ) -> Program:
-        """Run `python ARGUMENTS`; `listener` is handed over as TRIREME_LISTEN_FD."""
+        """Run `python ARGUMENTS`; `listener` is handed over as TRIREME_LISTEN_FD, `namespace` is
+        that of `ip netns` where it runs.
+        """
         child_stdin, stdin = os.pipe()
         output, child_output = os.pipe()
         lent = [child_stdin, child_output]
         order = {"arguments": list(arguments), "env": {**clean_environment(), **env}}
+        order["namespace"] = namespace
         fds = lent if listener is None else [*lent, listener.fileno()]
         socket.send_fds(self._control, [json.dumps(order).encode()], fds)
         _, [pidfd, status], _, _ = socket.recv_fds(self._control, 16, 2)
@@ -55,13 +59,16 @@ class Template:
 
 
 @contextmanager
-def template() -> Iterator[Template]:
-    """A template process; all its programs end with it."""
+def template(env: Mapping[str, str] | None = None) -> Iterator[Template]:
+    """A template process; all its programs end with it.
+
+    env: what it has in its environment beside ours, and its programs do not inherit.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         process = subprocess.Popen(
             [sys.executable, "-u", str(TEMPLATE), str(theirs.fileno())],
-            env=clean_environment(),
+            env={**clean_environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )
@@ -132,6 +139,10 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
         self._wait_gone()
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(select.select([self._pidfd], [], [], 0)[0])
 
     def finish(self) -> int:
         """The exit code (-n: ended by signal n), once it has ended by itself and its output is

@@ -5,13 +5,14 @@ what a network with retrying clients can do:
 
   - lose_request: the request is lost and the connection cut (TCP loses nothing else);
   - lose_reply: the request was handled, its reply is lost and the connection cut;
+  - cut_request, cut_reply: the connection is cut in the midst of the message;
   - duplicate: the request arrives twice in a row;
   - replay: the request arrives again after up to 8 newer requests, of this or any other connection;
   - delay: the request arrives late, so that requests of other connections overtake it.
 
 What happens is drawn from one seeded generator; with several connections their interleaving still
-depends
-on timing. Works without CURVE only: an encrypted message cannot be repeated.
+depends on timing. Under CURVE use neither duplicate nor replay: an encrypted message cannot be
+repeated, and messages are single parts there.
 
     with Proxy(server.endpoint, Faults(seed=7, duplicate=0.2)) as proxy:
         client.call(proxy.endpoint, ...)
@@ -41,6 +42,8 @@ class Faults:
     seed: int
     lose_request: float = 0.0
     lose_reply: float = 0.0
+    cut_request: float = 0.0
+    cut_reply: float = 0.0
     duplicate: float = 0.0
     replay: float = 0.0
     delay: float = 0.0
@@ -135,7 +138,11 @@ class Proxy:
                 return
             if self._happens("delay"):
                 await asyncio.sleep(self._random.uniform(0, self._faults.delay_s_max))
+            if self._happens("cut_request"):
+                await _part(message, link.back_writer)
+                return
             link.loses_reply = self._happens("lose_reply")
+            link.cuts_reply = self._happens("cut_reply")
             link.back_writer.write(message)
             if self._happens("duplicate"):
                 link.back_writer.write(message)
@@ -150,6 +157,9 @@ class Proxy:
         while True:
             message = await _message(link.back_reader, link.writer)
             if link.loses_reply:
+                return
+            if link.cuts_reply:
+                await _part(message, link.writer)
                 return
             link.writer.write(message)
             await link.writer.drain()
@@ -181,7 +191,7 @@ class _Link:
     ) -> None:
         self.reader, self.writer = reader, writer
         self.back_reader, self.back_writer = back_reader, back_writer
-        self.loses_reply = False
+        self.loses_reply = self.cuts_reply = False
 
 
 async def _greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -193,6 +203,13 @@ async def _greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
             raise asyncio.IncompleteReadError(b"", num_bytes)
         writer.write(data)
         num_bytes -= len(data)
+
+
+async def _part(message: bytes, writer: asyncio.StreamWriter) -> None:
+    """The first half of it, and the end."""
+    writer.write(message[: len(message) // 2])
+    writer.write_eof()
+    await writer.drain()
 
 
 async def _message(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:

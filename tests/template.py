@@ -8,6 +8,7 @@ torch are saved. When the test process goes away, however it does, every program
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import runpy
@@ -41,6 +42,10 @@ def main() -> None:
             pid = os.fork()
             if pid == 0:
                 control.close()
+                # A status that others could still write would never end for its reader.
+                statuses = [status for _, status in running.values()]
+                for fd in (status_read, status_write, *running, *statuses):
+                    os.close(fd)
                 become(json.loads(order), fds)
                 return
             pidfd = os.pidfd_open(pid)
@@ -66,7 +71,9 @@ def end(running: dict[int, tuple[int, int]]) -> None:
 
 
 def become(order: dict, fds: list[int]) -> None:
-    """Take the program's standard input, output and environment, and the socket it listens on."""
+    """Take the program's standard input, output and environment, and the socket it listens on; and
+    its network.
+    """
     for fd, own in zip(fds[:2], ((0,), (1, 2)), strict=True):
         for number in own:
             os.dup2(fd, number)
@@ -75,7 +82,16 @@ def become(order: dict, fds: list[int]) -> None:
     os.environ.update(order["env"])
     if len(fds) > 2:
         os.environ["TRIREME_LISTEN_FD"] = str(fds[2])
+    if order["namespace"]:
+        enter(f"/run/netns/{order['namespace']}")
     sys.argv = order["arguments"]
+
+
+def enter(namespace: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(namespace) as file:
+        if libc.setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"setns: {namespace}")
 
 
 main()

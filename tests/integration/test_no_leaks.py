@@ -1,5 +1,5 @@
 """A job at full speed keeps its memory and its file descriptors: seconds here, ten minutes in
-`make chaos`.
+`make long`.
 """
 
 from __future__ import annotations

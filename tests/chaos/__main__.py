@@ -1,0 +1,95 @@
+"""`make chaos KILLS=100 SEED=n`: rounds of chaos until so many processes were killed.
+
+Ends with one line `CHAOS {json}`; code 0 if nothing was lost, nothing was applied twice, nothing
+hung and everything else was as it should be too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.chaos.lab import Lab, lab
+from tests.chaos.plan import LONG, MODES, NETWORKS, SMALL, Scale, draw
+from tests.chaos.round import Outcome, run_round
+
+DEADLINE_S = 300.0
+FOLDER = Path("build/chaos")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", default=str(int.from_bytes(os.urandom(3), "big")))
+    parser.add_argument("--round", help="this one alone, as SEED.NUMBER")
+    parser.add_argument("--mode", choices=MODES, help="in all rounds")
+    parser.add_argument("--network", choices=NETWORKS, help="in all rounds")
+    parser.add_argument("--small", action="store_true", help="rounds as in `make test`")
+    arguments = parser.parse_args()
+    scale = SMALL if arguments.small else LONG
+    started = time.monotonic()
+    with lab() as made:
+        for kind, why in made.impossible.items():
+            print(f"chaos: without {kind}: {why}")
+        seeds = (f"{arguments.seed}.{number}" for number in itertools.count())
+        if arguments.round:
+            seeds = iter([arguments.round])  # type: ignore[assignment]
+        else:
+            print(f"chaos: seed {arguments.seed}", flush=True)
+        outcomes: list[Outcome] = []
+        for seed in seeds:
+            outcomes.append(_one(seed, made, scale, arguments))
+            if sum(outcome.kills for outcome in outcomes) >= arguments.kills:
+                break
+    found = summary(outcomes)
+    found |= {"seed": arguments.round or arguments.seed}
+    found |= {"seconds": round(time.monotonic() - started)}
+    print("CHAOS", json.dumps(found), flush=True)
+    return exit_code(outcomes, 0 if arguments.round else arguments.kills)
+
+
+def exit_code(outcomes: list[Outcome], num_kills: int) -> int:
+    """0 if every round was right, and so many processes were killed."""
+    is_enough = sum(outcome.kills for outcome in outcomes) >= num_kills
+    return 0 if is_enough and all(outcome.is_right for outcome in outcomes) else 1
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, object]:
+    """Of all rounds. ended: those whose job ended otherwise than it should, with an error."""
+    events = sum((outcome.counts for outcome in outcomes), Counter[str]())
+    return {
+        "kills": sum(outcome.kills for outcome in outcomes),
+        "lost": sum(outcome.verdict.lost for outcome in outcomes),
+        "twice": sum(outcome.verdict.twice for outcome in outcomes),
+        "hung": sum(outcome.is_hung for outcome in outcomes),
+        "differing": sum(bool(outcome.verdict.differing) for outcome in outcomes),
+        "ended": sum(bool(outcome.problem) and not outcome.is_hung for outcome in outcomes),
+        "rounds": len(outcomes),
+        "modes": dict(Counter(outcome.plan.mode for outcome in outcomes)),
+        "events": dict(events),
+    }
+
+
+def _one(seed: str, made: Lab, scale: Scale, arguments: argparse.Namespace) -> Outcome:
+    plan = draw(seed, scale, mode=arguments.mode, network=arguments.network)
+    folder = (FOLDER / seed).resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"chaos: round {seed}: {plan}", flush=True)
+    outcome = run_round(plan, folder, made, deadline_s=DEADLINE_S)
+    print(f"chaos: round {seed}: {outcome}", flush=True)
+    if outcome.is_right:
+        shutil.rmtree(folder)
+    else:
+        print(f"chaos: its logs are in {folder}; again: make chaos ROUND={seed}", flush=True)
+    return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Makes the events of a plan happen to a job, each in its time, and ends them again."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from signal import SIGCONT, SIGSTOP
+
+from tests.chaos.clock import Clock
+from tests.chaos.disk import Disk
+from tests.chaos.job import Job, Place
+from tests.chaos.partition import Namespace
+from tests.chaos.plan import KILLS, STOPS, Event
+
+ALIVE_S_MAX = 0.5
+"""A process that is to be killed again lives this long at most."""
+
+
+class Chaos:
+    """The events of a job.
+
+    `advance` does what is due: call it again and again. Attributes: `counts` has how many events
+    of each kind have happened, `kills` how many processes were killed.
+    """
+
+    def __init__(
+        self, job: Job, clock: Clock | None, namespace: Namespace | None, disks: dict[int, Disk]
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.kills = 0
+        self._job, self._clock, self._namespace, self._disks = job, clock, namespace, disks
+        self._random = Random(f"events {job.plan.seed}")
+        self._events = list(job.plan.events)
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._is_ending = False
+        self._num_begun = 0  # whose time has come, and that have not happened yet
+        self._full: set[int] = set()  # servers whose disk is full
+
+    def advance(self, progress: float) -> None:
+        """What is due happens, and what has lasted long enough ends."""
+        while self._events and self._events[0].at <= progress:
+            event = self._events.pop(0)
+            self._num_begun += 1
+            self._later(event.after_s, lambda event=event: self._happen(event))  # type: ignore[misc]
+        while self._due and self._due[0][0] <= time.monotonic():
+            _, _, act = heapq.heappop(self._due)
+            act()
+
+    @property
+    def has_happened(self) -> bool:
+        """All of it, if not ended yet."""
+        return not (self._events or self._num_begun)
+
+    def end(self) -> None:
+        """Nothing more happens; what has happened still ends."""
+        self._is_ending = True
+
+    def undo(self) -> None:
+        """Nothing of it is left for another job."""
+        if self._clock is not None:
+            self._clock.set_right()
+        if self._job.plan.network == "namespaces" and self._namespace is not None:
+            self._namespace.cut(False)
+
+    def make_room(self) -> None:
+        """Full disks get room, and their servers start again."""
+        full, self._full = self._full, set()
+        for server in full:
+            self._disks[server].make_room()
+            self._kill(self._job.servers[server], "kill server")
+            self._start(self._job.servers[server])
+
+    def _happen(self, event: Event) -> None:
+        self._num_begun -= 1
+        if self._is_ending:
+            return
+        if event.kind in KILLS:
+            places = self._job.workers if event.kind == "kill worker" else self._job.servers
+            self._kill_again(places[event.target], event, event.again)
+        elif event.kind in STOPS:
+            places = self._job.workers if event.kind == "stop worker" else self._job.servers
+            self._stop(places[event.target], event)
+        elif event.kind == "network":
+            self._job.calm(False)
+            self._later(event.seconds, lambda: self._job.calm(True))
+            self.counts[event.kind] += 1
+        elif event.kind == "partition" and self._namespace is not None:
+            self._namespace.cut(True)
+            self._later(event.seconds, lambda: self._namespace.cut(False))
+            self.counts[event.kind] += 1
+        elif event.kind == "disk" and event.target in self._disks:
+            self._disks[event.target].fill()
+            self._full.add(event.target)
+            self.counts[event.kind] += 1
+        elif event.kind == "clock" and self._clock is not None:
+            self._clock.jump(self._random.randrange(len(self._job.places)), event.seconds)
+            self.counts[event.kind] += 1
+
+    def _kill_again(self, place: Place, event: Event, again: int) -> None:
+        self._kill(place, event.kind)
+
+        def start() -> None:
+            self._start(place)
+            if again:
+                alive_s = self._random.uniform(0.0, ALIVE_S_MAX)
+                self._later(alive_s, lambda: self._kill_again(place, event, again - 1))
+
+        if place.is_down:
+            self._later(event.seconds, start)
+
+    def _kill(self, place: Place, kind: str) -> None:
+        if not self._is_ending and place.kill():
+            self.kills += 1
+            self.counts[kind] += 1
+
+    def _start(self, place: Place) -> None:
+        if place.is_down:
+            place.launch()
+
+    def _stop(self, place: Place, event: Event) -> None:
+        program = place.program
+        if place.is_down or program.has_ended:
+            return
+        program.signal(SIGSTOP)
+        self.counts[event.kind] += 1
+
+        def go_on() -> None:
+            if not program.has_ended:
+                program.signal(SIGCONT)
+
+        self._later(event.seconds, go_on)
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), act))

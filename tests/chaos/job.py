@@ -1,0 +1,224 @@
+"""The processes of a round: started, killed, stopped and started again with their identity."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos import script
+from tests.chaos.plan import Plan
+from tests.chaos.script import Options
+from tests.programs import Program, Template
+from tests.proxy import Faults, Proxy
+from trireme import cli
+
+SCRIPT = str(Path(script.__file__))
+SERVER = ["-m", "trireme.cli", "server"]
+TIMEOUT_S = 60.0
+"""How long the job's processes wait for each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Where processes run.
+
+    Attributes:
+        programs: starts them.
+        host: address of the servers' side.
+        namespace: of the workers' side; empty if it is the same.
+    """
+
+    programs: Template
+    host: str = "127.0.0.1"
+    namespace: str = ""
+
+
+@dataclass
+class Place:
+    """A server's or worker's identity, and the processes that have had it."""
+
+    name: str
+    start: Callable[[], Program]
+    programs: list[Program] = field(default_factory=list)
+    is_down: bool = False  # killed, and not started again yet
+
+    @property
+    def program(self) -> Program:
+        return self.programs[-1]
+
+    def launch(self) -> None:
+        self.programs.append(self.start())
+        self.is_down = False
+
+    def kill(self) -> bool:
+        """As kill -9; whether there was anybody to kill."""
+        if self.is_down or self.program.has_ended:
+            return False
+        self.program.kill()
+        self.is_down = True
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        if not self.program.has_ended:
+            self.program.signal(number)
+
+    @property
+    def output(self) -> str:
+        return "".join(
+            f"==== process {number} of {self.name}\n{program.output}\n"
+            for number, program in enumerate(self.programs)
+        )
+
+
+class Job:
+    """with Job(plan, options, folder, world) as job:
+        job.servers[0].kill()
+        job.servers[0].launch()
+
+    Everything it writes is below `folder`: a folder `disk-N` for each server, and checkpoints.
+    """
+
+    def __init__(self, plan: Plan, options: Options, folder: Path, world: World) -> None:
+        self.plan, self.folder = plan, folder
+        self._options, self._world = options, world
+        self._exit = ExitStack()
+        self._listeners: list[socket.socket] = []
+        self.addresses: list[str] = []
+        self.proxies: list[Proxy] = []
+        self.servers = [
+            Place(f"server {index}", self._server(index)) for index in range(plan.num_servers)
+        ]
+        self.workers = [
+            Place(f"worker {index}", self._worker(index)) for index in range(plan.num_workers)
+        ]
+
+    def __enter__(self) -> Job:
+        with ExitStack() as stack:
+            stack.enter_context(self._exit)
+            if self.plan.has_keys:
+                self._make_keys()
+            if self.plan.is_handed:
+                for _ in self.servers:
+                    self._listeners.append(stack.enter_context(self._listener()))
+            for server in self.servers:
+                server.launch()
+                self.addresses.append(server.program.wait_line(r"^listening on (\S+)")[1])
+            if self.plan.network == "proxy":
+                self.proxies = [
+                    stack.enter_context(Proxy(address, self._faults(number)))
+                    for number, address in enumerate(self.addresses)
+                ]
+                self.calm(True)
+            for worker in self.workers:
+                worker.launch()
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exit.__exit__(*error)  # type: ignore[arg-type]
+
+    @property
+    def places(self) -> list[Place]:
+        return [*self.servers, *self.workers]
+
+    def calm(self, is_calm: bool) -> None:
+        for proxy in self.proxies:
+            proxy.is_calm = is_calm
+
+    def progress(self) -> float:
+        """The share of all batches that workers have come to."""
+        done = 0
+        for worker in self.workers:
+            steps = re.findall(r"^step (\d+)$", worker.output, re.MULTILINE)
+            done += max(map(int, steps), default=0)
+        return done / (sum(self.plan.lengths) * self.plan.num_epochs)
+
+    def state_dir(self, server: int) -> Path:
+        return self.disk(server) / "state"
+
+    def disk(self, server: int) -> Path:
+        return self.folder / f"disk-{server}"
+
+    def _faults(self, number: int) -> Faults:
+        """Those of a repeated message not with keys: CurveZMQ takes it for an attack."""
+        repeated = 0.0 if self.plan.has_keys else 0.1
+        return Faults(
+            seed=number + 1,
+            lose_request=0.02,
+            lose_reply=0.02,
+            cut_request=0.02,
+            cut_reply=0.02,
+            duplicate=repeated,
+            replay=repeated,
+            delay=0.1,
+            delay_s_max=0.1,
+        )
+
+    def _listener(self) -> socket.socket:
+        listener = socket.create_server((self._world.host, 0))
+        listener.set_inheritable(True)
+        return listener
+
+    def _make_keys(self) -> None:
+        arguments = ["keys", str(self.folder / "keys"), "--worker_num", str(self.plan.num_workers)]
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            code = cli.main(arguments)
+        if code != 0:
+            raise RuntimeError(f"trireme keys: {said.getvalue()}")
+
+    def _environment(self, place: str, slot: int) -> Mapping[str, str]:
+        env = {"TRIREME_TIMEOUT_S": f"{TIMEOUT_S:g}", "TRIREME_THREADS": "1"}
+        env |= {"TRIREME_ROOT": str(self.folder), "CHAOS_CLOCK_SLOT": str(slot)}
+        if self.plan.has_keys:
+            env["TRIREME_KEYS"] = str(self.folder / "keys" / place)
+        elif self._world.host != "127.0.0.1":
+            env["TRIREME_INSECURE"] = "1"
+        return env
+
+    def _server(self, index: int) -> Callable[[], Program]:
+        def start() -> Program:
+            plan = self.plan
+            options = ["--durability", plan.durability]
+            if plan.durability != "none":
+                options += ["--log_bytes", str(plan.log_bytes)]
+                options += ["--state_dir", str(self.state_dir(index))]
+            known = self.addresses[index:]  # none at the first start
+            options += ["--listen", known[0] if known else f"{self._world.host}:0"]
+            listener = self._listeners[index] if self._listeners else None
+            if listener is not None:
+                options[-1] = "{}:{}".format(*listener.getsockname())
+            program = self._world.programs.start(
+                f"server {index}",
+                [*SERVER, *options],
+                self._environment("server", index),
+                listener=listener,
+            )
+            return self._exit.enter_context(program)
+
+        return start
+
+    def _worker(self, index: int) -> Callable[[], Program]:
+        def start() -> Program:
+            servers = [proxy.endpoint for proxy in self.proxies] or self.addresses
+            program = self._world.programs.start(
+                f"worker {index}",
+                [SCRIPT, self._options.to_json()],
+                {
+                    **self._environment(f"worker.{index}", len(self.servers) + index),
+                    "TRIREME_ROLE": "worker",
+                    "TRIREME_SERVERS": ",".join(servers),
+                    "TRIREME_INDEX": str(index),
+                    "TRIREME_NUM_WORKERS": str(self.plan.num_workers),
+                },
+                namespace=self._world.namespace,
+            )
+            return self._exit.enter_context(program)
+
+        return start

@@ -1,0 +1,116 @@
+"""What a job should have come to, and what its last checkpoint says that it has come to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tests.chaos.script import BATCH, NUM_KEYS, Model, Options, examples, make_trainer
+from tests.integration.resuming import contents
+from trireme import _core
+from trireme.cluster import embedded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Updates of each key, and of the dense parameter."""
+
+    keys: Counter[int]
+    pushes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """lost, twice: updates that are missing, and that are there too often. differing: files of the
+    checkpoint that are others than those of the undisturbed run.
+    """
+
+    lost: int = 0
+    twice: int = 0
+    differing: tuple[str, ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        return self == RIGHT
+
+
+RIGHT = Verdict()
+
+
+def judge(options: Options, undisturbed: Path | None = None) -> Verdict:
+    """Compares the last checkpoint with what was trained on, and with that of a run in peace."""
+    last = Path(options.folder) / "last"
+    wanted, found = expected(options), saved(last)
+    missing, surplus = wanted.keys - found.keys, found.keys - wanted.keys
+    return Verdict(
+        lost=missing.total() + max(0, wanted.pushes - found.pushes),
+        twice=surplus.total() + max(0, found.pushes - wanted.pushes),
+        differing=() if undisturbed is None else tuple(differing(last, undisturbed)),
+    )
+
+
+def expected(options: Options) -> Counts:
+    keys = Counter[int]()
+    pushes = 0
+    workers = range(len(options.lengths))
+    for epoch in range(options.num_epochs):
+        streams = [list(_keys_of_batches(options, worker, epoch)) for worker in workers]
+        if options.mode == "sync":  # a rule is applied once per step
+            updates: Iterable[set[int]] = (set[int]().union(*step) for step in _steps(streams))
+        else:
+            updates = (batch for stream in streams for batch in stream)
+        for update in updates:
+            keys.update(update)
+        longest, total = max(options.lengths), sum(options.lengths)
+        pushes += longest if options.mode in ("sync", "hybrid") else total
+    return Counts(keys=keys, pushes=pushes)
+
+
+def _steps(streams: list[list[set[int]]]) -> Iterator[list[set[int]]]:
+    for step in range(max(map(len, streams))):
+        yield [stream[step] for stream in streams if step < len(stream)]
+
+
+def _keys_of_batches(options: Options, worker: int, epoch: int) -> Iterator[set[int]]:
+    columns = examples(options.data, options.lengths, worker, epoch)
+    for start in range(0, len(columns["label"]), BATCH):
+        batch = slice(start, start + BATCH)
+        yield set(columns["a"][batch].tolist()) | set(columns["b"][batch].tolist())
+
+
+def saved(path: Path) -> Counts:
+    """What a checkpoint of the script counts. Raises ValueError for what is no count."""
+    with embedded(threads=1) as cluster:
+        model = Model()
+        make_trainer("async", model, cluster).load(path)
+        keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+        rows = cluster.client.pull({"counted": keys}).rows["counted"][:, 0]
+        pushes = model.pushes.item()
+    if not (np.array_equal(rows, rows.round()) and abs(pushes - round(pushes)) < 0.01):
+        raise ValueError(f"judge: expected whole numbers, found {pushes} and {rows}")
+    by_key = dict(zip(keys.tolist(), rows.astype(int).tolist(), strict=True))
+    return Counts(keys=Counter(by_key), pushes=round(pushes))
+
+
+def differing(found: Path, expected: Path) -> list[str]:
+    """Files of one checkpoint that say something else than those of the other: all but the number
+    of the save that a row has changed before, since one that was cut off counts.
+    """
+    ours, theirs = contents(found), contents(expected)
+    return sorted(
+        name
+        for name in ours.keys() | theirs.keys()
+        if _content(name, ours.get(name)) != _content(name, theirs.get(name))
+    )
+
+
+def _content(name: str, content: bytes | None) -> object:
+    if content is None or not name.endswith(".arrow") or "buckets" in name:
+        return content
+    rows = pa.ipc.open_file(content).read_all().drop_columns("version")
+    return rows.to_pydict()

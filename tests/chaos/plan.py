@@ -1,0 +1,188 @@
+"""What happens in a round, drawn from a seed: the job, and which process suffers what, and when.
+
+The plan is the same for the same seed; at which instruction an event strikes is up to the machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+MODES = ("sync", "async", "bounded", "geo", "hybrid")
+NETWORKS = ("direct", "proxy", "namespaces")
+KILLS = ("kill server", "kill coordinator", "kill worker")
+STOPS = ("stop server", "stop worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happens.
+
+    Attributes:
+        at: the share of all batches that have been trained on when its time comes, in [0, 1).
+        after_s: how much later it happens.
+        kind: of KILLS, STOPS, or "network", "partition", "disk", "clock".
+        target: index of the server or worker.
+        seconds: until the process is started again, goes on, or the network is well again; of
+            "clock" by how much the clock jumps.
+        again: how often the process is killed once more before it serves.
+    """
+
+    at: float
+    after_s: float
+    kind: str
+    target: int = 0
+    seconds: float = 0.0
+    again: int = 0
+
+    def __str__(self) -> str:
+        where = (
+            ""
+            if self.kind in ("network", "partition", "clock", "kill coordinator")
+            else self.target
+        )
+        return f"{self.kind} {where}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How much a round tries."""
+
+    num_kills: tuple[int, int]
+    num_batches: tuple[int, int]  # of a worker in an epoch
+    num_processes_max: int  # servers, and workers
+    stop_s: float
+    network_s: float
+    pause_s: float  # before a killed process is started again, at most
+
+
+SMALL = Scale(
+    num_kills=(2, 3),
+    num_batches=(15, 25),
+    num_processes_max=2,
+    stop_s=1.0,
+    network_s=1.0,
+    pause_s=0.2,
+)
+LONG = Scale(
+    num_kills=(4, 8),
+    num_batches=(40, 80),
+    num_processes_max=3,
+    stop_s=20.0,
+    network_s=5.0,
+    pause_s=2.0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A round.
+
+    Attributes:
+        lengths: batches of each worker in an epoch.
+        network: of NETWORKS, between workers and servers.
+        has_keys: whether they speak CurveZMQ.
+        is_handed: whether servers get a socket that listens, as from `trireme launch`, and so keep
+            their port while they are down.
+        every_steps: of the checkpoints written meanwhile; 0: none.
+        events: in the order of their times.
+    """
+
+    seed: str
+    mode: str
+    num_servers: int
+    lengths: tuple[int, ...]
+    num_epochs: int
+    durability: str
+    log_bytes: int
+    network: str
+    has_keys: bool
+    is_handed: bool
+    every_steps: int
+    pause_per_batch_s: float
+    events: tuple[Event, ...]
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.lengths)
+
+    def __str__(self) -> str:
+        keys = ", keys" if self.has_keys else ""
+        return (
+            f"{self.mode}, {self.num_servers} servers, {self.num_workers} workers,"
+            f" {self.durability}, {self.network}{keys}: "
+            + ", ".join(f"{event} at {event.at:.0%}" for event in self.events)
+        )
+
+    def undisturbed(self) -> Plan:
+        """The same job in quiet."""
+        calm = replace(self, network="direct", has_keys=False, durability="none", events=())
+        return replace(calm, pause_per_batch_s=0.0)
+
+
+def draw(seed: str, scale: Scale, *, mode: str | None = None, network: str | None = None) -> Plan:
+    """The plan of this seed. `mode` and `network` put one in the place of the one that is drawn."""
+    random = Random(f"chaos {seed}")
+    drawn_mode, drawn_network = random.choice(MODES), random.choice(NETWORKS)
+    mode, network = mode or drawn_mode, network or drawn_network
+    if mode == "hybrid":  # its workers also talk to each other, without keys: on loopback alone
+        network = "direct" if network == "namespaces" else network
+    plan = Plan(
+        seed=seed,
+        mode=mode,
+        num_servers=random.randint(1, scale.num_processes_max),
+        lengths=tuple(
+            random.randint(*scale.num_batches)
+            for _ in range(random.randint(1, scale.num_processes_max))
+        ),
+        num_epochs=2,
+        durability=random.choice(("process", "machine")),
+        log_bytes=random.choice((1 << 14, 1 << 17, 1 << 30)),
+        network=network,
+        has_keys=random.random() < 0.4,
+        is_handed=random.random() < 0.4,
+        every_steps=random.choice((0, 7)),
+        pause_per_batch_s=0.01,
+        events=(),
+    )
+    events = sorted(_events(plan, scale, random), key=lambda event: event.at)
+    return replace(plan, events=tuple(events))
+
+
+def _events(plan: Plan, scale: Scale, random: Random) -> Iterator[Event]:
+    # A successor cannot take part in hybrid's all-reduce.
+    kinds = [kind for kind in KILLS if not (plan.mode == "hybrid" and kind == "kill worker")]
+    for _ in range(random.randint(*scale.num_kills)):
+        kind = random.choice(kinds)
+        again = sum(1 for _ in itertools.takewhile(lambda _: random.random() < 0.25, range(3)))
+        yield _event(plan, random, kind, random.uniform(0, scale.pause_s), again)
+    if random.random() < 0.4:
+        yield _event(plan, random, random.choice(STOPS), scale.stop_s)
+    if random.random() < 0.4:
+        jump_s = random.choice((-1, 1)) * random.choice((5.0, 3600.0, 86400.0 * 400))
+        yield _event(plan, random, "clock", jump_s)
+    if plan.network == "proxy":
+        for _ in range(random.randint(1, 2)):
+            yield _event(plan, random, "network", scale.network_s)
+    if plan.network == "namespaces":
+        yield _event(plan, random, "partition", random.uniform(0.3, 1.0) * scale.network_s)
+    if random.random() < 0.25 and plan.mode != "hybrid":
+        yield _event(plan, random, "disk")
+
+
+def _event(plan: Plan, random: Random, kind: str, seconds: float = 0.0, again: int = 0) -> Event:
+    is_worker = kind in ("kill worker", "stop worker")
+    target = random.randrange(plan.num_workers if is_worker else plan.num_servers)
+    if kind in ("kill server", "kill coordinator"):
+        target = target if kind == "kill server" else 0
+        kind = "kill server" if target else "kill coordinator"
+    return Event(
+        at=random.uniform(0.0, 0.9),
+        after_s=random.uniform(0.0, 0.2),
+        kind=kind,
+        target=target,
+        seconds=seconds,
+        again=again,
+    )

@@ -1,0 +1,180 @@
+"""One round: a job suffers what its plan says, ends, and is judged."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.disk import small_disk
+from tests.chaos.events import Chaos
+from tests.chaos.job import Job, Place
+from tests.chaos.judge import RIGHT, Verdict, judge
+from tests.chaos.lab import Lab
+from tests.chaos.plan import Plan
+from tests.chaos.script import Options
+
+TICK_S = 0.05
+GOODBYE = "all workers have said goodbye"
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What became of a round.
+
+    Attributes:
+        problem: why the job did not come to its end as it should; empty if it did.
+        is_hung: neither its end nor an error before the deadline.
+    """
+
+    plan: Plan
+    kills: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    verdict: Verdict = RIGHT
+    problem: str = ""
+    is_hung: bool = False
+    seconds: float = 0.0
+
+    @property
+    def is_right(self) -> bool:
+        return self.verdict.is_right and not self.problem and not self.is_hung
+
+    def __str__(self) -> str:
+        found = "right" if self.is_right else f"WRONG: {self.problem or self.verdict}"
+        return f"{self.kills} kills, {self.seconds:.0f} s, {found}"
+
+
+def run_round(plan: Plan, folder: Path, lab: Lab, *, deadline_s: float, flaw: str = "") -> Outcome:
+    """Everything that the round writes is in `folder`, the output of its processes too.
+
+    deadline_s: for the job, and once more for the undisturbed one of sync. flaw: as in `Options`.
+    """
+    plan = lab.fit(plan)
+    started = time.monotonic()
+    undisturbed = None
+    if plan.mode == "sync":
+        calm = plan.undisturbed()
+        outcome = _run(calm, _options(calm, folder / "calm"), lab, deadline_s)
+        if not outcome.is_right:
+            outcome.problem = f"undisturbed: {outcome.problem or outcome.verdict}"
+            return outcome
+        undisturbed = folder / "calm" / "last"
+    options = _options(plan, folder / "job", flaw)
+    outcome = _run(plan, options, lab, deadline_s, undisturbed)
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def _options(plan: Plan, folder: Path, flaw: str = "") -> Options:
+    folder.mkdir(parents=True)
+    return Options(
+        folder=str(folder),
+        mode=plan.mode,
+        data=plan.seed,
+        lengths=plan.lengths,
+        num_epochs=plan.num_epochs,
+        every_steps=plan.every_steps,
+        pause_per_batch_s=plan.pause_per_batch_s,
+        flaw=flaw,
+    )
+
+
+def _run(
+    plan: Plan, options: Options, lab: Lab, deadline_s: float, undisturbed: Path | None = None
+) -> Outcome:
+    outcome = Outcome(plan=plan)
+    folder = Path(options.folder)
+    job = Job(plan, options, folder, lab.world(plan))
+    with ExitStack() as stack:
+        servers = {event.target for event in plan.events if event.kind == "disk"}
+        disks = {s: stack.enter_context(small_disk(job.disk(s))) for s in sorted(servers)}
+        stack.enter_context(job)
+        chaos = Chaos(job, lab.clock, lab.namespace, disks)
+        try:
+            _Run(job, chaos, outcome, time.monotonic() + deadline_s).to_its_end()
+        finally:
+            (folder / "output").write_text("".join(place.output for place in job.places))
+            chaos.undo()
+        outcome.kills, outcome.counts = chaos.kills, chaos.counts
+    if not outcome.problem:
+        outcome.verdict = judge(options, undisturbed)
+    return outcome
+
+
+class _Run:
+    """Drives a job to its end, and says in `outcome` if that is not as it should be."""
+
+    def __init__(self, job: Job, chaos: Chaos, outcome: Outcome, deadline: float) -> None:
+        self._job, self._chaos, self._outcome = job, chaos, outcome
+        self._deadline = deadline
+        self._tick = threading.Event()
+
+    def to_its_end(self) -> None:
+        while not self._outcome.problem:
+            self._chaos.advance(self._job.progress())
+            if self._chaos.has_happened:
+                (self._job.folder / "go").touch()
+            done = [_is_done(worker) for worker in self._job.workers]
+            if any(done):
+                self._chaos.end()
+            if all(done) or self._servers_are_done():
+                break
+            self._look_after_workers()
+            self._look_after_servers()
+            self._wait("workers", [w for w in self._job.workers if not _is_done(w)])
+        while not (self._outcome.problem or self._servers_are_done()):
+            self._chaos.advance(1.0)
+            self._look_after_servers()
+            self._wait("servers", [s for s in self._job.servers if not _has_said_goodbye(s)])
+        self._look_for_failures()
+
+    def _wait(self, which: str, places: list[Place]) -> None:
+        if time.monotonic() > self._deadline:
+            names = ", ".join(place.name for place in places)
+            self._problem(f"hung: {which} have not ended: {names}")
+            self._outcome.is_hung = True
+        self._tick.wait(TICK_S)
+
+    def _servers_are_done(self) -> bool:
+        return all(_has_said_goodbye(server) for server in self._job.servers)
+
+    def _look_after_workers(self) -> None:
+        """Start those again that a full disk has ended, once there is room."""
+        for worker in self._job.workers:
+            if worker.is_down or not worker.program.has_ended or _is_done(worker):
+                continue
+            code, line = worker.program.finish(), _last_line(worker)
+            if self._chaos.counts["disk"] and line.startswith("trireme.errors.ResourceExhausted"):
+                self._chaos.make_room()
+                worker.launch()
+            else:
+                self._problem(f"{worker.name} ended with {code}: {line}")
+
+    def _look_after_servers(self) -> None:
+        for server in self._job.servers:
+            if not server.is_down and server.program.has_ended and not _has_said_goodbye(server):
+                code = server.program.finish()
+                self._problem(f"{server.name} ended with {code}: {_last_line(server)}")
+
+    def _look_for_failures(self) -> None:
+        for server in self._job.servers:
+            if "Traceback" in server.output:
+                self._problem(f"{server.name} has met an exception")
+
+    def _problem(self, text: str) -> None:
+        self._outcome.problem = self._outcome.problem or text
+
+
+def _is_done(worker: Place) -> bool:
+    return not worker.is_down and worker.program.output.endswith("done")
+
+
+def _has_said_goodbye(server: Place) -> bool:
+    return GOODBYE in server.output
+
+
+def _last_line(place: Place) -> str:
+    return place.program.output.rpartition("\n")[2]

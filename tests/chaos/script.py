@@ -1,0 +1,182 @@
+"""A worker's script of the chaos suite: what it trains counts its updates.
+
+Called with a JSON object of `Options`. Every push of a batch with a key adds 1 to the key's row of
+the table `counted`, and 1 to the dense parameter `pushes`; in sync all workers' pushes of a step
+add 1 together, since a rule is applied once per step. Beside them rows and a dense layer learn
+something, which in sync is to be the same to the last bit whatever happens.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import trireme as tr
+from trireme.cluster import Cluster
+
+BATCH, NUM_KEYS, DIM = 8, 150, 3
+STRATEGIES = {
+    "sync": tr.Strategy("sync"),
+    "bounded": tr.Strategy("bounded", staleness=2),
+    "async": tr.Strategy("async"),
+    "geo": tr.Strategy("geo", k=3),
+    "hybrid": tr.Strategy("hybrid"),
+}
+SCHEMA = tr.data.Schema(
+    [tr.data.Sparse("a"), tr.data.Sparse("b"), tr.data.Dense("number"), tr.data.Label()]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a worker is told.
+
+    Attributes:
+        folder: where checkpoints go; the last one is `last`. It is written when there is a file
+            `go` beside it: when everything has happened that is to happen.
+        data: seed of the examples.
+        flaw: a mistake to make on purpose, so that tests can see it found: "lost", "twice",
+            "hung", "bit".
+    """
+
+    folder: str
+    mode: str
+    data: str
+    lengths: tuple[int, ...]
+    num_epochs: int
+    every_steps: int
+    pause_per_batch_s: float
+    flaw: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Model(nn.Module):
+    """Gives two numbers per example: a prediction, and one whose gradient for `pushes` is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        start = tr.initializer.Constant(0.0)
+        counted = tr.Table("counted", dim=1, optimizer=tr.optim.Count(), initializer=start)
+        learned = tr.Table(
+            "learned", dim=DIM, optimizer=tr.optim.Adagrad(lr=0.05), initializer=start
+        )
+        self.counted = tr.nn.EmbeddingBag(counted, features=["a", "b"])
+        self.learned = tr.nn.EmbeddingBag(learned, features=["a", "b"])
+        self.head = nn.Linear(2 * DIM, 1)
+        for parameter in self.head.parameters():
+            nn.init.constant_(parameter, 0.1)
+        self.pushes = nn.Parameter(torch.zeros(1))
+        self.pause_s = 0.0
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        if self.training:
+            print(f"step {int(batch['number'][0])}", flush=True)
+            threading.Event().wait(self.pause_s)
+        predicted = self.head(self.learned(batch).flatten(1)).squeeze(1)
+        return torch.stack((predicted, self.counted(batch).sum((1, 2)) - self.pushes), 1)
+
+
+def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    learning = nn.functional.binary_cross_entropy_with_logits(output[:, 0], label)
+    return learning + output[:, 1].mean()
+
+
+def make_trainer(mode: str, model: Model, cluster: Cluster) -> tr.Trainer:
+    groups = [
+        {"params": [model.pushes], "lr": 1.0},
+        {"params": list(model.head.parameters()), "lr": 0.05, "momentum": 0.9},
+    ]
+    return tr.Trainer(
+        model,
+        torch.optim.SGD(groups, lr=1.0),
+        strategy=STRATEGIES[mode],
+        loss=loss,
+        progress=False,
+        cluster=cluster,
+    )
+
+
+def examples(data: str, lengths: tuple[int, ...], worker: int, epoch: int) -> dict[str, Any]:
+    """Of one worker in one epoch, in their order; `number` is that of the batch, from 1 on."""
+    rng = np.random.default_rng([*data.encode(), worker, epoch])
+    num = lengths[worker] * BATCH
+    keys = {name: rng.integers(0, NUM_KEYS, num) for name in ("a", "b")}
+    number = 1 + epoch * lengths[worker] + np.arange(num) // BATCH
+    label = rng.integers(0, 2, num).astype(np.float32)
+    return {**keys, "number": number.astype(np.float32), "label": label}
+
+
+class Data:
+    """Each worker has its own, and other examples in each epoch."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def stream(
+        self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
+    ) -> Any:
+        del num_streams
+        columns = examples(self._options.data, self._options.lengths, index, epoch)
+        if self._options.flaw in ("lost", "twice") and (index, epoch) == (0, 0):
+            columns = _flawed(columns, self._options.flaw)
+        mine = tr.data.ArrayDataset(columns, schema=SCHEMA, batch_size=BATCH)
+        return mine.stream(0, 1, start=start, epoch=epoch)
+
+
+def _flawed(columns: dict[str, Any], flaw: str) -> dict[str, Any]:
+    """Batch 3 is not there, or twice."""
+    cut = slice(3 * BATCH, None) if flaw == "lost" else slice(2 * BATCH, None)
+    upto = 2 * BATCH if flaw == "lost" else 3 * BATCH
+    return {name: np.concatenate((c[:upto], c[cut])) for name, c in columns.items()}
+
+
+def _nudge(method: Any) -> Any:
+    """After the first step the last bit of a weight is another."""
+    num_calls = 0
+
+    @functools.wraps(method)
+    def nudged(self: Model, batch: Any) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        output: torch.Tensor = method(self, batch)
+        return output * (1 + 2**-23) if num_calls == 2 else output
+
+    return nudged
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    options = Options(**{**told, "lengths": tuple(told["lengths"])})
+    with tr.init() as cluster:
+        for seed in (torch.manual_seed, np.random.seed, random.seed):  # a save has their states
+            seed(cluster.worker)
+        if options.flaw == "bit" and cluster.worker == 0:
+            Model.forward = _nudge(Model.forward)  # type: ignore[method-assign]
+        model = Model()
+        model.pause_s = options.pause_per_batch_s
+        trainer = make_trainer(options.mode, model, cluster)
+        saving = {}
+        if options.every_steps:
+            where = f"{options.folder}/steps"
+            saving["checkpoints"] = tr.Checkpoints(where, every_steps=options.every_steps, keep=2)
+        trainer.fit(Data(options), epochs=options.num_epochs, **saving)
+        while options.flaw == "hung" or not Path(options.folder, "go").exists():
+            threading.Event().wait(0.02)
+        trainer.save(f"{options.folder}/last")
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A little of `make chaos`, each kind of event once, and that the suite sees what it looks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.__main__ import exit_code, summary
+from tests.chaos.judge import Verdict
+from tests.chaos.lab import Lab
+from tests.chaos.plan import LONG, SMALL, Event, Plan, draw
+from tests.chaos.round import Outcome, run_round
+from tests.property.seeds import SEED
+
+DEADLINE_S = 50.0
+"""Of a job of a few seconds. Two of them are within the time that a test may take."""
+
+
+def plan_of(mode: str, *events: Event, network: str = "direct") -> Plan:
+    """Two servers and two workers, who suffer this and no more."""
+    plan = draw(f"{SEED} {mode}", SMALL, mode=mode, network=network)
+    return replace(plan, num_servers=2, lengths=(20, 16), events=events)
+
+
+def event(at: float, kind: str, target: int = 0, seconds: float = 0.0) -> Event:
+    return Event(at=at, after_s=0.0, kind=kind, target=target, seconds=seconds)
+
+
+def suffer(plan: Plan, folder: Path, lab: Lab) -> Outcome:
+    """A round that ends well."""
+    print(f"seed {SEED}: {plan}")
+    outcome = run_round(plan, folder, lab, deadline_s=DEADLINE_S)
+    output = folder / "job" / "output"
+    assert outcome.is_right, f"{outcome}\n{output.read_text() if output.exists() else ''}"
+    assert outcome.counts.keys() >= {e.kind for e in plan.events} - lab.impossible.keys()
+    return outcome
+
+
+def test_servers_and_workers_that_are_stopped_for_a_while_are_waited_for(
+    tmp_path: Path, lab: Lab
+) -> None:
+    stops = [event(0.2, "stop server", 1, 1.0), event(0.6, "stop worker", 1, 1.0)]
+    suffer(plan_of("sync", *stops), tmp_path, lab)
+
+
+def test_messages_delayed_repeated_lost_and_cut_change_nothing(tmp_path: Path, lab: Lab) -> None:
+    plan = plan_of("sync", event(0.0, "network", seconds=30.0), network="proxy")
+    suffer(replace(plan, has_keys=False), tmp_path, lab)
+
+
+@pytest.mark.parametrize("killed", ["kill server", "kill worker"])
+def test_a_partition_during_which_somebody_is_killed_changes_nothing(
+    tmp_path: Path, lab: Lab, killed: str
+) -> None:
+    events = [event(0.3, "partition", seconds=1.0), event(0.3, killed, 1, 0.2)]
+    suffer(plan_of("async", *events, network="namespaces"), tmp_path, lab)
+
+
+def test_clocks_that_jump_change_nothing(tmp_path: Path, lab: Lab) -> None:
+    """By an hour or a year, forwards and backwards, those of some and then of others."""
+    jumps = (3600.0, -86400.0 * 400, 86400.0 * 400, -3600.0, -7200.0)
+    events = [event(0.15 * n, "clock", seconds=jump) for n, jump in enumerate(jumps)]
+    suffer(plan_of("bounded", *events, event(0.5, "kill server", 1)), tmp_path, lab)
+
+
+def test_a_job_goes_on_when_a_disk_that_was_full_has_room(tmp_path: Path, lab: Lab) -> None:
+    suffer(plan_of("geo", event(0.4, "disk", 1)), tmp_path, lab)
+
+
+def test_a_round_ends_as_if_nothing_had_happened(tmp_path: Path, lab: Lab) -> None:
+    events = [event(0.1, "kill server", 1), event(0.5, "kill coordinator")]
+    outcome = suffer(plan_of("hybrid", *events), tmp_path, lab)
+    assert outcome.kills == 2
+
+
+def test_the_same_seed_draws_the_same_plan() -> None:
+    plans = [draw(f"{SEED}.{number}", LONG) for number in range(200)]
+    assert plans == [draw(plan.seed, LONG) for plan in plans]
+    assert all(plan.events for plan in plans)
+    kinds = {e.kind for plan in plans for e in plan.events}
+    assert kinds == {
+        *("kill server", "kill coordinator", "kill worker", "stop server", "stop worker"),
+        *("network", "partition", "disk", "clock"),
+    }
+
+
+# A check that cannot fail is worth nothing: the mistakes below are made on purpose.
+
+
+@pytest.mark.parametrize("flaw", ["lost", "twice", "bit", "hung"])
+def test_what_is_wrong_is_found(tmp_path: Path, lab: Lab, flaw: str) -> None:
+    plan = replace(plan_of("sync" if flaw == "bit" else "async"), num_servers=1, lengths=(6,))
+    plan = replace(plan, every_steps=0, is_handed=False)
+    deadline_s = 5.0 if flaw == "hung" else DEADLINE_S
+    outcome = run_round(plan, tmp_path, lab, deadline_s=deadline_s, flaw=flaw)
+    verdict = outcome.verdict
+    assert outcome.is_hung == (flaw == "hung"), outcome
+    assert (verdict.lost > 0, verdict.twice > 0) == (flaw == "lost", flaw == "twice"), outcome
+    assert bool(verdict.differing) == (flaw == "bit"), outcome
+    assert not outcome.is_right
+    assert exit_code([outcome], num_kills=0) == 1
+
+
+def test_only_enough_kills_and_right_rounds_are_a_success() -> None:
+    plan = plan_of("async")
+    right = Outcome(plan=plan, kills=3)
+    assert exit_code([right, right], num_kills=6) == 0
+    assert exit_code([right, right], num_kills=7) == 1
+    for wrong in (
+        Outcome(plan=plan, kills=3, verdict=Verdict(lost=2)),
+        Outcome(plan=plan, kills=3, verdict=Verdict(twice=1)),
+        Outcome(plan=plan, kills=3, problem="hung", is_hung=True),
+        Outcome(plan=plan, kills=3, verdict=Verdict(differing=("worker.safetensors",))),
+        Outcome(plan=plan, kills=3, problem="worker 0 ended with 1"),
+    ):
+        assert exit_code([right, wrong], num_kills=0) == 1
+    found = summary([right, Outcome(plan=plan, kills=2, verdict=Verdict(lost=2, twice=1))])
+    assert (found["kills"], found["lost"], found["twice"], found["hung"]) == (5, 2, 1, 0)
