@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -70,6 +71,13 @@ def test_call_waits_for_a_server_that_comes_later(client: Client) -> None:
     with Server(at, {"echo": echo}, name="late"):
         caller.join(60)
     assert [reply.body for reply in replies] == [{"a": 1}]
+
+
+def test_trying_again_leaves_the_random_numbers_of_the_script_alone(client: Client) -> None:
+    before = random.getstate()
+    with pytest.raises(Unavailable), Client(name="another") as another:
+        another.call(free_address(), "echo", timeout_s=0.3)
+    assert random.getstate() == before
 
 
 def test_request_without_answer_is_sent_again_with_the_same_id(client: Client) -> None:

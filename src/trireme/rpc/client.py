@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import os
-import random
+import secrets
 import threading
 import time
 from collections import Counter
@@ -72,7 +72,7 @@ class Client:
         self._readers: dict[Socket, Callable[[], None]] = {}
         # Ids are unique among the clients that one server may see in one connection: any start will
         # do. A random one tells the clients apart in logs.
-        self._ids = itertools.count(random.getrandbits(48) + 1)
+        self._ids = itertools.count(secrets.randbits(48) + 1)
         self._busy = threading.Lock()  # held during a call, to notice a second thread
         self._is_closed = False
 
