@@ -57,6 +57,7 @@ examples:
 
 A script without arguments to trireme.init() finds its place in the environment:
   TRIREME_ROLE=worker TRIREME_SERVERS=HOST:PORT,... TRIREME_INDEX=I TRIREME_NUM_WORKERS=N
+  (or TRIREME_JOIN=1 for the last two: joins a job of trireme launch --streams that runs already)
   or Fleet's TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID,
   POD_IP and PADDLE_PORT; or torchrun's RANK and WORLD_SIZE with TRIREME_SERVERS; without any: alone
 

@@ -42,6 +42,10 @@ log = logging.getLogger("trireme")
 PENDING_MAX = 1024
 READY_MESSAGE_S = 3.0
 HEARTBEAT_S_MAX = 5.0
+_BEATS = 6
+"""Signs of life within a client's timeout; within a silence where streams are shared out."""
+_SILENCES = 4
+"""Of these within a client's timeout, so that streams change hands before others give up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +196,8 @@ class Cluster:
 
     Attributes:
         client: calls to the servers. pool: threads for the core.
-        worker, num_workers: place among the workers.
+        worker, num_workers: place among the workers that the job begins with.
+        num_streams: that workers share out among themselves; 0: each worker has its own.
         is_embedded: the tables are in this process.
         keys, insecure: how workers talk to each other: with these keys, or without keys beyond
             loopback all the same.
@@ -218,6 +223,7 @@ class Cluster:
         self.is_embedded = is_embedded
         self.keys, self.insecure = keys, insecure
         self.worker, self.num_workers = client.worker, client.num_workers
+        self.num_streams = client.num_streams
         self._pending = Lookups()
         self._of_thread = threading.local()
         self.steps: TrainingSteps | None = None
@@ -231,6 +237,11 @@ class Cluster:
         )
         self.telling.health.opened()
         _open.add(self)
+
+    @property
+    def streams_per_pass(self) -> int:
+        """Into how many streams the data of a pass is cut."""
+        return self.num_streams or self.num_workers
 
     @property
     def pending(self) -> Lookups:
@@ -341,10 +352,11 @@ class Asked:
 
     Attributes:
         reason: why; empty: it is not.
+        alone: this worker is to leave, and others go on for it.
     """
 
     def __init__(self) -> None:
-        self.reason = ""
+        self.reason, self.alone = "", False
 
 
 class _Heartbeat:
@@ -366,7 +378,10 @@ class _Heartbeat:
             "num_workers": client.num_workers,
             "incarnation": client.incarnation,
         }
-        self._period_s = min(max(client.timeout_s / 6, 0.2), HEARTBEAT_S_MAX)
+        if client.is_late:
+            self.body["late"] = True
+        beats = _SILENCES * _BEATS if client.num_streams else _BEATS
+        self._period_s = min(max(client.timeout_s / beats, 0.2), HEARTBEAT_S_MAX)
         self._stop = threading.Event()
         self._silent: set[int] = set()
         self._said: set[int] = set()
@@ -376,7 +391,8 @@ class _Heartbeat:
     def _run(self) -> None:
         while True:
             servers = self._client.map.servers
-            body = {**self.body, "report": self._report(), "stops": self._asked.reason}
+            stops = "" if self._asked.alone else self._asked.reason
+            body = {**self.body, "report": self._report(), "stops": stops}
             calls = [rpc.Call(server, "server.alive", body, []) for server in servers]
             within = {"within_s": 1.5 * self._period_s}
             calls.append(rpc.Call(servers[0], "server.attendance", within, []))
@@ -406,10 +422,13 @@ class _Heartbeat:
         self._thread.join()
 
 
-def embedded(*, threads: int = 0, timeout_s: float = 60.0, metrics: str | None = None) -> Cluster:
+def embedded(
+    *, streams: int = 0, threads: int = 0, timeout_s: float = 60.0, metrics: str | None = None
+) -> Cluster:
     """A cluster of one process: worker, tables and coordinator together.
 
     Args:
+        streams: that it trains on one after the other in each pass; 0: its data is one.
         metrics: "[host:]port" to answer /metrics and /healthz at.
     """
     telling = Telling("embedded", metrics)
@@ -425,6 +444,7 @@ def embedded(*, threads: int = 0, timeout_s: float = 60.0, metrics: str | None =
         lambda _: transport,
         worker=0,
         num_workers=1,
+        streams=streams,
         pool=pool,
         timeout_s=timeout_s,
     )
@@ -434,8 +454,10 @@ def embedded(*, threads: int = 0, timeout_s: float = 60.0, metrics: str | None =
 def connect(
     servers: Sequence[str],
     *,
-    worker: int,
-    num_workers: int,
+    worker: int = 0,
+    num_workers: int = 0,
+    streams: int = 0,
+    late: bool = False,
     threads: int = 0,
     timeout_s: float = 60.0,
     keys: rpc.ClientKeys | None = None,
@@ -445,6 +467,9 @@ def connect(
     """Join a job as one of its workers; waits for servers that are not up yet.
 
     Args:
+        worker, num_workers: its place; nothing if it comes late.
+        streams: that the workers share out among themselves; 0: each has its own.
+        late: the job shares out streams and runs already: take part from its next streams on.
         insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
         metrics: "[host:]port" to answer /metrics and /healthz at.
 
@@ -452,8 +477,7 @@ def connect(
         DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
         NotAdmitted: a server does not list this worker's key.
     """
-
-    name = f"worker {worker}"
+    name = "late worker" if late else f"worker {worker}"
     telling = Telling("worker", metrics, name)
     base = rpc.Client(name=name, keys=keys, watch=telling.waits, observe=telling.calls.observe)
 
@@ -469,6 +493,9 @@ def connect(
             transport,
             worker=worker,
             num_workers=num_workers,
+            streams=streams,
+            late=late,
+            silence_s=timeout_s / _SILENCES,
             pool=pool,
             timeout_s=timeout_s,
         )

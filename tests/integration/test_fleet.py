@@ -46,7 +46,7 @@ def test_files_are_dealt_in_contiguous_blocks_as_fleet_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Place:
-        num_workers = 3
+        num_workers, num_streams = 3, 0
 
         def __init__(self, worker: int) -> None:
             self.worker = worker

@@ -464,3 +464,36 @@ def test_the_launchers_own_variables_say_what_servers_keep(launcher: Launcher) -
     )
     assert launcher.peers["server 0"].ask("env TRIREME_DURABILITY") == "machine"
     assert launcher.peers["server 0"].ask("env TRIREME_STATE_DIR") == "kept/server-0"
+
+
+def test_workers_that_join_are_told_the_servers_and_nothing_of_their_place(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--join", "127.0.0.1:1,127.0.0.1:2", num=1, STANDIN_NAME="late")
+    said = {name: launcher.peers["late"].ask(f"env TRIREME_{name}") for name in ("SERVERS", "JOIN")}
+    assert said == {"SERVERS": "127.0.0.1:1,127.0.0.1:2", "JOIN": "1"}
+    for name in ("INDEX", "NUM_WORKERS", "STREAMS"):
+        assert launcher.peers["late"].ask(f"env TRIREME_{name}") == ""
+    launcher.peers["late"].send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == 0
+    assert "1 worker that join; logs in log/" in err
+    assert launcher.process is not None
+    assert (launcher.folder / f"log/lateworkerlog.{launcher.process.pid}.0").is_file()
+
+
+def test_streams_are_told_to_all_and_not_named_by_who_joins(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--streams", "8", num=2)
+    assert launcher.peers["worker 0"].ask("env TRIREME_STREAMS") == "8"
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
+    for options, message in (
+        (["--join", "a:1", "--streams", "8"], "because the job says the rest, found --streams"),
+        (["--server_num", "1", "--worker_num", "1", "--streams", "0"], "--streams of at least 1"),
+    ):
+        run = subprocess.run(
+            [*COMMAND, *options, STANDIN], capture_output=True, text=True, timeout=WAIT_S
+        )
+        assert run.returncode == 2
+        assert message in run.stderr

@@ -143,3 +143,27 @@ def test_a_worker_can_only_say_numbers_of_known_names(report: Any) -> None:
     with pytest.raises(BadRequest, match="expected"):
         tell(attendance, "alive", 0, report=report)
     assert attendance.reports() == {}
+
+
+def test_where_workers_come_and_go_those_are_waited_for_that_take_part_at_the_end() -> None:
+    """Worker 1 was given up, worker 2 has come late; worker 3 only listened, and knows of none."""
+    attendance = Attendance()
+    tell(attendance, "alive", 2, late=True)
+    tell(attendance, "goodbye", 3, late=True, members=None)
+    tell(attendance, "goodbye", 2, late=True, members=[0, 2])
+    assert not attendance.is_over
+    again = Attendance()
+    again.install(attendance.gone())
+    for of in (attendance, again):
+        tell(of, "goodbye", 0, members=[0, 2])
+        assert of.is_over
+    with pytest.raises(BadRequest, match="expected 0 <= worker < num_workers"):
+        tell(Attendance(), "alive", 2)
+
+
+def test_of_two_lists_of_members_the_shorter_one_counts_in_any_order() -> None:
+    for lists in ([[0, 1, 2], [0, 1]], [[0, 1], [0, 1, 2]]):
+        attendance = Attendance()
+        for worker, members in enumerate(lists):
+            tell(attendance, "goodbye", worker, members=members)
+        assert attendance.is_over

@@ -269,3 +269,22 @@ def test_servers_are_told_what_to_keep_and_embedded_tables_cannot() -> None:
 def test_what_a_server_is_to_keep_is_said_in_full(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         Durability(**options)
+
+
+def test_a_worker_that_joins_needs_the_servers_alone() -> None:
+    joining = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": LIST, "TRIREME_JOIN": "1"}
+    role = read_role(joining)
+    assert (role.role, role.is_late, role.servers) == ("worker", True, SERVERS)
+    assert role.describe().startswith("trireme: a worker that comes late, servers 10.89.176.11")
+    for name in ("TRIREME_INDEX", "TRIREME_NUM_WORKERS", "TRIREME_STREAMS"):
+        with pytest.raises(BadRequest, match=rf"joins a job \(TRIREME_JOIN\).* found {name}"):
+            read_role({**joining, name: "1"})
+
+
+def test_streams_that_workers_share_out_reach_workers_and_embedded_tables() -> None:
+    assert read_role({**OWN_WORKER, "TRIREME_STREAMS": "16"}).streams == 16
+    assert read_role({"TRIREME_STREAMS": "4"}).streams == 4
+    assert read_role(OWN_WORKER, streams=5).streams == 5
+    assert read_role(OWN_WORKER).streams == 0
+    with pytest.raises(BadRequest, match="TRIREME_STREAMS to be an integer >= 1, found '0'"):
+        read_role({"TRIREME_STREAMS": "0"})

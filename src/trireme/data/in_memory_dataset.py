@@ -152,6 +152,12 @@ class InMemoryDataset:
 
     def _share(self, files: QueueDataset) -> Any:
         of = self._cluster or (default() if is_default_set() else None)
+        if of is not None and of.num_streams:
+            raise BadRequest(
+                "InMemoryDataset.load_into_memory: expected a job in which each worker has its own"
+                f" part of the examples, found one whose workers share out {of.num_streams} streams"
+                " and may come late: use a QueueDataset"
+            )
         self._place = (0, 1) if of is None else (of.worker, of.num_workers)
         return files.stream(*self._place)
 

@@ -17,7 +17,7 @@ from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
 from trireme.fleet.transpiler import DistributeTranspilerConfig
 from trireme.inference import Predictor
-from trireme.launch.init import join, log, log_to_stderr, serve_role
+from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.ps.adam_d2sum import AdamD2Sum
 from trireme.ps.checkpoint import mode_of, open_storage, read_manifest
@@ -58,13 +58,14 @@ class Job:
         return not self.is_server()
 
     def is_first_worker(self) -> bool:
-        return self.is_worker() and self._role().index == 0
+        return self.is_worker() and self.worker_index() == 0
 
     def worker_index(self) -> int:
-        return self._role().index
+        return self._cluster().worker if self._role().is_late else self._role().index
 
     def worker_num(self) -> int:
-        return self._role().num_workers
+        """Workers that the job begins with."""
+        return self._cluster().num_workers if self._role().is_late else self._role().num_workers
 
     def server_num(self) -> int:
         return len(self._role().servers)
@@ -91,7 +92,7 @@ class Job:
         try:
             return cluster.default()
         except NotReady:
-            made = join(self._role())
+            made = connect(self._role())
             cluster.set_default(made)
             return made
 

@@ -19,6 +19,11 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
     if isinstance(files, str):
         raise BadRequest(f"fleet.util.get_file_shard: expected a list of files, found {files!r}")
     at = cluster.default()
+    if at.num_streams:
+        raise BadRequest(
+            "fleet.util.get_file_shard: expected a job in which each worker has its own files,"
+            f" found one whose workers share out {at.num_streams} streams: give the dataset all"
+        )
     size, extra = divmod(len(files), at.num_workers)
     start = at.worker * size + min(at.worker, extra)
     return list(files[start : start + size + (at.worker < extra)])

@@ -23,6 +23,8 @@ def init(
     role: str | None = None,
     index: int | None = None,
     num: int | None = None,
+    streams: int | None = None,
+    join: bool | None = None,
     keys: str | None = None,
     timeout_s: float | None = None,
     metrics: str | int | None = None,
@@ -39,6 +41,11 @@ def init(
         role: "worker", "server" or "embedded".
         index: of this process among those of its role.
         num: number of workers.
+        streams: cut the data of each pass into so many streams, which the workers share out among
+            themselves, in mode async: others may join later, and go on with the streams of one that
+            has died. Default: each worker has a stream of its own.
+        join: be a worker that joins such a job while it runs. It says the rest: no index and number
+            are needed.
         keys: folder with key files, to encrypt and authenticate: a worker needs client.key
             and server.pub, a server server.key and clients.pub (the admitted public keys).
         timeout_s: deadline of every call, the wait for other processes included.
@@ -56,6 +63,8 @@ def init(
         servers=servers,
         index=index,
         num=num,
+        streams=streams,
+        join=join,
         keys=keys,
         timeout_s=timeout_s,
         metrics=metrics,
@@ -64,21 +73,26 @@ def init(
     if place.role == "server":
         serve_role(place)
         sys.exit(0)
-    made = join(place)
+    made = connect(place)
     cluster.set_default(made)
     return made
 
 
-def join(place: Role) -> Cluster:
+def connect(place: Role) -> Cluster:
     """Join the job as the worker that `place` says, or embed everything."""
     if place.role == "embedded":
         return cluster.embedded(
-            threads=place.threads or 0, timeout_s=place.timeout_s, metrics=place.metrics
+            streams=place.streams,
+            threads=place.threads or 0,
+            timeout_s=place.timeout_s,
+            metrics=place.metrics,
         )
     return cluster.connect(
         place.servers,
         worker=place.index,
         num_workers=place.num_workers,
+        streams=place.streams,
+        late=place.is_late,
         threads=place.threads or 0,
         timeout_s=place.timeout_s,
         keys=None if place.keys is None else client_keys(Path(place.keys)),

@@ -122,8 +122,10 @@ class _Job:
 
     def _start(self) -> None:
         config, plan = self._config, self._plan
+        joining = " that join" if config.join else ""
+        num_workers = plan.num_workers or len(plan.workers)
         say(
-            f"servers {', '.join(plan.servers)}; {_count(plan.num_workers, 'worker')}; "
+            f"servers {', '.join(plan.servers)}; {_count(num_workers, 'worker')}{joining}; "
             f"logs in {config.log_dir}/"
         )
         cores = len(os.sched_getaffinity(0))
@@ -154,11 +156,16 @@ class _Job:
         }
         own = {
             "TRIREME_ROLE": role,
-            "TRIREME_INDEX": str(index),
-            "TRIREME_NUM_WORKERS": str(plan.num_workers),
             "TRIREME_SERVERS": ",".join(plan.servers),
             "PYTHONUNBUFFERED": "1",
         }
+        if config.join:
+            inherited.pop("TRIREME_STREAMS", None)
+            own["TRIREME_JOIN"] = "1"
+        else:
+            own |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(plan.num_workers)}
+        if config.streams is not None:
+            own["TRIREME_STREAMS"] = str(config.streams)
         if config.insecure:
             own["TRIREME_INSECURE"] = "1"
         if config.keys is not None:
@@ -189,11 +196,13 @@ class _Job:
 
     def _child(self, role: str, index: int, env: dict[str, str], pass_fds: list[int]) -> Child:
         name, is_first_worker = f"{role} {index}", role == "worker" and index == 0
+        # Those of several commands that join may write to one folder.
+        kind = f"late{role}log.{os.getpid()}" if self._config.join else f"{role}log"
         child = Child(
             name,
             [sys.executable, *self._config.command],
             env,
-            self._config.log_dir / f"{role}log.{index}",
+            self._config.log_dir / f"{kind}.{index}",
             pass_fds=pass_fds,
             console=sys.stdout.fileno() if is_first_worker else None,
             appends=self._num_restarts[name] > 0,

@@ -28,7 +28,9 @@ class LaunchConfig:
     a list. `command` is what python runs: a script or -m and a module, then their arguments.
     `grace_s`: between SIGTERM and SIGKILL. `state_dir`: each server has a folder of its own in it,
     for what `durability` keeps; default `log_dir`/state. `max_restart`: how often each process is
-    started again when it has died, which needs a durability.
+    started again when it has died, which needs a durability. `streams`: that workers share out;
+    default one of each worker's own. `join`: the servers of a job that shares out streams and runs,
+    which the workers join; the job's own command has started these servers.
     """
 
     command: tuple[str, ...]
@@ -47,12 +49,16 @@ class LaunchConfig:
     state_dir: Path | None = None
     log_bytes: int | None = None
     max_restart: int = 0
+    streams: int | None = None
+    join: tuple[str, ...] = ()
     limits: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The whole job's servers, and what of it runs here."""
+    """The whole job's servers, and what of it runs here. num_workers: that the job begins with; 0:
+    it runs already, and those here join it.
+    """
 
     servers: tuple[str, ...]
     num_workers: int
@@ -93,6 +99,10 @@ def make_plan(config: LaunchConfig) -> Plan:
         )
     _check_folders(config)
     parse_limits(config.limits or "")
+    if config.join:
+        return _plan_to_join(config)
+    if config.streams is not None and config.streams < 1:
+        raise BadRequest(f"launch: expected --streams of at least 1, found {config.streams}")
     server_num = _number("server", config.server_num, config.servers)
     worker_num = _number("worker", config.worker_num, config.workers)
     listed = config.workers
@@ -115,6 +125,23 @@ def make_plan(config: LaunchConfig) -> Plan:
             )
         stack.pop_all()
     return Plan(servers, worker_num, sockets, workers)
+
+
+def _plan_to_join(config: LaunchConfig) -> Plan:
+    """Workers here that join a job whose servers run."""
+    others = {
+        "--server_num": config.server_num,
+        "--servers": config.servers,
+        "--workers": config.workers,
+        "--streams": config.streams,
+    }
+    if given := [option for option, value in others.items() if value not in (None, ())]:
+        raise BadRequest(
+            "launch: expected --join with --worker_num, because the job says the rest, found"
+            f" {', '.join(given)}"
+        )
+    worker_num = 1 if config.worker_num is None else config.worker_num
+    return Plan(config.join, 0, {}, tuple(range(_number("worker", worker_num, ()))))
 
 
 def _number(role: str, num: int | None, addresses: tuple[str, ...]) -> int:

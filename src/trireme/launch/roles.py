@@ -34,6 +34,8 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_SERVERS": "servers",
     "TRIREME_INDEX": "index",
     "TRIREME_NUM_WORKERS": "num",
+    "TRIREME_STREAMS": "streams",
+    "TRIREME_JOIN": "join",
     "TRIREME_LISTEN": "listen",
     "TRIREME_LISTEN_FD": "listen_fd",
     "TRIREME_TIMEOUT_S": "timeout_s",
@@ -49,7 +51,7 @@ VARIABLES: Mapping[str, str] = {
 }
 
 # The facts that make a process part of a job; the others only tune it.
-_PLACE = ("role", "servers", "index", "num", "listen", "listen_fd")
+_PLACE = ("role", "servers", "index", "num", "join", "listen", "listen_fd")
 PLACE_VARIABLES = tuple(name for name, fact in VARIABLES.items() if fact in _PLACE)
 
 # Where a missing fact could have come from, for the message.
@@ -72,6 +74,8 @@ class Role:
 
     A server may have been told its address only: then `servers` is empty, `num_workers` is 0 and
     `index` says nothing (workers tell it the rest). `listen` is the address a server binds;
+    `streams` are those that workers share out among themselves, 0 for one of each worker's own; a
+    worker that `is_late` joins a job that runs, and hears there which it is.
     `listen_fd` a socket that already listens there, handed over by the launcher, so that no other
     process can take the port in between.
     """
@@ -79,6 +83,8 @@ class Role:
     role: RoleName
     index: int = 0
     num_workers: int = 1
+    streams: int = 0
+    is_late: bool = False
     servers: tuple[str, ...] = ()
     listen: str | None = None
     listen_fd: int | None = None
@@ -103,6 +109,8 @@ class Role:
             workers = f", {self.num_workers} worker{plural}" if self.num_workers else ""
             which = f"server {self.index} of {len(self.servers)}" if self.servers else "server"
             what = f"{which}, listening on {self.listen}{workers}"
+        elif self.is_late:
+            what = f"a worker that comes late, servers {', '.join(self.servers)}"
         else:
             what = f"worker {self.index} of {self.num_workers}, servers {', '.join(self.servers)}"
         return f"trireme: {what} ({self.source})"
@@ -123,6 +131,8 @@ def read_role(
     servers: str | Sequence[str] | None = None,
     index: int | None = None,
     num: int | None = None,
+    streams: int | None = None,
+    join: bool | None = None,
     listen: str | None = None,
     timeout_s: float | None = None,
     insecure: bool | None = None,
@@ -143,6 +153,8 @@ def read_role(
         servers: all servers as `host:port`, in order: a sequence, or one string with commas.
         index: of this process among those of its role.
         num: number of workers.
+        streams: that workers share out among themselves; default: each has its own.
+        join: this is a worker that joins a job that runs.
         listen: `host:port` that a server binds; default its entry in `servers`.
         timeout_s: how long to wait for the other processes of the job; > 0.
         insecure: a server may listen beyond loopback without keys, and so may a worker, to the
@@ -166,6 +178,8 @@ def read_role(
         "servers": servers,
         "index": index,
         "num": num,
+        "streams": streams,
+        "join": join,
         "listen": listen,
         "timeout_s": timeout_s,
         "insecure": insecure,
@@ -293,6 +307,7 @@ def _check(facts: _Facts) -> Role:
         durability=_durability(facts),
         state_dir=str(facts["state_dir"].value) if "state_dir" in facts else None,
         log_bytes=_integer(facts["log_bytes"], low=1) if "log_bytes" in facts else None,
+        streams=_integer(facts["streams"], low=1) if "streams" in facts else 0,
         threads=_integer(facts["threads"], low=1) if "threads" in facts else None,
         metrics=_metrics(facts.get("metrics")),
         limits=str(facts["limits"].value) if "limits" in facts else None,
@@ -348,6 +363,8 @@ def _worker(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:
             f"init: expected no address to listen on for a worker, "
             f"found {listen.name}={listen.value}"
         )
+    if _flag(facts.get("join")):
+        return _late(facts, servers, base)
     num_fact = _need(facts, "num", "a worker")
     index_fact = _need(facts, "index", "a worker", "worker index")
     num, index = _integer(num_fact, low=1), _integer(index_fact, low=0)
@@ -356,6 +373,16 @@ def _worker(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:
             f"init: expected {index_fact.name} below {num_fact.name} = {num}, found {index}"
         )
     return replace(base, role="worker", index=index, num_workers=num, servers=servers)
+
+
+def _late(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:
+    for key in ("index", "num", "streams"):
+        if key in facts:
+            raise BadRequest(
+                f"init: expected nothing but the servers of a worker that joins a job"
+                f" ({facts['join'].name}), which says the rest, found {facts[key].name}"
+            )
+    return replace(base, role="worker", is_late=True, num_workers=0, servers=servers)
 
 
 def _server(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:

@@ -6,12 +6,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from trireme.errors import BadRequest, Unavailable
 from trireme.ps.coordinator import WORKERS_MAX
 from trireme.ps.journal import Journal
 from trireme.ps.shard import Handler
-from trireme.ps.wire import need
+from trireme.ps.wire import need, need_list
 from trireme.rpc import Reply, Request
 
 REPORTED = ("retries", "planned", "pulled", "pushes")
@@ -28,6 +29,7 @@ class Attendance:
         self.journal = Journal()
         self._changed = threading.Condition()
         self._num_workers: int | None = None
+        self._members: set[int] | None = None  # of a job that workers may join late and leave
         self._last_heard: dict[int, float] = {}
         self._gone: dict[int, int] = {}  # worker -> its incarnation that said goodbye
         self._reports: dict[int, dict[str, int]] = {}
@@ -61,34 +63,50 @@ class Attendance:
         """A successor of a worker that had said goodbye has come."""
         with self._changed:
             self._gone.pop(worker, None)
-            self._is_over = False
+            self._is_over, self._members = False, None  # as it will say when it ends
 
     def _on_goodbye(self, request: Request) -> Reply:
         with self.journal.changing(), self._changed:
             worker, incarnation = self._hear(request)
+            members = _members_of(request)
             self.journal.record("server.goodbye", request.body)
+            self._expect(members)
             self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
         self.journal.wait_kept()  # not an answer for later: the last one ends the server
         with self._changed:
             self._end_if_all_are_gone()
         return Reply()
 
+    def _expect(self, members: list[int] | None) -> None:
+        """Workers that take part, as one of them has heard at the end of its script. From then on
+        nobody joins, so of several lists the shorter one is the newer.
+        """
+        if members is not None:
+            self._members = set(members) & (self._members or set(members))
+
+    def _expected(self) -> set[int]:
+        return set(range(self._num_workers or 0)) if self._members is None else self._members
+
     def _end_if_all_are_gone(self) -> None:
-        self._is_over = len(self._gone) == self._num_workers
+        self._is_over = self._expected() <= self._gone.keys()
         self._changed.notify_all()
 
-    def gone(self) -> list[list[int]]:
-        """[worker, number of workers, incarnation] of each that has said goodbye."""
+    def gone(self) -> list[list[Any]]:
+        """[worker, number of workers, incarnation, members or None] of each that has said
+        goodbye.
+        """
         with self._changed:
-            return [[w, self._num_workers or 0, i] for w, i in sorted(self._gone.items())]
+            members = None if self._members is None else sorted(self._members)
+            return [[w, self._num_workers or 0, i, members] for w, i in sorted(self._gone.items())]
 
-    def install(self, gone: Iterable[Sequence[int]]) -> None:
+    def install(self, gone: Iterable[Sequence[Any]]) -> None:
         """These have said goodbye before this process began. The others are given time to be
         heard.
         """
         with self._changed:
-            for worker, num_workers, incarnation in gone:
+            for worker, num_workers, incarnation, members in gone:
                 self._num_workers = num_workers
+                self._expect(members)
                 self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
                 self._last_heard.setdefault(worker, self._clock())
                 self._end_if_all_are_gone()
@@ -102,7 +120,8 @@ class Attendance:
         worker = need(request.body, "worker", int)
         num_workers = need(request.body, "num_workers", int)
         incarnation = need(request.body, "incarnation", int)
-        if not 0 <= worker < num_workers <= WORKERS_MAX:
+        is_late = need({"late": False, **request.body}, "late", bool)
+        if not 0 <= worker < (WORKERS_MAX if is_late else num_workers) <= WORKERS_MAX:
             raise BadRequest(
                 f"server: expected 0 <= worker < num_workers <= {WORKERS_MAX},"
                 f" found {worker} and {num_workers}"
@@ -117,7 +136,7 @@ class Attendance:
             since = self._clock() - within_s
             silent = [
                 worker
-                for worker in range(self._num_workers or 0)
+                for worker in sorted(self._expected() | self._last_heard.keys())
                 if worker in self._gone or self._last_heard.get(worker, self._unheard) < since
             ]
             found = {"silent": silent, "gone": sorted(self._gone)}
@@ -163,13 +182,20 @@ class Attendance:
                 if self._num_workers is not None:
                     if self.is_over:
                         return "all workers have said goodbye"
-                    missing = sorted(set(range(self._num_workers)) - self._gone.keys())
+                    missing = sorted(self._expected() - self._gone.keys())
                     if self._clock() - max(self._last_heard.values()) > silence_s:
                         raise Unavailable(
                             f"server: workers {missing} have been silent for {silence_s:.0f} s"
                             " without saying goodbye"
                         )
                 self._changed.wait(timeout=1.0)
+
+
+def _members_of(request: Request) -> list[int] | None:
+    """Who takes part, as a worker says that ends; None: all that the job began with."""
+    if request.body.get("members") is None:
+        return None
+    return need_list(request.body, "members", int, WORKERS_MAX)
 
 
 def _report(request: Request) -> dict[str, int]:

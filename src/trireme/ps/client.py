@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -29,7 +27,7 @@ from trireme.ps.dense_optimizers import GroupValues
 from trireme.ps.pace import Pace
 from trireme.ps.routing import BucketMap, Floats, Keys, Split
 from trireme.ps.script import Entered, Script
-from trireme.ps.transport import Transport
+from trireme.ps.transport import Channel, Transport
 from trireme.ps.wire import Array, BlocksPush, Push, TablePush
 from trireme.rpc import Call, Reply
 from trireme.table import TableSchema, split_part
@@ -114,8 +112,12 @@ class Client:
     Args:
         servers: endpoints; the first hosts the coordinator.
         connect: makes a transport for one thread's calls, given a name for it.
-        worker: index of this worker; it is also its stream.
-        num_workers: workers of the job.
+        worker: index of this worker; it is also its stream, unless streams are shared out.
+        num_workers: workers that the job begins with.
+        streams: that workers share out among themselves; 0: each worker has its own.
+        late: join a job that shares out streams and runs; it says what worker this is, of how many,
+            and how many streams there are.
+        silence_s: of a worker, after which others take its streams over.
         pool: threads for the core's batch work.
         timeout_s: seconds that any call may take, the wait for other workers included.
 
@@ -130,44 +132,52 @@ class Client:
         *,
         worker: int,
         num_workers: int,
+        streams: int = 0,
+        late: bool = False,
+        silence_s: float = 0.0,
         pool: _core.Pool,
         timeout_s: float,
     ) -> None:
-        self.worker, self.num_workers = worker, num_workers
+        self.worker, self.num_workers, self.num_streams = worker, num_workers, streams
+        self.is_late = late
         self.timeout_s = timeout_s
         self._pool = pool
         self._servers = tuple(servers)
-        self._pull = _Channel(connect("pull"))
-        self._push = _Channel(connect("push"))
-        self._control = _Channel(connect("control"))
-        self._aside = _Channel(connect("aside"))
+        self._pull = Channel(connect("pull"))
+        self._push = Channel(connect("push"))
+        self._control = Channel(connect("control"))
+        self._aside = Channel(connect("aside"))
         self._dense: DenseParameters | None = None
         self._calls = itertools.count(1)
         self._tables: dict[str, TableSchema] = {}
-        self._stream = worker
         try:
-            self._join()
+            self._join(silence_s)
         except BaseException:
             self.close()
             raise
 
-    def _join(self) -> None:
+    def _join(self, silence_s: float) -> None:
+        place = {"worker": self.worker, "num_workers": self.num_workers}
+        shared = {"streams": self.num_streams, "silence_s": silence_s}
+        known: dict[str, Any] = {"late": True} if self.is_late else {**place, **shared}
+        token = uuid.uuid4().hex
         reply = self._coordinator(
-            "coord.join",
-            {
-                "servers": list(self._servers),
-                "worker": self.worker,
-                "num_workers": self.num_workers,
-                "token": uuid.uuid4().hex,
-            },
+            "coord.join", {"servers": list(self._servers), "token": token, **known}
         )
+        self.worker, self.num_workers = int(reply.body["worker"]), int(reply.body["num_workers"])
+        self.num_streams = int(reply.body["streams"])
         self.incarnation = int(reply.body["incarnation"])
+        self.use_stream(self.worker, self.incarnation)
         self.script = Script.from_wire(reply.body["script"])
-        self.job, known = str(reply.body["job"]), reply.body["states"]
-        self._states = list(known) or [""] * len(self._servers)
+        self.job, states = str(reply.body["job"]), reply.body["states"]
+        self._states = list(states) or [""] * len(self._servers)
         self._adopt(BucketMap.from_wire(reply.body["map"]))
-        if not known:
+        if not states:
             self._coordinator("coord.states", {"states": self._states, **self._me()})
+
+    def use_stream(self, stream: int, incarnation: int) -> None:
+        """Pushes are of this stream from now on, under this incarnation (or lease)."""
+        self._stream, self._stream_incarnation = stream, incarnation
 
     # ---- tables and blocks ----
 
@@ -319,7 +329,7 @@ class Client:
                 push = Push(
                     stream=self._stream,
                     sequence=step.sequence,
-                    incarnation=self.incarnation,
+                    incarnation=self._stream_incarnation,
                     step=step.step,
                     staged=staged,
                     computed_at=step.versions[server] if server < len(step.versions) else 0,
@@ -372,12 +382,21 @@ class Client:
         """What every server has applied of this worker's stream; ask after joining and after
         loading.
         """
-        positions = []
-        for reply in self._everywhere("ps.streams", {}):
-            streams = {stream: (last, at) for stream, last, at in reply.body["streams"]}
-            last, at = streams.get(self._stream, (0, []))
-            positions.append(StreamPosition(int(last), tuple(int(number) for number in at)))
-        return min(positions, key=lambda position: position.sequence)
+        return self.stream_positions([self._stream])[0]
+
+    def stream_positions(self, streams: Sequence[int]) -> list[StreamPosition]:
+        """What every server has applied of these streams."""
+        applied = [
+            {
+                stream: StreamPosition(int(last), tuple(at))
+                for stream, last, at in of.body["streams"]
+            }
+            for of in self._everywhere("ps.streams", {})
+        ]
+        return [
+            min((at.get(s, StreamPosition()) for at in applied), key=lambda at: at.sequence)
+            for s in streams
+        ]
 
     def begin_pass(
         self, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
@@ -404,6 +423,14 @@ class Client:
         self._everywhere("ps.group", {**group, "staged": staged})
         [(first, end)] = [member[1:] for member in group["members"] if member[0] == self._stream]
         return replace(entered, first_step=int(first), end=end)
+
+    def coordinate(
+        self, method: str, body: dict[str, Any], *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Call a method of the coordinator as this worker; returns the reply's body."""
+        reply = self._coordinator(method, {**body, **self._me()}, timeout_s=timeout_s)
+        answered: dict[str, Any] = reply.body
+        return answered
 
     def agree(self, fact: str, value: str) -> None:
         """Fix a fact of the job, or find it fixed. Raises SchemaMismatch if another worker said
@@ -455,9 +482,10 @@ class Client:
 
         body: of `server.goodbye`.
         """
-        end = Call(self._servers[0], "coord.end", {"run": self.script.run, **self._me()}, [])
+        end = self._coordinator("coord.end", {"run": self.script.run, **self._me()})
+        body = {**body, "members": end.body.get("members")}
         goodbyes = [Call(server, "server.goodbye", body, []) for server in self._servers]
-        self._control.call_all([end, *goodbyes], self.timeout_s)
+        self._control.call_all(goodbyes, self.timeout_s)
 
     def silent_workers(self) -> list[int]:
         """Those that server 0 has not heard for the client's timeout, or that have ended."""
@@ -568,26 +596,3 @@ class Client:
     @property
     def map(self) -> BucketMap:
         return self._map
-
-
-class _Channel:
-    """One transport, used by one thread at a time."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
-        self._lock = threading.Lock()
-
-    def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
-        deadline = time.monotonic() + timeout_s
-        with self._held(timeout_s):
-            left_s = max(0.0, deadline - time.monotonic())
-            return self.transport.call_all(calls, timeout_s=left_s)
-
-    @contextmanager
-    def _held(self, timeout_s: float) -> Iterator[None]:
-        if not self._lock.acquire(timeout=timeout_s):
-            raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
-        try:
-            yield
-        finally:
-            self._lock.release()

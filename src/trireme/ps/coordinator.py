@@ -2,7 +2,8 @@
 server 0.
 
 It never sees a key or a gradient. Every worker brings the same facts (servers, number of workers,
-strategy, schemas of blocks); the first one fixes them and the others must agree.
+strategy, schemas of blocks); the first one fixes them and the others must agree. Where workers
+share out streams (`Sharing`), they may come late and be given up.
 
 Threads: any; one lock guards everything.
 """
@@ -10,8 +11,9 @@ Threads: any; one lock guards everything.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +22,17 @@ from trireme.errors import (
     Corruption,
     Fenced,
     NotReady,
+    ResourceExhausted,
     SchemaMismatch,
 )
 from trireme.ps.exports import Exports
 from trireme.ps.identity import lost_coordinator
 from trireme.ps.meetings import Arrival, Meeting, Meetings, Name, forgotten
 from trireme.ps.routing import BucketMap
+from trireme.ps.shared_streams import SharedStreams
 from trireme.ps.staging import Member
-from trireme.ps.wire import need, need_list
+from trireme.ps.wire import STREAMS_MAX, need, need_list
+from trireme.ps.worker_state import Worker
 from trireme.rpc import Deferred, Reply, Request
 
 WORKERS_MAX = 4096
@@ -43,24 +48,6 @@ Handler = Callable[[Request], "Reply | Deferred | None"]
 
 
 @dataclass
-class Worker:
-    """`tokens`: of its last incarnations, by which a repeated join is known. `call`: the number of
-    its last call: it makes one after the other, so one with a lower number comes late by the
-    network. `first`: its first incarnation in this run of the script. `passes`, `note`: the number
-    of the last pass that it has begun, and what it has noted there for a successor. `has_ended`: it
-    has come to the end of the script.
-    """
-
-    incarnation: int = 0
-    tokens: dict[str, int] = field(default_factory=dict)
-    call: int = 0
-    first: int = 1
-    passes: int = 0
-    note: list[int] = field(default_factory=list)
-    has_ended: bool = False
-
-
-@dataclass
 class Pass:
     """A group of streams that advance together; a stream's sequence n belongs to step n -
     first_sequence + first.
@@ -71,7 +58,7 @@ class Pass:
 
 
 class Coordinator:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.RLock()
         self._exports = Exports()
         self._facts: dict[str, Any] = {}
@@ -82,6 +69,7 @@ class Coordinator:
         self._begun = 0  # the pass that they had ended with
         self._gone: set[int] = set()  # who has said goodbye to this process
         self._pass = Pass()
+        self._shared = SharedStreams(self._meetings, self._keep_amid, clock)
         self._group_version = 0
         self._job = uuid.uuid4().hex
         self._states: list[str] = []  # of the servers, as workers have found them
@@ -99,6 +87,9 @@ class Coordinator:
             "coord.agree": self._on_agree,
             "coord.begin_pass": self._on_begin_pass,
             "coord.leave": self._on_leave,
+            "coord.enter": self._on_enter,
+            "coord.take": self._on_take,
+            "coord.give_back": self._on_give_back,
             "coord.gather": self._on_gather,
             "coord.end": self._on_end,
             **self._exports.handlers(),
@@ -131,6 +122,15 @@ class Coordinator:
             self._keeper(self._state())
         self._is_kept = True
 
+    def _keep_changed(self) -> None:
+        self._is_kept = False
+        self._keep_now()
+
+    def _keep_amid(self) -> None:
+        """What a handler changes afterwards is kept at its end."""
+        self._keep_changed()
+        self._is_kept = False
+
     def _state(self) -> dict[str, Any]:
         """All but the meetings that are open."""
         return {
@@ -143,6 +143,7 @@ class Coordinator:
             "group_version": self._group_version,
             "pass": self._pass.number,
             "members": [[s, m.first, m.end] for s, m in self._pass.members.items()],
+            "shared": self._shared.state(),
             "meetings": self._meetings.state(),
             "exports": self._exports.state(),
         }
@@ -160,6 +161,7 @@ class Coordinator:
         self._group_version = state["group_version"]
         members = {s: Member(first, end) for s, first, end in state["members"]}
         self._pass = Pass(state["pass"], members)
+        self._shared.install(state["shared"])
         self._meetings.install(state["meetings"])
         self._exports.install(state["exports"])
 
@@ -171,18 +173,12 @@ class Coordinator:
         """
         body = request.body
         servers = tuple(str(server) for server in need(body, "servers", list))
-        num_workers = need(body, "num_workers", int)
-        index, token = need(body, "worker", int), need(body, "token", str)
+        token, is_late = need(body, "token", str), need({"late": False, **body}, "late", bool)
         if not servers:
             raise BadRequest("coord.join: expected at least one server, found none")
-        if not 0 <= index < num_workers <= WORKERS_MAX:
-            raise BadRequest(
-                f"coord.join: expected 0 <= worker < num_workers <= {WORKERS_MAX},"
-                f" found {index} and {num_workers}"
-            )
         with self._lock:
+            index = self._late_index(servers, token) if is_late else self._index(body)
             self._agree("servers", list(servers), index)
-            self._agree("num_workers", num_workers, index)
             if self._map is None:
                 self._map = BucketMap.even(servers)
             worker = self._workers.setdefault(index, Worker(passes=self._begun))
@@ -192,34 +188,87 @@ class Coordinator:
                 while len(worker.tokens) > TOKENS_MAX:
                     del worker.tokens[next(iter(worker.tokens))]
                 worker.call = 0
+                if not self._shared.begin_again(index):
+                    # It runs its script as if it had been there up to the pass under way.
+                    worker.passes = max(self._shared.number, self._begun)
+                    worker.has_ended, worker.first = False, 0
             return Reply(
                 {
+                    "worker": index,
+                    "num_workers": self._facts["num_workers"],
+                    "streams": self._facts["streams"],
                     "incarnation": worker.tokens[token],
                     "map": self._map.to_wire(),
                     "job": self._job,
                     "states": self._states,
-                    "script": self._script_of(index, worker, worker.tokens[token]),
+                    "script": self._script_of(index, worker, token),
                 }
             )
 
-    def _script_of(self, index: int, worker: Worker, incarnation: int) -> dict[str, Any]:
-        """What a worker must know of its predecessors' way through the script, see Script."""
-        return {
-            "run": self._run,
-            "begun": self._begun,
-            "entered": worker.passes,
-            "is_successor": incarnation > worker.first,
-            "has_ended": worker.has_ended,
-            "met": self._meetings.met_by(index, worker.passes),
-        }
+    def _index(self, body: Mapping[str, Any]) -> int:
+        """Of a worker that knows its place."""
+        index, num_workers = need(body, "worker", int), need(body, "num_workers", int)
+        if not 0 <= index < num_workers <= WORKERS_MAX:
+            raise BadRequest(
+                f"coord.join: expected 0 <= worker < num_workers <= {WORKERS_MAX},"
+                f" found {index} and {num_workers}"
+            )
+        sharing = {"streams": 0, "silence_s": 0.0, **body}
+        num_streams, silence_s = need(sharing, "streams", int), need(sharing, "silence_s", float)
+        if not (0 <= num_streams <= STREAMS_MAX and silence_s >= 0):
+            raise BadRequest(
+                f"coord.join: expected 0 <= streams <= {STREAMS_MAX} and silence_s >= 0,"
+                f" found {num_streams} and {silence_s}"
+            )
+        self._agree("servers", [str(server) for server in body["servers"]], index)
+        self._agree("num_workers", num_workers, index)
+        self._agree("streams", num_streams, index)
+        self._shared.begin(num_streams, num_workers, silence_s)
+        return index
+
+    def _late_index(self, servers: tuple[str, ...], token: str) -> int:
+        """Of a worker that comes to a job that runs: the next one."""
+        for index, worker in self._workers.items():
+            if token in worker.tokens:  # its answer was lost
+                return index
+        if self._map is None:
+            raise NotReady("coordinator: no worker has joined yet that others may join later")
+        if not self._shared.is_in_use:
+            raise BadRequest(
+                "coord.join: expected a job whose workers share out streams (--streams,"
+                " TRIREME_STREAMS), which others may join later, found one in which each worker has"
+                f" one of {self._facts['num_workers']}"
+            )
+        self._check_not_ending("coord.join")
+        self._agree("servers", list(servers), index := max(self._workers) + 1)
+        index = max(index, self._facts["num_workers"])
+        at_a_time = max(int(self._facts["num_workers"]), int(self._facts["streams"]))
+        if index >= WORKERS_MAX or len(self._members()) >= at_a_time:
+            raise ResourceExhausted(
+                f"coord.join: expected at most {at_a_time} workers at a time, one for each stream,"
+                f" and {WORKERS_MAX} in all, found worker {index} beside {len(self._members())}"
+            )
+        return int(index)
+
+    def _check_not_ending(self, method: str) -> None:
+        members = [self._workers[index] for index in self._members() if index in self._workers]
+        if any(worker.has_ended for worker in members):
+            raise BadRequest(
+                f"{method}: expected a job that goes on, found one whose workers come to the end of"
+                " their scripts"
+            )
+
+    def _script_of(self, index: int, worker: Worker, token: str) -> dict[str, Any]:
+        met = self._meetings.met_by(index, worker.passes)
+        return {"run": self._run, "begun": self._begun, "met": met, **worker.way(token)}
 
     def _on_end(self, request: Request) -> Reply:
         """A worker has come to the end of its script."""
         run = need(request.body, "run", int)
         with self._lock:
-            _, worker = self._worker(request)
+            index, worker = self._worker(request)
             worker.has_ended |= run == self._run
-            return Reply()
+            return self._shared.end(index)
 
     def hear_goodbye(self, index: int) -> None:
         """A worker has said goodbye, behind the end of its script. When all have, and this process
@@ -227,11 +276,12 @@ class Coordinator:
         """
         with self._lock:
             self._gone.add(index)
-            ended = [of for w, of in self._workers.items() if w in self._gone and of.has_ended]
-            if len(ended) != self._facts.get("num_workers"):
+            ended = {w: of for w, of in self._workers.items() if w in self._gone and of.has_ended}
+            if not ended or set(self._members()) - ended.keys():
                 return
-            self._run, self._begun = self._run + 1, max(of.passes for of in ended)
-            for of in ended:
+            self._run, self._begun = self._run + 1, max(of.passes for of in ended.values())
+            self._shared.begin_run(self._facts["num_workers"])
+            for of in ended.values():
                 of.has_ended, of.passes, of.first = False, self._begun, of.incarnation + 1
             self._gone.clear()
 
@@ -267,7 +317,10 @@ class Coordinator:
         with self._lock:
             index, _ = self._worker(request)
             fact, value = need(request.body, "fact", str), need(request.body, "value", str)
-            if f"job {fact}" not in self._facts and len(self._facts) >= FACTS_MAX:
+            is_new = f"job {fact}" not in self._facts
+            if is_new and index not in self._members():
+                raise NotReady(f"coordinator: no worker that takes part has said its {fact} yet")
+            if is_new and len(self._facts) >= FACTS_MAX:
                 raise BadRequest(f"coord.agree: expected at most {FACTS_MAX} facts")
             self._agree(f"job {fact}", value, index)
             return Reply({})
@@ -283,6 +336,7 @@ class Coordinator:
                 f"worker {index}: incarnation {worker.incarnation} has taken over,"
                 f" found {incarnation}"
             )
+        self._shared.check(index)
         call = need(request.body, "call", int)
         if call < worker.call:
             raise BadRequest(
@@ -294,8 +348,27 @@ class Coordinator:
 
     @property
     def num_workers(self) -> int | None:
-        """Workers of the job; None until the first has joined."""
+        """Workers that the job begins with; None until the first has joined."""
         return self._facts.get("num_workers")
+
+    def _members(self) -> Collection[int]:
+        """Workers that meetings wait for."""
+        return self._shared.members(self._facts.get("num_workers", 0))
+
+    def hear_alive(self, index: int, incarnation: int) -> None:
+        """A worker has given a sign of life. Who has given none for too long is given up, where
+        others can go on with its streams.
+        """
+        with self._lock:
+            worker = self._workers.get(index)
+            if worker is not None and incarnation == worker.incarnation:
+                self._shared.hear(index)
+
+    def whom_to_expect(self, workers: Collection[int]) -> list[int]:
+        """Those of these workers that take part."""
+        with self._lock:
+            members = self._members()
+            return [worker for worker in workers if worker in members]
 
     # ---- map ----
 
@@ -360,6 +433,11 @@ class Coordinator:
         note = need_list(body, "note", int, NOTE_MAX)
         with self._lock:
             index, worker = self._worker(request)
+            if self._shared.is_in_use:
+                raise BadRequest(
+                    "coord.begin_pass: expected coord.enter in a job whose workers share out"
+                    f" streams, found worker {index} with a pass of its own"
+                )
             if number == worker.passes:
                 return self._pass_reply(worker.note)
             if number != worker.passes + 1:
@@ -421,6 +499,39 @@ class Coordinator:
                 self._group_version += 1
             return self._pass_reply()
 
+    # ---- streams that are shared out ----
+
+    def _on_enter(self, request: Request) -> Reply:
+        """A worker comes to a pass whose streams are shared out. It takes part from then on if
+        there is something left to do in it.
+        """
+        number, num_steps = need(request.body, "pass", int), need(request.body, "num_steps", int)
+        sequences = need_list(request.body, "sequences", int, STREAMS_MAX)
+        with self._lock:
+            index, worker = self._worker(request)
+            if index not in self._members():
+                self._check_not_ending("coord.enter")
+            reply = self._shared.enter(index, number, sequences, num_steps)
+            self._begin(index, max(number, worker.passes), [])
+            return reply
+
+    def _on_take(self, request: Request) -> Reply | Deferred:
+        """Give a stream back that is done, if any, and take another: answers when there is one, or
+        when all are done.
+        """
+        number = need(request.body, "pass", int)
+        done = need_list(request.body, "done", int, 2)
+        with self._lock:
+            index, _ = self._worker(request)
+            return self._shared.take(index, number, done)
+
+    def _on_give_back(self, request: Request) -> Reply:
+        """A worker stops amid a stream, to leave alone (`parts`), or because all stop."""
+        parts = need(request.body, "parts", bool)
+        with self._lock:
+            index, _ = self._worker(request)
+            return self._shared.give_back(index, parts=parts)
+
     # ---- meetings ----
 
     def _on_gather(self, request: Request) -> Reply | Deferred:
@@ -450,7 +561,7 @@ class Coordinator:
             def conclude(meeting: Meeting) -> Reply:
                 reply = _gathered(meeting)
                 self._meetings.keep(name, purpose, reply)
-                self._keep_now()
+                self._keep_changed()
                 return reply
 
             return self._come(name, arrival, conclude)
@@ -458,13 +569,11 @@ class Coordinator:
     def _come(
         self, name: Name, arrival: Arrival, conclude: Callable[[Meeting], Reply]
     ) -> Reply | Deferred:
-        num_workers = self._facts["num_workers"]
-
         def describe() -> str:
             with self._lock:
-                return self._meetings.missing(name, num_workers)
+                return self._meetings.missing(name, self._members())
 
-        return self._meetings.come(name, arrival, num_workers, conclude, describe)
+        return self._meetings.come(name, arrival, self._members(), conclude, describe)
 
 
 def _gathered(meeting: Meeting) -> Reply:

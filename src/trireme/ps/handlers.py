@@ -24,7 +24,19 @@ def handlers_of(
         attendance: the methods by which workers come and go.
         root: folder below which files are written and read.
     """
-    goodbye = attendance["server.goodbye"]
+    goodbye, alive = attendance["server.goodbye"], attendance["server.alive"]
+
+    def on_alive(request: Request) -> Reply | Deferred | None:
+        reply = alive(request)
+        worker = need(request.body, "worker", int)
+        coordinator.hear_alive(worker, need(request.body, "incarnation", int))
+        return reply
+
+    def on_attendance(request: Request) -> Reply | Deferred | None:
+        reply = attendance["server.attendance"](request)
+        assert isinstance(reply, Reply)
+        silent = coordinator.whom_to_expect(reply.body["silent"])
+        return Reply({**reply.body, "silent": silent})
 
     def on_goodbye(request: Request) -> Reply | Deferred | None:
         reply = goodbye(request)
@@ -35,6 +47,8 @@ def handlers_of(
         **shard.handlers(),
         **coordinator.handlers(),
         **attendance,
+        "server.alive": on_alive,
+        "server.attendance": on_attendance,
         "server.goodbye": on_goodbye,
         **CheckpointHandlers(shard, root).handlers(),
         **ExportHandlers(shard, root).handlers(),

@@ -9,8 +9,9 @@ Not thread-safe: the coordinator locks around it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,9 +54,12 @@ class Arrival:
 
 @dataclass
 class Meeting:
-    """One that waits for workers: what each of those that are there has brought."""
+    """One that waits for workers: what each of those that are there has brought. conclude: makes
+    the answer.
+    """
 
     purpose: str
+    conclude: Callable[[Meeting], Reply]
     arrived: dict[int, Arrival] = field(default_factory=dict)
     waiting: list[Deferred] = field(default_factory=list)
 
@@ -80,14 +84,16 @@ class Meetings:
         self,
         name: Name,
         arrival: Arrival,
-        num_workers: int,
+        members: Collection[int],
         conclude: Callable[[Meeting], Reply],
         describe: Callable[[], str],
     ) -> Reply | Deferred:
-        """Wait for all workers, then answer all. A repeated request after the end gets the same
-        answer, as does a worker's successor; of what the two bring, the first counts.
+        """Wait for all members, then answer all. A repeated request after the end gets the same
+        answer, as does a worker's successor; of what the two bring, the first counts. Who is no
+        member brings nothing, and gets the answer.
 
         Args:
+            members: workers that take part.
             conclude: makes the answer. If it raises, nobody is answered anything else.
             describe: see Deferred.
 
@@ -95,20 +101,25 @@ class Meetings:
             BadRequest: others came for another purpose. ResourceExhausted: the meeting is over, and
                 its answer is not kept any more.
         """
-        self._check_purpose(name, arrival)
+        self._check_purpose(name, arrival, members)
         if name in self._over:
             return self._over[name].reply
         if name in self._forgotten:
             raise forgotten(name, arrival.purpose)
-        meeting = self._open.setdefault(name, Meeting(arrival.purpose))
-        meeting.arrived.setdefault(arrival.worker, arrival)
-        if len(meeting.arrived) < num_workers:
+        meeting = self._open.setdefault(name, Meeting(arrival.purpose, conclude))
+        if arrival.worker in members:
+            meeting.purpose, meeting.conclude = arrival.purpose, conclude
+            meeting.arrived.setdefault(arrival.worker, arrival)
+        if not meeting.arrived or set(members) - meeting.arrived.keys():
             deferred = Deferred(describe=describe)
             meeting.waiting.append(deferred)
             return deferred
+        return self._end(name, meeting)
+
+    def _end(self, name: Name, meeting: Meeting) -> Reply:
         del self._open[name]
         try:
-            reply = conclude(meeting)
+            reply = meeting.conclude(meeting)
         except TriremeError as error:
             for deferred in meeting.waiting:
                 deferred.fail(error)
@@ -117,7 +128,16 @@ class Meetings:
             deferred.reply(reply)
         return reply
 
-    def _check_purpose(self, name: Name, arrival: Arrival) -> None:
+    def wait_no_longer(self, members: Collection[int]) -> None:
+        """End the meetings that waited for a worker that is no member any more. What it had brought
+        counts.
+        """
+        for name, meeting in list(self._open.items()):
+            if meeting.arrived and not set(members) - meeting.arrived.keys():
+                with contextlib.suppress(TriremeError):  # all that wait have been told
+                    self._end(name, meeting)
+
+    def _check_purpose(self, name: Name, arrival: Arrival, members: Collection[int]) -> None:
         index, purpose = arrival.worker, arrival.purpose
         over = self._over.get(name)
         if over is not None and over.purpose != purpose:
@@ -127,6 +147,13 @@ class Meetings:
             )
         meeting = self._open.get(name)
         if meeting is None or meeting.purpose == purpose:
+            return
+        if index not in members:
+            raise BadRequest(
+                f"{name}: it is for {meeting.purpose!r}, worker {index}, which has come late, comes"
+                f" for {purpose!r}; every worker must run the same script"
+            )
+        if not meeting.arrived:  # those who have come late do not say what it is for
             return
         error = BadRequest(
             f"{name}: workers {sorted(meeting.arrived)} came for {meeting.purpose!r}, worker"
@@ -169,12 +196,12 @@ class Meetings:
         names += [name for name, meeting in self._open.items() if worker in meeting.arrived]
         return [name.path for name in names if name.number == number]
 
-    def missing(self, name: Name, num_workers: int) -> str:
+    def missing(self, name: Name, members: Collection[int]) -> str:
         """Whom an open meeting waits for, for messages."""
         meeting = self._open.get(name)
         if meeting is None:
             return f"{name} has ended"
-        missing = sorted(set(range(num_workers)) - meeting.arrived.keys())
+        missing = sorted(set(members) - meeting.arrived.keys())
         return f"{name} ({meeting.purpose}) waits for workers {missing}"
 
     # ---- what outlives the process ----

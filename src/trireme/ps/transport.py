@@ -5,8 +5,10 @@ are embedded.
 from __future__ import annotations
 
 import queue
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from trireme.errors import BadRequest, DeadlineExceeded, TriremeError
@@ -80,3 +82,26 @@ class LocalTransport:
 
     def close(self) -> None:
         pass
+
+
+class Channel:
+    """One transport, used by one thread at a time."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._lock = threading.Lock()
+
+    def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
+        deadline = time.monotonic() + timeout_s
+        with self._held(timeout_s):
+            left_s = max(0.0, deadline - time.monotonic())
+            return self.transport.call_all(calls, timeout_s=left_s)
+
+    @contextmanager
+    def _held(self, timeout_s: float) -> Iterator[None]:
+        if not self._lock.acquire(timeout=timeout_s):
+            raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -21,6 +21,10 @@ examples:
       2 servers and 2 workers on this machine, on free ports; what follows train.py is its own
   trireme launch --server_num 1 --worker_num 2 -m config.yaml -o runner.epochs=1
       instead of a script, what a file with PaddleRec's keys says: `trireme run --help`
+  trireme launch --server_num 1 --worker_num 1 --streams 16 train.py
+  trireme launch --join 127.0.0.1:40001 --worker_num 2 train.py
+      the data of each pass is cut into 16 streams, which workers take one after the other; the
+      second command, with the servers that the first one says, adds two workers while it runs
   trireme launch --servers 10.0.0.1:6000,10.0.0.2:6000 --workers 10.0.0.1:0,10.0.0.2:0 \\
       --insecure train.py
       the same command on both machines starts on each what belongs there
@@ -33,7 +37,8 @@ checkpoint if it takes any; the exit code is 0 then.
 
 Environment, for every process that is started:
   TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_LIMITS, TRIREME_INSECURE=1,
-  TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES   as the options, which win
+  TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES, TRIREME_STREAMS   as the options,
+                    which win
   TRIREME_METRICS   as --metrics PORT: server i gets PORT + i, worker i the i-th behind the servers;
                     with port 0 each process takes a free one and says so in its log
   TRIREME_THREADS, OMP_NUM_THREADS   threads of Trireme and of torch; default: a share of the cores
@@ -104,6 +109,22 @@ def add_to(command: argparse.ArgumentParser) -> None:
         " from what it keeps (--durability, then by default process), a worker from where its"
         " predecessor was, and the others wait; default: 0",
     )
+    add(
+        "--streams",
+        type=int,
+        metavar="S",
+        help="cut the data of each pass into S streams, which workers share out among themselves,"
+        " in mode async: others may join later, and go on for one that died; default: each worker"
+        " has one of its own",
+    )
+    add(
+        "--join",
+        type=_addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="start workers (--worker_num, default 1) that join a job of these servers while it"
+        " runs, which was begun with --streams",
+    )
     add_common(command)
     add_config(command)
     add_infer(command)
@@ -160,6 +181,8 @@ def _launch(arguments: argparse.Namespace) -> int:
             state_dir=arguments.state_dir,
             log_bytes=arguments.log_bytes,
             max_restart=arguments.max_restart,
+            streams=arguments.streams,
+            join=arguments.join,
             limits=arguments.limits,
         )
     )

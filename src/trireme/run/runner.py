@@ -15,7 +15,7 @@ import torch
 from trireme import cluster as clusters
 from trireme.config import Config
 from trireme.errors import BadRequest, DataError, writing
-from trireme.launch.init import join, log_to_stderr, serve_role
+from trireme.launch.init import connect, log_to_stderr, serve_role
 from trireme.launch.roles import Role, read_role
 from trireme.metrics import AUC
 from trireme.run.data import make_dataset
@@ -48,7 +48,7 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
     if place.role == "server":
         serve_models(place, settings)
         return []
-    with join(place) as cluster:
+    with connect(place) as cluster:
         clusters.set_default(cluster)
         work = _Work(config, settings)
         return work.infer() if infer else work.train()

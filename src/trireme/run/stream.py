@@ -12,7 +12,7 @@ import torch
 from trireme import cluster as clusters
 from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.launch.init import join, log_to_stderr
+from trireme.launch.init import connect, log_to_stderr
 from trireme.launch.roles import read_role
 from trireme.run.data import dataset_of
 from trireme.run.keys import warn_of_unused_in_stream
@@ -47,7 +47,7 @@ def stream(config: Config) -> int:
     if place.role == "server":
         serve_models(place, settings)
         return 0
-    with join(place) as cluster:
+    with connect(place) as cluster:
         clusters.set_default(cluster)
         if settings.seed is not None:
             torch.manual_seed(settings.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,13 +93,14 @@ FULL = What()
 class Loaded:
     """A checkpoint that this run goes on from.
 
-    path: of it. extra: what `save` was given. num_workers: of the run that it is of.
+    path: of it. extra: what `save` was given. num_streams: that passes had in the run that it is
+    of.
     random: this worker's random numbers, if it has them.
     """
 
     path: str
     extra: dict[str, Any]
-    num_workers: int
+    num_streams: int
     random: dict[str, Tensor]
 
 
@@ -173,7 +174,7 @@ def _saved_by(optimizer: DistributedOptimizer) -> str:
 def write(
     optimizer: DistributedOptimizer,
     location: Location,
-    moments: Sequence[Moment],
+    moments: Mapping[int, Moment],
     groups: Mapping[str, Any],
     extra: Mapping[str, Any],
     what: What = FULL,
@@ -181,11 +182,11 @@ def write(
     """Worker 0's part of a save, also while all train on.
 
     Args:
-        moments: of the first workers, or of all.
+        moments: of worker 0, or of all.
         groups: the optimizer's state_dict.
     """
     # Streams have unequal lengths: the job has made as many steps as the longest.
-    num_steps = max(moment.num_steps for moment in moments)
+    num_steps = max(moment.num_steps for moment in moments.values())
     steps = {"num_steps": num_steps, "before": moments[0].num_steps - moments[0].sequence}
     with location.watched("save") as watch:
         save_checkpoint(
@@ -194,7 +195,7 @@ def write(
             extra={
                 "optimizer": {**groups, **steps},
                 "shapes": _shapes(optimizer),
-                "num_workers": optimizer.cluster.num_workers,
+                "num_workers": optimizer.cluster.streams_per_pass,
                 "saved_by": _saved_by(optimizer),
                 "user": dict(extra),
             },

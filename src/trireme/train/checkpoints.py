@@ -269,7 +269,7 @@ class AsyncSaver(_Saver):
         def work() -> None:
             try:
                 location, what = self._folders.next(), self._what
-                checkpoint.write(self._optimizer, location, [moment], groups, extra, what)
+                checkpoint.write(self._optimizer, location, {0: moment}, groups, extra, what)
             except BaseException as error:  # noqa: BLE001 raised in the thread that trains
                 self._error = error
 

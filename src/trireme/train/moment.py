@@ -4,7 +4,7 @@ blocks and streams.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,14 +38,14 @@ class Moment:
         return cls(optimizer.num_steps, optimizer.sequence, buffers, random.tensors())
 
 
-def meet(cluster: Cluster, mine: Moment) -> list[Moment]:
-    """Every worker's, in the order of the workers. Every worker calls it."""
+def meet(cluster: Cluster, mine: Moment) -> dict[int, Moment]:
+    """Every worker's. Every worker calls it."""
     parts = [_pack(mine.buffers), _pack(mine.random)]
-    steps = np.array([mine.num_steps, mine.sequence])
-    return [
-        Moment(int(num_steps), int(sequence), _unpack(buffers), _unpack(random))
-        for (num_steps, sequence), buffers, random in exchange(cluster, [steps, *parts], "save")
-    ]
+    met = exchange(cluster, [np.array([mine.num_steps, mine.sequence]), *parts], "save")
+    return {
+        worker: Moment(int(num_steps), int(sequence), _unpack(buffers), _unpack(random))
+        for worker, ((num_steps, sequence), buffers, random) in met.items()
+    }
 
 
 def _pack(tensors: Mapping[str, Tensor]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -56,13 +56,13 @@ def _unpack(data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> dict[str, Tenso
     return load_tensors(data.tobytes())
 
 
-def stored(moments: Sequence[Moment]) -> dict[str, Tensor]:
+def stored(moments: Mapping[int, Moment]) -> dict[str, Tensor]:
     """One map for the checkpoint: worker 0's buffers by their names, other workers' where they
     differ from these, and all random numbers.
     """
     common = moments[0].buffers
     tensors = dict(common)
-    for worker, moment in enumerate(moments):
+    for worker, moment in moments.items():
         own = {name: t for name, t in moment.buffers.items() if not _same(t, common.get(name))}
         tensors |= {f"{_prefix(worker)}buffer/{name}": t for name, t in own.items()}
         tensors |= {f"{_prefix(worker)}{name}": t for name, t in moment.random.items()}

@@ -144,6 +144,11 @@ class _Run:
     def over(
         self, passes: Iterator[Pass], waiting: Waiting, *, prefetch: bool
     ) -> Iterator[PassReport]:
+        if self._trainer.cluster.num_streams:
+            raise BadRequest(
+                "train_passes: expected a job in which each worker has its own share of a pass,"
+                f" found one whose workers share out {self._trainer.cluster.num_streams} streams"
+            )
         if self._trainer.cluster.client.script.is_successor:
             raise BadRequest(
                 "train_passes: expected all workers to begin together, found one that was started"

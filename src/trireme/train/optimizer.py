@@ -19,7 +19,7 @@ from trireme.cluster import Cluster, Lookups, default
 from trireme.errors import BadRequest
 from trireme.nn import Planner
 from trireme.optim import values_of_group
-from trireme.ps.client import DenseGradient, Pulled, Step, TableGradient
+from trireme.ps.client import DenseGradient, Pulled, Step, StreamPosition, TableGradient
 from trireme.ps.columns import merge
 from trireme.ps.dense import DenseParameters
 from trireme.ps.dense_optimizers import GroupValues, group_values, needs_whole, optimizer_spec
@@ -33,6 +33,7 @@ from trireme.train.hybrid import Hybrid
 from trireme.train.pusher import Pusher
 from trireme.train.replica import Replica
 from trireme.train.scaling import PendingRows, unscale
+from trireme.train.sharing import agree_on_model, check_own_stream, check_sharing
 from trireme.train.succession import Inherited, check_loop, inherited
 from trireme.train.timing import Timing
 
@@ -73,6 +74,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.model = model
         self.tables = Planner(model, pool=self.cluster.pool).tables
         check_scales(self.tables, self.strategy, self.cluster)
+        check_sharing(self.strategy, self.cluster)
         dense_groups = [] if optimizer is None else optimizer.param_groups
         table_groups = [table_group(table) for table in self.tables]
         if not dense_groups and not table_groups:
@@ -109,13 +111,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._create(optimizer)
         self.hybrid = self._make_hybrid() if self.strategy.mode == "hybrid" else None
         # What a predecessor has pushed, which a loop that begins no pass would push again.
-        self._is_inherited = self.cluster.client.script.is_successor and self.sequence > 0
+        client = self.cluster.client
+        self._is_inherited = client.script.is_successor and self.sequence > 0
+        self._is_new = client.script.is_successor  # where streams are shared out
         self.cluster.steps = self
         self.cluster.on_close(self.finish)
 
     def _create(self, optimizer: torch.optim.Optimizer | None) -> None:
         client = self.cluster.client
         client.agree("strategy", repr(self.strategy))
+        kind = "no optimizer" if optimizer is None else type(optimizer).__name__
+        agree_on_model(self.cluster, self.tables, self.replica.dense, kind)
         for table in self.tables:
             self.cluster.ensure_table(table)
         if optimizer is not None:
@@ -156,8 +162,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self.geo is not None:
             self.geo.forget()
-        at = self.cluster.client.stream_position()
+        of_worker = (
+            not self.cluster.num_streams
+        )  # else it stands where the stream does that it takes
+        self.stand_at(self.cluster.client.stream_position() if of_worker else StreamPosition())
+
+    def stand_at(self, at: StreamPosition) -> None:
+        """The next push is of the batch behind this position."""
         self.sequence, self.position, self._failed_push = at.sequence, at.position, None
+
+    def enter(self, entered: Entered, num_steps: int) -> None:
+        """This worker has come to a pass whose streams are shared out. num_steps: of workers that
+        were there from the beginning; one that was not goes on counting there.
+        """
+        self._entered = entered
+        if self._is_new:
+            self.num_steps, self._is_new = max(self.num_steps, num_steps), entered.is_over
 
     def refresh(self) -> None:
         """Bring the dense parameters to the servers' current weights; in hybrid, where the workers
@@ -258,6 +278,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Returns:
             What a predecessor, which was killed, has made of it: whoever calls this leaves it out.
         """
+        check_own_stream("DistributedOptimizer.begin_pass", self.cluster)
         if self.hybrid is not None:
             self.hybrid.begin()
         if self._entered is not None and self.has_passes:
@@ -422,6 +443,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         if self._entered is not None and self._entered.is_over:
             check_loop(Inherited(is_over=True))
+        if self._entered is None:
+            check_own_stream("DistributedOptimizer.step", self.cluster)
         if self._failed_push is not None:
             raise BadRequest(
                 f"DistributedOptimizer.step: expected push {self.sequence + 1} to be repeated,"

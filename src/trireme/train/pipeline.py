@@ -32,6 +32,7 @@ from trireme.train.conduit import Conduit
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.replica import Replica
 from trireme.train.share import Closes, Place, share_of
+from trireme.train.sharing import SharedPass
 from trireme.train.succession import Inherited, check_order, pass_over
 from trireme.train.timing import Timing
 
@@ -224,6 +225,14 @@ def prefetch(
     of = default() if cluster is None else cluster
     with of.client.script.section():
         optimizer = of.steps
+        if of.num_streams and isinstance(optimizer, DistributedOptimizer):
+            shared = SharedPass(optimizer, dataset, epoch, is_trainers=False)
+            for turn in () if shared.is_over else shared.turns():
+                pipeline = Pipeline(turn.share, model, training=True, depth=depth, cluster=of)
+                with settled(), pipeline:
+                    yield from pipeline
+            optimizer.end_pass()
+            return
         found = Inherited()
         if isinstance(optimizer, DistributedOptimizer):
             found = optimizer.begin_pass()

@@ -21,7 +21,7 @@ from trireme.train.pipeline import Pipeline
 from trireme.train.progress import Display, display
 from trireme.train.replica import Replica, Turns, train_replicas
 from trireme.train.scoring import ExampleIds, Scored, Scorer, check_finite
-from trireme.train.share import BEGIN, Place
+from trireme.train.sharing import Turn
 from trireme.train.staleness import StalenessReport
 from trireme.train.tally import Tally
 from trireme.train.timing import TimeReport
@@ -49,8 +49,10 @@ class Watch:
 class Run:
     """Everything that one pass needs.
 
+    turns: what is trained on or evaluated, one behind the other.
     epoch: its number, which the servers note with the place that a stream has reached in it.
-    place: from where the share is read. begun: called before its first batch is trained on.
+    begun: called before the first batch is trained on. goes_on: with a pass that was begun before,
+    which may have no examples left.
     saver: takes checkpoints meanwhile.
     model: what runs, that of the optimizer or a part of it.
     threads: that train; see Trainer.
@@ -58,7 +60,7 @@ class Run:
     """
 
     title: str
-    share: Iterable[Any]
+    turns: Iterable[Turn]
     model: nn.Module
     score: Scorer
     tally: Tally
@@ -68,8 +70,8 @@ class Run:
     threads: int
     shows: bool
     epoch: int = 0
-    place: Place = BEGIN
     begun: Callable[[], None] | None = None
+    goes_on: bool = False
     saver: Saver | None = None
 
     def train(self) -> dict[str, float]:
@@ -84,27 +86,20 @@ class Run:
             return self._run(self._evaluate, training=False)
 
     def _run(
-        self, work: Callable[[Pipeline, list[Observer]], None], *, training: bool
+        self, work: Callable[[Turn, Pipeline, list[Observer]], None], *, training: bool
     ) -> dict[str, float]:
-        cluster = self.optimizer.cluster
-        pipeline = Pipeline(
-            self.share,
-            self.model,
-            training=training,
-            depth=self.depth,
-            ahead=self.threads == 1,
-            steps=True,
-            timing=self.optimizer.timing,
-            begun=self.begun,
-            cluster=cluster,
-        )
+        cluster, progress = self.optimizer.cluster, _Progress()
         started = time.monotonic()
         is_quiet = not self.shows or cluster.worker != 0
         with display(self.title, is_quiet=is_quiet) as shown:
-            report = self._report(shown, training)
+            report = self._report(shown, progress, training)
             pushes = StalenessReport(self.optimizer) if report is not None and training else None
-            with _mode(self.model, training=training), settled(), pipeline:
-                work(pipeline, self._observers(shown, report))
+            observers = self._observers(shown, progress, report)
+            with _mode(self.model, training=training), settled():
+                for turn in self.turns:
+                    progress.begin(turn.share)
+                    with self._pipeline(turn, training) as pipeline:
+                        work(turn, pipeline, observers)
             if training:
                 self.optimizer.end_pass()
                 if self.saver is not None:
@@ -114,7 +109,7 @@ class Run:
             if pushes is not None:
                 shown.say(pushes.end())
             self.tally.merge(cluster, self.title)
-            if training and self.tally.num_examples == 0 and self.begun is None:
+            if training and self.tally.num_examples == 0 and not self.goes_on:
                 raise DataError(
                     f"{self.title}: expected examples, found none at any worker: there is no data,"
                     " or with drop_last less than a batch"
@@ -128,23 +123,38 @@ class Run:
             "examples_per_s": self.tally.num_examples / elapsed_s,
         }
 
-    def _report(self, shown: Display, training: bool) -> TimeReport | None:
+    def _pipeline(self, turn: Turn, training: bool) -> Pipeline:
+        return Pipeline(
+            turn.share,
+            self.model,
+            training=training,
+            depth=self.depth,
+            ahead=self.threads == 1,
+            steps=True,
+            timing=self.optimizer.timing,
+            begun=self.begun,
+            cluster=self.optimizer.cluster,
+        )
+
+    def _report(self, shown: Display, progress: _Progress, training: bool) -> TimeReport | None:
         if not self.watch.debug or self.optimizer.cluster.worker != 0:
             return None
         return TimeReport(
             shown.say,
             self.optimizer.timing,
-            self.share,
+            progress,
             period=self.watch.fetch.period,
             threads=self.threads if training else 1,
         )
 
-    def _observers(self, shown: Display, report: TimeReport | None) -> list[Observer]:
+    def _observers(
+        self, shown: Display, progress: _Progress, report: TimeReport | None
+    ) -> list[Observer]:
         cluster = self.optimizer.cluster
         say = shown.say if cluster.worker == 0 else None
         observers: list[Observer] = [
             Fetcher(self.watch.fetch, self.tally.figures, say).observe,
-            lambda _, scored: self._show(shown),
+            lambda _, scored: self._show(shown, progress),
         ]
         if self.watch.dump is not None:
             observers.append(self.watch.dump.observe)
@@ -152,21 +162,19 @@ class Run:
             observers.append(lambda _, scored: report.observe(scored.batch.num_examples))
         return observers
 
-    def _show(self, shown: Display) -> None:
+    def _show(self, shown: Display, progress: _Progress) -> None:
         shown.num_examples = self.tally.num_examples * self.optimizer.cluster.num_workers
         if shown.is_due():
-            share = self.share
-            fraction = share.fraction_read() if hasattr(share, "fraction_read") else None
-            shown.show(fraction, self.tally.figures())
+            shown.show(progress.fraction_read(), self.tally.figures())
 
-    def _train(self, pipeline: Pipeline, observers: list[Observer]) -> None:
+    def _train(self, turn: Turn, pipeline: Pipeline, observers: list[Observer]) -> None:
         optimizer, loop = self.optimizer, self.optimizer.timing.loop
         first = optimizer.replica
         first.pending.take()  # of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
         turns = Turns(replicas)
         behind = self.threads == 1 and not optimizer.is_sync
-        done = self.place.batches + 1
+        done = turn.place.batches + 1
 
         def work(replica: Replica) -> None:
             optimizer.cluster.use_pending(replica.pending)
@@ -202,7 +210,8 @@ class Run:
 
         train_replicas(replicas, work, fail)
 
-    def _evaluate(self, pipeline: Pipeline, observers: list[Observer]) -> None:
+    def _evaluate(self, turn: Turn, pipeline: Pipeline, observers: list[Observer]) -> None:
+        del turn
         for batch in pipeline:
             with self.optimizer.timing.loop.measure("forward"):
                 scored = self._score(self.model, batch)
@@ -215,6 +224,28 @@ class Run:
         if self.watch.ids is not None:
             check_finite(scored, self.watch.ids)
         return scored
+
+
+class _Progress:
+    """How far the share is read that is under way, and what reading has taken."""
+
+    def __init__(self) -> None:
+        self._share: Iterable[Any] = ()
+        self._past: dict[str, float] = {}
+
+    def begin(self, share: Iterable[Any]) -> None:
+        self._past, self._share = self.seconds, share
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of this share and those before it; empty where they do not say."""
+        current: dict[str, float] = getattr(self._share, "seconds", {})
+        return {name: self._past.get(name, 0.0) + of for name, of in current.items()} or self._past
+
+    def fraction_read(self) -> float | None:
+        """0 to 1 of this share, None if nobody knows."""
+        share = self._share
+        return share.fraction_read() if hasattr(share, "fraction_read") else None
 
 
 @contextmanager

@@ -39,9 +39,14 @@ BEGIN = Place()
 
 
 def share_of(
-    dataset: Iterable[Any], cluster: Cluster, epoch: int = 0, place: Place = BEGIN
+    dataset: Iterable[Any],
+    cluster: Cluster,
+    epoch: int = 0,
+    place: Place = BEGIN,
+    *,
+    of: tuple[int, int] | None = None,
 ) -> Iterable[Any]:
-    """This worker's part of a dataset, in the order of this epoch, from a place on.
+    """A part of a dataset, in the order of this epoch, from a place on.
 
     A dataset with streams gives one. Of any other iterable, which must yield the same batches on
     all workers, each takes every num_workers-th; a DataLoader with a DistributedSampler shares by
@@ -50,18 +55,21 @@ def share_of(
     Args:
         place: in a dataset whose `stream` takes a `start`, its position; in any other as many
             batches are read again and passed over.
+        of: which part, of how many; default this worker's of all workers'.
 
     Raises:
         BadRequest: a DataLoader that would not yield the same batches on all workers.
     """
-    at = cluster.worker, cluster.num_workers
+    at = (cluster.worker, cluster.num_workers) if of is None else of
+    if at[0] == at[1]:  # of a worker that has come late, and only listens
+        return ()
     if hasattr(dataset, "stream"):
         if place.position and _seeks(dataset):
             share: Iterable[Any] = dataset.stream(*at, epoch=epoch, start=place.position)
             return share
         share = dataset.stream(*at, epoch=epoch)
     else:
-        share = _every_nth(dataset, cluster, epoch)
+        share = _every_nth(dataset, at, epoch)
     return _behind(share, place.batches, dataset) if place.batches else share
 
 
@@ -87,20 +95,17 @@ def _behind(share: Iterable[Any], num_batches: int, dataset: object) -> Iterator
             share.close()
 
 
-def _every_nth(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> Iterator[Any]:
+def _every_nth(dataset: Iterable[Any], at: tuple[int, int], epoch: int) -> Iterator[Any]:
+    index, num_parts = at
     if isinstance(dataset, DataLoader):
         for sampler in samplers(dataset):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)  # else every epoch has the order of the first
-        if cluster.num_workers > 1:
-            if _is_shared(dataset, cluster):
+        if num_parts > 1:
+            if _is_shared(dataset, at):
                 return (batch for batch in dataset)
             _require_one_order(dataset)
-    return (
-        batch
-        for number, batch in enumerate(dataset)
-        if number % cluster.num_workers == cluster.worker
-    )
+    return (batch for number, batch in enumerate(dataset) if number % num_parts == index)
 
 
 def samplers(loader: DataLoader[Any]) -> list[Any]:
@@ -110,14 +115,14 @@ def samplers(loader: DataLoader[Any]) -> list[Any]:
     return [sampler for sampler in samplers if sampler is not None]
 
 
-def _is_shared(loader: DataLoader[Any], cluster: Cluster) -> bool:
+def _is_shared(loader: DataLoader[Any], at: tuple[int, int]) -> bool:
     for sampler in samplers(loader):
         if isinstance(sampler, DistributedSampler):
             found = sampler.rank, sampler.num_replicas
-            if found != (cluster.worker, cluster.num_workers):
+            if found != at:
                 raise BadRequest(
-                    f"DataLoader: expected a DistributedSampler of rank {cluster.worker} and "
-                    f"num_replicas {cluster.num_workers}, found {found[0]} and {found[1]}; without "
+                    f"DataLoader: expected a DistributedSampler of rank {at[0]} and "
+                    f"num_replicas {at[1]}, found {found[0]} and {found[1]}; without "
                     "one, batches are shared all the same"
                 )
             return True

@@ -15,7 +15,8 @@ log = logging.getLogger("trireme.train")
 
 @contextmanager
 def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
-    """SIGTERM asks all workers to stop; a second one ends this process as if nobody heeded it.
+    """SIGTERM asks all workers to stop, or where they share out streams this one to leave; a second
+    one ends this process as if nobody heeded it.
 
     Only in the main thread, and not if the script heeds the signal itself.
     """
@@ -29,7 +30,10 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
 
     def ask(*_: object) -> None:
         # Whatever the main thread was doing, locks included, waits for this: it must do little.
-        cluster.asked.reason = cluster.asked.reason or f"worker {cluster.worker} has got SIGTERM"
+        if not cluster.asked.reason:
+            # Others can go on for it, but for worker 0, which saves.
+            cluster.asked.alone = bool(cluster.num_streams) and cluster.worker != 0
+            cluster.asked.reason = f"worker {cluster.worker} has got SIGTERM"
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, ask)

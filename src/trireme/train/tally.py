@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from trireme.cluster import Cluster
 from trireme.errors import BadRequest
 from trireme.metrics import Metric
 from trireme.train.scoring import Scored, column_of
+
+log = logging.getLogger("trireme.train")
 
 # What all workers together may bring to one meeting: half of what one message may hold.
 _MEETING_BYTES_MAX = 1 << 27
@@ -94,7 +97,7 @@ class Tally:
             metric.reset()
         with cluster.client.script.section("figures"):
             met = exchange(cluster, arrays, f"end of {title}")
-        for received in met:
+        for received in met.values():
             rest = iter(received)
             loss_sum, num_examples = next(rest)
             self.loss_sum += float(loss_sum)
@@ -130,31 +133,35 @@ def _output_for(metric: Metric, outputs: dict[str, Tensor]) -> Tensor:
 
 def exchange(
     cluster: Cluster, arrays: Sequence[NDArray[Any]], purpose: str
-) -> list[list[NDArray[Any]]]:
-    """The arrays of every worker, in the order of the workers, whatever their sizes.
+) -> dict[int, list[NDArray[Any]]]:
+    """The arrays of every worker, by worker in their order, whatever their sizes.
 
-    They travel as bytes, in as many meetings as the largest share takes.
+    They travel as bytes, in as many meetings as the largest share takes: the shares of those who
+    came to the first.
     """
     mine = np.concatenate([np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays])
     forms = [[array.dtype.str, list(array.shape)] for array in arrays]
-    piece = min(_WORKER_BYTES_MAX, _MEETING_BYTES_MAX // cluster.num_workers)
-    shares: list[list[NDArray[np.uint8]]] = [[] for _ in range(cluster.num_workers)]
-    forms_of: list[Any] = []
-    begin, end = 0, len(mine)
+    at_a_time = max(cluster.num_workers, cluster.num_streams)
+    piece = min(_WORKER_BYTES_MAX, _MEETING_BYTES_MAX // at_a_time)
+    shares: dict[int, list[NDArray[np.uint8]]] = {}
+    first: dict[int, Any] = {}
+    begin, end = 0, 1
     with cluster.client.script.section():
         while begin < end:
-            body = {"bytes": len(mine), "forms": [] if begin else forms}
+            body = {"worker": cluster.worker, "bytes": len(mine), "forms": [] if begin else forms}
             met = cluster.client.gather(
                 body, [mine[begin : begin + piece]], purpose=purpose, patient=True
             )
-            forms_of = forms_of or [of["forms"] for of, _ in met]
-            end = max(of["bytes"] for of, _ in met)
+            if begin == 0:
+                first = {of["worker"]: of for of, _ in met}
+                end = max(of["bytes"] for of in first.values())
             begin += piece
-            for share, (_, [received]) in zip(shares, met, strict=True):
-                share.append(received)
-    return [
-        _parts(np.concatenate(share), forms) for share, forms in zip(shares, forms_of, strict=True)
-    ]
+            for of, [received] in met:
+                shares.setdefault(of["worker"], []).append(received)
+    joined = {worker: np.concatenate(share) for worker, share in shares.items()}
+    if gone := [w for w, of in first.items() if len(joined[w]) < of["bytes"]]:
+        log.warning("%s: workers %s were given up amid it, and what they bring", purpose, gone)
+    return {w: _parts(joined[w], of["forms"]) for w, of in first.items() if w not in gone}
 
 
 def _parts(data: NDArray[np.uint8], forms: Any) -> list[NDArray[Any]]:

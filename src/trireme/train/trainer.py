@@ -30,6 +30,7 @@ from trireme.train.recipe import Recipe
 from trireme.train.run import Run, Watch
 from trireme.train.scoring import ExampleIds, Loss, Scorer
 from trireme.train.share import BEGIN, Place, share_of
+from trireme.train.sharing import SharedPass, Turn, check_dump, place_among
 from trireme.train.staleness import staleness
 from trireme.train.stopping import agreed_to_stop, stopping_on_sigterm
 from trireme.train.succession import (
@@ -221,7 +222,8 @@ class Trainer(Exchange, InferenceExports):
             self.cluster.client.script.section(),
             life.time_of(dataset, self.optimizer),
             dumping(
-                dump_left(dump, self.cluster, num_passes), dataset, self.model, self.cluster
+                dump_left(check_dump(dump, self.cluster), self.cluster, num_passes),
+                *(dataset, self.model, self.cluster),
             ) as file,
             saving(checkpoints, self.optimizer, self._random, note.to_json) as saver,
         ):
@@ -246,6 +248,8 @@ class Trainer(Exchange, InferenceExports):
         saver: Saver | None,
     ) -> dict[str, float]:
         """From where the last resume or a predecessor has left it, or else from its beginning."""
+        if self.cluster.num_streams:
+            return self._train_streams(title, dataset, tally, watch, saver)
         found = self.optimizer.begin_pass()
         if found.is_over:
             self._resumed = None
@@ -258,8 +262,37 @@ class Trainer(Exchange, InferenceExports):
         share: Iterable[Any] = ()
         if not found.has_left:
             share = share_of(dataset, self.cluster, self.num_epochs, place)
-        run = self._run(title, share, self.model, tally, watch)
-        run = dataclasses.replace(run, epoch=self.num_epochs, place=place, begun=begun, saver=saver)
+        run = self._run(title, [Turn(share, place)], self.model, tally, watch)
+        goes_on = begun is not None
+        run = dataclasses.replace(
+            run, epoch=self.num_epochs, begun=begun, goes_on=goes_on, saver=saver
+        )
+        return run.train()
+
+    def _train_streams(
+        self,
+        title: str,
+        dataset: Iterable[Any],
+        tally: Tally,
+        watch: Watch,
+        saver: Saver | None,
+    ) -> dict[str, float]:
+        """An epoch whose streams the workers share out among themselves."""
+        resumed, self._resumed = self._resumed, None
+        goes_on = resumed is not None and FitNote.from_json(resumed.extra).is_under_way
+        self._random.begin_epoch(dataset)
+        shared = SharedPass(self.optimizer, dataset, self.num_epochs, goes_on=goes_on)
+        if shared.is_over:
+            log.info("train: worker %d: epoch %d is over", self.cluster.worker, self.num_epochs)
+            self.optimizer.end_pass()
+            return figures_again(tally, self.cluster, title)
+        if saver is not None:
+            saver.begin_epoch(0)
+        run = self._run(title, shared.turns(), self.model, tally, watch)
+        is_late = self.cluster.client.script.is_successor
+        run = dataclasses.replace(
+            run, epoch=self.num_epochs, goes_on=goes_on or is_late, saver=saver
+        )
         return run.train()
 
     def _stop_if_asked(self, saver: Saver | None) -> None:
@@ -380,22 +413,24 @@ class Trainer(Exchange, InferenceExports):
             if self.cluster.client.script.is_behind:
                 return figures_again(tally, self.cluster, title)
             self.optimizer.flush()
-            self.cluster.client.gather({}, [], purpose=title, patient=True)
+            came = {"worker": self.cluster.worker}
+            met = self.cluster.client.gather(came, [], purpose=title, patient=True)
             self.optimizer.refresh()
             with (
                 life.time_of(dataset, self.optimizer),
                 dumping(dump, dataset, self.model, self.cluster) as file,
             ):
                 watch = Watch(fetch, debug, file, ExampleIds(dataset) if check_nan else None)
-                share = share_of(dataset, self.cluster)
-                return self._run(title, share, model or self.model, tally, watch).evaluate()
+                share = share_of(dataset, self.cluster, of=place_among(met, self.cluster))
+                turns = [Turn(share)]
+                return self._run(title, turns, model or self.model, tally, watch).evaluate()
 
     def _run(
-        self, title: str, share: Iterable[Any], model: nn.Module, tally: Tally, watch: Watch
+        self, title: str, turns: Iterable[Turn], model: nn.Module, tally: Tally, watch: Watch
     ) -> Run:
         return Run(
             title=title,
-            share=share,
+            turns=turns,
             model=model,
             score=Scorer(self.loss if tally.has_loss else None, self.label),
             tally=tally,
@@ -533,11 +568,12 @@ class Trainer(Exchange, InferenceExports):
         )
         if loaded is None:
             return None
-        if loaded.num_workers != self.cluster.num_workers:
+        if loaded.num_streams != self.cluster.streams_per_pass:
             raise BadRequest(
-                f"Trainer.resume: expected {loaded.num_workers} workers, of whose streams"
-                f" {loaded.path} is, found {self.cluster.num_workers}; Trainer.load() takes it on"
-                " any number, and begins the epoch again"
+                f"Trainer.resume: expected {loaded.num_streams} workers, of whose streams"
+                f" {loaded.path} is, found {self.cluster.streams_per_pass}"
+                f"{' streams' if self.cluster.num_streams else ''}; Trainer.load() takes it on any"
+                " number, and begins the epoch again"
             )
         self._resumed = loaded
         self.num_epochs = FitNote.from_json(loaded.extra).num_epochs

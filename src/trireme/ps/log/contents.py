@@ -98,7 +98,8 @@ def replay(shard: Shard, attendance: Attendance, record: Record) -> None:
     elif method == "ps.group":
         _adopt(shard, Group.from_wire(body))
     elif method == "server.goodbye":
-        attendance.install([[body["worker"], body["num_workers"], body["incarnation"]]])
+        of = body["worker"], body["num_workers"], body["incarnation"], body.get("members")
+        attendance.install([of])
     elif method == "server.alive":
         attendance.take_back(body["worker"])
     elif method == "policy.shrink":

@@ -1,0 +1,242 @@
+"""Streams that workers share out, in loops of all kinds; and what they cannot be shared out in, and
+say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from tests.integration.test_succession import (
+    STRATEGIES,
+    Killed,
+    Model,
+    batches,
+    counts,
+    make_optimizer,
+    make_trainer,
+    step,
+    times,
+)
+from tests.jobs import TIMEOUT_S, Job, in_threads
+from trireme.cluster import Cluster, connect, embedded
+from trireme.errors import BadRequest, Stopped
+from trireme.fleet import util
+
+NUM_STREAMS = 3
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    with Job(2) as made:
+        yield made
+
+
+def join(job: Job, worker: int = 0, num_workers: int = 1, **place: Any) -> Cluster:
+    place = place or {"worker": worker, "num_workers": num_workers, "streams": NUM_STREAMS}
+    return connect(job.endpoints, threads=1, timeout_s=TIMEOUT_S, **place)
+
+
+def prefetch_twice(cluster: Cluster, kill_at: int = 0) -> int:
+    """Returns how many steps this worker has made."""
+    model = Model(kill_at)
+    optimizer = make_optimizer(cluster, model)
+    for _ in range(2):
+        for batch in tr.prefetch(batches(), model, cluster=cluster):
+            step(model, batch, optimizer)
+    cluster.client.gather({}, [])
+    return optimizer.num_steps
+
+
+def fit_twice(cluster: Cluster, kill_at: int = 0) -> int:
+    trainer = make_trainer(cluster, Model(kill_at))
+    trainer.fit(batches(), epochs=2)
+    return trainer.optimizer.num_steps
+
+
+@pytest.mark.parametrize("train", [prefetch_twice, fit_twice])
+def test_two_workers_train_on_all_streams_of_a_list_once(
+    job: Job, train: Callable[[Cluster], int]
+) -> None:
+    def work(worker: int) -> tuple[int, dict[int, int]]:
+        with join(job, worker, 2) as cluster:
+            return train(cluster), counts(cluster)
+
+    found = in_threads([lambda w=w: work(w) for w in (0, 1)])
+    assert sum(num_steps for num_steps, _ in found) == 16
+    assert [count for _, count in found] == [times(2, batches())] * 2
+
+
+@pytest.mark.parametrize("train", [prefetch_twice, fit_twice])
+@pytest.mark.parametrize("kill_at", [1, 4])
+def test_a_process_that_is_started_again_goes_on_with_any_stream(
+    job: Job, train: Callable[..., int], kill_at: int
+) -> None:
+    def work() -> dict[int, int]:
+        with join(job, 0, 2) as cluster:
+            train(cluster)
+            return counts(cluster)
+
+    def die_and_come_again() -> dict[int, int]:
+        cluster = join(job, 1, 2)
+        try:
+            train(cluster, kill_at)
+        except Killed:
+            cluster.abandon()
+            cluster = join(job, 1, 2)
+            train(cluster)
+        found = counts(cluster)
+        cluster.close()
+        return found
+
+    expected = times(2, batches())
+    assert in_threads([work, die_and_come_again]) == [expected, expected]
+
+
+def test_a_process_alone_trains_on_its_streams_one_after_the_other() -> None:
+    with embedded(streams=NUM_STREAMS, threads=1) as cluster:
+        assert fit_twice(cluster) == 16
+        assert counts(cluster) == times(2, batches())
+
+
+def test_a_run_goes_on_from_a_checkpoint_within_each_stream(tmp_path: Path) -> None:
+    """With as many streams, whatever the number of workers."""
+    checkpoints = tr.Checkpoints(tmp_path, every_steps=3)
+    with embedded(streams=NUM_STREAMS, threads=1) as cluster:
+        with pytest.raises(Killed):
+            make_trainer(cluster, Model(6)).fit(batches(), epochs=2, checkpoints=checkpoints)
+        cluster.abandon()
+    with Job(1) as job:
+
+        def work(worker: int) -> dict[int, int]:
+            with join(job, worker, 2) as cluster:
+                trainer = make_trainer(cluster, Model())
+                trainer.fit(batches(), epochs=2, checkpoints=checkpoints, resume=True)
+                return counts(cluster)
+
+        assert in_threads([lambda w=w: work(w) for w in (0, 1)]) == [times(2, batches())] * 2
+    with embedded(streams=2, threads=1) as cluster:
+        trainer = make_trainer(cluster, Model())
+        with pytest.raises(BadRequest, match=r"expected 3 workers, of whose streams .*, found 2"):
+            trainer.resume(tmp_path)
+
+
+class Asking(Model):
+    """Its worker is asked to stop in the forward pass of the n-th batch."""
+
+    def __init__(self, cluster: Cluster, ask_at: int) -> None:
+        super().__init__()
+        self._asked, self._to_go = cluster.asked, ask_at
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        self._to_go -= self.training
+        if self._to_go == 0:
+            self._asked.reason = "a test asks to stop"
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("ask_at", [2, 8])
+def test_a_run_that_was_asked_to_stop_goes_on_from_its_checkpoint(
+    tmp_path: Path, ask_at: int
+) -> None:
+    """Amid a stream, and at the end of the last one."""
+    checkpoints = tr.Checkpoints(tmp_path, every_steps=100)
+    with embedded(streams=NUM_STREAMS, threads=1) as cluster:
+        trainer = make_trainer(cluster, Asking(cluster, ask_at))
+        with pytest.raises(Stopped):
+            trainer.fit(batches(), epochs=2, checkpoints=checkpoints)
+    with embedded(streams=NUM_STREAMS, threads=1) as cluster:
+        trainer = make_trainer(cluster, Model())
+        trainer.fit(batches(), epochs=2, checkpoints=checkpoints, resume=True)
+        assert counts(cluster) == times(2, batches())
+
+
+def test_a_worker_that_comes_when_all_is_done_passes_over_it(job: Job) -> None:
+    with join(job) as cluster:
+        trainer = make_trainer(cluster, Model())
+        trained = trainer.fit(batches())
+        with join(job, late=True) as late:
+            other = make_trainer(late, Model())
+            found = other.fit(batches())
+            assert late.worker == 1
+            assert found["loss"] == trained["loss"]
+            trainer.evaluate(batches())
+            assert other.evaluate(batches())["examples"] == trained["examples"]
+
+
+def test_a_worker_that_comes_late_counts_its_steps_from_those_of_the_others(job: Job) -> None:
+    with join(job) as cluster:
+        trainer = make_trainer(cluster, Model())
+        trainer.fit(batches())
+        late = join(job, late=True)
+        other = make_trainer(late, Model())
+        other.fit(batches())
+        assert [trainer.optimizer.num_steps, other.optimizer.num_steps] == [8, 8]
+        in_threads([lambda t=t: t.fit(batches()) for t in (trainer, other)])
+        assert trainer.optimizer.num_steps + other.optimizer.num_steps >= 8 + 8 + 8
+        assert counts(cluster) == times(2, batches())
+        late.close()
+
+
+class Own:
+    """Examples of each worker's own."""
+
+    own_files = True
+
+    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Iterator[Any]:
+        return iter(batches())
+
+
+DATA: dict[str, tuple[Callable[[], Any], str]] = {
+    "files of each worker": (Own, "found a Own of files of each worker's own"),
+    "an iterator": (lambda: iter(batches()), "found a list_iterator"),
+    "a loader": (
+        lambda: torch.utils.data.DataLoader(batches(), batch_size=None),
+        "found a DataLoader",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_whose_streams_not_every_worker_can_read_is_refused(name: str) -> None:
+    make, message = DATA[name]
+    with embedded(streams=NUM_STREAMS, threads=1) as cluster:
+        trainer = make_trainer(cluster, Model())
+        with pytest.raises(BadRequest, match=message):
+            trainer.fit(make())
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "geo", "hybrid"])
+def test_other_modes_are_refused_and_say_why(mode: str) -> None:
+    assert mode in STRATEGIES
+    message = f"expected mode 'async' .*, found '{mode}', in which"
+    with (
+        embedded(streams=NUM_STREAMS, threads=1) as cluster,
+        pytest.raises(BadRequest, match=message),
+    ):
+        make_trainer(cluster, Model(), mode)
+
+
+def test_what_needs_a_stream_or_a_share_of_each_worker_is_refused(tmp_path: Path) -> None:
+    with embedded(streams=NUM_STREAMS, threads=1) as cluster:
+        model = Model()
+        optimizer = make_optimizer(cluster, model)
+        [batch] = batches(1)
+        nn.functional.mse_loss(model(batch), batch["label"]).backward()
+        with pytest.raises(BadRequest, match=r"\.step: expected a loop over streams that workers"):
+            optimizer.step()
+        with pytest.raises(BadRequest, match=r"\.begin_pass: expected a loop over streams"):
+            optimizer.begin_pass()
+        trainer = make_trainer(cluster, Model())
+        with pytest.raises(BadRequest, match="expected workers that each train on one stream"):
+            trainer.train_from_dataset(batches(), dump=tr.Dump(path=tmp_path, fields=["a"]))
+        with pytest.raises(BadRequest, match="train_passes: expected a job in which each worker"):
+            next(tr.train_passes(trainer, []))
+        with pytest.raises(BadRequest, match="get_file_shard: expected a job in which each worker"):
+            util.get_file_shard(["a"])

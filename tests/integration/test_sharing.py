@@ -1,0 +1,188 @@
+"""Workers share out streams: one may come late, others go on for one that is killed, and each batch
+counts once.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from tests.integration import sharer
+from tests.integration.durable import DurableServers
+from tests.programs import Program, Template
+from trireme import _core
+from trireme.cluster import embedded
+
+SHARER = str(Path(sharer.__file__))
+STEPS = sum(sharer.LENGTHS)
+EXAMPLES = STEPS * sharer.BATCH
+
+
+class Sharing:
+    """A job of sharer.py on one server, which keeps its state."""
+
+    def __init__(self, programs: Template, folder: Path, num_workers: int) -> None:
+        self.folder, self._num_workers = folder, num_workers
+        self._programs, self._exit = programs, ExitStack()
+        self.servers = DurableServers(programs, 1, folder)
+
+    def __enter__(self) -> Sharing:
+        self._exit.enter_context(self.servers)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exit.__exit__(*error)  # type: ignore[arg-type]
+
+    def start(self, worker: int, *options: str, timeout_s: float = 60.0) -> Program:
+        """A worker that is there from the beginning."""
+        place = {
+            "TRIREME_INDEX": str(worker),
+            "TRIREME_NUM_WORKERS": str(self._num_workers),
+            "TRIREME_STREAMS": str(sharer.NUM_STREAMS),
+        }
+        return self._start(f"worker {worker}", options, place, timeout_s)
+
+    def start_late(self, *options: str) -> Program:
+        """One that joins."""
+        return self._start("late worker", options, {"TRIREME_JOIN": "1"}, 60.0)
+
+    def _start(
+        self, name: str, options: tuple[str, ...], place: dict[str, str], timeout_s: float
+    ) -> Program:
+        env = {
+            "TRIREME_ROLE": "worker",
+            "TRIREME_SERVERS": ",".join(self.servers.addresses),
+            "TRIREME_TIMEOUT_S": str(timeout_s),
+            "TRIREME_THREADS": "1",
+            "TRIREME_ROOT": str(self.folder),
+            **place,
+        }
+        program = self._programs.start(name, [SHARER, str(self.folder), *options], env)
+        return self._exit.enter_context(program)
+
+    def finish(self, *workers: Program) -> list[list[str]]:
+        """The figures that each has come to; the server has ended."""
+        for worker in workers:
+            worker.wait_line("^done$")
+        self.servers.program(0).wait_line("all workers have said goodbye")
+        return [figures(worker) for worker in workers]
+
+
+def figures(worker: Program) -> list[str]:
+    names = ("first", "rest", "evaluated")
+    return [line for line in worker.output.splitlines() if line.startswith(names)]
+
+
+def streams_of(worker: Program) -> Counter[int]:
+    """How many batches of each stream a process has trained on."""
+    lines = [line.split() for line in worker.output.splitlines() if line.startswith("step ")]
+    return Counter(int(line[3]) for line in lines)
+
+
+def assert_each_batch_counted_once(path: Path) -> None:
+    expected = Counter[int]()
+    for stream in range(sharer.NUM_STREAMS):
+        for epoch in range(sharer.EPOCHS):
+            for batch in sharer.Data().stream(stream, sharer.NUM_STREAMS, epoch=epoch):
+                expected.update(set(batch["a"].values.tolist()))
+    with embedded(threads=1) as cluster:
+        sharer.make_trainer(sharer.Model(), cluster).load(path)
+        keys = _core.unique(np.arange(sharer.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+        rows = cluster.client.pull({"t": keys}).rows["t"]
+        found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+    assert {key: count for key, count in found.items() if count} == dict(expected)
+
+
+def test_a_late_worker_takes_the_streams_that_nobody_has(
+    programs: Template, tmp_path: Path
+) -> None:
+    with Sharing(programs, tmp_path, 1) as job:
+        first = job.start(0, "--hold", "7")
+        first.wait_line("^held$")  # in stream 1, all of stream 0 is done
+        late = job.start_late()
+        late.wait_line("^step 4 of 3$")  # all of stream 3, behind the empty one
+        first.send("")
+        found = job.finish(first, late)
+    assert found[0] == found[1]
+    assert [line.split()[-1] for line in found[0]] == [str(EXAMPLES)] * 3
+    assert_each_batch_counted_once(tmp_path / "last")
+    assert (streams_of(first) + streams_of(late)).total() == sharer.EPOCHS * STEPS
+
+
+def test_a_late_worker_with_another_model_is_refused_and_the_job_goes_on(
+    programs: Template, tmp_path: Path
+) -> None:
+    with Sharing(programs, tmp_path, 1) as job:
+        first = job.start(0, "--hold", "2")
+        first.wait_line("^held$")
+        other = job.start_late("--dim", "3")
+        other.wait_line(
+            r"SchemaMismatch: .* t of dims \[2\].* says 'tables t of dims \[3\]; 2 param"
+        )
+        first.send("")
+        job.finish(first)
+    assert_each_batch_counted_once(tmp_path / "last")
+
+
+def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
+    programs: Template, tmp_path: Path
+) -> None:
+    """Silent for a quarter of its timeout, amid stream 1; and heard again later."""
+    with Sharing(programs, tmp_path, 2) as job:
+        first = job.start(0, "--hold", "1", "11", timeout_s=40)
+        silent = job.start(1, "--hold", "2", timeout_s=40)
+        silent.wait_line("^step 2 of [01]$")
+        silent.wait_line("^held$")
+        silent.signal(signal.SIGSTOP)
+        first.send("")
+        job.servers.program(0).wait_line("^worker 1 was not heard for 10 s: others go on")
+        first.wait_line("^step 11 ")  # the last but one of stream 1, or the last one
+        silent.signal(signal.SIGCONT)
+        silent.send("")
+        silent.wait_line("^trireme.errors.Fenced: ")
+        first.send("")
+        job.finish(first)
+    assert_each_batch_counted_once(tmp_path / "last")
+
+
+def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
+    programs: Template, tmp_path: Path
+) -> None:
+    with Sharing(programs, tmp_path, 2) as job:
+        workers = [job.start(0, "--hold", "1"), job.start(1, "--hold", "2")]
+        for worker in workers:
+            worker.wait_line("^held$")
+        job.servers.kill(0)
+        job.servers.start(0)
+        late = job.start_late()
+        late.wait_line("^step 4 of 3$")
+        assert set(streams_of(late)) == {3}
+        for worker in workers:
+            worker.send("")
+        found = job.finish(*workers, late)
+    assert found[0] == found[1] == found[2]
+    assert [line.split()[-1] for line in found[0]] == [str(EXAMPLES)] * 3
+    assert_each_batch_counted_once(tmp_path / "last")
+
+
+def test_a_worker_that_is_told_to_leave_hands_its_stream_on(
+    programs: Template, tmp_path: Path
+) -> None:
+    with Sharing(programs, tmp_path, 1) as job:
+        first = job.start(0, "--hold", "2")
+        first.wait_line("^held$")
+        late = job.start_late("--hold", "2")
+        late.wait_line("^step 2 of 1$")
+        late.wait_line("^held$")
+        late.signal(signal.SIGTERM)
+        late.send("")
+        late.wait_line("^worker 1 has got SIGTERM: others go on with its stream$")
+        first.send("")
+        job.finish(first)
+        assert late.finish() == 0
+    assert streams_of(late) == {1: 2}
+    assert_each_batch_counted_once(tmp_path / "last")
