@@ -141,6 +141,14 @@ class Program:
         self._wait_gone()
 
     @property
+    def pid(self) -> int:
+        """-1 if it has ended."""
+        described = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text()
+        found = re.search(r"^Pid:\s*(-?\d+)$", described, re.MULTILINE)
+        assert found, described
+        return int(found[1])
+
+    @property
     def has_ended(self) -> bool:
         return bool(select.select([self._pidfd], [], [], 0)[0])
 

@@ -1,24 +1,37 @@
-"""A small disk for the state of one server, which can be full."""
+"""The disk of one server, which can be full: a small one of its own where root may mount it, else a
+limit on the files of the process.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 SIZE = "16m"
 _PIECE = 1 << 16
 
 
-class Disk:
+class Disk(Protocol):
+    def fill(self) -> None:
+        """To the last byte."""
+
+    def make_room(self) -> None:
+        """For the next process of the server."""
+
+
+class SmallDisk:
+    """What is below `folder`, filled with a file of somebody else."""
+
     def __init__(self, folder: Path) -> None:
         self._other = folder / "other"
 
     def fill(self) -> None:
-        """To the last byte, with a file of somebody else."""
         with self._other.open("ab", buffering=0) as file:
             for piece in (_PIECE, 1):
                 try:
@@ -32,29 +45,35 @@ class Disk:
         self._other.unlink()
 
 
+class LimitedFiles:
+    """Of the process `pid()`, which writes no byte more to any file."""
+
+    def __init__(self, pid: Callable[[], int]) -> None:
+        self._pid = pid
+
+    def fill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it is down, and the next has no limit
+            resource.prlimit(self._pid(), resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+    def make_room(self) -> None:
+        """The limit ends with the process."""
+
+
 @contextmanager
-def small_disk(folder: Path) -> Iterator[Disk]:
+def small_disk(folder: Path) -> Iterator[SmallDisk]:
     """A disk mounted at `folder`."""
     folder.mkdir(parents=True)
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)],
-        check=True,
-        capture_output=True,
-    )
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
+    subprocess.run(mount, check=True, capture_output=True)
     try:
-        yield Disk(folder)
+        yield SmallDisk(folder)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def why_not(folder: Path) -> str:
-    """Why no disk can be mounted here; empty if one can."""
+def can_mount(folder: Path) -> bool:
     try:
         with small_disk(folder / "disk"):
-            pass
+            return True
     except (OSError, subprocess.CalledProcessError):
-        return "nobody but root may mount a file system"
-    finally:
-        with contextlib.suppress(OSError):
-            (folder / "disk").rmdir()
-    return ""
+        return False

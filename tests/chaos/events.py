@@ -72,7 +72,7 @@ class Chaos:
         full, self._full = self._full, set()
         for server in full:
             self._disks[server].make_room()
-            self._kill(self._job.servers[server], "kill server")
+            self._kill(self._job.servers[server], "kill server" if server else "kill coordinator")
             self._start(self._job.servers[server])
 
     def _happen(self, event: Event) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.disk import small_disk
+from tests.chaos.disk import Disk, LimitedFiles, small_disk
 from tests.chaos.events import Chaos
 from tests.chaos.job import Job, Place
 from tests.chaos.judge import RIGHT, Verdict, judge
@@ -90,7 +92,7 @@ def _run(
     job = Job(plan, options, folder, lab.world(plan))
     with ExitStack() as stack:
         servers = {event.target for event in plan.events if event.kind == "disk"}
-        disks = {s: stack.enter_context(small_disk(job.disk(s))) for s in sorted(servers)}
+        disks = {s: stack.enter_context(_disk(job, s, lab)) for s in sorted(servers)}
         stack.enter_context(job)
         chaos = Chaos(job, lab.clock, lab.namespace, disks)
         try:
@@ -102,6 +104,12 @@ def _run(
     if not outcome.problem:
         outcome.verdict = judge(options, undisturbed)
     return outcome
+
+
+def _disk(job: Job, server: int, lab: Lab) -> AbstractContextManager[Disk]:
+    if lab.has_disks:
+        return small_disk(job.disk(server))
+    return nullcontext(LimitedFiles(lambda: job.servers[server].program.pid))
 
 
 class _Run:
@@ -154,10 +162,16 @@ class _Run:
                 self._problem(f"{worker.name} ended with {code}: {line}")
 
     def _look_after_servers(self) -> None:
+        """Start those again that found their disk full, once there is room."""
         for server in self._job.servers:
-            if not server.is_down and server.program.has_ended and not _has_said_goodbye(server):
-                code = server.program.finish()
-                self._problem(f"{server.name} ended with {code}: {_last_line(server)}")
+            if server.is_down or not server.program.has_ended or _has_said_goodbye(server):
+                continue
+            code, line = server.program.finish(), _last_line(server)
+            if self._chaos.counts["disk"] and line.endswith(os.strerror(errno.ENOSPC)):
+                self._chaos.make_room()
+                server.launch()
+            else:
+                self._problem(f"{server.name} ended with {code}: {line}")
 
     def _look_for_failures(self) -> None:
         for server in self._job.servers:

@@ -65,8 +65,20 @@ def test_clocks_that_jump_change_nothing(tmp_path: Path, lab: Lab) -> None:
     suffer(plan_of("bounded", *events, event(0.5, "kill server", 1)), tmp_path, lab)
 
 
-def test_a_job_goes_on_when_a_disk_that_was_full_has_room(tmp_path: Path, lab: Lab) -> None:
+@pytest.mark.parametrize("has_disks", [True, False])
+def test_a_job_goes_on_when_a_disk_that_was_full_has_room(
+    tmp_path: Path, lab: Lab, has_disks: bool
+) -> None:
+    """A disk of its own where that can be mounted; and a limit on files, anywhere."""
+    lab = replace(lab, has_disks=has_disks and lab.has_disks)
     suffer(plan_of("geo", event(0.4, "disk", 1)), tmp_path, lab)
+
+
+def test_a_server_that_starts_on_a_full_disk_says_so_and_starts_when_it_has_room(
+    tmp_path: Path, lab: Lab
+) -> None:
+    events = [event(0.4, "disk", 1), event(0.4, "kill server", 1)]
+    suffer(plan_of("async", *events), tmp_path, lab)
 
 
 def test_a_round_ends_as_if_nothing_had_happened(tmp_path: Path, lab: Lab) -> None:
