@@ -8,6 +8,7 @@ from types import TracebackType
 
 from tests.programs import Program, Template
 from trireme.cluster import Cluster, connect
+from trireme.launch.key_folder import client_keys, make_shared_folder
 
 SERVER = ["-m", "trireme.cli", "server"]
 TIMEOUT_S = 60.0
@@ -19,7 +20,7 @@ class DurableServers:
         servers.kill(1)
         servers.start(1)
 
-    log_bytes: small, so that snapshots are frequent.
+    log_bytes: small, so that snapshots are frequent. keys: encrypt.
     """
 
     def __init__(
@@ -30,11 +31,16 @@ class DurableServers:
         *,
         durability: str = "process",
         log_bytes: int = 1 << 17,
+        keys: bool = False,
     ) -> None:
         self._programs, self.folder = programs, folder
         self._options = ["--durability", durability]
         if durability != "none":
             self._options += ["--log_bytes", str(log_bytes)]
+        self._keys = folder / "keys" if keys else None
+        if self._keys is not None:
+            make_shared_folder(self._keys)
+            self._options += ["--keys", str(self._keys)]
         self._exit = ExitStack()
         self._running: dict[int, Program] = {}
         self.num_kills = 0
@@ -69,7 +75,12 @@ class DurableServers:
 
     def join(self, worker: int, num_workers: int, timeout_s: float = TIMEOUT_S) -> Cluster:
         return connect(
-            self.addresses, worker=worker, num_workers=num_workers, threads=1, timeout_s=timeout_s
+            self.addresses,
+            worker=worker,
+            num_workers=num_workers,
+            threads=1,
+            timeout_s=timeout_s,
+            keys=None if self._keys is None else client_keys(self._keys),
         )
 
     def __enter__(self) -> DurableServers:

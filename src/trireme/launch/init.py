@@ -11,8 +11,9 @@ from pathlib import Path
 
 from trireme import cluster
 from trireme.cluster import Cluster
+from trireme.errors import BadRequest, Corruption
 from trireme.launch.key_folder import client_keys, server_keys
-from trireme.launch.roles import Role, read_role
+from trireme.launch.roles import REFUSED, Role, read_role
 
 log = logging.getLogger("trireme")
 
@@ -30,7 +31,7 @@ def init(
     metrics: str | int | None = None,
 ) -> Cluster:
     """Start or join the job, and make its cluster the default. In a server process: serve, then
-    exit with 0.
+    exit with 0; with 2 if its place or its state is wrong.
 
     Without arguments the environment says what this process is (docs: `trireme launch`, Fleet's
     variables, torchrun); if it says nothing, the tables are embedded in this process, and one line
@@ -112,7 +113,17 @@ def log_to_stderr() -> None:
 
 
 def serve_role(place: Role) -> None:
-    """Serve as the role says, until the job is over."""
+    """Serve as the role says, until the job is over. A place or a state that is wrong ends the
+    process with the exit code REFUSED: it would be refused again.
+    """
+    try:
+        _serve(place)
+    except (BadRequest, Corruption) as error:
+        print(f"trireme server: error: {error}", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+def _serve(place: Role) -> None:
     from trireme.ps.limits import parse_limits  # a worker never needs these
     from trireme.ps.log.durability import Durability
     from trireme.ps.server import serve

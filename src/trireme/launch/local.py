@@ -23,13 +23,12 @@ from pathlib import Path
 from trireme.errors import BadRequest
 from trireme.launch.plan import LaunchConfig, Plan, make_plan
 from trireme.launch.process import Child
-from trireme.launch.roles import PLACE_VARIABLES
+from trireme.launch.roles import PLACE_VARIABLES, REFUSED
 from trireme.telemetry.address import nth_address
 
 _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have
 _TURN_S = 1.0
-_REFUSED = 2  # the exit code of a process whose command, place or state is wrong
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Torch's threads (OpenMP, MKL and OpenBLAS all read this one) and Trireme's own.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "TRIREME_THREADS")
@@ -244,7 +243,7 @@ class _Job:
         ):
             for index, child in children.items():
                 state = child.status()
-                if state in (None, 0, _REFUSED) or (
+                if state in (None, 0, REFUSED) or (
                     self._num_restarts[child.name] >= self._config.max_restart
                 ):
                     continue

@@ -50,6 +50,9 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_LIMITS": "limits",
 }
 
+REFUSED = 2
+"""The exit code of a process whose command, place or state is wrong."""
+
 # The facts that make a process part of a job; the others only tune it.
 _PLACE = ("role", "servers", "index", "num", "join", "listen", "listen_fd")
 PLACE_VARIABLES = tuple(name for name, fact in VARIABLES.items() if fact in _PLACE)
