@@ -26,7 +26,7 @@ from trireme import _core
 from trireme.cluster import Cluster, embedded
 from trireme.optim import values_of_group
 from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
-from trireme.ps.client import Step, TableGradient
+from trireme.ps.gradients import Step, TableGradient
 
 DIM = 16
 CHUNK_BYTES = 8 << 20

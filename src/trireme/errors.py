@@ -53,8 +53,8 @@ class DataError(BadRequest):
 
 
 class NotFinite(BadRequest, ArithmeticError):
-    """A model's outputs or loss are NaN or infinite. The message names the examples; nothing of
-    their batch was pushed.
+    """A model's outputs or loss are NaN or infinite, or the gradients of a step that is clipped by
+    their norm. The message names the examples; nothing of their batch was pushed or applied.
     """
 
 

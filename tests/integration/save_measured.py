@@ -12,7 +12,7 @@ from trireme import _core
 from trireme.cluster import embedded
 from trireme.optim import values_of_group
 from trireme.ps.checkpoint import save_checkpoint
-from trireme.ps.client import Step, TableGradient
+from trireme.ps.gradients import Step, TableGradient
 
 DIM, NUM_ROWS, NUM_PUSHES = 16, 1_000_000, 4
 

@@ -14,7 +14,7 @@ from trireme import _core
 from trireme.cluster import Cluster, embedded
 from trireme.errors import Fenced, NotReady
 from trireme.optim import values_of_group
-from trireme.ps.client import Step, TableGradient
+from trireme.ps.gradients import Step, TableGradient
 from trireme.ps.routing import BucketMap
 
 TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))

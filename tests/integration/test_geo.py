@@ -17,8 +17,8 @@ from trireme import _core
 from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.optim import values_of_group
-from trireme.ps.client import DenseGradient, Step, TableGradient
 from trireme.ps.dense import DenseParameters
+from trireme.ps.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
 from trireme.train.geo import RowCache
 

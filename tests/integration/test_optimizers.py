@@ -40,7 +40,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 def table() -> dict[str, str]:
     """Class -> what the page says of where it runs."""
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([A-Z]\w+)` \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
     return dict(rows)
 
 

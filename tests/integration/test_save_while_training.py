@@ -20,7 +20,7 @@ from trireme import _core
 from trireme.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
-from trireme.ps.client import Step, TableGradient
+from trireme.ps.gradients import Step, TableGradient
 from trireme.ps.rows import RowLayout
 
 NUM_WORKERS, NUM_KEYS, BATCH, DIM = 4, 1500, 150, 3

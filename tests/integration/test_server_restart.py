@@ -27,7 +27,7 @@ from trireme.cluster import Cluster
 from trireme.errors import Corruption, ResourceExhausted, SchemaMismatch
 from trireme.optim import values_of_group
 from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
-from trireme.ps.client import Step, TableGradient
+from trireme.ps.gradients import Step, TableGradient
 
 NUM_KEYS, DIM = 400, 2
 NUM_PUSHES = {"process": pick(short=100, long=2000), "machine": pick(short=40, long=500)}

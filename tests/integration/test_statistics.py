@@ -19,7 +19,7 @@ from trireme.nn import CVM, EmbeddingBag
 from trireme.optim import values_of_group
 from trireme.policy import CtrCommonAccessor, ScorePolicy, ShowClick, SparseAccessor
 from trireme.ps import policies
-from trireme.ps.client import Step, TableGradient
+from trireme.ps.gradients import Step, TableGradient
 from trireme.ps.rows import RowLayout
 from trireme.ps.shard import Shard
 

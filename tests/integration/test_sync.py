@@ -125,6 +125,14 @@ def keys_in_bucket_order() -> np.ndarray:
     return keys[np.argsort(buckets, kind="stable")]
 
 
+def initial_rows(table: tr.Table) -> np.ndarray:
+    """(NUM_KEYS, DIM) weights of keys without a row."""
+    initial = np.empty((NUM_KEYS, DIM), dtype=np.float32)
+    keys = np.arange(NUM_KEYS, dtype=np.uint64)
+    make_core_table(table.schema).lookup(keys, initial, _core.Pool(1))
+    return initial
+
+
 def plain_torch(
     rule: Rule, num_passes: int = 1, streams: Sequence[int] = (0, 1)
 ) -> tuple[Weights, Weights]:
@@ -132,9 +140,7 @@ def plain_torch(
     after.
     """
     model = Model(rule)
-    initial = np.empty((NUM_KEYS, DIM), dtype=np.float32)
-    keys = np.arange(NUM_KEYS, dtype=np.uint64)
-    make_core_table(model.table.schema).lookup(keys, initial, _core.Pool(1))
+    initial = initial_rows(model.table)
     rows = nn.Embedding.from_pretrained(torch.tensor(initial), freeze=False, sparse=True)
     dense = rule.dense(model.mlp.parameters(), **rule.options)
     sparse = rule.sparse(rows.parameters(), **rule.options)

@@ -23,7 +23,7 @@ from tests.jobs import Job
 from trireme.cluster import Cluster, embedded
 from trireme.data.batch import Ragged
 from trireme.errors import DeadlineExceeded
-from trireme.ps.client import Step
+from trireme.ps.gradients import Step
 
 
 @pytest.mark.parametrize(("threads", "oldest"), [(1, 1), (2, 1), (3, 2)])

@@ -20,7 +20,7 @@ from trireme.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.policy import ACCESSORS, ScorePolicy
 from trireme.ps import policies
-from trireme.ps.client import Step, TableGradient
+from trireme.ps.gradients import Step, TableGradient
 from trireme.ps.rows import RowLayout
 from trireme.ps.served import ServedTable, make_core_table
 from trireme.ps.shard import Shard

@@ -4,9 +4,12 @@ once.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trireme.errors import BadRequest
+from trireme.ps.clipping import Clip, NormReply
 from trireme.ps.staging import Member, Staging
 from trireme.ps.wire import Push
 
@@ -32,7 +35,12 @@ def push(stream: int, step: int) -> Push:
 class Applied:
     def __init__(self) -> None:
         self.steps: list[list[tuple[int, int]]] = []
-        self.staging = Staging(lambda pushes: self.steps.append([p.id for p in pushes]))
+        self.norms: list[float | None] = []
+        self.staging = Staging(self._apply, lambda pushes: len(pushes))
+
+    def _apply(self, pushes: list[Push], norm: float | None) -> None:
+        self.steps.append([push.id for push in pushes])
+        self.norms.append(norm)
 
 
 @pytest.fixture
@@ -105,3 +113,56 @@ def test_a_step_that_is_not_next_or_not_a_members_is_refused(applied: Applied) -
         applied.staging.stage(push(7, 1))
     with pytest.raises(BadRequest, match="stream 0 says that step 1 is staged"):
         applied.staging.declare(0, 1)
+
+
+NORM = Clip("norm", 1.0)
+
+
+def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> None:
+    staging, told = applied.staging, list[str]()
+    for stream in (0, 1):
+        staging.stage(replace(push(stream, 1), clip=NORM))
+    assert not staging.when_complete(0, 1, lambda: told.append("complete"))
+    staging.declare(0, 1)
+    assert told == []
+    staging.declare(1, 1)
+    assert (told, applied.steps) == (["complete"], [])
+    assert staging.when_complete(0, 1, told.clear)
+    assert staging.norm_of(1) == NormReply(2, None, False)
+    assert staging.waiting_for() == "step 1 waits for its norm"
+    with pytest.raises(BadRequest, match="expected a member of the pass, found stream 7"):
+        staging.when_complete(7, 1, told.clear)
+    assert not staging.when_applied(1, lambda: told.append("applied"))
+    staging.give_norm(1, 0.5)
+    staging.declare(0, 1)
+    assert told == ["complete", "applied"]
+    assert (applied.steps, applied.norms) == ([[(0, 1), (1, 1)]], [0.5])
+    # Who asks late is told what it was; who brings another one then changes nothing.
+    assert staging.norm_of(1) == NormReply(None, 0.5, True)
+    staging.give_norm(1, 7.0)
+    staging.advance()
+    assert len(applied.steps) == 1
+    other = Applied().staging
+    other.install(staging.state())
+    assert other.norm_of(1) == NormReply(None, 0.5, True)
+    assert other.norm_of(0) == NormReply(None, None, True)
+
+
+def test_streams_that_leave_are_no_reason_to_apply_a_step_without_its_norm(
+    applied: Applied,
+) -> None:
+    staging = applied.staging
+    for stream in (0, 1):
+        staging.stage(replace(push(stream, 1), clip=NORM))
+    staging.set_group(2, {0: Member(1, 2), 1: Member(1, 2)})
+    assert applied.steps == []
+    staging.give_norm(1, 3.0)
+    staging.declare(1, 1)
+    assert applied.norms == [3.0]
+
+
+def test_workers_that_clip_unlike_are_told_so(applied: Applied) -> None:
+    applied.staging.stage(replace(push(0, 1), clip=NORM))
+    for clip in (None, Clip("norm", 2.0), Clip("value", 1.0)):
+        with pytest.raises(BadRequest, match=r"clips by Clip.* they must agree"):
+            applied.staging.stage(replace(push(1, 1), clip=clip))

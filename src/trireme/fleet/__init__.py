@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trireme.fleet import metrics, util
+    from trireme.fleet.clipping import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
     from trireme.fleet.dataset import InMemoryDataset, QueueDataset
     from trireme.fleet.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
     from trireme.fleet.job import (
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdamD2Sum",
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
     "CountFilterEntry",
     "DistributeTranspilerConfig",
     "DistributedStrategy",
@@ -108,6 +112,9 @@ _MODULES = ("metrics", "util")
 # Where names come from that do not come from trireme.fleet.job.
 _HOMES = {
     "AdamD2Sum": "trireme.ps.adam_d2sum",
+    "ClipGradByGlobalNorm": "trireme.fleet.clipping",
+    "ClipGradByNorm": "trireme.fleet.clipping",
+    "ClipGradByValue": "trireme.fleet.clipping",
     "CountFilterEntry": "trireme.fleet.layers",
     "DistributeTranspilerConfig": "trireme.fleet.transpiler",
     "DistributedStrategy": "trireme.fleet.strategy",

@@ -12,6 +12,7 @@ from torch import nn
 
 from trireme import cluster
 from trireme.errors import BadRequest, NotReady
+from trireme.fleet.clipping import ClipGradByGlobalNorm, ClipGradByValue
 from trireme.fleet.layers import Tables
 from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
@@ -114,12 +115,13 @@ class Job:
         strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
         *,
         model: nn.Module,
+        grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None = None,
     ) -> DistributedOptimizer | torch.optim.Optimizer | None:
         """The optimizer whose `step()` is the push; on a server the given one, as it is.
 
         A table's update rule is part of the table: `trireme.Table(..., optimizer=...)`. With
         `strategy.adam_d2sum` the dense optimizer is AdamD2Sum with the learning rates of the Adam
-        given; attach schedulers to what is returned.
+        given; attach schedulers to what is returned. grad_clip: what Paddle's optimizers take.
         """
         if self.is_server():
             return optimizer
@@ -131,6 +133,8 @@ class Job:
             model,
             strategy=strategy.mode(),
             blocks=strategy.blocks(),
+            clip_norm=None if grad_clip is None else grad_clip.clip_norm,
+            clip_value=None if grad_clip is None else grad_clip.clip_value,
             cluster=self._cluster(),
         )
         return self._optimizer

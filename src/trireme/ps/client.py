@@ -14,16 +14,16 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any, TypeVar
-
-from torch import Tensor
 
 from trireme import _core
 from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
-from trireme.ps.columns import KeyColumns
+from trireme.ps.clipping import NormReply, norm_of_step
 from trireme.ps.dense import DenseParameters
 from trireme.ps.dense_optimizers import GroupValues
+from trireme.ps.gradients import DenseGradient, Step, TableGradient
 from trireme.ps.pace import Pace
 from trireme.ps.routing import BucketMap, Floats, Keys, Split
 from trireme.ps.script import Entered, Script
@@ -55,47 +55,6 @@ class Pulled:
     blocks: list[tuple[list[str], Floats]] | None
     versions: list[int]
     missing: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one push says of itself.
-
-    Attributes:
-        sequence: number of this batch in its stream, from 1.
-        step: of the running pass in sync and bounded; 0 in async.
-        versions: per server, `Pulled.versions` of the pull it was computed from.
-        examples: of the batch; weighs its gradient in sync.
-        position: of the stream after the batch.
-        time: data time in seconds, 0 if the data has none.
-    """
-
-    sequence: int
-    step: int
-    versions: Sequence[int]
-    examples: int
-    position: tuple[int, ...] = ()
-    time: int = 0
-
-
-@dataclass(frozen=True)
-class TableGradient:
-    """The gradient of one table in one step: keys (K,) distinct, gradients (K, D), the rule's
-    values, the columns that the table's schema declares (trireme.ps.columns).
-    """
-
-    keys: Keys
-    gradients: Floats
-    values: dict[str, float | int]
-    columns: KeyColumns = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class DenseGradient:
-    """The gradient of the dense parameters in one step and the values of the optimizer's groups."""
-
-    gradients: Mapping[str, Tensor | None]
-    groups: list[GroupValues]
 
 
 @dataclass(frozen=True)
@@ -235,6 +194,7 @@ class Client:
         *,
         blocks: bool = False,
         staged: int = 0,
+        clipped: bool = False,
         pace: Pace | None = None,
         time: int = 0,
     ) -> Pulled:
@@ -246,16 +206,20 @@ class Client:
             blocks: the dense weights too.
             staged: sync only: this stream has staged its pushes up to this step; the answer waits
                 until the step has been applied everywhere.
+            clipped: whether servers clip that step by its norm, which is found out first.
             pace: bounded only: the answer waits until no other stream is too far behind.
             time: data time in seconds that pulled shows and clicks are of; 0: of the row's last
                 push.
 
         Raises:
             DeadlineExceeded, Unavailable: a server did not answer in time; calling again is safe.
+            NotFinite: the gradient of the step is not; it has not been applied.
         """
 
         def attempt(left_s: float) -> Pulled:
+            deadline = monotonic() + left_s
             bucket_map = self._map
+            norm = self._norm_of(staged, left_s) if clipped and staged else None
             splits = {name: Split(keys_K, bucket_map, self._pool) for name, keys_K in keys.items()}
             parts = {name: splits[name].parts(keys_K) for name, keys_K in keys.items()}
             body = {
@@ -265,6 +229,7 @@ class Client:
                 "classes": [split_part(name)[1] for name in keys],
                 "blocks": blocks,
                 "staged": staged,
+                "norm": norm,
                 "pace": None if pace is None else pace.to_wire(),
                 "time": time,
             }
@@ -272,7 +237,7 @@ class Client:
                 Call(endpoint, "ps.pull", body, [parts[name][server] for name in keys])
                 for server, endpoint in enumerate(bucket_map.servers)
             ]
-            replies = self._pull.call_all(calls, left_s)
+            replies = self._pull.call_all(calls, deadline - monotonic())
             rows = {
                 name: splits[name].join([reply.arrays[table] for reply in replies])
                 for table, name in enumerate(keys)
@@ -289,6 +254,13 @@ class Client:
             )
 
         return self._until_current("pull", attempt)
+
+    def _norm_of(self, step: int, left_s: float) -> float | None:
+        """The norm of a step's gradient over all servers; None: all have applied it."""
+        body = {"map": self._map.version, "stream": self._stream, "staged": step}
+        calls = [Call(endpoint, "ps.norm", body, []) for endpoint in self._map.servers]
+        replies = self._pull.call_all(calls, left_s)
+        return norm_of_step(step, [NormReply.from_wire(reply.body) for reply in replies])
 
     def _pulled_blocks(
         self, replies: list[Reply], num_tables: int, bucket_map: BucketMap
@@ -341,6 +313,7 @@ class Client:
                     tables=[piece[server] for piece in pieces],
                     blocks=self._split_blocks(dense, bucket_map, server),
                     kind=kind,
+                    clip=step.clip,
                 )
                 body, arrays = push.to_wire()
                 calls.append(Call(endpoint, "ps.push", body, arrays))

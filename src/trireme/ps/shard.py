@@ -33,6 +33,7 @@ from trireme.errors import (
     WrongMap,
 )
 from trireme.ps.blocks import BlockSpec, BlockStore
+from trireme.ps.clipping import norm_from_wire
 from trireme.ps.columns import check as check_columns
 from trireme.ps.counts import Counts
 from trireme.ps.identity import another_job, lost
@@ -42,12 +43,11 @@ from trireme.ps.pace import Pace, Paces
 from trireme.ps.routing import BucketMap, Floats, Keys
 from trireme.ps.served import ServedTable, make_core_table
 from trireme.ps.staging import Group, Staging
-from trireme.ps.summing import summed
+from trireme.ps.union import Union
 from trireme.ps.wire import (
     Array,
     Arrays,
     Push,
-    TablePush,
     need,
     need_list,
     need_time,
@@ -94,7 +94,7 @@ class Shard:
         self.settled: tuple[str, list[str]] = ("", [])  # of the last checkpoint, which parts
         self.index = -1
         self._map: BucketMap | None = None
-        self.staging = Staging(self._apply_step)
+        self.staging = Staging(self._apply_step, self._square_sum)
         self.paces = Paces()
         self._lock = threading.RLock()
         self._blocks_lock = threading.Lock()
@@ -107,6 +107,7 @@ class Shard:
             "ps.create_table": self._on_create_table,
             "ps.create_blocks": self._on_create_blocks,
             "ps.pull": self._on_pull,
+            "ps.norm": self._on_norm,
             "ps.push": self._on_push,
             "ps.streams": self._on_streams,
             "ps.stats": self._on_stats,
@@ -223,7 +224,8 @@ class Shard:
         """Rows of keys, then the blocks of this server in the map's order, if asked for.
 
         In sync, `staged` says that the stream's pushes up to that step are staged everywhere; the
-        answer waits until the step has been applied here. In bounded, `pace` says for which step
+        answer waits until the step has been applied here; `norm` is that of the step's gradient,
+        where it is clipped by that. In bounded, `pace` says for which step
         the rows are; the answer waits until no other stream is too far behind it.
         """
         body = request.body
@@ -246,7 +248,7 @@ class Shard:
             return self._read(parts, block_ids, time)
 
         stream, staged = need(body, "stream", int), need(body, "staged", int)
-        pace = Pace.from_wire(body.get("pace"))
+        pace, norm = Pace.from_wire(body.get("pace")), norm_from_wire(body.get("norm"))
         if not staged and pace is None:
             return answer()
         deferred = Deferred(describe=lambda: self._describe_wait(stream, pace))
@@ -256,11 +258,33 @@ class Shard:
 
         with self.journal.pushing(), self._lock:
             if pace is None:
+                self.staging.give_norm(staged, norm)
                 self.staging.declare(stream, staged)
                 may_have = self.staging.when_applied(staged, complete)
             else:
                 may_have = self.paces.when_within(stream, pace, complete)
             if not may_have:
+                return deferred
+        return self.journal.answered(answer())
+
+    def _on_norm(self, request: Request) -> Reply | Deferred:
+        """This server's share of the norm of a step that is staged everywhere, as soon as all of
+        the step is here.
+        """
+        stream, step = need(request.body, "stream", int), need(request.body, "staged", int)
+        self._check_map(need(request.body, "map", int))
+        deferred = Deferred(describe=lambda: self._describe_wait(stream, None))
+
+        def answer() -> Reply:
+            with self._lock:
+                return Reply(self.staging.norm_of(step).to_wire())
+
+        def complete() -> None:
+            self.journal.when_kept(lambda error: _complete(deferred, answer, error))
+
+        with self.journal.pushing(), self._lock:
+            self.staging.declare(stream, step)
+            if not self.staging.when_complete(stream, step, complete):
                 return deferred
         return self.journal.answered(answer())
 
@@ -368,80 +392,52 @@ class Shard:
                 f" found {push.sequence}"
             )
 
-    def _apply_step(self, pushes: list[Push]) -> None:
-        self.journal.record("log.step", {"step": pushes[0].step})
-        self._apply(pushes)
+    def _apply_step(self, pushes: list[Push], norm: float | None) -> None:
+        self.journal.record("log.step", {"step": pushes[0].step, "norm": norm})
+        self._apply(pushes, norm)
 
-    def _apply(self, pushes: list[Push]) -> None:
-        """Apply one push, or the pushes of one sync step as one update on their union.
-
-        Gradients of means over each stream's examples are weighted to the mean over all.
-        """
-        examples = sum(push.examples for push in pushes)
-        scales = [push.examples / examples if examples else 1.0 for push in pushes]
-        ids = [push.id for push in pushes]
-        time = max(push.time for push in pushes)
-        updated = set()
-        for name in dict.fromkeys(part.table for push in pushes for part in push.tables):
-            parts = [
-                (part, scale)
-                for push, scale in zip(pushes, scales, strict=True)
-                for part in push.tables
-                if part.table == name
-            ]
-            self._update_table(self.tables[name], parts, examples, time, ids, pushes[0].kind)
-            updated.add(name)
+    def _apply(self, pushes: list[Push], norm: float | None = None) -> None:
+        """Apply one push, or the pushes of one sync step as one update on their union."""
+        union = Union(pushes, self.pool, norm)
+        names = union.tables()
+        for name in names:
+            self._update_table(self.tables[name], union)
         for name, table in list(self.tables.items()):
-            if name not in updated:
-                table.rows.advance(ids)
-        self._update_blocks(pushes, scales, ids)
+            if name not in names:
+                table.rows.advance(union.ids)
+        self._update_blocks(union)
         self._record(pushes)
 
-    def _update_table(
-        self,
-        table: ServedTable,
-        parts: list[tuple[TablePush, float]],
-        examples: int,
-        time: int,
-        ids: list[tuple[int, int]],
-        kind: str,
-    ) -> None:
-        keys_K, gradients, columns = summed(table.schema, parts, examples, self.pool, kind)
+    def _update_table(self, table: ServedTable, union: Union) -> None:
+        keys_K, gradients, columns = union.rows(table.schema)
         table.rows.update(
             keys_K,
             gradients,
-            ids,
-            _rule_values(parts[0][0].values),
+            union.ids,
+            _rule_values(union.values(table.schema.name)),
             self.pool,
-            time=time,
+            time=union.time,
             show_click=columns.get("show_click"),
             features=columns.get("feature"),
             counts=columns.get("count"),
-            change="add" if kind == "delta" else "rule",
+            change="add" if union.kind == "delta" else "rule",
         )
 
-    def _update_blocks(
-        self, pushes: list[Push], scales: list[float], ids: list[tuple[int, int]]
-    ) -> None:
-        parts = [
-            (push.blocks, scale)
-            for push, scale in zip(pushes, scales, strict=True)
-            if push.blocks is not None
-        ]
+    def _update_blocks(self, union: Union) -> None:
+        found = union.blocks()
         with self._blocks_lock:
-            if not parts:
-                self.blocks.advance(ids)
+            if found is None:
+                self.blocks.advance(union.ids)
                 return
-            # A copy: received arrays are read-only, and torch wants to own what it may write to.
-            gradients = np.multiply(parts[0][0].gradients, np.float32(parts[0][1]))
-            for blocks, scale in parts[1:]:
-                gradients += blocks.gradients * np.float32(scale)
-            absent = set.intersection(*(set(blocks.absent) for blocks, _ in parts))
             block_ids = self.map().blocks_of(self.index)
-            if pushes[0].kind == "delta":
-                self.blocks.add(block_ids, gradients, ids)
-                return
-            self.blocks.apply(parts[0][0].groups, block_ids, gradients, ids, absent)
+            if union.kind == "delta":
+                self.blocks.add(block_ids, found.gradients, union.ids)
+            else:
+                self.blocks.apply(found.groups, block_ids, found.gradients, union.ids, found.absent)
+
+    def _square_sum(self, pushes: list[Push]) -> int | None:
+        union = Union(pushes, self.pool)
+        return union.square_sum([self.tables[name].schema for name in union.tables()])
 
     def _record(self, pushes: list[Push]) -> None:
         with self._lock:

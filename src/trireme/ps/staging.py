@@ -4,6 +4,9 @@ then apply them at once.
 A step t is applied when every member of step t has said "my pushes up to t are staged everywhere",
 which it says with its next pull (or by leaving). A worker that dies between two servers therefore
 never splits a step: no server has applied it. Not thread-safe: the shard locks around it.
+
+Where the step's gradient is clipped by its norm, which no server knows alone, the step waits for
+that, too: workers ask all servers for their shares (`norm_of`) and bring the norm with the pull.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.errors import BadRequest
+from trireme.ps.clipping import NormReply
 from trireme.ps.wire import Push, need, need_list
 
 Waiter = Callable[[], None]
@@ -70,9 +74,17 @@ def members_to_wire(members: Members) -> list[list[int | None]]:
 
 
 class Staging:
-    def __init__(self, apply: Callable[[list[Push]], None]) -> None:
+    def __init__(
+        self,
+        apply: Callable[[list[Push], float | None], None],
+        square_sum: Callable[[list[Push]], int | None],
+    ) -> None:
         self.applied = 0
-        self._apply = apply
+        self._apply, self._square_sum = apply, square_sum
+        self._norm: float | None = None  # of the step applied last
+        self._given: dict[int, float] = {}  # norms of steps to come
+        self._sums: dict[int, int | None] = {}
+        self._norm_waiters: dict[int, tuple[int, Waiter]] = {}  # by stream
         self._version = 0
         self._members: dict[int, Member] = {}
         self._declared: dict[int, int] = {}
@@ -141,20 +153,46 @@ class Staging:
         self._waiters.append((step, waiter))
         return False
 
+    def give_norm(self, step: int, norm: float | None) -> None:
+        """The norm of a step's gradient on all servers, if a worker has it."""
+        if norm is not None and step == self.applied + 1:
+            self._given[step] = norm
+
+    def when_complete(self, stream: int, step: int, waiter: Waiter) -> bool:
+        """True if all members have staged `step` everywhere, or it is applied; else calls `waiter`
+        once when that is so, unless the stream comes again, whose former one it replaces.
+
+        Raises BadRequest: the stream is no member.
+        """
+        if stream not in self._members:
+            raise BadRequest(f"norm: expected a member of the pass, found stream {stream}")
+        if step <= self.applied or (step == self.applied + 1 and self._is_complete(step)):
+            return True
+        self._norm_waiters[stream] = (step, waiter)
+        return False
+
+    def norm_of(self, step: int) -> NormReply:
+        """Requires: `when_complete`."""
+        if step <= self.applied:
+            return NormReply(None, self._norm if step == self.applied else None, True)
+        if step not in self._sums:
+            self._sums[step] = self._square_sum(self._pushes_of(step))
+        return NormReply(self._sums[step], None, False)
+
     def num_held(self) -> dict[str, int]:
         """How many pushes are staged, and how many pulls wait."""
         staged = sum(len(pushes) for pushes in self._staged.values())
         return {"staged": staged, "waiting": len(self._waiters)}
 
     def waiting_for(self) -> str:
-        """Which streams the next step waits for, for messages."""
+        """What the next step waits for, for messages."""
         step = self.applied + 1
         missing = [
             stream
             for stream, member in self._members.items()
             if self._includes(member, step) and not self._has_declared(stream, member, step)
         ]
-        return f"step {step} waits for streams {missing}"
+        return f"step {step} waits for {f'streams {missing}' if missing else 'its norm'}"
 
     @staticmethod
     def _includes(member: Member, step: int) -> bool:
@@ -167,31 +205,49 @@ class Staging:
         """Apply the steps that wait for nobody any more."""
         while True:
             step = self.applied + 1
-            members = {
-                stream: member
-                for stream, member in self._members.items()
-                if self._includes(member, step)
-            }
-            if not members or not all(
-                self._has_declared(stream, member, step) for stream, member in members.items()
-            ):
+            if not self._is_complete(step):
                 break
-            missing = members.keys() - self._staged.get(step, {}).keys()
+            missing = self._members_of(step).keys() - self._staged.get(step, {}).keys()
             if missing:
                 raise BadRequest(f"step {step}: streams {sorted(missing)} left without staging it")
-            self.apply_step(step)
+            if self._needs_norm(step) and step not in self._given:
+                break
+            self.apply_step(step, self._given.get(step))
+        self._wake()
+
+    def _members_of(self, step: int) -> dict[int, Member]:
+        return {s: member for s, member in self._members.items() if self._includes(member, step)}
+
+    def _is_complete(self, step: int) -> bool:
+        """Whether all members of the step have said that it is staged everywhere."""
+        members = self._members_of(step)
+        return bool(members) and all(
+            self._has_declared(stream, member, step) for stream, member in members.items()
+        )
+
+    def _needs_norm(self, step: int) -> bool:
+        clips = (push.clip for push in self._staged[step].values())
+        return any(clip is not None and clip.kind == "norm" for clip in clips)
+
+    def _pushes_of(self, step: int) -> list[Push]:
+        return [self._staged[step][stream] for stream in sorted(self._staged[step])]
+
+    def _wake(self) -> None:
+        complete = self.applied + self._is_complete(self.applied + 1)
+        knowing = [s for s, (step, _) in self._norm_waiters.items() if step <= complete]
         ready = [waiter for step, waiter in self._waiters if step <= self.applied]
         self._waiters = [(step, waiter) for step, waiter in self._waiters if step > self.applied]
-        for waiter in ready:
+        for waiter in [self._norm_waiters.pop(stream)[1] for stream in knowing] + ready:
             waiter()
 
-    def apply_step(self, step: int) -> None:
+    def apply_step(self, step: int, norm: float | None) -> None:
         """Apply what is staged of the next step."""
-        staged = self._staged[step]
         # Marks make this safe to repeat, should it fail half-way (a full bucket, say).
-        self._apply([staged[stream] for stream in sorted(staged)])
+        self._apply(self._pushes_of(step), norm)
         del self._staged[step]
-        self.applied = step
+        self._given.pop(step, None)
+        self._sums.pop(step, None)
+        self.applied, self._norm = step, norm
 
     # ---- the log ----
 
@@ -200,11 +256,17 @@ class Staging:
         after a restart: their pulls have not been answered.
         """
         members = members_to_wire(self._members)
-        return {"applied": self.applied, "version": self._version, "members": members}
+        return {
+            "applied": self.applied,
+            "norm": self._norm,
+            "version": self._version,
+            "members": members,
+        }
 
     def install(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
         self.applied, self._version = int(state["applied"]), int(state["version"])
+        self._norm = state.get("norm")
         self._members = dict(members_from_wire(state["members"]))
 
     def staged(self) -> Iterator[Push]:
@@ -225,4 +287,9 @@ def _check_same_rates(push: Push, other: Push) -> None:
         raise BadRequest(
             f"push: step {push.step}: stream {other.stream} pushed groups {other.blocks.groups},"
             f" stream {push.stream} {push.blocks.groups}; schedulers must agree"
+        )
+    if push.clip != other.clip:
+        raise BadRequest(
+            f"push: step {push.step}: stream {other.stream} clips by {other.clip}, stream"
+            f" {push.stream} by {push.clip}; they must agree"
         )

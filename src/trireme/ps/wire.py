@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import BadRequest
+from trireme.ps.clipping import Clip
 from trireme.ps.columns import FORMS, KeyColumns
 from trireme.ps.dense_optimizers import GroupValues
 from trireme.ps.routing import Floats, Keys
@@ -139,6 +140,7 @@ class Push:
         computed_at: the server's push counter when the weights were pulled; gives the staleness.
         position: where in the data the stream stands after this batch.
         time: data time of the push in seconds; 0 where the data has none.
+        clip: how servers clip the sum of the step; None: not, or it has been done.
     """
 
     stream: int
@@ -155,6 +157,7 @@ class Push:
     tables: list[TablePush]
     blocks: BlocksPush | None
     kind: str = "gradient"
+    clip: Clip | None = None
 
     @property
     def id(self) -> tuple[int, int]:
@@ -192,6 +195,7 @@ class Push:
             "tables": tables,
             "groups": None if self.blocks is None else self.blocks.groups,
             "absent": [] if self.blocks is None else self.blocks.absent,
+            "clip": None if self.clip is None else self.clip.to_wire(),
         }
         return body, arrays
 
@@ -229,7 +233,10 @@ class Push:
             tables=tables,
             blocks=blocks,
             kind=kind,
+            clip=Clip.from_wire(body.get("clip")),
         )
+        if push.clip is not None and not push.staged:
+            raise BadRequest("push: expected clip nil of a push that is not staged")
         if not (0 <= push.stream < STREAMS_MAX and push.sequence >= 1 and push.examples >= 0):
             raise BadRequest(
                 f"push: expected 0 <= stream < {STREAMS_MAX}, sequence >= 1, examples >= 0,"

@@ -18,20 +18,21 @@ from trireme.blocks import Blocks
 from trireme.cluster import Cluster, Lookups, default
 from trireme.errors import BadRequest
 from trireme.nn import Planner
-from trireme.optim import values_of_group
-from trireme.ps.client import DenseGradient, Pulled, Step, StreamPosition, TableGradient
-from trireme.ps.columns import merge
+from trireme.ps.client import Pulled, StreamPosition
 from trireme.ps.dense import DenseParameters
 from trireme.ps.dense_optimizers import GroupValues, group_values, needs_whole, optimizer_spec
+from trireme.ps.gradients import DenseGradient, Step, TableGradient
 from trireme.ps.pace import Pace
 from trireme.ps.routing import Keys
 from trireme.ps.script import Entered
 from trireme.strategy import Strategy
+from trireme.train.clipping import Clipping
 from trireme.train.geo import Geo
 from trireme.train.given import check_blocks, check_scales, named_parameters, table_group
 from trireme.train.hybrid import Hybrid
 from trireme.train.pusher import Pusher
 from trireme.train.replica import Replica
+from trireme.train.row_gradients import row_gradients
 from trireme.train.scaling import PendingRows, unscale
 from trireme.train.sharing import agree_on_model, check_own_stream, check_sharing
 from trireme.train.succession import Inherited, check_loop, inherited
@@ -50,6 +51,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: its embedding modules say which tables there are.
         strategy: the consistency mode; all workers must choose the same.
         blocks: how dense parameters are cut and placed, in modes that have them on the servers.
+        clip_norm: at most this norm has the gradient of a step, of parameters and rows together.
+        clip_value: at most this, or at least minus this, is each element of it. In sync both are of
+            the sum over the workers, else of a worker's own gradient.
         cluster: default the one that `trireme.init()` made.
 
     Raises:
@@ -67,6 +71,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         strategy: Strategy | None = None,
         blocks: Blocks | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         self.cluster = default() if cluster is None else cluster
@@ -75,6 +81,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.tables = Planner(model, pool=self.cluster.pool).tables
         check_scales(self.tables, self.strategy, self.cluster)
         check_sharing(self.strategy, self.cluster)
+        self.clipping = Clipping(
+            clip_norm, clip_value, self.strategy, self.cluster.num_workers, self.tables
+        )
         dense_groups = [] if optimizer is None else optimizer.param_groups
         table_groups = [table_group(table) for table in self.tables]
         if not dense_groups and not table_groups:
@@ -141,7 +150,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " whose dense weights are in them, found one that was started again: start the job"
                 " again and load the newest checkpoint"
             )
-        return Hybrid(self.cluster, self.replica.dense, self.local)
+        clip = self.clipping.of_dense
+        return Hybrid(self.cluster, self.replica.dense, self.local, clip)
 
     def _make_geo(self) -> Geo:
         return Geo(
@@ -186,7 +196,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.flush()
         if self.hybrid is not None:
             return
-        self.replica.install(self.cluster.client.pull({}, blocks=True, staged=self._staged))
+        clipped = self.clipping.on_servers
+        self.replica.install(
+            self.cluster.client.pull({}, blocks=True, staged=self._staged, clipped=clipped)
+        )
 
     def publish(self) -> None:
         """Have the servers know the dense part: before a save or an export, one worker calls it.
@@ -237,7 +250,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             pace = Pace(step, min(done, step - 1), self.strategy.staleness)
         staged = self._staged if self.is_sync else 0
         return self.cluster.client.pull(
-            keys, blocks=blocks, staged=staged, pace=pace, time=self.data_time()
+            keys,
+            blocks=blocks,
+            staged=staged,
+            clipped=self.clipping.on_servers,
+            pace=pace,
+            time=self.data_time(),
         )
 
     def _touch(self, geo: Geo, keys: Mapping[str, Keys]) -> None:
@@ -395,7 +413,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lookups = replica.pending.take()
         num_examples = lookups.examples if examples is None else examples
         number = self._count_step()
-        tables = self._table_gradients(lookups)
+        tables = self.clipping.apply(self._row_gradients(lookups), replica.dense)
         if self.geo is not None:
             if self.geo.has_ended or not lookups.versions:  # since the forward passes, or before
                 self._touch(self.geo, {part: gradient.keys for part, gradient in tables.items()})
@@ -413,6 +431,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             examples=num_examples,
             position=position,
             time=self.data_time(),
+            clip=self.clipping.of_push,
         )
         dense = None if self.hybrid is not None else self._dense_gradient(replica.dense)
         if behind:
@@ -499,26 +518,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.cluster.telling.queues["pushes"] = self._pusher.depth
         self._pusher.submit(step, tables, dense)
 
-    def _table_gradients(self, lookups: Lookups) -> dict[str, TableGradient]:
-        """Per `Table.part` the rows with a gradient; lookups of the same are merged, their
-        gradients summed.
-        """
-        gradients: dict[str, TableGradient] = {}
-        for group in self.param_groups[self._num_dense_groups :]:
-            # Not what torch has added to the group: the dense optimizer's defaults, betas say.
-            own = {name: group[name] for name in group["table"].optimizer.group()}
-            values = values_of_group(own, self.num_steps)
-            for table in group["table"].parts:
-                parts = [
-                    (entry.keys, gradients_KD, entry.columns, 1.0)
-                    for entry in lookups.entries
-                    if entry.table.part == table.part
-                    and (gradients_KD := entry.gradients()) is not None
-                ]
-                if parts:
-                    keys_K, gradients_KD, columns = merge(parts, self.cluster.pool)
-                    gradients[table.part] = TableGradient(keys_K, gradients_KD, values, columns)
-        return gradients
+    def _row_gradients(self, lookups: Lookups) -> dict[str, TableGradient]:
+        groups = self.param_groups[self._num_dense_groups :]
+        return row_gradients(lookups, groups, self.num_steps, self.cluster.pool)
 
     def _dense_gradient(self, dense: DenseParameters) -> DenseGradient | None:
         if len(dense) == 0:

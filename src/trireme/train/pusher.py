@@ -7,7 +7,8 @@ import threading
 from collections.abc import Mapping
 
 from trireme.errors import DeadlineExceeded
-from trireme.ps.client import Client, DenseGradient, Step, TableGradient
+from trireme.ps.client import Client
+from trireme.ps.gradients import DenseGradient, Step, TableGradient
 from trireme.train.timing import Stopwatch
 
 WAITING_MAX = 2

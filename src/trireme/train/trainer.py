@@ -57,6 +57,7 @@ class Trainer(Exchange, InferenceExports):
         optimizer: of the dense parameters; None if the model has none.
         strategy: the consistency mode, default async.
         blocks: how dense parameters are cut into blocks, and which server has which.
+        clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
         loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples. It gets the
             batch in place of the labels if `label` is None.
         metrics: updated with (outputs, labels) while training and evaluating. A metric may name its
@@ -80,6 +81,8 @@ class Trainer(Exchange, InferenceExports):
         loss: Loss,
         strategy: Strategy | None = None,
         blocks: Blocks | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
         metrics: Sequence[Metric] = (),
         label: str | None = "label",
         depth: int = 2,
@@ -104,7 +107,13 @@ class Trainer(Exchange, InferenceExports):
         self._resumed: checkpoint.Loaded | None = None
         self._shows = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
-            optimizer, model, strategy=strategy, blocks=blocks, cluster=self.cluster
+            optimizer,
+            model,
+            strategy=strategy,
+            blocks=blocks,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            cluster=self.cluster,
         )
 
     @classmethod
@@ -114,6 +123,8 @@ class Trainer(Exchange, InferenceExports):
         *,
         strategy: Strategy | None = None,
         blocks: Blocks | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
         depth: int = 2,
         threads: int = 1,
         progress: bool = True,
@@ -126,6 +137,8 @@ class Trainer(Exchange, InferenceExports):
             loss=recipe.loss,
             strategy=strategy,
             blocks=blocks,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
             metrics=recipe.metrics,
             label=recipe.label,
             depth=depth,

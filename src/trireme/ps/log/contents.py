@@ -94,7 +94,7 @@ def replay(shard: Shard, attendance: Attendance, record: Record) -> None:
         shard.take(push)
     elif method == "log.step":
         if body["step"] > shard.staging.applied:
-            shard.staging.apply_step(body["step"])
+            shard.staging.apply_step(body["step"], body.get("norm"))
     elif method == "ps.group":
         _adopt(shard, Group.from_wire(body))
     elif method == "server.goodbye":

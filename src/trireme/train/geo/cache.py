@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import ResourceExhausted
-from trireme.ps.client import TableGradient
+from trireme.ps.gradients import TableGradient
 from trireme.ps.routing import Floats, Keys
 from trireme.table import Table
 from trireme.train.geo.rows import CachedRows

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from trireme import _core
 from trireme.errors import BadRequest
 from trireme.policy import Policy
-from trireme.ps.client import TableGradient
 from trireme.ps.columns import FORMS, KeyColumns, fleet_scale
+from trireme.ps.gradients import TableGradient
 from trireme.ps.routing import Floats, Keys
 from trireme.ps.served import make_core_table
 from trireme.table import Table, TableSchema

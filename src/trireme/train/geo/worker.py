@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from trireme import _core
-from trireme.ps.client import Client, DenseGradient, Pulled, TableGradient
+from trireme.ps.client import Client, Pulled
 from trireme.ps.dense import DenseParameters
 from trireme.ps.dense_optimizers import GroupValues
+from trireme.ps.gradients import DenseGradient, TableGradient
 from trireme.ps.routing import Keys
 from trireme.table import Table
 from trireme.train.geo.cache import RowCache

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from trireme.cluster import Cluster
 from trireme.errors import BadRequest
+from trireme.ps.clipping import Clip
 from trireme.ps.dense import DenseParameters
 from trireme.ps.interchange.dense_blocks import SCALARS, BlockTensors, read_blocks, write_blocks
+from trireme.train.clipping import clip_tensor
 from trireme.train.hybrid.group import WorkerGroup
 
 
@@ -29,12 +31,18 @@ class Hybrid:
 
     Args:
         dense: the model's parameters, all on one device. optimizer: that steps them.
+        clip: what gradients are clipped by, by value, before the step.
     """
 
     def __init__(
-        self, cluster: Cluster, dense: DenseParameters, optimizer: torch.optim.Optimizer | None
+        self,
+        cluster: Cluster,
+        dense: DenseParameters,
+        optimizer: torch.optim.Optimizer | None,
+        clip: Clip | None = None,
     ) -> None:
         self._cluster, self._dense, self._optimizer = cluster, dense, optimizer
+        self._clip = clip
         self._parameters = dense.parameters
         devices = {p.device for p in self._parameters.values()} or {torch.device("cpu")}
         if len(devices) > 1:
@@ -76,6 +84,9 @@ class Hybrid:
         self._reduce_and_step(examples, is_active=True)
 
     def _step(self) -> None:
+        for parameter in self._parameters.values() if self._clip is not None else ():
+            if parameter.grad is not None and self._clip is not None:
+                clip_tensor(self._clip, parameter.grad, None)
         if self._optimizer is not None:
             self._optimizer.step()
         self._dense.take_gradients()
