@@ -387,10 +387,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise BadRequest("DistributedOptimizer.step: a closure cannot run on the servers")
         self._join_pass()
-        if not unscale(self):
-            examples = 0
+        is_skipped = not unscale(self)
         behind = self.cluster.is_prefetching and not self.is_sync
-        self.step_of(self.replica, examples=examples, position=position, behind=behind)
+        self.step_of(
+            self.replica,
+            examples=0 if is_skipped else examples,
+            position=position,
+            behind=behind,
+            is_skipped=is_skipped,
+        )
         if not self.cluster.is_prefetching and self.geo is None:
             self.flush()
             self.refresh()
@@ -402,11 +407,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         examples: int | None = None,
         position: tuple[int, ...] = (),
         behind: bool = False,
+        is_skipped: bool = False,
     ) -> None:
         """Push the gradients of one of several replicas of the model; one thread at a time.
 
         Args:
             behind: return when the push is on its way, not when it has been applied or staged.
+            is_skipped: there are no gradients in it, and no examples.
         """
         self._opt_called = True  # what torch's schedulers ask after before their first step
         self._check_usable()
@@ -442,7 +449,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.sequence += 1
         self.position = position
         if self.hybrid is not None:  # while the rows are on their way
-            self.hybrid.step(num_examples)
+            self.hybrid.step(num_examples, is_skipped=is_skipped)
         self.cluster.telling.count_step(num_examples)
         self._last_step = step.step
         if self.is_sync:

@@ -64,18 +64,18 @@ class Hybrid:
                 pass
         self._is_running = False
 
-    def step(self, examples: int) -> None:
+    def step(self, examples: int, *, is_skipped: bool = False) -> None:
         """One step of all workers with the gradients that the parameters have; leaves none.
 
+        is_skipped: this worker has no gradients in it, and no examples.
+
         Raises:
-            BadRequest: gradients and no examples. DeadlineExceeded, Unavailable: another worker did
-                not come.
+            BadRequest: no examples. DeadlineExceeded, Unavailable: another worker did not come.
         """
         if self._group is None:
             self._step()
             return
-        has_gradients = any(p.grad is not None for p in self._parameters.values())
-        if examples < 1 and has_gradients:
+        if examples < 1 and not is_skipped:
             raise BadRequest(
                 "DistributedOptimizer.step: expected the batch's examples, which weigh its gradient"
                 f" among the workers', found {examples}; give step(examples=...)"
