@@ -108,6 +108,13 @@ class Plan:
     def num_workers(self) -> int:
         return len(self.lengths)
 
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the job has to end with an error: no worker's successor can take part in hybrid's
+        all-reduce.
+        """
+        return self.mode == "hybrid" and any(e.kind == "kill worker" for e in self.events)
+
     def __str__(self) -> str:
         keys = ", keys" if self.has_keys else ""
         return (
@@ -152,8 +159,13 @@ def draw(seed: str, scale: Scale, *, mode: str | None = None, network: str | Non
 
 
 def _events(plan: Plan, scale: Scale, random: Random) -> Iterator[Event]:
-    # A successor cannot take part in hybrid's all-reduce.
-    kinds = [kind for kind in KILLS if not (plan.mode == "hybrid" and kind == "kill worker")]
+    kinds = ["kill coordinator"]
+    if plan.num_servers > 1:
+        kinds.append("kill server")
+    if plan.mode != "hybrid":
+        kinds.append("kill worker")
+    elif random.random() < 0.25:
+        yield _event(plan, random, "kill worker", random.uniform(0, scale.pause_s))
     for _ in range(random.randint(*scale.num_kills)):
         kind = random.choice(kinds)
         again = sum(1 for _ in itertools.takewhile(lambda _: random.random() < 0.25, range(3)))
@@ -175,9 +187,10 @@ def _events(plan: Plan, scale: Scale, random: Random) -> Iterator[Event]:
 def _event(plan: Plan, random: Random, kind: str, seconds: float = 0.0, again: int = 0) -> Event:
     is_worker = kind in ("kill worker", "stop worker")
     target = random.randrange(plan.num_workers if is_worker else plan.num_servers)
-    if kind in ("kill server", "kill coordinator"):
-        target = target if kind == "kill server" else 0
-        kind = "kill server" if target else "kill coordinator"
+    if kind == "kill server":  # the first one is the coordinator
+        target = random.randrange(1, plan.num_servers)
+    elif kind == "kill coordinator":
+        target = 0
     return Event(
         at=random.uniform(0.0, 0.9),
         after_s=random.uniform(0.0, 0.2),

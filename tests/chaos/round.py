@@ -29,6 +29,7 @@ class Outcome:
 
     Attributes:
         problem: why the job did not come to its end as it should; empty if it did.
+        has_failed: with the errors that its plan made inevitable.
         is_hung: neither its end nor an error before the deadline.
     """
 
@@ -38,6 +39,7 @@ class Outcome:
     verdict: Verdict = RIGHT
     problem: str = ""
     is_hung: bool = False
+    has_failed: bool = False
     seconds: float = 0.0
 
     @property
@@ -45,7 +47,8 @@ class Outcome:
         return self.verdict.is_right and not self.problem and not self.is_hung
 
     def __str__(self) -> str:
-        found = "right" if self.is_right else f"WRONG: {self.problem or self.verdict}"
+        end = "right: it ended with errors, as it must" if self.has_failed else "right"
+        found = end if self.is_right else f"WRONG: {self.problem or self.verdict}"
         return f"{self.kills} kills, {self.seconds:.0f} s, {found}"
 
 
@@ -101,7 +104,7 @@ def _run(
             (folder / "output").write_text("".join(place.output for place in job.places))
             chaos.undo()
         outcome.kills, outcome.counts = chaos.kills, chaos.counts
-    if not outcome.problem:
+    if not (outcome.problem or outcome.has_failed):
         outcome.verdict = judge(options, undisturbed)
     return outcome
 
@@ -132,6 +135,9 @@ class _Run:
                 break
             self._look_after_workers()
             self._look_after_servers()
+            if self._job.plan.is_fatal and self._workers_have_ended():
+                self._outcome.has_failed = True
+                return
             self._wait("workers", [w for w in self._job.workers if not _is_done(w)])
         while not (self._outcome.problem or self._servers_are_done()):
             self._chaos.advance(1.0)
@@ -149,12 +155,19 @@ class _Run:
     def _servers_are_done(self) -> bool:
         return all(_has_said_goodbye(server) for server in self._job.servers)
 
+    def _workers_have_ended(self) -> bool:
+        return not any(w.is_down or not w.program.has_ended for w in self._job.workers)
+
     def _look_after_workers(self) -> None:
         """Start those again that a full disk has ended, once there is room."""
         for worker in self._job.workers:
             if worker.is_down or not worker.program.has_ended or _is_done(worker):
                 continue
+            if self._job.plan.is_fatal and _has_failed(worker):
+                continue
             code, line = worker.program.finish(), _last_line(worker)
+            if self._job.plan.is_fatal and _has_failed(worker):
+                continue
             if self._chaos.counts["disk"] and line.startswith("trireme.errors.ResourceExhausted"):
                 self._chaos.make_room()
                 worker.launch()
@@ -184,6 +197,10 @@ class _Run:
 
 def _is_done(worker: Place) -> bool:
     return not worker.is_down and worker.program.output.endswith("done")
+
+
+def _has_failed(worker: Place) -> bool:
+    return _last_line(worker).startswith("trireme.errors.")
 
 
 def _has_said_goodbye(server: Place) -> bool:

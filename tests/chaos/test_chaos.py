@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.__main__ import exit_code, summary
+from tests.chaos.job import TIMEOUT_S
 from tests.chaos.judge import Verdict
 from tests.chaos.lab import Lab
 from tests.chaos.plan import LONG, SMALL, Event, Plan, draw
@@ -28,10 +29,10 @@ def event(at: float, kind: str, target: int = 0, seconds: float = 0.0) -> Event:
     return Event(at=at, after_s=0.0, kind=kind, target=target, seconds=seconds)
 
 
-def suffer(plan: Plan, folder: Path, lab: Lab) -> Outcome:
+def suffer(plan: Plan, folder: Path, lab: Lab, *, deadline_s: float = DEADLINE_S) -> Outcome:
     """A round that ends well."""
     print(f"seed {SEED}: {plan}")
-    outcome = run_round(plan, folder, lab, deadline_s=DEADLINE_S)
+    outcome = run_round(plan, folder, lab, deadline_s=deadline_s)
     output = folder / "job" / "output"
     assert outcome.is_right, f"{outcome}\n{output.read_text() if output.exists() else ''}"
     assert outcome.counts.keys() >= {e.kind for e in plan.events} - lab.impossible.keys()
@@ -85,6 +86,14 @@ def test_a_round_ends_as_if_nothing_had_happened(tmp_path: Path, lab: Lab) -> No
     events = [event(0.1, "kill server", 1), event(0.5, "kill coordinator")]
     outcome = suffer(plan_of("hybrid", *events), tmp_path, lab)
     assert outcome.kills == 2
+
+
+def test_a_worker_of_hybrid_that_is_killed_ends_the_job_with_errors(
+    tmp_path: Path, lab: Lab
+) -> None:
+    plan = plan_of("hybrid", event(0.05, "kill worker", 1))
+    outcome = suffer(plan, tmp_path, lab, deadline_s=TIMEOUT_S + 40.0)
+    assert outcome.has_failed
 
 
 def test_the_same_seed_draws_the_same_plan() -> None:
