@@ -80,11 +80,12 @@ class Job:
             )
 
     def run_server(self) -> None:
-        """Serve until all workers have said goodbye, then exit with 0."""
+        """Serve until all workers have said goodbye, then exit with 0; with 2 if the server's place
+        or state is wrong.
+        """
         if not self.is_server():
             raise BadRequest(f"fleet.run_server: expected a server, this is a {self._role().role}")
-        serve_role(self._role())
-        sys.exit(0)
+        sys.exit(serve_role(self._role()))
 
     def _cluster(self) -> cluster.Cluster:
         """Joined when first needed: a server process never does."""

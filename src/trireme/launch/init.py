@@ -72,8 +72,7 @@ def init(
     )
     log.info("%s", place.describe())
     if place.role == "server":
-        serve_role(place)
-        sys.exit(0)
+        sys.exit(serve_role(place))
     made = connect(place)
     cluster.set_default(made)
     return made
@@ -112,15 +111,16 @@ def log_to_stderr() -> None:
         root.setLevel(logging.INFO)
 
 
-def serve_role(place: Role) -> None:
-    """Serve as the role says, until the job is over. A place or a state that is wrong ends the
-    process with the exit code REFUSED: it would be refused again.
+def serve_role(place: Role) -> int:
+    """Serve as the role says, until the job is over; returns the exit code: 0, or REFUSED where the
+    place or the state is wrong, so that it would be refused again.
     """
     try:
         _serve(place)
     except (BadRequest, Corruption) as error:
         print(f"trireme server: error: {error}", file=sys.stderr)
-        sys.exit(REFUSED)
+        return REFUSED
+    return 0
 
 
 def _serve(place: Role) -> None:

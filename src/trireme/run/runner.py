@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import logging
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,11 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
 
 
 def serve_models(place: Role, settings: Settings) -> None:
-    """Serve, and keep models where the configuration says."""
+    """Serve, and keep models where the configuration says. Ends the process if that is refused."""
     root = settings.model_root(place.root)
     make_folder("run: cannot keep models in", root)
-    serve_role(dataclasses.replace(place, root=str(root)))
+    if code := serve_role(dataclasses.replace(place, root=str(root))):
+        sys.exit(code)
 
 
 class _Work:

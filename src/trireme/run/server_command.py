@@ -54,5 +54,4 @@ def _server(arguments: argparse.Namespace) -> int:
     )
     init.log_to_stderr()
     init.log.info("%s", role.describe())
-    init.serve_role(role)
-    return 0
+    return init.serve_role(role)
