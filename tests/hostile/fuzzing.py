@@ -2,7 +2,7 @@
 
 Each must be answered, with a reply or a typed error of the caller's: any other exception, INTERNAL,
 a message that takes long, memory that grows or a file outside the root folder ends the run with the
-seed and the message. With --keep, messages whose answers differ from all before are written to the
+seed and the message. With --keep, messages whose answers differ from all before are added to the
 corpus, which the tests replay.
 """
 
@@ -30,7 +30,7 @@ from trireme.rpc import Reply, frames
 CORPUS = Path(__file__).with_name("corpus") / "messages.bin"
 MESSAGE_S_MAX = 30.0
 GROWTH_BYTES_MAX = 1 << 30
-RENEWED_AFTER = 300
+RENEWED_AFTER = 100  # a mutated join fences what follows
 CORPUS_PARTS_BYTES_MAX = 1500
 
 
@@ -66,6 +66,11 @@ class Fuzzer:
                 parts = self._draw()
                 yield Sent(parts, self.send(world, parts))
             self._check_around()
+
+    def outcomes(self, corpus: list[list[bytes]]) -> set[str]:
+        """How a server answers these."""
+        world = self.world()
+        return {self.send(world, parts) for parts in corpus}
 
     def world(self) -> World:
         """A server that has served part of a recorded job, as far as it changes no files."""
@@ -158,23 +163,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", action="store_true", help="write the corpus anew")
+    parser.add_argument("--keep", action="store_true", help="add to the corpus")
     arguments = parser.parse_args()
     faulthandler.enable()
     with playground() as root:
         fuzzer = Fuzzer(record(root), root, arguments.seed)
-        kept = {}
+        kept = read_corpus()
+        seen = fuzzer.outcomes(kept)
         deadline = time.monotonic() + arguments.seconds
         for sent in fuzzer.run():
             is_small = sum(map(len, sent.parts)) <= CORPUS_PARTS_BYTES_MAX
-            if is_small:
-                kept.setdefault(sent.outcome, sent.parts)
+            if is_small and sent.outcome not in seen:
+                seen.add(sent.outcome)
+                kept.append(sent.parts)
             if time.monotonic() > deadline:
                 break
-    sys.stdout.write(f"{fuzzer.num_sent} messages, {len(kept)} kinds of answers\n")
+    sys.stdout.write(
+        f"seed {arguments.seed}: {fuzzer.num_sent} messages, {len(seen)} kinds of answers\n"
+    )
     if arguments.keep:
         CORPUS.parent.mkdir(exist_ok=True)
-        CORPUS.write_bytes(msgpack.packb(list(kept.values())))
+        CORPUS.write_bytes(msgpack.packb(kept))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -17,11 +18,12 @@ import trireme as tr
 from tests.hostile.mutation import Message
 from trireme import _core
 from trireme.cluster import Cluster
-from trireme.errors import TriremeError
+from trireme.errors import TriremeError, Unavailable
 from trireme.ps.attendance import Attendance
 from trireme.ps.client import Client
 from trireme.ps.coordinator import Coordinator
 from trireme.ps.handlers import handlers_of
+from trireme.ps.interchange.dense_blocks import read_blocks, write_blocks
 from trireme.ps.policies import counters, shrink
 from trireme.ps.shard import Shard
 from trireme.ps.transport import LOCAL, LocalTransport
@@ -31,7 +33,16 @@ from trireme.rpc.limits import Limits
 FEATURES = ("a", "b")
 DAY_S = 86_400
 JOB_S = 30.0
+FLEET = {"fleet": 0}  # the table that Fleet could have, and its number there
 SAME_MAX = 20  # calls of one method are recorded
+
+_ME = {"worker": 0, "incarnation": 1, "call": 20}
+UNRECORDED = (  # of jobs that share out streams, or clip by the norm of a step
+    Message("coord.enter", {**_ME, "pass": 1, "num_steps": 0, "sequences": [0]}, []),
+    Message("coord.take", {**_ME, "pass": 1, "done": [0, 1]}, []),
+    Message("coord.give_back", {**_ME, "parts": False}, []),
+    Message("ps.norm", {"map": 1, "stream": 0, "staged": 1}, []),
+)
 
 
 class World:
@@ -42,6 +53,9 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.shard = Shard(_core.Pool(1))
+        self.shard.state = (
+            "the same"  # drawn at random, it would refuse what another world recorded
+        )
         self.handlers: Mapping[str, Handler] = handlers_of(
             self.shard, Coordinator(), Attendance().handlers(), root
         )
@@ -90,7 +104,9 @@ class World:
 
 
 class Model(nn.Module):
-    """Two tables: one plain, one with everything that a policy can have."""
+    """Tables: a plain one, one with everything that a policy can have, one that counts keys, and
+    one as Fleet has them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,9 +122,15 @@ class Model(nn.Module):
         counted = tr.Table(
             "counted", dim=1, optimizer=tr.optim.FTRL(lr=0.1), admit=tr.policy.CountFilter(2)
         )
-        tables = (plain, scored, counted)
+        fleet = tr.Table(
+            "fleet",
+            dim=2,
+            optimizer=tr.optim.FleetAdagrad(lr=0.1),
+            policy=tr.policy.CtrCommonAccessor(),
+        )
+        tables = (plain, scored, counted, fleet)
         self.rows = nn.ModuleList(tr.nn.EmbeddingBag(of, features=FEATURES) for of in tables)
-        self.out = nn.Linear(2 * 4 + (2 + 2) + (3 + 2) + 2 * 1, 1)
+        self.out = nn.Linear(2 * 4 + (2 + 2) + (3 + 2) + 2 * 1 + 2 * (2 + 2), 1)
 
     def forward(self, batch: Any) -> torch.Tensor:
         return self.out(torch.cat([rows(batch).flatten(1) for rows in self.rows], 1)).squeeze(1)
@@ -139,7 +161,7 @@ def record(root: Path) -> list[list[Message]]:
         }
         with _cluster(LocalTransport(handlers)) as cluster:
             _run(cluster, mode, folder)
-        jobs.append(recorded)
+        jobs.append([*recorded, *UNRECORDED])
     return jobs
 
 
@@ -173,7 +195,34 @@ def _run(cluster: Cluster, mode: str, folder: Path) -> None:
     trainer.import_rows("plain", keys)
     trainer.import_rows("plain", folder / "rows" / "plain", replace=True)
     trainer.save(folder / "hot", mode="hot", hot=10)
+    trainer.export_fleet(folder / "fleet", shard_num=2, tables=FLEET, dense={})
+    trainer.import_fleet(folder / "fleet", tables=FLEET, dense={})
+    write_blocks(cluster.client, read_blocks(cluster.client)[1])
+    _export(cluster.client, folder / "inference")
     trainer.load(folder / "full")
+    _attend(cluster.client)
+
+
+def _export(client: Client, folder: Path) -> None:
+    """The rows of an export for inference; the dense part would take seconds."""
+    for table, row_class in (("plain", 0), ("scored", 1)):
+        body = {"path": str(folder / table), "tables": [table], "classes": [row_class]}
+        body |= {"dtype": "float16", "version": 9, "since": 0, "forget": 0, "time": DAY_S}
+        client.everywhere("export.save", body, timeout_s=JOB_S)
+
+
+def _attend(client: Client) -> None:
+    """What a worker says beside its job: that it lives, and that it has come to the end."""
+    with pytest.raises(Unavailable):  # there is no such job any more
+        client.everywhere("checkpoint.stop", {"job": "none"}, timeout_s=JOB_S)
+    client.ask_coordinator("coord.chain", {})
+    client.ask_coordinator("coord.map", {})
+    client.stats()
+    me = {"worker": 0, "num_workers": 1, "incarnation": client.incarnation}
+    client.everywhere("server.ready", {}, timeout_s=JOB_S)
+    client.everywhere("server.alive", {**me, "report": {"retries": 1}}, timeout_s=JOB_S)
+    client.silent_workers()
+    client.say_goodbye(me)
 
 
 def _recording(handler: Handler, recorded: list[Message], root: str) -> Handler:

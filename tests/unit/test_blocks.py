@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
 from trireme.ps.blocks import BlockSpec, BlockStore, Part, cut
-from trireme.ps.dense_optimizers import ELEMENTWISE, WHOLE, group_values, optimizer_spec
+from trireme.ps.dense_optimizers import ELEMENTWISE, KNOWN, WHOLE, group_values, optimizer_spec
 
 NUM_ELEMENTS = 1000
 BLOCK = 64
@@ -221,6 +222,77 @@ def test_a_shape_on_the_wire_is_of_a_whole_parameter() -> None:
             BlockSpec.from_wire(wire)
     with pytest.raises(BadRequest, match="and perhaps a shape"):
         BlockSpec.from_wire(["p", 0, 6, 0, [2, 3], 1])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"maximize": 2}, {"lr": True}, {"lr": None}, {"lr": [0.1]}, {"betas": 0.9}]
+    + [{"betas": betas} for betas in ([0.9], [0.9, True], [0.9, None], [0.9, [0.9]], [])],
+    ids=str,
+)
+def test_values_of_another_form_are_refused(values: dict[str, Any]) -> None:
+    """torch's fused kernel would fail in the midst of a step."""
+    store, specs = BlockStore(), cut("p", 8, 0, 4)
+    with pytest.raises(BadRequest):
+        store.create("Adam", [{"lr": 0.1, **values}], specs, np.zeros(8, dtype=np.float32), {})
+    store.create("Adam", [{"lr": 0.1}], specs, np.zeros(8, dtype=np.float32), {})
+    with pytest.raises(BadRequest):
+        store.check_groups([{"lr": 0.1, **values}])
+    store.check_groups([{"lr": 1, "betas": [0, 0.5], "maximize": True}])
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"weights": torch.zeros(5)},
+        {"step": torch.zeros(2)},
+        {"exp_avg": torch.zeros(3)},
+        {"exp_avg": torch.zeros(1)},
+        {"other": torch.zeros(4)},
+    ],
+)
+def test_state_that_the_optimizer_could_not_go_on_with_is_refused(
+    spoilt: dict[str, torch.Tensor],
+) -> None:
+    """Before the first step, when there is no state, and after it."""
+    store = BlockStore()
+    store.create("Adam", [{"lr": 0.1}], cut("p", 4, 0, 4), np.zeros(4, dtype=np.float32), {})
+    good = {"step": torch.ones(1), "exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4)}
+    for sequence in (1, 2):
+        state = store.state_with("p@0", good)
+        assert {name: tensor.shape for name, tensor in state.items()} == {
+            "weights": (4,),
+            "step": (),
+            "exp_avg": (4,),
+            "exp_avg_sq": (4,),
+        }
+        with pytest.raises(SchemaMismatch, match=r"block p@0: expected numbers of {'weights': 4"):
+            store.state_with("p@0", good | spoilt)
+        if sequence == 1:
+            with pytest.raises(SchemaMismatch):  # torch makes all of a state or nothing
+                store.state_with("p@0", {"exp_avg": torch.ones(4)})
+        store.apply([{"lr": 0.1}], ["p@0"], np.ones(4, dtype=np.float32), [(0, sequence)])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*CONFIGURATIONS, *((name, of) for name in WHOLE for of in WHOLE_OPTIONS[name])],
+)
+def test_the_state_of_every_optimizer_goes_into_another_store(name: str, options: dict) -> None:
+    """Flat, as it travels; before the first step and after it."""
+    optimizer = KNOWN[name]([torch.zeros(2, 2)], **options)
+    values = group_values(optimizer.param_groups[0], optimizer.defaults)
+    store, other = BlockStore(), BlockStore()
+    spec = BlockSpec("p", 0, 4, 0, (2, 2) if name in WHOLE else ())
+    for each in (store, other):
+        each.create(name, [values], [spec], np.ones(4, dtype=np.float32), {})
+    for sequence in (1, 2, 3):
+        flat = {n: tensor.reshape(-1) for n, tensor in store.state_of(spec.id).items()}
+        state = other.state_with(spec.id, flat)
+        other.restore(spec.id, [Part(0, state, store.marks_of(spec.id))])
+        for each in (store, other):
+            each.apply([values], [spec.id], np.ones(4, dtype=np.float32), [(0, sequence)])
+        np.testing.assert_array_equal(other.read([spec.id]), store.read([spec.id]))
 
 
 def test_optimizers_that_need_more_than_blocks_are_refused_with_the_reason() -> None:

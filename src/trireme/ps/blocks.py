@@ -27,6 +27,7 @@ from trireme.ps.dense_optimizers import (
     check_group,
     group_values,
     make,
+    shapes_made,
 )
 from trireme.ps.routing import Floats
 
@@ -399,6 +400,27 @@ class BlockStore:
         a number of the whole, the first one's.
         """
         return dict(_joined(self.parts_of(block_id)).tensors)
+
+    def state_with(self, block_id: str, given: Tensors) -> dict[str, Tensor]:
+        """Its state with these tensors, flat, in the place of those of the same name.
+
+        Raises:
+            SchemaMismatch: the optimizer could not go on with them: they are not all that it has
+                now or makes in a step, or have other sizes.
+        """
+        kept, spec, optimizer = self.state_of(block_id), self._specs[block_id], self._optimizer
+        assert optimizer is not None
+        made = shapes_made(optimizer, spec.group, kept["weights"].shape)
+        shapes = made | {name: tensor.shape for name, tensor in kept.items()}
+        found = {name: tensor.numel() for name, tensor in given.items()}
+        names = kept.keys() | given.keys()
+        fits = all(name in shapes and shapes[name].numel() == found[name] for name in found)
+        if not fits or (names != kept.keys() and names != made.keys()):
+            expected = {name: shape.numel() for name, shape in made.items()}
+            raise SchemaMismatch(
+                f"block {block_id}: expected numbers of {expected}, found {found}"[:500]
+            )
+        return kept | {name: tensor.reshape(shapes[name]) for name, tensor in given.items()}
 
     def restore(self, block_id: str, parts: Sequence[Part]) -> None:
         """Replace weights, optimizer state and marks of a block; the inverse of `parts_of`.

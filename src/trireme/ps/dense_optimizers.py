@@ -111,7 +111,7 @@ def check_group(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> None
     if unknown:
         raise BadRequest(f"blocks: {cls.__name__} knows no {sorted(unknown)}")
     for key, value in group.items():
-        if isinstance(defaults[key], tuple) and not have_one_form(defaults[key], value):
+        if defaults[key] is not None and not have_one_form(defaults[key], value):
             raise BadRequest(f"blocks: expected {key} like {defaults[key]!r}, found {value!r}")
     ns_steps = group.get("ns_steps", 1)
     if not (isinstance(ns_steps, int) and 1 <= ns_steps <= NS_STEPS_MAX):
@@ -130,8 +130,28 @@ def check_change(key: str, known: Any, value: Any) -> None:
 
 def have_one_form(known: Any, value: Any) -> bool:
     if isinstance(known, tuple):
-        return isinstance(value, tuple) and len(value) == len(known)
-    return not isinstance(value, tuple) and (known is None) == (value is None)
+        is_alike = isinstance(value, tuple) and len(value) == len(known)
+        return is_alike and all(map(_is_number_for, known, value))
+    kinds = (tuple, bool, type(None))  # torch's fused kernels take no number for a bool
+    return all(isinstance(known, kind) == isinstance(value, kind) for kind in kinds)
+
+
+def _is_number_for(known: Any, value: Any) -> bool:
+    """Within tuples, as betas; some begin with None, which stands for a number to be found."""
+    return not isinstance(value, bool | tuple) and (known is None or value is not None)
+
+
+def shapes_made(
+    optimizer: torch.optim.Optimizer, group: int, shape: torch.Size
+) -> dict[str, torch.Size]:
+    """Of weights of this shape, as "weights", and of the state that a step on them makes."""
+    weights = torch.zeros(shape)
+    weights.grad = torch.zeros(shape)
+    values = {name: optimizer.param_groups[group][name] for name in optimizer.defaults}
+    like = make(type(optimizer), [{"params": [weights], **values}])
+    like.step()
+    state = like.state[weights].items()
+    return {"weights": shape} | {name: v.shape for name, v in state if isinstance(v, Tensor)}
 
 
 def make(

@@ -81,6 +81,8 @@ class Job:
             self._error = error
         except MemoryError as error:
             self._error = ResourceExhausted(f"checkpoint: out of memory: {error}")
+        except OSError as error:  # of the storage that the worker has named
+            self._error = BadRequest(f"checkpoint: cannot read it: {error}")
         except Exception as error:
             log.exception("checkpoint: unexpected")
             self._error = Internal(f"checkpoint: {type(error).__name__}: {error}")

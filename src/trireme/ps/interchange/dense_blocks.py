@@ -46,24 +46,30 @@ class BlockHandlers:
         return Reply({"optimizer": optimizer, "blocks": names}, arrays)
 
     def _on_import(self, request: Request) -> None:
-        arrays = Arrays(request.arrays)
-        given = {
-            block_id: {
-                name: arrays.take(f"{block_id} {name}", np.float32, (None,)) for name in names
-            }
-            for block_id, names in need_list(request.body, "blocks", list)
-        }
-        arrays.end()
+        given = _given(request)
         with self._shard.journal.replacing(), self._shard.blocks_locked():
-            blocks = self._shard.blocks
+            blocks, states = self._shard.blocks, dict[str, dict[str, torch.Tensor]]()
             for block_id, tensors in given.items():
                 if block_id not in blocks:
                     raise BadRequest(f"import.blocks: no block {block_id!r} on this server")
-                kept, marks = blocks.state_of(block_id), blocks.marks_of(block_id)
-                for name, values in tensors.items():
-                    tensor = torch.from_numpy(values.copy())
-                    kept[name] = tensor.reshape(()) if name in SCALARS else tensor
-                blocks.restore(block_id, [Part(0, kept, marks)])
+                states[block_id] = blocks.state_with(block_id, tensors)
+            for block_id, state in states.items():
+                blocks.restore(block_id, [Part(0, state, blocks.marks_of(block_id))])
+
+
+def _given(request: Request) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of a message, flat, by block and name."""
+    arrays, given = Arrays(request.arrays), dict[str, dict[str, torch.Tensor]]()
+    for entry in need_list(request.body, "blocks", list):
+        block_id, names = entry if len(entry) == 2 else (None, None)
+        if not isinstance(block_id, str) or not isinstance(names, list):
+            raise BadRequest(f"import.blocks: expected [id, names], found {entry!r}"[:300])
+        tensors = given.setdefault(block_id, {})
+        for name in need_list({"names": names}, "names", str):
+            values = arrays.take(f"{block_id} {name}", np.float32, (None,))
+            tensors[name] = torch.from_numpy(values.copy())
+    arrays.end()
+    return given
 
 
 def read_blocks(client: Client) -> tuple[str | None, BlockTensors]:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from trireme.errors import BadRequest, writing
-from trireme.ps.interchange.fleet_rows import FleetText
+from trireme.ps.interchange.fleet_rows import FleetText, need_betas
 from trireme.ps.interchange.folder import create
 from trireme.ps.interchange.parquet import arrow_schema, record_batch
 from trireme.ps.places import local_place, place_of, reached
@@ -28,7 +28,7 @@ from trireme.ps.routing import Keys
 from trireme.ps.rows import RowLayout, WideRows
 from trireme.ps.served import ServedTable
 from trireme.ps.shard import Handler, Shard
-from trireme.ps.wire import Array, need, need_list
+from trireme.ps.wire import Array, need
 from trireme.rpc import Reply, Request
 
 T = TypeVar("T")
@@ -56,7 +56,8 @@ class ExportHandlers:
 
     def _folder(self, request: Request) -> Path:
         folder = local_place(self._root, need(request.body, "folder", str))
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(f"export: cannot make {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def _place(self, request: Request) -> str:
@@ -102,9 +103,8 @@ class ExportHandlers:
         table, folder = self._table(request), self._folder(request)
         num_shards = need(request.body, "shard_num", int)
         _check_shards(num_shards)
-        beta1, beta2 = need_list(request.body, "betas", float, 2)
         accessor = need(request.body, "accessor", str)
-        text = FleetText.of(table.schema, table.rows, accessor, (beta1, beta2))
+        text = FleetText.of(table.schema, table.rows, accessor, need_betas(request.body))
         time = need(request.body, "time", int)
 
         def lines(buckets: Sequence[int]) -> tuple[int, dict[int, Array]]:

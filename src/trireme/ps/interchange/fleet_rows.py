@@ -14,6 +14,7 @@ Fleet's are as of the save. Source: files that paddlepaddle 2.6.2 writes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from trireme.errors import BadRequest
 from trireme.ps.interchange.fleet_state import Betas, PartState, parts_of
 from trireme.ps.rows import RowLayout, WideRows
 from trireme.ps.served import make_core_table
-from trireme.ps.wire import Array
+from trireme.ps.wire import Array, need_list
 from trireme.table import TableSchema
 
 ACCESSORS = ("SparseAccessor", "CtrCommonAccessor", "CtrDoubleAccessor")
@@ -70,6 +71,14 @@ class RowError(Exception):
     def __init__(self, row: int, expected: str, found: str) -> None:
         super().__init__(f"expected {expected}, found {found}")
         self.row, self.expected, self.found = row, expected, found
+
+
+def need_betas(body: Any) -> Betas:
+    """body["betas"]: of Adam, whose powers Fleet keeps per row. Raises BadRequest."""
+    betas = need_list(body, "betas", float)
+    if len(betas) != 2:
+        raise BadRequest(f"Fleet's text: expected two betas, found {betas}")
+    return betas[0], betas[1]
 
 
 @dataclass(frozen=True)

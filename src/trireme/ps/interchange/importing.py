@@ -21,7 +21,7 @@ import numpy as np
 from trireme import _core
 from trireme.errors import BadRequest, DataError, NotReady
 from trireme.ps.interchange.columns import DTYPES, RANK2, rows_of
-from trireme.ps.interchange.fleet_rows import FleetText, RowError, Stamp
+from trireme.ps.interchange.fleet_rows import FleetText, RowError, Stamp, need_betas
 from trireme.ps.interchange.lines import pieces
 from trireme.ps.interchange.parquet import batches
 from trireme.ps.interchange.staged import StagedRows
@@ -71,9 +71,8 @@ class ImportHandlers:
     def _on_fleet(self, request: Request) -> Reply:
         """Read files of Fleet's text; answers how many lines they have together."""
         staged = self._of(request)
-        beta1, beta2 = need_list(request.body, "betas", float, 2)
         accessor = need(request.body, "accessor", str)
-        text = FleetText.of(staged.schema, staged.rows, accessor, (beta1, beta2))
+        text = FleetText.of(staged.schema, staged.rows, accessor, need_betas(request.body))
         stamp, options = self._stamp(request), need(request.body, "storage_options", dict)
 
         def read(path: str, is_stopped: Callable[[], bool]) -> int:
