@@ -20,6 +20,7 @@ from zmq.utils import z85
 
 from trireme.errors import BadRequest
 from trireme.rpc.sockets import Socket, has_input
+from trireme.rpc.sparse_log import SparseLog
 
 _log = logging.getLogger("trireme.rpc")
 _ZAP_DOMAIN = b"trireme"
@@ -148,7 +149,7 @@ def secure_client(socket: Socket, keys: ClientKeys | None) -> None:
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
 
 
-def answer_zap(socket: Socket, keys: ServerKeys) -> None:
+def answer_zap(socket: Socket, keys: ServerKeys, log: SparseLog) -> None:
     """Answer the authentication requests that wait at a server's ZAP socket (ZeroMQ RFC 27).
 
     libzmq asks here once per CURVE connection, before it lets any message of the peer in.
@@ -160,7 +161,7 @@ def answer_zap(socket: Socket, keys: ServerKeys) -> None:
         if version == b"1.0" and domain == _ZAP_DOMAIN and key in keys.admitted:
             answer = [b"200", b"OK", key.encode(), b""]
         else:
-            _log.warning(
+            log.warning(
                 "refused a connection from %s: key %s is not admitted", address.decode(), key
             )
             answer = [b"400", b"key is not admitted", b"", b""]

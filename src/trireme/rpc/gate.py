@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import zmq
@@ -22,7 +23,9 @@ from trireme.rpc.auth import ServerKeys, answer_zap, secure_server
 from trireme.rpc.calls import Answer, Reply, Request
 from trireme.rpc.limits import Limits
 from trireme.rpc.peers import Peer, Peers
-from trireme.rpc.sockets import Socket, has_input, new_context, router, url
+from trireme.rpc.shun import Shun
+from trireme.rpc.sockets import Socket, has_input, listening, new_context, router, url
+from trireme.rpc.sparse_log import SparseLog
 
 _log = logging.getLogger("trireme.rpc")
 
@@ -59,18 +62,23 @@ class Gate:
         self._context = new_context()
         self.socket = router(self._context, limits)
         self.num_bytes_in = self.num_bytes_out = self.num_faults = 0
-        self.peers = Peers(self.socket, limits, forget)  # before bind: it must see every accept
-        try:
-            secure_server(self.socket, keys)
-            self.zap = self._bind_zap()
-            if listen_fd is not None:
-                os.set_inheritable(listen_fd, False)
-                self.socket.setsockopt(zmq.USE_FD, listen_fd)
-            self.socket.bind(url(self.socket, address))
-        except zmq.ZMQError as error:
-            self.peers.close()
-            self._context.destroy(linger=0)
-            raise BadRequest(f"Server.start: cannot bind {address}: {error}") from error
+        self._log = SparseLog(_log)
+        with ExitStack() as undo:
+            undo.callback(self._context.destroy, linger=0)
+            try:
+                self._listener = undo.enter_context(listening(address, limits, listen_fd))
+                self.shun = Shun(self._listener, limits.failures_max, self._log)
+                # Before bind: it must see every accept.
+                self.peers = Peers(self.socket, limits, forget, self.shun, self._log)
+                undo.callback(self.peers.close)
+                secure_server(self.socket, keys)
+                self.zap = self._bind_zap()
+                self._bind(address)
+            except (OSError, zmq.ZMQError) as error:
+                raise BadRequest(
+                    f"Server.start: cannot bind {address}: {error.strerror}"
+                ) from error
+            undo.pop_all()
         bound: bytes = self.socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
         self.endpoint = bound.decode().removeprefix("tcp://").rstrip("\0")
         self.peers.port = int(self.endpoint.rpartition(":")[2])
@@ -133,16 +141,28 @@ class Gate:
     def answer_zap(self) -> None:
         """Decide about the connections that wait for authentication."""
         if self.zap is not None and self._keys is not None:
-            answer_zap(self.zap, self._keys)
+            answer_zap(self.zap, self._keys, self._log)
 
     def close(self) -> None:
         """Send what was given to send, for a moment, and close."""
+        self.shun.close()
+        self._listener.close()
         self.socket.disable_monitor()
         self.peers.close()
         if self.zap is not None:
             self.zap.close()
         self.socket.close()
         self._context.term()
+
+    def _bind(self, address: str) -> None:
+        """Accept from the listening socket: ZeroMQ gets a copy, which it closes."""
+        copy = os.dup(self._listener.fileno())
+        try:
+            self.socket.setsockopt(zmq.USE_FD, copy)
+            self.socket.bind(url(self.socket, address))
+        except zmq.ZMQError:
+            os.close(copy)
+            raise
 
     def _bind_zap(self) -> Socket | None:
         if self._keys is None:
@@ -181,7 +201,7 @@ class Gate:
             )
         peer.name = frames.str_field(header, "name")
         peer.message_bytes_max = frames.int_field(header, "message_bytes_max", low=1)
-        peer.is_welcome = True
+        self.peers.welcome(peer)
         welcome = {"t": frames.WELCOME, "version": frames.VERSION, "name": self._name}
         welcome |= {name: getattr(self._limits, name) for name in frames.CREDIT}
         self._send(peer, frames.pack(welcome, ()))

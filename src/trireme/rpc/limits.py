@@ -38,9 +38,13 @@ class Limits:
     answered.
     """
     connections_max: int = 1024
-    """Connections of a server; further ones are closed."""
+    """Connections of a server. With one more it closes the oldest that has not said hello, which
+    may be the newcomer."""
     faults_max: int = 8
     """Requests against the protocol that a connection may make before it is closed."""
+    failures_max: int = 100
+    """Connections from one address that may fail within a second: that were closed for a fault, or
+    ended without a hello. With more, the address is not heard for 5 s."""
     handshake_timeout_s: float = 10.0
     """Time from the connection to the welcome, on either side."""
 

@@ -6,7 +6,7 @@ messages, so a peer that sends one message of endless parts fills the server's m
 each connection is followed from outside. The socket's monitor tells of each accept and close with
 the file descriptor; the kernel's counters (TCP_INFO, Linux) tell how many bytes came in and how
 many of ours were taken. A connection is closed that
-  - comes when `connections_max` are open,
+  - comes when `connections_max` are open, or is then the oldest that is not welcome yet,
   - has not finished the handshake in time,
   - has sent more since its last complete message than a message may have,
   - is the largest when all unfinished messages together exceed `total_bytes_max`,
@@ -34,7 +34,9 @@ from typing import Any
 import zmq
 
 from trireme.rpc.limits import Limits
+from trireme.rpc.shun import Shun
 from trireme.rpc.sockets import Socket, has_input
+from trireme.rpc.sparse_log import SparseLog
 
 _log = logging.getLogger("trireme.rpc")
 
@@ -59,6 +61,7 @@ class Peer:
         "_read",
         "_taken",
         "address",
+        "host",
         "is_dropped",
         "is_running",
         "is_welcome",
@@ -76,9 +79,10 @@ class Peer:
         "socket",
     )
 
-    def __init__(self, socket: sockets.socket, address: str) -> None:
+    def __init__(self, socket: sockets.socket, host: str, port: int) -> None:
         self.socket = socket
-        self.address = address
+        self.host = host
+        self.address = f"{host}:{port}"
         self.name = ""
         self.routing_id = b""
         self.since = time.monotonic()
@@ -128,21 +132,31 @@ class Peer:
 
 
 class Peers:
-    """The connections of one ROUTER socket."""
+    """The connections of one ROUTER socket.
+
+    Args:
+        forget: called once for each peer that is gone or dropped.
+        shun: told of the host of each that was dropped, or went before it was welcome.
+        log: for what peers can cause at will.
+    """
 
     def __init__(
         self,
         router: Socket,
         limits: Limits,
         forget: Callable[[Peer], None],
+        shun: Shun,
+        log: SparseLog,
     ) -> None:
-        self._forget = forget  # called once for each peer that is gone or dropped
+        self._forget, self._shun, self._log = forget, shun, log
         self._limits = limits
         self.port = 0  # where the socket is bound, once it is
         framing_bytes = (limits.arrays_max + 1) * _PART_BYTES + _AHEAD_BYTES
         self._message_bytes_max = limits.message_bytes_max + framing_bytes
         self._by_descriptor: dict[int, Peer] = {}
         self._by_routing_id: dict[bytes, Peer] = {}
+        self._num_open = 0  # neither gone nor dropped
+        self._strangers: dict[Peer, None] = {}  # open and not welcome yet, the oldest first
         self.monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
     def __len__(self) -> int:
@@ -176,12 +190,17 @@ class Peers:
         self._by_routing_id[routing_id] = peer
         return peer
 
+    def welcome(self, peer: Peer) -> None:
+        """Its hello was accepted."""
+        peer.is_welcome = True
+        self._strangers.pop(peer, None)
+
     def drop(self, peer: Peer, reason: str) -> None:
         """Close the connection; ZeroMQ notices, and its DISCONNECTED event forgets the peer."""
         if not peer.is_dropped:
-            peer.is_dropped = True
-            self._forget(peer)
-            _log.warning("closed the connection of %s: %s", peer, reason)
+            self._end(peer)
+            self._shun.failed(peer.host)
+            self._log.warning("closed the connection of %s: %s", peer, reason)
             with contextlib.suppress(OSError):  # it is closed already
                 # No lingering: a peer that goes on sending gets a reset, not a full window.
                 no_linger = struct.pack("=ii", 1, 0)
@@ -222,6 +241,7 @@ class Peers:
             peer.socket.close()
         self._by_descriptor.clear()
         self._by_routing_id.clear()
+        self._strangers.clear()
 
     def _gone(self, peer: Peer | None) -> None:
         if peer is not None:
@@ -231,15 +251,27 @@ class Peers:
     def _renew(self, descriptor: int, peer: Peer) -> Peer:
         """What was taken for this connection's was its predecessor's: start it again."""
         self._detach(peer)
-        new = Peer(peer.socket, peer.address)
-        self._by_descriptor[descriptor] = new
+        new = Peer(peer.socket, peer.host, int(peer.address.rpartition(":")[2]))
+        self._add(descriptor, new)
         return new
 
     def _detach(self, peer: Peer) -> None:
         self._by_routing_id.pop(peer.routing_id, None)
         if not peer.is_dropped:
-            peer.is_dropped = True
-            self._forget(peer)
+            self._end(peer)
+            if not peer.is_welcome:
+                self._shun.failed(peer.host)
+
+    def _end(self, peer: Peer) -> None:
+        peer.is_dropped = True
+        self._num_open -= 1
+        self._strangers.pop(peer, None)
+        self._forget(peer)
+
+    def _add(self, descriptor: int, peer: Peer) -> None:
+        self._by_descriptor[descriptor] = peer
+        self._num_open += 1
+        self._strangers[peer] = None
 
     def _accept(self, descriptor: int) -> None:
         # A copy of the descriptor, so that it means this connection also after ZeroMQ has closed
@@ -259,10 +291,18 @@ class Peers:
         if not is_ours:
             socket.close()
             return
-        peer = Peer(socket, f"{host}:{port}")
-        self._by_descriptor[descriptor] = peer
-        if len(self._by_descriptor) > self._limits.connections_max:
-            self.drop(peer, f"{self._limits.connections_max} connections are open")
+        peer = Peer(socket, host, port)
+        self._add(descriptor, peer)
+        if self._num_open > self._limits.connections_max:
+            self._make_room(peer)
+
+    def _make_room(self, newcomer: Peer) -> None:
+        """The oldest that is not welcome yet leaves: whoever opens connections and stays silent
+        shuts nobody out.
+        """
+        oldest = next(iter(self._strangers))
+        waited = "" if oldest is newcomer else ", and this one has waited longest without a hello"
+        self.drop(oldest, f"{self._limits.connections_max} connections are open{waited}")
 
     def _close_unfollowed(self, descriptor: int) -> None:
         """Without a copy of its descriptor a connection cannot be watched, so it may not stay."""

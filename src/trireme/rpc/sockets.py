@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import socket as sockets
 from typing import TypeAlias
 
 import zmq
@@ -44,6 +46,31 @@ def url(socket: Socket, address: str) -> str:
     return f"tcp://{address}"
 
 
+def listening(address: str, limits: Limits, listen_fd: int | None) -> sockets.socket:
+    """A socket that listens at "host:port", made here or handed over; for ROUTER to accept from.
+
+    Raises:
+        OSError: nothing can listen there.
+    """
+    if listen_fd is not None:
+        os.set_inheritable(listen_fd, False)
+        return sockets.socket(fileno=listen_fd)
+    host, _, port = address.rpartition(":")
+    family = sockets.AF_INET6 if host.startswith("[") else sockets.AF_INET
+    made = sockets.socket(family, sockets.SOCK_STREAM)
+    try:
+        made.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+        if family == sockets.AF_INET6:
+            made.setsockopt(sockets.IPPROTO_IPV6, sockets.IPV6_V6ONLY, 0)  # [::] is 0.0.0.0 too
+        made.bind((host.strip("[]"), int(port)))
+        # Those that wait for accept(): all workers of a job may come in the same moment.
+        made.listen(limits.connections_max)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
 def router(context: Context, limits: Limits) -> Socket:
     """A server's socket, not yet bound."""
     socket: Socket = context.socket(zmq.ROUTER)
@@ -57,8 +84,6 @@ def router(context: Context, limits: Limits) -> Socket:
     socket.setsockopt(zmq.RCVHWM, limits.requests_max + 1)
     # Replies that wait for one connection: the credit twice, since replies that were sent free it.
     socket.setsockopt(zmq.SNDHWM, 2 * limits.requests_max)
-    # Connections that wait for accept(): all workers of a job may come in the same moment.
-    socket.setsockopt(zmq.BACKLOG, limits.connections_max)
     # On close: how long the last replies may take to leave.
     socket.setsockopt(zmq.LINGER, 500)
     return socket

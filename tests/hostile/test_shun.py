@@ -1,0 +1,198 @@
+"""Addresses whose connections fail again and again are not heard for a while, by the kernel."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from trireme.rpc.shun import ADDRESSES_MAX, SHUN_S, WINDOW_S, Shun, filter_of
+from trireme.rpc.sparse_log import LINES_MAX, SparseLog
+
+LOG = logging.getLogger("trireme.rpc")
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        yield listener
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def shun_of(listener: socket.socket, clock: Clock, failures_max: int = 3) -> Shun:
+    return Shun(listener, failures_max, SparseLog(LOG), clock)
+
+
+def is_heard(listener: socket.socket, host: str, at: str = "127.0.0.1") -> bool:
+    """Whether a connection from that address of this machine comes about."""
+    with socket.socket(listener.family) as peer:
+        peer.bind((host, 0))
+        peer.settimeout(0.3)  # over loopback the kernel answers at once or never
+        try:
+            peer.connect((at, listener.getsockname()[1]))
+        except TimeoutError:
+            return False
+    listener.accept()[0].close()
+    return True
+
+
+def fail(shun: Shun, host: str, count: int) -> None:
+    for _ in range(count):
+        shun.failed(host)
+
+
+def test_an_address_that_fails_too_often_is_not_heard_for_a_while(
+    listener: socket.socket, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    shun = shun_of(listener, clock)
+    fail(shun, "127.0.0.2", 3)
+    assert is_heard(listener, "127.0.0.2")
+    shun.failed("127.0.0.2")
+    assert not is_heard(listener, "127.0.0.2")
+    assert is_heard(listener, "127.0.0.1")
+    assert "4 connections from 127.0.0.2 have failed within a second" in caplog.text
+    fail(shun, "127.0.0.3", 4)
+    assert not is_heard(listener, "127.0.0.2")
+    assert not is_heard(listener, "127.0.0.3")
+    clock.now = SHUN_S + 0.1
+    shun.check()
+    assert len(shun) == 0
+    assert is_heard(listener, "127.0.0.2")
+    assert is_heard(listener, "127.0.0.3")
+
+
+def test_connections_that_are_open_and_that_others_open_go_on(
+    listener: socket.socket, clock: Clock
+) -> None:
+    """Those accepted meanwhile inherit the filter, which lets them pass."""
+    with ExitStack() as stack:
+
+        def pair(host: str) -> tuple[socket.socket, socket.socket]:
+            at = ("127.0.0.1", listener.getsockname()[1])
+            near = stack.enter_context(socket.create_connection(at, 20, (host, 0)))
+            far = stack.enter_context(listener.accept()[0])
+            far.settimeout(20)
+            return near, far
+
+        pairs = [pair("127.0.0.2")]
+        shun = shun_of(listener, clock)
+        fail(shun, "127.0.0.2", 4)
+        assert not is_heard(listener, "127.0.0.2")
+        pairs.append(pair("127.0.0.3"))
+        fail(shun, "127.0.0.3", 4)
+        assert not is_heard(listener, "127.0.0.3")
+        for near, far in pairs:
+            near.sendall(b"to the server")
+            assert far.recv(100) == b"to the server"
+            far.sendall(b"and back")
+            assert near.recv(100) == b"and back"
+
+
+def test_failures_are_counted_within_a_second(listener: socket.socket, clock: Clock) -> None:
+    shun = shun_of(listener, clock)
+    for _ in range(20):
+        shun.failed("127.0.0.2")
+        clock.now += WINDOW_S / 2
+    assert len(shun) == 0
+
+
+@pytest.fixture
+def dual() -> Iterator[socket.socket]:
+    """Listens for IPv6, and for IPv4 too."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+        yield listener
+
+
+def test_ipv6_addresses_are_one_if_their_first_half_is(dual: socket.socket, clock: Clock) -> None:
+    shun = shun_of(dual, clock, failures_max=1)
+    shun.failed("2001:db8::1%lo")
+    shun.failed("2001:db8:0:1::1")
+    assert len(shun) == 0
+    shun.failed("::2")
+    shun.failed("::3")
+    assert len(shun) == 1
+    assert not is_heard(dual, "::1", "::1")
+    assert is_heard(dual, "::ffff:127.0.0.2", "::ffff:127.0.0.1")
+    fail(shun, "::ffff:127.0.0.2", 2)
+    assert not is_heard(dual, "::ffff:127.0.0.2", "::ffff:127.0.0.1")
+    assert is_heard(dual, "::ffff:127.0.0.3", "::ffff:127.0.0.1")
+    clock.now = SHUN_S + 0.1
+    shun.check()
+    assert is_heard(dual, "::1", "::1")
+
+
+def test_many_addresses_fit_into_a_filter(listener: socket.socket, clock: Clock) -> None:
+    shun = shun_of(listener, clock, failures_max=1)
+    for number in range(1000):
+        fail(shun, f"10.1.{number // 250}.{number % 250}", 2)
+    fail(shun, "127.0.0.2", 2)
+    assert len(shun) == ADDRESSES_MAX
+    assert is_heard(listener, "127.0.0.1")
+    assert not is_heard(listener, "127.0.0.2")
+    for number in range(1000):
+        fail(shun, f"2001:db8:{number:x}::1", 2)
+    assert len(shun) == ADDRESSES_MAX
+    assert is_heard(listener, "127.0.0.2")
+    assert len(filter_of([bytes(8)] * ADDRESSES_MAX)) < 4096
+
+
+def test_who_gets_the_socket_next_hears_all(listener: socket.socket, clock: Clock) -> None:
+    """A socket that was handed over outlives the process that shunned somebody."""
+    killed = shun_of(listener, clock)
+    fail(killed, "127.0.0.2", 4)
+    assert not is_heard(listener, "127.0.0.2")
+    successor = shun_of(listener, clock)
+    assert is_heard(listener, "127.0.0.2")
+    fail(successor, "127.0.0.2", 4)
+    successor.close()
+    assert is_heard(listener, "127.0.0.2")
+
+
+def test_where_the_kernel_takes_no_filter_the_log_says_so_and_all_are_heard(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(socket.socket):
+        def setsockopt(self, *_: object) -> None:  # type: ignore[override]
+            raise OSError(errno.ENOPROTOOPT, "Protocol not available")
+
+    with Refusing() as listener:
+        shun = shun_of(listener, clock)
+        fail(shun, "127.0.0.2", 10)
+        shun.check()
+        shun.close()
+    assert len(shun) == 0
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "can shun no address, so all are heard" in line
+    assert "Protocol not available" in line
+
+
+def test_a_log_that_peers_can_fill_stays_short(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    sparse = SparseLog(LOG, clock)
+    for number in range(1000):
+        sparse.warning("line %d", number)
+    assert len(caplog.records) == LINES_MAX
+    clock.now = 60.0
+    sparse.warning("another")
+    assert [record.getMessage() for record in caplog.records[LINES_MAX:]] == [
+        f"{1000 - LINES_MAX} more lines like these",
+        "another",
+    ]
