@@ -14,6 +14,7 @@ import pytest
 from benchmarks import rivals
 from benchmarks.__main__ import BENCHES, main
 from benchmarks.harness import Absent, BenchError, Claim, Contest, Run, Settings, run_contest
+from benchmarks.macro.attackers import KINDS
 from benchmarks.macro.zoo_cases import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +68,7 @@ REAL_CLAIMS = {
     ("durability", "recovery_s"): (),
     ("network", "async_1ms_1gbit"): ("loopback",),
     ("network", "async_1ms_1gbit_b512"): ("loopback_b512",),
+    **{("hostile", kind): () for kind in KINDS},
     ("security", "curve_dim9"): ("plain",),
     ("security", "curve_dim64"): ("plain",),
     ("security", "curve_dim9_b512"): ("plain_b512",),

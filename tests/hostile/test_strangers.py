@@ -1,0 +1,185 @@
+"""Peers that are not admitted: whatever they try, the good client is served on, memory stays, and
+no byte of theirs reaches a handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.macro import attackers
+from benchmarks.macro.attackers import Target
+from trireme.launch.key_folder import client_keys, make_folders, make_shared_folder, server_keys
+from trireme.rpc import Client, Limits, Reply, Request, Server
+from trireme.rpc.shun import Shun
+from trireme.rpc.sparse_log import SparseLog
+
+MIB = 1 << 20
+ATTACK_S = 0.5
+# Attackers share the good client's address here, so that it must not be shunned.
+LIMITS = Limits(connections_max=50, handshake_timeout_s=0.5, failures_max=1_000_000)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Keys of a server, a good client and an attacker; "bad" is listed, "other" is not."""
+    make_folders(tmp_path / "keys", ["good", "bad"])
+    make_shared_folder(tmp_path / "other")
+    trusted = (tmp_path / "keys" / "good" / "server.pub").read_text()
+    (tmp_path / "other" / "server.pub").write_text(trusted)
+    return tmp_path
+
+
+@pytest.fixture
+def seen() -> list[str]:
+    """Who has got through to a handler."""
+    return []
+
+
+@pytest.fixture
+def server(folder: Path, seen: list[str]) -> Iterator[Server]:
+    with serve(folder, seen, LIMITS) as server:
+        yield server
+
+
+@contextmanager
+def serve(
+    folder: Path, seen: list[str], limits: Limits, listen_fd: int | None = None
+) -> Iterator[Server]:
+    """A server that a good client calls before and after, over one connection."""
+
+    def ready(request: Request) -> Reply:
+        seen.append(request.key)
+        return Reply()
+
+    keys = server_keys(folder / "keys" / "server")
+    good = client_keys(folder / "keys" / "good")
+    handlers = {"server.ready": ready}
+    with (
+        Server(
+            "127.0.0.1:0", handlers, name="s", keys=keys, limits=limits, listen_fd=listen_fd
+        ) as server,
+        Client(name="good", keys=good) as client,
+    ):
+        client.call(server.endpoint, "server.ready", timeout_s=30)
+        connection = client._channels[server.endpoint]._socket
+        yield server
+        client.call(server.endpoint, "server.ready", timeout_s=30)
+        assert client._channels[server.endpoint]._socket is connection
+
+
+@pytest.fixture
+def call_anew(folder: Path) -> Callable[[Server], None]:
+    """A good client comes, calls and goes."""
+    keys = client_keys(folder / "keys" / "good")
+
+    def call(server: Server) -> None:
+        with Client(name="newcomer", keys=keys) as newcomer:
+            newcomer.call(server.endpoint, "server.ready", timeout_s=30)
+
+    return call
+
+
+def memory_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("kind", list(attackers.KINDS))
+def test_a_stranger_costs_no_memory_and_reaches_no_handler(
+    server: Server, folder: Path, seen: list[str], call_anew: Callable[[Server], None], kind: str
+) -> None:
+    keys = folder / ("keys/bad" if kind == "replay" else "other")
+    target = Target(server.endpoint, ATTACK_S, keys)
+    before = memory_bytes()
+    attack = threading.Thread(target=attackers.KINDS[kind], args=(target,))
+    attack.start()
+    call_anew(server)
+    while attack.is_alive():
+        call_anew(server)
+    attack.join()
+    assert memory_bytes() - before < 64 * MIB
+    listed = {"good"} | ({"bad"} if kind == "replay" else set())  # it is recorded first
+    assert set(seen) == {client_keys(folder / "keys" / name).own.public for name in listed}
+
+
+def test_a_replayed_handshake_is_good_for_nothing(
+    server: Server, folder: Path, seen: list[str]
+) -> None:
+    """The bytes that were admitted once are sent again: the server answers with its handshake, to
+    keys that the sender does not have, and closes.
+    """
+    target = Target(server.endpoint, 30, folder / "keys" / "bad")
+    recorded = attackers.record(target)
+    assert len(recorded) > 500
+    num_seen = len(seen)
+    for end in (len(recorded), len(recorded) // 2, 64 + 200):
+        answer = b""
+        with contextlib.suppress(ConnectionError), target.connect() as peer:
+            peer.settimeout(20)
+            peer.sendall(recorded[:end])
+            while data := peer.recv(1 << 16):
+                answer += data
+        assert b"server.ready" not in answer
+        assert len(answer) < 1000
+    assert len(seen) == num_seen
+
+
+def test_silent_connections_shut_nobody_out(
+    server: Server, call_anew: Callable[[Server], None]
+) -> None:
+    """Twice as many as the server takes: the oldest go, and a new good client comes in."""
+    host, _, port = server.endpoint.rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(2 * LIMITS.connections_max):
+            with contextlib.suppress(ConnectionError):
+                # A while: as many wait for accept() as the server takes, others come again.
+                made = socket.create_connection((host, int(port)), timeout=30)
+                stack.enter_context(made)
+        call_anew(server)
+
+
+def test_a_server_does_not_hear_whom_it_has_refused_too_often(
+    folder: Path, seen: list[str], call_anew: Callable[[Server], None]
+) -> None:
+    with serve(folder, seen, Limits(failures_max=1)) as server:
+        deadline = time.monotonic() + 60
+        while strangers_are_heard(server.endpoint):
+            assert time.monotonic() < deadline, "the server goes on hearing 127.0.0.2"
+        call_anew(server)
+
+
+def strangers_are_heard(endpoint: str) -> bool:
+    """Twenty connections from 127.0.0.2 that break the protocol at about the same time."""
+    host, _, port = endpoint.rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(20):
+            try:
+                # Over loopback the kernel answers at once or never.
+                made = socket.create_connection((host, int(port)), 0.5, ("127.0.0.2", 0))
+            except TimeoutError:
+                return False
+            peer = stack.enter_context(made)
+            with contextlib.suppress(ConnectionError):
+                peer.sendall(attackers.greeting(b"NULL") + bytes(64))
+    return True
+
+
+def test_a_server_hears_all_at_a_socket_that_it_is_handed(folder: Path, seen: list[str]) -> None:
+    """Whoever listened there before may have been killed while it shunned somebody."""
+    with socket.create_server(("127.0.0.1", 0)) as launcher:
+        shun = Shun(launcher, 1, SparseLog(logging.getLogger("trireme.rpc")))
+        for _ in range(2):
+            shun.failed("127.0.0.1")
+        assert len(shun) == 1
+        with serve(folder, seen, LIMITS, os.dup(launcher.fileno())):
+            pass
