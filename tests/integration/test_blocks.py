@@ -210,12 +210,19 @@ def test_fleets_names_for_the_cut_mean_the_same() -> None:
     assert repr(config.blocks()) == "Blocks(8192, place='round_robin')"
     config.min_block_size, config.split_method = 128, fleet.HashName
     assert repr(config.blocks()) == "Blocks(128, place='hash')"
-    config.slice_var_up, config.geo_sgd_mode = False, True
+    config.slice_var_up = False
+    with pytest.raises(BadRequest, match="expected slice_var_up True with min_block_size"):
+        config.blocks()
+    config = fleet.DistributeTranspilerConfig()
+    config.slice_var_up, config.split_method, config.geo_sgd_mode = False, fleet.HashName, True
     assert repr(config.blocks()) == "Blocks(None, place='hash')"
     with pytest.raises(BadRequest, match="expected sync_mode False with geo_sgd_mode"):
         config.mode()
     config.sync_mode, config.geo_sgd_need_push_nums = False, 5
     assert config.mode() == tr.Strategy("geo", k=5)
+    config.geo_sgd_mode = False
+    with pytest.raises(BadRequest, match="expected geo_sgd_mode True with geo_sgd_need_push_nums"):
+        config.mode()
     with pytest.raises(BadRequest, match="mode has no place here, found 'nccl2'; a job with serv"):
         config.mode = "nccl2"  # type: ignore[method-assign, assignment]
     wrong: dict[str, Any] = {"slice_var_up": 1, "min_block_size": 0, "split_method": "hash"}

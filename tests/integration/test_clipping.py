@@ -172,6 +172,27 @@ def test_a_gradient_without_a_norm_is_not_pushed_or_not_applied() -> None:
         job.run(2, alone)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async", "bounded", "geo"])
+def test_after_a_gradient_without_a_norm_the_next_batch_trains(
+    default_cluster: Cluster, mode: str
+) -> None:
+    knobs: dict[str, dict[str, Any]] = {"bounded": {"staleness": 1}, "geo": {"k": 1}}
+    model = exact.Model(RULE)
+    inner = RULE.dense(model.parameters(), **RULE.options)
+    strategy = tr.Strategy(mode, **knobs.get(mode, {}))
+    optimizer = tr.DistributedOptimizer(inner, model, strategy=strategy, clip_norm=1.0)
+    bad, good = stream_batches(0)[:2]
+    (math.nan * nn.functional.mse_loss(model(bad), bad["label"])).backward()
+    with pytest.raises(NotFinite):
+        optimizer.step(examples=len(bad["label"]))
+    assert optimizer.num_steps == 0
+    nn.functional.mse_loss(model(good), good["label"]).backward()
+    optimizer.step(examples=len(good["label"]))
+    optimizer.end_pass()
+    assert optimizer.num_steps == 1
+    assert all(np.isfinite(values).all() for values in weights_of(default_cluster, model).values())
+
+
 def test_killed_servers_apply_a_clipped_step_with_the_norm_that_it_had(
     programs: Template, tmp_path: Path
 ) -> None:

@@ -259,6 +259,22 @@ def test_tables_that_cannot_be_cached_are_refused_by_name(
         make_optimizer(Model(**options), cluster, 1)
 
 
+def test_a_scheduler_drives_the_dense_rates_that_the_worker_steps_with() -> None:
+    with embedded(threads=1) as cluster:
+        model = Model()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        strategy = Strategy("geo", k=2)
+        optimizer = tr.DistributedOptimizer(inner, model, strategy=strategy, cluster=cluster)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step < 1))
+        found = []
+        for _ in range(3):
+            model.top.sum().backward()
+            optimizer.step(examples=1)
+            scheduler.step()
+            found.append(model.top[0].item())
+        assert found == pytest.approx([-0.1, -0.1, -0.1])
+
+
 def test_several_threads_are_refused() -> None:
     with embedded(threads=1) as cluster, pytest.raises(BadRequest, match="expected threads=1 in"):
         tr.Trainer(

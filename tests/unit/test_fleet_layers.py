@@ -61,6 +61,13 @@ def test_layers_of_one_parameter_share_a_table_until_the_next_job(home: Cluster)
         assert make("a", param_attr="other", pool=pool).mode == mode
 
 
+def test_a_model_without_dense_parameters_has_none_to_cut(home: Cluster) -> None:
+    rows_of = make("a", optimizer=optim.SGD(lr=0.5))
+    config = fleet.DistributeTranspilerConfig()
+    optimizer = fleet.distributed_optimizer(None, config, model=rows_of)
+    assert optimizer.strategy == config.mode()
+
+
 def test_padding_gives_zeros_and_is_not_pushed(home: Cluster) -> None:
     ids = torch.tensor([0, 5, 0, 0, 6, 5])
     batch = Batch({}, Bags(("a",), ids, torch.tensor([0, 3, 4, 6])))

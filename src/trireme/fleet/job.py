@@ -133,7 +133,7 @@ class Job:
             optimizer,
             model,
             strategy=strategy.mode(),
-            blocks=strategy.blocks(),
+            blocks=None if optimizer is None else strategy.blocks(),
             clip_norm=None if grad_clip is None else grad_clip.clip_norm,
             clip_value=None if grad_clip is None else grad_clip.clip_value,
             cluster=self._cluster(),

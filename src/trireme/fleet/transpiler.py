@@ -63,9 +63,12 @@ class DistributeTranspilerConfig:
     geo_sgd_mode: bool
     geo_sgd_need_push_nums: int
 
+    _given: set[str]
+
     def __init__(self) -> None:
         for name, value in DEFAULTS.items():
-            setattr(self, name, value)
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_given", set())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ELSEWHERE:
@@ -84,10 +87,14 @@ class DistributeTranspilerConfig:
                 f" found {value!r}"
             )
         object.__setattr__(self, name, value)
+        self._given.add(name)
 
     def mode(self) -> Strategy:
-        """The mode in Trireme's words. Raises BadRequest: geo_sgd_mode with sync_mode."""
+        """The mode in Trireme's words. Raises BadRequest: geo_sgd_mode with sync_mode, or its steps
+        without it.
+        """
         if not self.geo_sgd_mode:
+            self._check_effect("geo_sgd_need_push_nums", "geo_sgd_mode True")
             return Strategy("sync" if self.sync_mode else "async")
         if self.sync_mode:
             raise BadRequest(
@@ -96,9 +103,20 @@ class DistributeTranspilerConfig:
         return Strategy("geo", k=self.geo_sgd_need_push_nums)
 
     def blocks(self) -> Blocks:
-        """The cut and the placement in Trireme's words."""
+        """The cut and the placement in Trireme's words. Raises BadRequest: a size of blocks without
+        slice_var_up.
+        """
+        if not self.slice_var_up:
+            self._check_effect("min_block_size", "slice_var_up True")
         size = self.min_block_size if self.slice_var_up else None
         return Blocks(size, place=PLACES[self.split_method])
+
+    def _check_effect(self, name: str, needed: str) -> None:
+        if name in self._given:
+            raise BadRequest(
+                f"DistributeTranspilerConfig: expected {needed} with {name}, which has no effect"
+                f" without it, found {name} {getattr(self, name)!r}"
+            )
 
 
 def _fits(name: str, value: Any) -> bool:

@@ -60,7 +60,7 @@ class Clipping:
         """Clip the gradients of a step of this worker alone: those of parameters in place.
 
         Raises:
-            NotFinite: the norm is not finite; nothing has changed.
+            NotFinite: the norm is not finite; no gradient has changed.
         """
         clip = self._own
         if clip is None:

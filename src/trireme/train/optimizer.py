@@ -16,7 +16,7 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.cluster import Cluster, Lookups, default
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, NotFinite
 from trireme.nn import Planner
 from trireme.ps.client import Pulled, StreamPosition
 from trireme.ps.dense import DenseParameters
@@ -419,8 +419,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_usable()
         lookups = replica.pending.take()
         num_examples = lookups.examples if examples is None else examples
-        number = self._count_step()
-        tables = self.clipping.apply(self._row_gradients(lookups), replica.dense)
+        before, number = self.num_steps, self._count_step()
+        try:
+            tables = self.clipping.apply(self._row_gradients(lookups), replica.dense)
+        except NotFinite:  # a step that was not made
+            replica.dense.take_gradients()
+            self.num_steps = before
+            raise
         if self.geo is not None:
             if self.geo.has_ended or not lookups.versions:  # since the forward passes, or before
                 self._touch(self.geo, {part: gradient.keys for part, gradient in tables.items()})

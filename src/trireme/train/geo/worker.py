@@ -127,9 +127,12 @@ class Geo:
         self.end_window()
         self.cache.clear()
         if self._optimizer is not None:
-            groups = self._optimizer.state_dict()["param_groups"]  # rates stay as they are
-            state = copy.deepcopy(self._fresh)
-            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+            # Not load_state_dict: it would put other groups in the place of those that users and
+            # their schedulers hold.
+            parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+            self._optimizer.state.clear()
+            for index, state in copy.deepcopy(self._fresh or {}).items():
+                self._optimizer.state[parameters[index]] = state
 
     def report(self) -> None:
         """Say how many rows have lost their optimizer state since the last report."""
