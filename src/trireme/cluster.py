@@ -399,7 +399,8 @@ class _Heartbeat:
             try:
                 *_, attendance = self._transport.call_all(calls, timeout_s=self._period_s)
                 self._say_silent(attendance.body)
-                self._asked.reason = self._asked.reason or str(attendance.body["stops"])
+                if stops := str(attendance.body["stops"]):  # or SIGTERM meanwhile would be undone
+                    self._asked.reason = self._asked.reason or stops
             except TriremeError as error:
                 # The calls that matter have deadlines of their own and say more.
                 log.debug("heartbeat: %s", error)

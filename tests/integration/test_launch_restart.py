@@ -8,12 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.integration import restartee
+from tests.integration import restartee, trainee
 from tests.integration.processes import clean_environment
 from tests.integration.resuming import assert_same, complete
 
@@ -27,13 +28,14 @@ WAIT_S = 250.0
 class Job:
     """A launched job: the lines of worker 0 as they come, its processes to be killed."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, script: Sequence[str] = ()) -> None:
         folder.mkdir()
         self.folder = folder
         place = ["--server_num", "2", "--worker_num", "2", "--timeout_s", "60"]
+        script = [*script] or [SCRIPT, "."]
         self._errors = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trireme.cli", "launch", *place, *options, SCRIPT, "."],
+            [sys.executable, "-m", "trireme.cli", "launch", *place, *options, *script],
             cwd=folder,
             env=clean_environment(),
             stdout=subprocess.PIPE,
@@ -116,3 +118,18 @@ def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(tmp_path: P
     assert "training has stopped after a step, with a checkpoint" in "".join(
         (tmp_path / f"job/log/workerlog.{worker}").read_text() for worker in (0, 1)
     )
+
+
+def test_a_job_that_is_told_to_stop_still_has_the_workers_of_its_loader(tmp_path: Path) -> None:
+    script = [str(Path(trainee.__file__)), "--trainer", "--loader", "--batches", "1000000"]
+    with Job(tmp_path / "job", script=script) as job:
+        assert job.process.stdout is not None
+        for line in job.process.stdout:  # its progress
+            if line.startswith("train: "):
+                break
+        job.process.send_signal(signal.SIGTERM)
+        job.finish()
+        assert (
+            "nothing was saved: fit takes checkpoints="
+            in (tmp_path / "job/log/workerlog.0").read_text()
+        )

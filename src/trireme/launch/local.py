@@ -221,8 +221,8 @@ class _Job:
             self._turn()
             self._restart_dead()
             states = {child: child.status() for child in self._children}
-            self._failed = next((c for c, state in states.items() if state not in (None, 0)), None)
-            running = [child for child, state in states.items() if state is None]
+            self._failed = next((c for c, state in states.items() if self._is_lost(c, state)), None)
+            running = [child for child, state in states.items() if state != 0]  # or about to be
             if self._failed or not running:
                 return
             workers_ended = len(self._workers) == self._plan.num_workers and not any(
@@ -243,9 +243,7 @@ class _Job:
         ):
             for index, child in children.items():
                 state = child.status()
-                if state in (None, 0, REFUSED) or (
-                    self._num_restarts[child.name] >= self._config.max_restart
-                ):
+                if state in (None, 0) or self._is_lost(child, state):
                     continue
                 self._num_restarts[child.name] += 1
                 number = self._num_restarts[child.name]
@@ -255,6 +253,12 @@ class _Job:
                 )
                 self._end(child)
                 start(index)
+
+    def _is_lost(self, child: Child, state: int | None) -> bool:
+        """Whether it has failed and may not be started again."""
+        has_failed = state not in (None, 0)
+        has_more = self._num_restarts[child.name] < self._config.max_restart
+        return has_failed and (state == REFUSED or not has_more)
 
     def _end(self, child: Child) -> None:
         """Nothing is left of it, and what it has written is shown."""
@@ -335,7 +339,7 @@ class _Job:
         if running:
             say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
         for child in running:
-            child.signal(signal.SIGTERM)
+            child.ask_to_stop()
 
     def _running(self) -> list[Child]:
         return [child for child in self._children if child.status() is None]

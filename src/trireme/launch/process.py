@@ -86,17 +86,24 @@ class Child:
             return None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and everything it started."""
+    def ask_to_stop(self) -> None:
+        """SIGTERM to the process alone: what it has started (workers of a DataLoader, say) it may
+        need until it has stopped.
+        """
+        if self._process.returncode is None:  # not reaped: the number is its own
+            os.kill(self._process.pid, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        """SIGKILL to the process and everything it started."""
         try:
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return  # reaped
 
     def end(self) -> None:
         """Kill whatever is left of it and its children, reap it, close its log."""
         if self._process.returncode is None:
-            self.signal(signal.SIGKILL)
+            self._kill()
             self._process.kill()
             try:
                 self._process.wait(_END_S)

@@ -49,7 +49,7 @@ def agreed_to_stop(cluster: Cluster) -> str:
     """
     if cluster.client.script.is_behind:  # a predecessor was here, and has gone on
         return ""
-    mine = {"stops": cluster.asked.reason}
+    mine = {"stops": "" if cluster.asked.alone else cluster.asked.reason}
     with cluster.client.script.section("stop"):
         met = cluster.client.gather(mine, [], purpose="whether to stop", patient=True)
     return next((str(body["stops"]) for body, _ in met if body["stops"]), "")
