@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
+from ipaddress import ip_address
 
 import pytest
 
 from trireme.rpc.shun import ADDRESSES_MAX, SHUN_S, WINDOW_S, Shun, filter_of
 from trireme.rpc.sparse_log import LINES_MAX, SparseLog
 
+ATTACH_FILTER = 26
 LOG = logging.getLogger("trireme.rpc")
 
 
@@ -138,6 +141,26 @@ def test_ipv6_addresses_are_one_if_their_first_half_is(dual: socket.socket, cloc
     assert is_heard(dual, "::1", "::1")
 
 
+def test_local_ipv6_addresses_are_each_their_own(dual: socket.socket, clock: Clock) -> None:
+    """All hosts of such a network have the first half in common."""
+    shun = shun_of(dual, clock, failures_max=1)
+    for host in ("fe80::1%lo", "fe80::2%lo", "fd00:1:2:3::1", "fd00:1:2:3::2"):
+        shun.failed(host)
+    assert len(shun) == 0
+    shun.failed("fe80::1%lo")
+    shun.failed("fd00:1:2:3::1")
+    assert len(shun) == 2
+
+
+def test_a_filter_tells_whole_ipv6_addresses_apart(dual: socket.socket, clock: Clock) -> None:
+    shun = shun_of(dual, clock)
+    for others in (["::2"], ["::1:0:1"], ["1::1"], ["::2", "::3"]):
+        shun._attach(filter_of([ip_address(host).packed for host in others]))
+        assert is_heard(dual, "::1", "::1"), others
+        shun._attach(filter_of([ip_address(host).packed for host in [*others, "::1", "::4"]]))
+        assert not is_heard(dual, "::1", "::1"), others
+
+
 def test_many_addresses_fit_into_a_filter(listener: socket.socket, clock: Clock) -> None:
     shun = shun_of(listener, clock, failures_max=1)
     for number in range(1000):
@@ -150,7 +173,7 @@ def test_many_addresses_fit_into_a_filter(listener: socket.socket, clock: Clock)
         fail(shun, f"2001:db8:{number:x}::1", 2)
     assert len(shun) == ADDRESSES_MAX
     assert is_heard(listener, "127.0.0.2")
-    assert len(filter_of([bytes(8)] * ADDRESSES_MAX)) < 4096
+    assert len(filter_of([bytes(16)] * ADDRESSES_MAX)) < 4096
 
 
 def test_who_gets_the_socket_next_hears_all(listener: socket.socket, clock: Clock) -> None:
@@ -181,6 +204,77 @@ def test_where_the_kernel_takes_no_filter_the_log_says_so_and_all_are_heard(
     (line,) = (record.getMessage() for record in caplog.records)
     assert "can shun no address, so all are heard" in line
     assert "Protocol not available" in line
+
+
+class Narrow(socket.socket):
+    """Refuses filters while `refuses` is an error, or those of too many instructions."""
+
+    refuses = 0
+    instructions_max = 1 << 16
+
+    def setsockopt(self, level: int, option: int, value: object) -> None:  # type: ignore[override]
+        if option == ATTACH_FILTER:
+            assert isinstance(value, bytes)
+            if self.refuses or struct.unpack("@HP", value)[0] > self.instructions_max:
+                raise OSError(self.refuses or errno.ENOMEM, "refused")
+        super().setsockopt(level, option, value)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def narrow() -> Iterator[Narrow]:
+    with Narrow() as listener:
+        listener.bind(("0.0.0.0", 0))
+        listener.listen()
+        yield listener
+
+
+def test_a_filter_that_cannot_be_replaced_does_not_stay(
+    narrow: Narrow, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    shun = shun_of(narrow, clock)
+    fail(shun, "127.0.0.2", 4)
+    assert not is_heard(narrow, "127.0.0.2")
+    narrow.refuses = errno.EPERM
+    fail(shun, "127.0.0.3", 4)
+    assert len(shun) == 0
+    assert is_heard(narrow, "127.0.0.2")
+    assert "can shun no address, so all are heard" in caplog.text
+
+
+def test_where_few_addresses_fit_the_newest_are_shunned(
+    narrow: Narrow, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    shun = shun_of(narrow, clock)
+    narrow.instructions_max = 20
+    for number in range(2, 40):
+        fail(shun, f"127.0.0.{number}", 4)
+    assert not is_heard(narrow, "127.0.0.39")
+    assert 1 < len(shun) < 10
+    assert is_heard(narrow, "127.0.0.2")
+    assert "the older half is heard again" in caplog.text
+    clock.now = SHUN_S + 0.1
+    shun.check()
+    assert is_heard(narrow, "127.0.0.39")
+
+
+def test_where_no_address_fits_all_are_heard(narrow: Narrow, clock: Clock) -> None:
+    shun = shun_of(narrow, clock)
+    fail(shun, "127.0.0.2", 4)
+    narrow.instructions_max = 0
+    fail(shun, "127.0.0.3", 4)
+    assert len(shun) == 0
+    assert is_heard(narrow, "127.0.0.2")
+    assert is_heard(narrow, "127.0.0.3")
+
+
+def test_at_its_end_all_are_heard_whatever_was_refused(narrow: Narrow, clock: Clock) -> None:
+    shun = shun_of(narrow, clock)
+    narrow.refuses = errno.EPERM
+    fail(shun, "127.0.0.2", 4)  # from now on it is taken for impossible
+    narrow.refuses = 0
+    shun._attach(filter_of([ip_address("127.0.0.2").packed]))
+    shun.close()
+    assert is_heard(narrow, "127.0.0.2")
 
 
 def test_a_log_that_peers_can_fill_stays_short(
