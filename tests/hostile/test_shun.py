@@ -38,7 +38,7 @@ def clock() -> Clock:
 
 
 def shun_of(listener: socket.socket, clock: Clock, failures_max: int = 3) -> Shun:
-    return Shun(listener, failures_max, SparseLog(LOG), clock)
+    return Shun(listener, failures_max, SparseLog(LOG, "addresses"), clock)
 
 
 def is_heard(listener: socket.socket, host: str, at: str = "127.0.0.1") -> bool:
@@ -280,13 +280,36 @@ def test_at_its_end_all_are_heard_whatever_was_refused(narrow: Narrow, clock: Cl
 def test_a_log_that_peers_can_fill_stays_short(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sparse = SparseLog(LOG, clock)
-    for number in range(1000):
-        sparse.warning("line %d", number)
-    assert len(caplog.records) == LINES_MAX
+    sparse = SparseLog(LOG, "strangers", clock)
+    left_out = f"{1000 - LINES_MAX} more lines like these, about strangers"
+
+    def burst() -> list[str]:
+        caplog.clear()
+        for number in range(1000):
+            sparse.warning("line %d", number)
+        sparse.check()
+        assert len(caplog.records) == LINES_MAX
+        assert sparse.is_behind
+        return said()
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records[LINES_MAX:]]
+
+    burst()
     clock.now = 60.0
+    sparse.check()
+    assert said() == [left_out]
     sparse.warning("another")
-    assert [record.getMessage() for record in caplog.records[LINES_MAX:]] == [
-        f"{1000 - LINES_MAX} more lines like these",
-        "another",
-    ]
+    assert said() == [left_out, "another"]
+    clock.now = 120.0
+    burst()
+    clock.now = 180.0
+    sparse.warning("another")
+    assert said() == [left_out, "another"]
+    clock.now = 240.0
+    burst()
+    sparse.flush()
+    sparse.warning("another")
+    clock.now = 300.0
+    sparse.check()
+    assert said() == [left_out, "1 more lines like these, about strangers"]

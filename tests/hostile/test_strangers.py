@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ import pytest
 from benchmarks.macro import attackers
 from benchmarks.macro.attackers import Target
 from trireme.launch.key_folder import client_keys, make_folders, make_shared_folder, server_keys
-from trireme.rpc import Client, Limits, Reply, Request, Server
+from trireme.rpc import Client, Limits, Reply, Request, Server, sparse_log
 from trireme.rpc.shun import Shun
 from trireme.rpc.sparse_log import SparseLog
 
@@ -174,10 +175,71 @@ def strangers_are_heard(endpoint: str) -> bool:
     return True
 
 
+FLOOD = Limits(connections_max=50, failures_max=1_000_000, handshake_timeout_s=100)
+NUM_CLOSED = 31
+
+
+def flood(server: Server, stack: ExitStack) -> None:
+    """More silent connections than the server takes, with that of the good client: of these the
+    oldest are closed.
+    """
+    host, _, port = server.endpoint.rpartition(":")
+    peers = [
+        stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+        for _ in range(FLOOD.connections_max - 1 + NUM_CLOSED)
+    ]
+    for peer in peers[:NUM_CLOSED]:
+        with contextlib.suppress(ConnectionError):
+            while peer.recv(1 << 16):
+                pass
+
+
+def num_logged(caplog: pytest.LogCaptureFixture) -> int:
+    """How many were closed, as the log says, with the lines that were left out."""
+    logged = [record.getMessage() for record in list(caplog.records)]
+    left_out = [int(line.split()[0]) for line in logged if line.endswith("about strangers")]
+    return sum("connections are open" in line for line in logged) + sum(left_out)
+
+
+def test_a_flood_of_strangers_leaves_lines_of_the_log_to_others(
+    folder: Path, seen: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = client_keys(folder / "keys" / "good")
+    with (
+        ExitStack() as stack,
+        serve(folder, seen, FLOOD) as server,
+        Client(name="second", keys=keys) as second,
+    ):
+        second.call(server.endpoint, "server.ready", timeout_s=30)
+        flood(server, stack)
+        with server._lock:
+            (peer,) = (peer for peer in server._gate.peers if peer.name == "second")
+            server._gate.peers.drop(peer, "for a test")
+            server._gate.shun._log.warning("something about an address")
+    assert re.search("closed the connection of second.*: for a test", caplog.text)
+    assert "something about an address" in caplog.text
+    assert num_logged(caplog) == NUM_CLOSED + 1  # one more is in the place of the second
+
+
+def test_lines_that_were_left_out_are_counted_when_their_time_is_over(
+    folder: Path,
+    seen: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sparse_log, "WINDOW_S", 0.5)
+    with ExitStack() as stack, serve(folder, seen, FLOOD) as server:
+        flood(server, stack)
+        deadline, tick = time.monotonic() + 60, threading.Event()
+        while num_logged(caplog) < NUM_CLOSED:
+            assert time.monotonic() < deadline, "lines that were left out are not counted"
+            tick.wait(0.02)
+
+
 def test_a_server_hears_all_at_a_socket_that_it_is_handed(folder: Path, seen: list[str]) -> None:
     """Whoever listened there before may have been killed while it shunned somebody."""
     with socket.create_server(("127.0.0.1", 0)) as launcher:
-        shun = Shun(launcher, 1, SparseLog(logging.getLogger("trireme.rpc")))
+        shun = Shun(launcher, 1, SparseLog(logging.getLogger("trireme.rpc"), "addresses"))
         for _ in range(2):
             shun.failed("127.0.0.1")
         assert len(shun) == 1

@@ -62,14 +62,19 @@ class Gate:
         self._context = new_context()
         self.socket = router(self._context, limits)
         self.num_bytes_in = self.num_bytes_out = self.num_faults = 0
-        self._log = SparseLog(_log)
+        # Each has its own, so that none can keep another's lines from being written.
+        self._strangers_log = SparseLog(_log, "strangers")
+        self._shun_log = SparseLog(_log, "addresses that are not heard")
+        self._admitted_log = SparseLog(_log, "connections that had said hello")
+        self._logs = (self._strangers_log, self._shun_log, self._admitted_log)
         with ExitStack() as undo:
             undo.callback(self._context.destroy, linger=0)
             try:
                 self._listener = undo.enter_context(listening(address, limits, listen_fd))
-                self.shun = Shun(self._listener, limits.failures_max, self._log)
+                self.shun = Shun(self._listener, limits.failures_max, self._shun_log)
                 # Before bind: it must see every accept.
-                self.peers = Peers(self.socket, limits, forget, self.shun, self._log)
+                logs = self._strangers_log, self._admitted_log
+                self.peers = Peers(self.socket, limits, forget, self.shun, *logs)
                 undo.callback(self.peers.close)
                 secure_server(self.socket, keys)
                 self.zap = self._bind_zap()
@@ -141,11 +146,26 @@ class Gate:
     def answer_zap(self) -> None:
         """Decide about the connections that wait for authentication."""
         if self.zap is not None and self._keys is not None:
-            answer_zap(self.zap, self._keys, self._log)
+            answer_zap(self.zap, self._keys, self._strangers_log)
+
+    @property
+    def has_duties(self) -> bool:
+        """Whether `check` has something to do before anything comes in."""
+        is_behind = any(log.is_behind for log in self._logs)
+        return bool(len(self.peers) or len(self.shun) or is_behind)
+
+    def check(self) -> None:
+        """Do what is to be done now and then."""
+        self.peers.check()
+        self.shun.check()
+        for log in self._logs:
+            log.check()
 
     def close(self) -> None:
         """Send what was given to send, for a moment, and close."""
         self.shun.close()
+        for log in self._logs:
+            log.flush()
         self._listener.close()
         self.socket.disable_monitor()
         self.peers.close()

@@ -137,7 +137,7 @@ class Peers:
     Args:
         forget: called once for each peer that is gone or dropped.
         shun: told of the host of each that was dropped, or went before it was welcome.
-        log: for what peers can cause at will.
+        strangers_log, admitted_log: for what peers can cause at will, before their hello and after.
     """
 
     def __init__(
@@ -146,9 +146,11 @@ class Peers:
         limits: Limits,
         forget: Callable[[Peer], None],
         shun: Shun,
-        log: SparseLog,
+        strangers_log: SparseLog,
+        admitted_log: SparseLog,
     ) -> None:
-        self._forget, self._shun, self._log = forget, shun, log
+        self._forget, self._shun = forget, shun
+        self._strangers_log, self._admitted_log = strangers_log, admitted_log
         self._limits = limits
         self.port = 0  # where the socket is bound, once it is
         framing_bytes = (limits.arrays_max + 1) * _PART_BYTES + _AHEAD_BYTES
@@ -200,7 +202,8 @@ class Peers:
         if not peer.is_dropped:
             self._end(peer)
             self._shun.failed(peer.host)
-            self._log.warning("closed the connection of %s: %s", peer, reason)
+            log = self._admitted_log if peer.is_welcome else self._strangers_log
+            log.warning("closed the connection of %s: %s", peer, reason)
             with contextlib.suppress(OSError):  # it is closed already
                 # No lingering: a peer that goes on sending gets a reset, not a full window.
                 no_linger = struct.pack("=ii", 1, 0)

@@ -373,13 +373,12 @@ class Server:
             with self._lock:
                 self._gate.answer_zap()
                 self._gate.peers.follow()
-                self._gate.peers.check()
-                self._gate.shun.check()
+                self._gate.check()
                 self._resume_stalled()
             self._expire()
 
     def _has_duties(self) -> bool:
-        return bool(len(self._gate.peers) or len(self._gate.shun) or self._deferred)
+        return self._gate.has_duties or bool(self._deferred)
 
     def _expire(self) -> None:
         """Without the lock: describing what is waited for may take locks of the handlers'."""

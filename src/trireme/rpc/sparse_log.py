@@ -11,19 +11,41 @@ WINDOW_S = 10.0
 
 
 class SparseLog:
-    """At most 20 lines in 10 s. Threads: one at a time."""
+    """At most 20 lines in 10 s, and one more that says how many were left out. Threads: one at a
+    time.
 
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log, self._clock = log, clock
+    kind: what the lines are about, to tell their number by.
+    """
+
+    def __init__(
+        self, log: logging.Logger, kind: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log, self._kind, self._clock = log, kind, clock
         self._window_ends = 0.0
         self._num_lines = 0
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether `check` or `flush` still has something to say."""
+        return self._num_lines > LINES_MAX
+
     def warning(self, text: str, *values: object) -> None:
+        self.check()
         now = self._clock()
         if now >= self._window_ends:
-            if self._num_lines > LINES_MAX:
-                self._log.warning("%d more lines like these", self._num_lines - LINES_MAX)
             self._window_ends, self._num_lines = now + WINDOW_S, 0
         self._num_lines += 1
         if self._num_lines <= LINES_MAX:
             self._log.warning(text, *values)
+
+    def check(self) -> None:
+        """Say how many lines were left out, if their time is over."""
+        if self.is_behind and self._clock() >= self._window_ends:
+            self.flush()
+
+    def flush(self) -> None:
+        """Say how many lines were left out."""
+        if self.is_behind:
+            num = self._num_lines - LINES_MAX
+            self._log.warning("%d more lines like these, about %s", num, self._kind)
+            self._num_lines = LINES_MAX
