@@ -26,8 +26,17 @@ from tests.integration.test_succession import (
 )
 from tests.jobs import TIMEOUT_S, Job, in_threads
 from trireme.cluster import Cluster, connect, embedded
-from trireme.errors import BadRequest, Stopped
+from trireme.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    NotAdmitted,
+    ResourceExhausted,
+    Stopped,
+    TriremeError,
+    Unavailable,
+)
 from trireme.fleet import util
+from trireme.ps import stream_calls
 
 NUM_STREAMS = 3
 
@@ -125,6 +134,44 @@ def test_a_run_goes_on_from_a_checkpoint_within_each_stream(tmp_path: Path) -> N
         trainer = make_trainer(cluster, Model())
         with pytest.raises(BadRequest, match=r"expected 3 workers, of whose streams .*, found 2"):
             trainer.resume(tmp_path)
+
+
+def fail_first(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, errors: list[TriremeError]
+) -> None:
+    """Questions for a stream end with these errors, one after the other."""
+    coordinate = cluster.client.coordinate
+
+    def ask(method: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+        if method == "coord.take" and errors:
+            raise errors.pop(0)
+        return coordinate(method, body, **options)
+
+    monkeypatch.setattr(cluster.client, "coordinate", ask)
+
+
+def test_who_waits_for_a_stream_asks_again_when_the_coordinator_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with embedded(streams=NUM_STREAMS, threads=1) as cluster:
+        errors = [Unavailable("gone"), ResourceExhausted("full"), DeadlineExceeded("late")]
+        fail_first(cluster, monkeypatch, errors)
+        assert fit_twice(cluster) == 16
+        assert not errors
+        assert counts(cluster) == times(2, batches())
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), ResourceExhausted("full")])
+def test_a_coordinator_that_stays_away_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, error: TriremeError
+) -> None:
+    with embedded(streams=NUM_STREAMS, threads=1) as cluster:
+        fail_first(cluster, monkeypatch, [NotAdmitted("not listed"), error])
+        with pytest.raises(NotAdmitted):
+            stream_calls.take(cluster.client, None, lambda: False)
+        cluster.client.timeout_s = 0.0
+        with pytest.raises(type(error)):
+            stream_calls.take(cluster.client, None, lambda: False)
 
 
 class Asking(Model):

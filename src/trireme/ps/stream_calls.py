@@ -7,9 +7,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trireme.errors import DeadlineExceeded
-from trireme.ps.client import PATIENCE, Client, StreamPosition
+from trireme.errors import (
+    DeadlineExceeded,
+    NotAdmitted,
+    ResourceExhausted,
+    TriremeError,
+    Unavailable,
+)
+from trireme.ps.client import PATIENCE, RETRY_S, Client, StreamPosition
 from trireme.ps.sharing import Taken
+from trireme.rpc.client import NOTICE_S
 
 ASK_S = 2.0
 """How long one question for a stream waits; between two, this worker may be told to stop."""
@@ -56,21 +63,18 @@ def take(
 
     Raises:
         Fenced: others have taken over what this worker had. DeadlineExceeded: others have all that
-            is left, and do not come to its end.
+            is left, and do not come to its end. Unavailable: the coordinator was not there for the
+            client's timeout, or does not admit this worker. ResourceExhausted: it was full for so
+            long.
     """
     body = {"pass": client.script.number, "done": [] if done is None else [done.stream, done.lease]}
-    start = said = time.monotonic()
+    patience = _Patience(client.timeout_s)
     while not has_to_stop():
         try:
             reply = client.coordinate("coord.take", body, timeout_s=min(client.timeout_s, ASK_S))
             break
-        except DeadlineExceeded as error:
-            now = time.monotonic()
-            if now - start > PATIENCE * client.timeout_s:
-                raise
-            if now - said > client.timeout_s:
-                log.warning("still waiting after %.0f s: %s", now - start, error)
-                said = now
+        except (DeadlineExceeded, Unavailable, ResourceExhausted) as error:
+            patience.bear(error)
     else:
         return None
     if reply["stream"] is None:
@@ -78,6 +82,32 @@ def take(
     taken = Taken(int(reply["stream"]), int(reply["lease"]), int(reply["begun_at"]))
     client.use_stream(taken.stream, taken.lease)
     return taken, client.stream_position()
+
+
+class _Patience:
+    """How long a worker waits for a stream: for other workers long, as long as the coordinator is
+    there to say so; for the coordinator as long as for any server.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._start = self._said = self._reached = time.monotonic()
+
+    def bear(self, error: TriremeError) -> None:
+        """A question has ended with an error; raises it if it was the last one."""
+        now = time.monotonic()
+        is_there = isinstance(error, DeadlineExceeded)
+        if is_there:
+            self._reached = now
+        has_gone = now - self._reached >= self._timeout_s
+        is_long = now - self._start > PATIENCE * self._timeout_s
+        if has_gone or is_long or isinstance(error, NotAdmitted):
+            raise error
+        if now - self._said > (self._timeout_s if is_there else NOTICE_S):
+            log.warning("still waiting after %.0f s: %s", now - self._start, error)
+            self._said = now
+        if not is_there:  # it may say so at once
+            time.sleep(RETRY_S)
 
 
 def give_back(client: Client, *, parts: bool) -> None:
