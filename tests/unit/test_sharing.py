@@ -229,6 +229,23 @@ def test_a_worker_that_is_started_again_frees_what_it_had(job: Job) -> None:
     assert job.enter(1) is False
 
 
+def test_a_stream_given_back_again_is_not_done_in_the_next_pass(job: Job) -> None:
+    """The answer was lost, and others have begun the next pass when it is asked for again."""
+    for worker in (0, 1):
+        job.enter(worker)
+    for stream in range(NUM_STREAMS):
+        assert lease_of(job.take(0)) == (stream, 1)
+        answer = job.take(0, (stream, 1))
+    assert lease_of(answer) is None
+    assert job.enter(1, 2) is False
+    assert lease_of(job.take(0, (2, 1))) is None
+    for stream in range(NUM_STREAMS):
+        assert lease_of(job.take(1, number=2)) == (stream, 2)
+        assert lease_of(job.take(0, (stream, 1))) is None
+        answer = job.take(1, (stream, 2), number=2)
+    assert lease_of(answer) is None
+
+
 def test_in_any_order_of_events_each_stream_is_done_once_under_its_last_lease() -> None:
     """Workers take, finish, die, are not heard, and come late; the coordinator is killed."""
     print(f"seed {SEED}")

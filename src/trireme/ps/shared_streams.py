@@ -150,8 +150,11 @@ class SharedStreams:
         if done:
             if len(done) != 2:
                 raise BadRequest(f"coord.take: expected done [stream, lease], found {done}")
-            sharing.finish(index, *done)
-            self._serve(sharing)
+            # Repeated when all were done, and another has begun the next pass: that keeps the
+            # leases, and nothing of its streams is done.
+            if number == sharing.number:
+                sharing.finish(index, *done)
+                self._serve(sharing)
         reply = _taken(sharing, index, number)
         if reply is not None:
             self._takers.pop(index, None)  # of a question that waited before
