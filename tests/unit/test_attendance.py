@@ -124,6 +124,15 @@ def test_a_worker_beyond_the_number_of_workers_is_refused() -> None:
         tell(Attendance(), "alive", 2)
 
 
+@pytest.mark.parametrize("num_workers", [-1, 0, 4097, 2**63 - 1])
+@pytest.mark.parametrize("method", ["alive", "goodbye"])
+def test_a_late_worker_cannot_say_any_number_of_workers(method: str, num_workers: int) -> None:
+    attendance = Attendance()
+    with pytest.raises(BadRequest, match=f"num_workers <= 4096, found 7 and {num_workers}"):
+        tell(attendance, method, 7, late=True, num_workers=num_workers)
+    assert (attendance.gone(), attendance.silences_s()) == ([], {})
+
+
 def test_a_worker_is_known_by_what_it_said_last_until_its_goodbye() -> None:
     clock = Clock()
     attendance = Attendance(clock)

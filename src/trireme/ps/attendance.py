@@ -121,7 +121,8 @@ class Attendance:
         num_workers = need(request.body, "num_workers", int)
         incarnation = need(request.body, "incarnation", int)
         is_late = need({"late": False, **request.body}, "late", bool)
-        if not 0 <= worker < (WORKERS_MAX if is_late else num_workers) <= WORKERS_MAX:
+        below = WORKERS_MAX if is_late else num_workers
+        if not (0 <= worker < below and 0 < num_workers <= WORKERS_MAX):
             raise BadRequest(
                 f"server: expected 0 <= worker < num_workers <= {WORKERS_MAX},"
                 f" found {worker} and {num_workers}"
