@@ -83,6 +83,18 @@ def test_silence_is_an_error_that_names_who_has_not_said_goodbye(comes: bool) ->
     assert "workers [1] have been silent for 60 s without saying goodbye" in str(error)
 
 
+def test_a_server_that_goes_on_for_another_waits_so_long_for_its_workers() -> None:
+    clock = Clock()
+    attendance = Attendance(clock)
+    clock.now += SILENCE_S
+    attendance.begin_again()
+    clock.now += SILENCE_S + 1
+    error = outcome(attendance).get(timeout=30)
+    assert "expected the workers of the job that it goes on with within 60 s, found none" in str(
+        error
+    )
+
+
 def test_who_is_silent_is_who_was_not_heard_lately_or_has_ended() -> None:
     def silent() -> list[int]:
         body = {"within_s": 5.0}

@@ -174,22 +174,32 @@ class Attendance:
         """Wait for the end of the job; returns why it is over.
 
         Raises:
-            Unavailable: workers have not said goodbye, and none has been heard for `silence_s`.
+            Unavailable: workers have not said goodbye, and none has been heard for `silence_s`,
+                nor since this process went on for another one.
         """
         with self._changed:
             while True:
                 if self._stopped is not None:
                     return self._stopped
-                if self._num_workers is not None:
-                    if self.is_over:
-                        return "all workers have said goodbye"
-                    missing = sorted(self._expected() - self._gone.keys())
-                    if self._clock() - max(self._last_heard.values()) > silence_s:
-                        raise Unavailable(
-                            f"server: workers {missing} have been silent for {silence_s:.0f} s"
-                            " without saying goodbye"
-                        )
+                if self._num_workers is not None and self.is_over:
+                    return "all workers have said goodbye"
+                heard = max([self._unheard, *self._last_heard.values()])
+                # Without a limit for the first job: its workers start when they do.
+                if heard > -math.inf and self._clock() - heard > silence_s:
+                    raise Unavailable(self._silence(silence_s))
                 self._changed.wait(timeout=1.0)
+
+    def _silence(self, silence_s: float) -> str:
+        if self._num_workers is None:
+            return (
+                f"server: expected the workers of the job that it goes on with within"
+                f" {silence_s:.0f} s, found none"
+            )
+        missing = sorted(self._expected() - self._gone.keys())
+        return (
+            f"server: workers {missing} have been silent for {silence_s:.0f} s without saying"
+            " goodbye"
+        )
 
 
 def _members_of(request: Request) -> list[int] | None:
