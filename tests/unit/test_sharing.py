@@ -82,6 +82,12 @@ class Job:
         for worker in workers:
             self.coordinator.hear_alive(worker, self.incarnations[worker])
 
+    def hear_only(self, worker: int) -> None:
+        """This worker goes on giving signs of life for longer than a silence, no other does."""
+        for _ in range(6):
+            self.now += SILENCE_S / 4
+            self.alive(worker)
+
 
 @pytest.fixture
 def job() -> Job:
@@ -188,10 +194,7 @@ def test_others_get_the_streams_of_a_worker_that_is_not_heard(job: Job) -> None:
     assert [lease_of(job.take(worker)) for worker in (0, 1)] == [(0, 1), (1, 1)]
     assert lease_of(job.take(0, (0, 1))) == (2, 1)
     waiting, meeting = job.take(0, (2, 1)), job.gather(0, "1")
-    job.now += SILENCE_S
-    job.alive(0)
-    job.now += SILENCE_S / 2
-    job.alive(0)
+    job.hear_only(0)
     assert lease_of(waiting) == (1, 2)
     assert come_of(meeting) == [0]
     with pytest.raises(Fenced, match="worker 1: it was not heard for 10 s, and others go on"):
@@ -203,14 +206,29 @@ def test_others_get_the_streams_of_a_worker_that_is_not_heard(job: Job) -> None:
     assert job.enter(1) is False
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_nobody_is_given_up_because_the_server_stood_still(job: Job, first: int) -> None:
+    """It then hears all of them, one after the other."""
+    for worker in (0, 1):
+        job.enter(worker)
+        job.alive(worker)
+    leases = [lease_of(job.take(worker)) for worker in (0, 1)]
+    job.now += 2 * SILENCE_S
+    job.alive(first)
+    job.alive(1 - first)
+    assert [lease_of(job.take(worker)) for worker in (0, 1)] == leases
+    job.hear_only(0)
+    with pytest.raises(Fenced, match="worker 1: it was not heard for 10 s, and others go on"):
+        job.take(1)
+
+
 def test_worker_0_is_waited_for_and_its_stream_is_not(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)
         job.alive(worker)
     assert lease_of(job.take(0)) == (0, 1)
     meeting = job.gather(1, "1")
-    job.now += 2 * SILENCE_S
-    job.alive(1)
+    job.hear_only(1)
     assert lease_of(job.take(1)) == (0, 2)
     assert meeting.describe() == "meeting 1 of pass 1 (talk) waits for workers [0]"
     with pytest.raises(Fenced, match="stream 0: lease 2 has taken over, worker 0 had 1"):

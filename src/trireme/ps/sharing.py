@@ -10,6 +10,7 @@ Not thread-safe: the coordinator locks around it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,7 @@ class Sharing:
         self.number = self.num_steps = 0
         self._leases = [Lease() for _ in range(num_streams)]
         self._heard: dict[int, float] = {}
+        self._heard_any = -math.inf
 
     @property
     def is_over(self) -> bool:
@@ -155,8 +157,12 @@ class Sharing:
     # ---- signs of life ----
 
     def hear(self, worker: int, now: float) -> None:
-        """A worker gives a sign of life."""
-        self._heard[worker] = now
+        """A worker gives a sign of life. The first one after a pause of all: it was this process
+        that stood still, and nobody is judged by the time before.
+        """
+        if now - self._heard_any > self.silence_s / 2:
+            self._heard = dict.fromkeys(self._heard, now)
+        self._heard[worker] = self._heard_any = now
 
     def forget(self, worker: int) -> None:
         """No more signs are expected of it."""
@@ -187,5 +193,5 @@ class Sharing:
         made = cls(0, state["members"], state["silence_s"])
         made.number, made.num_steps = state["pass"]
         made._leases = [Lease(**lease) for lease in state["leases"]]
-        made._heard = dict.fromkeys(made.members, now)
+        made._heard, made._heard_any = dict.fromkeys(made.members, now), now
         return made
