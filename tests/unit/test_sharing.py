@@ -28,6 +28,7 @@ class Job:
 
     def __init__(self, num_streams: int = NUM_STREAMS) -> None:
         self.num_streams, self.now, self.kept = num_streams, 1000.0, b""
+        self.num_kept = 0
         self.incarnations: dict[int, int] = {}
         self._calls = itertools.count(1)
         self._make()
@@ -39,6 +40,7 @@ class Job:
 
     def _keep(self, state: dict[str, Any]) -> None:
         self.kept = msgpack.packb(state)
+        self.num_kept += 1
 
     def restart(self) -> None:
         """The coordinator's process is killed and started again."""
@@ -47,8 +49,8 @@ class Job:
         self.coordinator.install(kept)
 
     def ask(self, method: str, body: dict[str, Any]) -> Any:
-        request = Request(1, method, body, [], "test", "test", "", time.monotonic() + 10)
-        return self.handlers[f"coord.{method}"](request)
+        name, deadline = f"coord.{method}", time.monotonic() + 10
+        return self.handlers[name](Request(1, name, body, [], "test", "test", "", deadline))
 
     def join(self, **place: Any) -> int:
         """Another process joins; returns which worker it is."""
@@ -262,6 +264,29 @@ def test_a_stream_given_back_again_is_not_done_in_the_next_pass(job: Job) -> Non
         assert lease_of(job.take(0, (stream, 1))) is None
         answer = job.take(1, (stream, 2), number=2)
     assert lease_of(answer) is None
+
+
+def test_a_question_that_changes_nothing_keeps_nothing(job: Job) -> None:
+    for worker in (0, 1):
+        job.enter(worker)
+    before = job.num_kept
+    assert [lease_of(job.take(worker)) for worker in (0, 1)] == [(0, 1), (1, 1)]
+    assert job.num_kept == before + 2
+    assert lease_of(job.take(1, (1, 1))) == (2, 1)
+    job.take(1, (2, 1))
+    waiting, before = job.take(1, (2, 1)), job.num_kept
+    for _ in range(3):
+        assert lease_of(job.take(0)) == (0, 1)
+        waiting = job.take(1, (2, 1))
+        assert isinstance(waiting, Deferred)
+    assert job.num_kept <= before + 1
+    job.restart()
+    assert lease_of(job.take(0)) == (0, 1)
+    waiting = job.take(1, (2, 1))
+    assert lease_of(job.take(0, (0, 1))) is None
+    assert lease_of(waiting) is None
+    job.restart()
+    assert job.enter(1) is True
 
 
 def test_in_any_order_of_events_each_stream_is_done_once_under_its_last_lease() -> None:

@@ -43,6 +43,8 @@ NAME_MAX = 1024
 NOTE_MAX = 8
 
 READING = ("coord.map", "coord.chain")
+ASKING = ("coord.take",)
+"""Asked again and again by who waits: they say themselves whether they have changed anything."""
 
 Handler = Callable[[Request], "Reply | Deferred | None"]
 
@@ -105,11 +107,13 @@ class Coordinator:
         self._keeper = keep
 
     def _keeping(self, handler: Handler) -> Handler:
-        """Methods that only read keep nothing; what could not be kept before is tried again."""
+        """Methods that only read keep nothing, those that ask what they change; what could not be
+        kept before is tried again.
+        """
 
         def handle(request: Request) -> Reply | Deferred | None:
             with self._lock:
-                self._is_kept &= request.method in READING
+                self._is_kept &= request.method in READING + ASKING
                 answer = handler(request)
                 if not isinstance(answer, Deferred):
                     self._keep_now()
@@ -523,7 +527,10 @@ class Coordinator:
         done = need_list(request.body, "done", int, 2)
         with self._lock:
             index, _ = self._worker(request)
-            return self._shared.take(index, number, done)
+            had_one = self._shared.owns(index)
+            answer = self._shared.take(index, number, done)
+            self._is_kept &= self._shared.owns(index) == had_one
+            return answer
 
     def _on_give_back(self, request: Request) -> Reply:
         """A worker stops amid a stream, to leave alone (`parts`), or because all stop."""

@@ -152,17 +152,19 @@ class SharedStreams:
                 raise BadRequest(f"coord.take: expected done [stream, lease], found {done}")
             # Repeated when all were done, and another has begun the next pass: that keeps the
             # leases, and nothing of its streams is done.
-            if number == sharing.number:
-                sharing.finish(index, *done)
+            if number == sharing.number and sharing.finish(index, *done):
                 self._serve(sharing)
         reply = _taken(sharing, index, number)
         if reply is not None:
             self._takers.pop(index, None)  # of a question that waited before
             return reply
-        self._keep()
         deferred = Deferred(describe=lambda: f"pass {number} {sharing.waiting_for(index)}")
         self._takers[index] = deferred
         return deferred
+
+    def owns(self, index: int) -> bool:
+        """Whether a worker has a stream."""
+        return self._sharing is not None and self._sharing.owns(index)
 
     def give_back(self, index: int, *, parts: bool) -> Reply:
         """A worker stops amid the pass; if it parts, it takes part no more."""

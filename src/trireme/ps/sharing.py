@@ -113,8 +113,10 @@ class Sharing:
                 return Taken(stream, lease.number, lease.begun_at)
         return None
 
-    def finish(self, worker: int, stream: int, number: int) -> None:
-        """All of a stream has been applied. Twice is once. Raises Fenced: another has taken it."""
+    def finish(self, worker: int, stream: int, number: int) -> bool:
+        """All of a stream has been applied; returns whether that is new. Raises Fenced: another has
+        taken it.
+        """
         if not 0 <= stream < len(self._leases):
             raise BadRequest(
                 f"coordinator: expected a stream below {len(self._leases)}, found {stream}"
@@ -125,7 +127,9 @@ class Sharing:
                 f"stream {stream}: lease {lease.number} has taken over, worker {worker} had"
                 f" {number}: it was not heard for {self.silence_s:g} s, or has been started again"
             )
+        is_new = not lease.is_done
         lease.owner, lease.is_done = NOBODY, True
+        return is_new
 
     def left(self) -> list[int]:
         """Streams that are not done."""
