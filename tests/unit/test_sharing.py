@@ -189,6 +189,22 @@ def test_who_may_not_come_late_is_told_why(job: Job) -> None:
         job.join(late=True)
 
 
+def test_of_workers_that_join_at_once_as_many_enter_as_there_is_room_for(job: Job) -> None:
+    for worker in (0, 1):
+        job.enter(worker)
+    late = [job.join(late=True) for _ in range(2)]
+    assert job.enter(late[0]) is False
+    assert job.enter(late[0]) is False  # its answer was lost
+    with pytest.raises(
+        ResourceExhausted, match=r"coord\.enter: expected at most 3 workers .*, one"
+    ):
+        job.enter(late[1])
+    job.begin(1)
+    assert job.enter(1) is False
+    job.ask("give_back", {"parts": True, **job.me(late[0])})
+    assert job.enter(late[1]) is False
+
+
 def test_others_get_the_streams_of_a_worker_that_is_not_heard(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)

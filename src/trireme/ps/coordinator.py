@@ -246,13 +246,20 @@ class Coordinator:
         self._check_not_ending("coord.join")
         self._agree("servers", list(servers), index := max(self._workers) + 1)
         index = max(index, self._facts["num_workers"])
-        at_a_time = max(int(self._facts["num_workers"]), int(self._facts["streams"]))
-        if index >= WORKERS_MAX or len(self._members()) >= at_a_time:
+        self._check_room("coord.join", index)
+        return int(index)
+
+    def _check_room(self, method: str, index: int) -> None:
+        """Raises ResourceExhausted: a worker that comes late would have no stream. Others have
+        their places.
+        """
+        num_workers = int(self._facts["num_workers"])
+        at_a_time = max(num_workers, int(self._facts["streams"]))
+        if index >= num_workers and (index >= WORKERS_MAX or len(self._members()) >= at_a_time):
             raise ResourceExhausted(
-                f"coord.join: expected at most {at_a_time} workers at a time, one for each stream,"
+                f"{method}: expected at most {at_a_time} workers at a time, one for each stream,"
                 f" and {WORKERS_MAX} in all, found worker {index} beside {len(self._members())}"
             )
-        return int(index)
 
     def _check_not_ending(self, method: str) -> None:
         members = [self._workers[index] for index in self._members() if index in self._workers]
@@ -515,6 +522,7 @@ class Coordinator:
             index, worker = self._worker(request)
             if index not in self._members():
                 self._check_not_ending("coord.enter")
+                self._check_room("coord.enter", index)  # others may have come since it joined
             reply = self._shared.enter(index, number, sequences, num_steps)
             self._begin(index, max(number, worker.passes), [])
             return reply
