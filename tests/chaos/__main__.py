@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -82,13 +83,27 @@ def _one(seed: str, made: Lab, scale: Scale, arguments: argparse.Namespace) -> O
     folder = (FOLDER / seed).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     print(f"chaos: round {seed}: {plan}", flush=True)
-    outcome = run_round(plan, folder, made, deadline_s=DEADLINE_S)
+    try:
+        outcome = run_round(plan, folder, made, deadline_s=DEADLINE_S)
+    except Exception as error:  # noqa: BLE001 whatever it is, the rounds before it count
+        traceback.print_exc()
+        outcome = Outcome(plan=plan, problem=f"the round itself failed: {error!r}")
     print(f"chaos: round {seed}: {outcome}", flush=True)
     if outcome.is_right:
         shutil.rmtree(folder)
     else:
-        print(f"chaos: its logs are in {folder}; again: make chaos ROUND={seed}", flush=True)
+        print(f"chaos: its logs are in {folder}; again: {again(seed, arguments)}", flush=True)
     return outcome
+
+
+def again(seed: str, arguments: argparse.Namespace) -> str:
+    """The command that runs this round alone. `make chaos` knows no more than the round."""
+    told = [f"--{name} {getattr(arguments, name)}" for name in ("mode", "network")]
+    told = [text for text in told if not text.endswith(" None")]
+    told += ["--small"] if arguments.small else []
+    if not told:
+        return f"make chaos ROUND={seed}"
+    return " ".join([".venv/bin/python -m tests.chaos --round", seed, *told])
 
 
 if __name__ == "__main__":

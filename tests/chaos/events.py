@@ -107,10 +107,14 @@ class Chaos:
         def start() -> None:
             self._start(place)
             if again:
-                alive_s = self._random.uniform(0.0, ALIVE_S_MAX)
-                self._later(alive_s, lambda: self._kill_again(place, event, again - 1))
+                self._later(self._random.uniform(0.0, ALIVE_S_MAX), kill)
+
+        def kill() -> None:
+            self._num_begun -= 1
+            self._kill_again(place, event, again - 1)
 
         if place.is_down:
+            self._num_begun += again > 0
             self._later(event.seconds, start)
 
     def _kill(self, place: Place, kind: str) -> None:

@@ -18,9 +18,13 @@ from tests.chaos.judge import RIGHT, Verdict, judge
 from tests.chaos.lab import Lab
 from tests.chaos.plan import Plan
 from tests.chaos.script import Options
+from tests.programs import Program
 
 TICK_S = 0.05
 GOODBYE = "all workers have said goodbye"
+# How workers of hybrid end when one of them was killed: the all-reduce breaks, or waits in vain;
+# the one that was started again finds the others at work; who comes to a meeting is alone.
+FATAL = ("BadRequest", "DeadlineExceeded", "Unavailable")
 
 
 @dataclass(kw_only=True)
@@ -122,6 +126,7 @@ class _Run:
         self._job, self._chaos, self._outcome = job, chaos, outcome
         self._deadline = deadline
         self._tick = threading.Event()
+        self._codes: dict[Program, int] = {}
 
     def to_its_end(self) -> None:
         while not self._outcome.problem:
@@ -135,15 +140,47 @@ class _Run:
                 break
             self._look_after_workers()
             self._look_after_servers()
-            if self._job.plan.is_fatal and self._workers_have_ended():
+            if self._is_fatal and self._workers_have_ended():
                 self._outcome.has_failed = True
+                self._look_for_failures()
                 return
             self._wait("workers", [w for w in self._job.workers if not _is_done(w)])
         while not (self._outcome.problem or self._servers_are_done()):
             self._chaos.advance(1.0)
             self._look_after_servers()
             self._wait("servers", [s for s in self._job.servers if not _has_said_goodbye(s)])
+        self._wait_for_ends()
         self._look_for_failures()
+
+    def _wait_for_ends(self) -> None:
+        """All processes end by themselves, with code 0, and all workers are done."""
+        places = self._job.places
+        while not self._outcome.problem:
+            self._chaos.advance(1.0)
+            running = [place for place in places if not _has_ended(place)]
+            if not running:
+                break
+            self._wait("processes", running)
+        for place in places:
+            if self._outcome.problem:
+                return
+            if code := self._code(place):
+                self._problem(f"{place.name} ended with {code}: {_last_line(place)}")
+        for worker in self._job.workers:
+            if not _is_done(worker):
+                self._problem(f"{worker.name} is not done: {_last_line(worker)}")
+
+    def _code(self, place: Place) -> int:
+        """The exit code of its last process, once that has ended."""
+        program = place.program
+        if program not in self._codes:
+            self._codes[program] = program.finish()
+        return self._codes[program]
+
+    @property
+    def _is_fatal(self) -> bool:
+        """Whether what has happened ends the job."""
+        return self._job.plan.is_fatal and self._chaos.counts["kill worker"] > 0
 
     def _wait(self, which: str, places: list[Place]) -> None:
         if time.monotonic() > self._deadline:
@@ -156,17 +193,15 @@ class _Run:
         return all(_has_said_goodbye(server) for server in self._job.servers)
 
     def _workers_have_ended(self) -> bool:
-        return not any(w.is_down or not w.program.has_ended for w in self._job.workers)
+        return all(_has_ended(worker) for worker in self._job.workers)
 
     def _look_after_workers(self) -> None:
         """Start those again that a full disk has ended, once there is room."""
         for worker in self._job.workers:
-            if worker.is_down or not worker.program.has_ended or _is_done(worker):
+            if not _has_ended(worker):
                 continue
-            if self._job.plan.is_fatal and _has_failed(worker):
-                continue
-            code, line = worker.program.finish(), _last_line(worker)
-            if self._job.plan.is_fatal and _has_failed(worker):
+            code, line = self._code(worker), _last_line(worker)
+            if _is_done(worker) or (self._is_fatal and _has_failed(worker)):
                 continue
             if self._chaos.counts["disk"] and line.startswith("trireme.errors.ResourceExhausted"):
                 self._chaos.make_room()
@@ -177,9 +212,11 @@ class _Run:
     def _look_after_servers(self) -> None:
         """Start those again that found their disk full, once there is room."""
         for server in self._job.servers:
-            if server.is_down or not server.program.has_ended or _has_said_goodbye(server):
+            if not _has_ended(server):
                 continue
-            code, line = server.program.finish(), _last_line(server)
+            code, line = self._code(server), _last_line(server)
+            if _has_said_goodbye(server):
+                continue
             if self._chaos.counts["disk"] and line.endswith(os.strerror(errno.ENOSPC)):
                 self._chaos.make_room()
                 server.launch()
@@ -199,8 +236,14 @@ def _is_done(worker: Place) -> bool:
     return not worker.is_down and worker.program.output.endswith("done")
 
 
+def _has_ended(place: Place) -> bool:
+    """By itself; what is down is started again."""
+    return not place.is_down and place.program.has_ended
+
+
 def _has_failed(worker: Place) -> bool:
-    return _last_line(worker).startswith("trireme.errors.")
+    """As a worker has to when another one of hybrid was killed."""
+    return _last_line(worker).startswith(tuple(f"trireme.errors.{name}: " for name in FATAL))
 
 
 def _has_said_goodbye(server: Place) -> bool:

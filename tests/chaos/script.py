@@ -23,6 +23,7 @@ from torch import nn
 
 import trireme as tr
 from trireme.cluster import Cluster
+from trireme.errors import BadRequest
 
 BATCH, NUM_KEYS, DIM = 8, 150, 3
 STRATEGIES = {
@@ -46,7 +47,8 @@ class Options:
             `go` beside it: when everything has happened that is to happen.
         data: seed of the examples.
         flaw: a mistake to make on purpose, so that tests can see it found: "lost", "twice",
-            "hung", "bit".
+            "hung", "bit"; "error": a worker fails; "code" and "stays": it ends with another code
+            than 0, and not at all, after it was done.
     """
 
     folder: str
@@ -166,6 +168,8 @@ def main() -> None:
             Model.forward = _nudge(Model.forward)  # type: ignore[method-assign]
         model = Model()
         model.pause_s = options.pause_per_batch_s
+        if options.flaw == "error":
+            raise BadRequest("script: expected no error, found one that was asked for")
         trainer = make_trainer(options.mode, model, cluster)
         saving = {}
         if options.every_steps:
@@ -176,6 +180,9 @@ def main() -> None:
             threading.Event().wait(0.02)
         trainer.save(f"{options.folder}/last")
     print("done", flush=True)
+    if options.flaw == "stays":
+        threading.Event().wait()
+    sys.exit(3 if options.flaw == "code" else 0)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.__main__ import exit_code, summary
+from tests.chaos import __main__ as main
+from tests.chaos.__main__ import again, exit_code, summary
 from tests.chaos.job import TIMEOUT_S
 from tests.chaos.judge import Verdict
 from tests.chaos.lab import Lab
@@ -122,6 +127,53 @@ def test_what_is_wrong_is_found(tmp_path: Path, lab: Lab, flaw: str) -> None:
     assert bool(verdict.differing) == (flaw == "bit"), outcome
     assert not outcome.is_right
     assert exit_code([outcome], num_kills=0) == 1
+
+
+@pytest.mark.parametrize(("flaw", "code"), [("code", 3), ("error", 1)])
+def test_a_process_that_ends_as_it_should_not_is_found(
+    tmp_path: Path, lab: Lab, flaw: str, code: int
+) -> None:
+    """In a job too that a kill is going to end with errors."""
+    plan = plan_of("hybrid" if flaw == "error" else "async", event(0.9, "kill worker"))
+    plan = replace(plan, num_servers=1, lengths=(6,), every_steps=0, is_handed=False)
+    plan = plan if flaw == "error" else replace(plan, events=())
+    outcome = run_round(plan, tmp_path, lab, deadline_s=DEADLINE_S, flaw=flaw)
+    assert outcome.problem.startswith(f"worker 0 ended with {code}"), outcome
+    assert not outcome.is_right
+
+
+def test_a_process_that_does_not_end_after_all_is_done_is_found(tmp_path: Path, lab: Lab) -> None:
+    plan = replace(plan_of("async"), num_servers=1, lengths=(6,), every_steps=0, is_handed=False)
+    outcome = run_round(plan, tmp_path, lab, deadline_s=8.0, flaw="stays")
+    assert outcome.is_hung, outcome
+
+
+def test_how_to_run_a_round_again_tells_what_was_chosen() -> None:
+    def hint(**chosen: object) -> str:
+        rest = {"mode": None, "network": None, "small": False}
+        return again("7.3", Namespace(**(rest | chosen)))
+
+    assert hint() == "make chaos ROUND=7.3"
+    assert hint(mode="geo", small=True).endswith("-m tests.chaos --round 7.3 --mode geo --small")
+    assert hint(network="proxy").endswith("--round 7.3 --network proxy")
+
+
+def test_a_round_that_raises_is_a_failed_one(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> Outcome:
+        raise ValueError("judge: expected whole numbers")
+
+    @contextmanager
+    def same() -> Iterator[Lab]:
+        yield lab
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(main, "run_round", fail)
+    monkeypatch.setattr(main, "lab", same)
+    monkeypatch.setattr(sys, "argv", ["chaos", "--round", "7.3"])
+    assert main.main() == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("CHAOS {")
 
 
 def test_only_enough_kills_and_right_rounds_are_a_success() -> None:
