@@ -310,6 +310,10 @@ class Cluster:
             raise
         self._end(goodbye=True)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def abandon(self) -> None:
         """Close without goodbye, as after an error: the servers keep waiting for a successor, up to
         their deadline.

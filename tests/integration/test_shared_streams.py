@@ -174,6 +174,22 @@ def test_a_coordinator_that_stays_away_is_given_up(
             stream_calls.take(cluster.client, None, lambda: False)
 
 
+def test_a_loop_that_is_left_early_gives_its_stream_back(job: Job) -> None:
+    """While its worker goes on with other things."""
+    with join(job) as cluster, join(job, late=True) as other:
+        model = Model(0)
+        optimizer = make_optimizer(cluster, model)
+        for number, batch in enumerate(tr.prefetch(batches(), model, cluster=cluster)):
+            step(model, batch, optimizer)
+            if number == 1:
+                break
+        model = Model(0)
+        optimizer = make_optimizer(other, model)
+        for batch in tr.prefetch(batches(), model, cluster=other):
+            step(model, batch, optimizer)
+        assert counts(other) == times(1, batches())
+
+
 class Asking(Model):
     """Its worker is asked to stop in the forward pass of the n-th batch."""
 

@@ -211,7 +211,8 @@ def prefetch(
     `dataset` is iterated once: one pass. A dataset with streams gives each worker its own; of any
     other iterable every worker takes each num_workers-th batch. When it is exhausted this worker
     has left the pass and its parameters are current. In the place of a worker that was killed, the
-    batches that it has trained on are read again and left out.
+    batches that it has trained on are read again and left out. Where workers share out streams, a
+    loop that is left early gives its stream back, and others train on what is left of it.
 
         for batch in tr.prefetch(train, model):
             loss = criterion(model(batch), batch["label"])
@@ -229,8 +230,12 @@ def prefetch(
             shared = SharedPass(optimizer, dataset, epoch, is_trainers=False)
             for turn in () if shared.is_over else shared.turns():
                 pipeline = Pipeline(turn.share, model, training=True, depth=depth, cluster=of)
-                with settled(), pipeline:
-                    yield from pipeline
+                try:
+                    with settled(), pipeline:
+                        yield from pipeline
+                except GeneratorExit:
+                    shared.leave_amid()
+                    raise
             optimizer.end_pass()
             return
         found = Inherited()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trireme.cluster import Cluster
-from trireme.errors import BadRequest, Stopped
+from trireme.errors import BadRequest, Stopped, TriremeError
 from trireme.ps import stream_calls
 from trireme.ps.client import StreamPosition
 from trireme.ps.dense import DenseParameters
@@ -150,6 +150,16 @@ class SharedPass:
             if cluster.asked.alone:
                 log.info("%s: others go on with its stream", cluster.asked.reason)
                 raise Stopped(cluster.asked.reason)
+
+    def leave_amid(self) -> None:
+        """The loop was left early: others may have the stream, behind the pushes so far."""
+        if self._optimizer.cluster.is_closed:  # its end has given everything back
+            return
+        try:
+            self._optimizer.flush()
+            stream_calls.give_back(self._optimizer.cluster.client, parts=False)
+        except TriremeError as error:  # nobody catches what a loop raises that is gone
+            log.warning("prefetch: others have to wait for the stream of this worker: %s", error)
 
     def _has_to_stop(self) -> bool:
         return self._is_trainers and bool(self._optimizer.cluster.asked.reason)
