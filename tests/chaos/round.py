@@ -34,12 +34,14 @@ class Outcome:
     Attributes:
         problem: why the job did not come to its end as it should; empty if it did.
         has_failed: with the errors that its plan made inevitable.
+        faults: of each kind how many the proxies have made.
         is_hung: neither its end nor an error before the deadline.
     """
 
     plan: Plan
     kills: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     verdict: Verdict = RIGHT
     problem: str = ""
     is_hung: bool = False
@@ -108,6 +110,7 @@ def _run(
             (folder / "output").write_text("".join(place.output for place in job.places))
             chaos.undo()
         outcome.kills, outcome.counts = chaos.kills, chaos.counts
+        outcome.faults = sum((proxy.counts for proxy in job.proxies), Counter[str]())
     if not (outcome.problem or outcome.has_failed):
         outcome.verdict = judge(options, undisturbed)
     return outcome

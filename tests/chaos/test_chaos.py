@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ import pytest
 
 from tests.chaos import __main__ as main
 from tests.chaos.__main__ import again, exit_code, summary
+from tests.chaos.clock import NUM_SLOTS
 from tests.chaos.job import TIMEOUT_S
 from tests.chaos.judge import Verdict
 from tests.chaos.lab import Lab
@@ -22,6 +26,9 @@ from tests.property.seeds import SEED
 
 DEADLINE_S = 50.0
 """Of a job of a few seconds. Two of them are within the time that a test may take."""
+
+
+BREAKS = ("lose", "cut")
 
 
 def plan_of(mode: str, *events: Event, network: str = "direct") -> Plan:
@@ -53,7 +60,9 @@ def test_servers_and_workers_that_are_stopped_for_a_while_are_waited_for(
 
 def test_messages_delayed_repeated_lost_and_cut_change_nothing(tmp_path: Path, lab: Lab) -> None:
     plan = plan_of("sync", event(0.0, "network", seconds=30.0), network="proxy")
-    suffer(replace(plan, has_keys=False), tmp_path, lab)
+    faults = suffer(replace(plan, has_keys=False), tmp_path, lab).faults
+    breaks = sum(faults[f"{kind}_{what}"] for kind in BREAKS for what in ("request", "reply"))
+    assert min(faults["delay"], faults["duplicate"], faults["replay"], breaks) > 0, faults
 
 
 @pytest.mark.parametrize("killed", ["kill server", "kill worker"])
@@ -62,6 +71,37 @@ def test_a_partition_during_which_somebody_is_killed_changes_nothing(
 ) -> None:
     events = [event(0.3, "partition", seconds=1.0), event(0.3, killed, 1, 0.2)]
     suffer(plan_of("async", *events, network="namespaces"), tmp_path, lab)
+
+
+def assert_server_found_disk_full(folder: Path) -> None:
+    output = (folder / "job" / "output").read_text()
+    assert re.search("ResourceExhausted|" + os.strerror(errno.ENOSPC), output)
+
+
+def test_programs_see_their_clocks_jump(tmp_path: Path, lab: Lab) -> None:
+    if lab.clock is None:  # what `lab` prints
+        return
+    script = tmp_path / "script.py"
+    script.write_text("import time\nfor _ in range(3):\n    input()\n    print(time.time())\n")
+    slot = NUM_SLOTS - 1
+    env = {"CHAOS_CLOCK_SLOT": str(slot), "PYTHONUNBUFFERED": "1"}
+    with lab.near.programs.start("program", [str(script)], env) as program:
+
+        def said() -> float:
+            program.send("")
+            return float(program.wait_line(r"^\S+")[0])
+
+        try:
+            before = said()
+            lab.clock.jump(slot, 86400.0 * 400)
+            later = said()
+            lab.clock.jump(slot, -2 * 86400.0 * 400)
+            earlier = said()
+        finally:
+            lab.clock.set_right()
+        assert program.finish() == 0
+    assert later - before >= 86400.0 * 399
+    assert later - earlier >= 86400.0 * 799
 
 
 def test_clocks_that_jump_change_nothing(tmp_path: Path, lab: Lab) -> None:
@@ -78,6 +118,7 @@ def test_a_job_goes_on_when_a_disk_that_was_full_has_room(
     """A disk of its own where that can be mounted; and a limit on files, anywhere."""
     lab = replace(lab, has_disks=has_disks and lab.has_disks)
     suffer(plan_of("geo", event(0.4, "disk", 1)), tmp_path, lab)
+    assert_server_found_disk_full(tmp_path)
 
 
 def test_a_server_that_starts_on_a_full_disk_says_so_and_starts_when_it_has_room(
@@ -85,6 +126,7 @@ def test_a_server_that_starts_on_a_full_disk_says_so_and_starts_when_it_has_room
 ) -> None:
     events = [event(0.4, "disk", 1), event(0.4, "kill server", 1)]
     suffer(plan_of("async", *events), tmp_path, lab)
+    assert_server_found_disk_full(tmp_path)
 
 
 def test_a_round_ends_as_if_nothing_had_happened(tmp_path: Path, lab: Lab) -> None:
