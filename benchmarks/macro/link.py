@@ -38,9 +38,19 @@ class End:
     prefix: tuple[str, ...]
 
 
+@dataclass
+class Work:
+    """What a link has done, known when it has ended. num_bytes: sent by the first end and by the
+    second.
+    """
+
+    num_bytes: tuple[int, int] = (0, 0)
+    cpu_s: float = 0.0
+
+
 @contextmanager
-def slow_link(*, delay_s: float, bits_per_s: float) -> Iterator[tuple[End, End]]:
-    """The two ends.
+def slow_link(*, delay_s: float, bits_per_s: float) -> Iterator[tuple[tuple[End, End], Work]]:
+    """The two ends, and what passing packets between them takes.
 
     Args:
         delay_s: of each direction.
@@ -67,13 +77,14 @@ def slow_link(*, delay_s: float, bits_per_s: float) -> Iterator[tuple[End, End]]
             ):
                 _ip("-n", name, *command)
             ends.append(End(f"10.77.0.{own}", ("ip", "netns", "exec", name)))
-        stop = threading.Event()
+        stop, work = threading.Event(), Work()
         there, back = (_Direction(delay_s, bits_per_s) for _ in range(2))
-        relay = threading.Thread(target=_pass_on, args=(devices, (there, back), stop), daemon=True)
+        ways = devices, (there, back), work, stop
+        relay = threading.Thread(target=_pass_on, args=ways, daemon=True)
         relay.start()
         stack.callback(relay.join)
         stack.callback(stop.set)
-        yield ends[0], ends[1]
+        yield (ends[0], ends[1]), work
 
 
 def _ip(*arguments: str) -> None:
@@ -101,6 +112,7 @@ class _Direction:
         self._is_free_at = 0.0
         self._packets: deque[tuple[float, bytes]] = deque()
         self._num_bytes = 0
+        self.num_bytes_put = 0
 
     @property
     def has_room(self) -> bool:
@@ -115,6 +127,7 @@ class _Direction:
         self._is_free_at = max(self._is_free_at, now) + len(packet) * self._s_per_byte
         self._packets.append((self._is_free_at + self._delay_s, packet))
         self._num_bytes += len(packet)
+        self.num_bytes_put += len(packet)
 
     def take(self) -> bytes:
         _, packet = self._packets.popleft()
@@ -123,7 +136,10 @@ class _Direction:
 
 
 def _pass_on(
-    devices: list[int], directions: tuple[_Direction, _Direction], stop: threading.Event
+    devices: list[int],
+    directions: tuple[_Direction, _Direction],
+    work: Work,
+    stop: threading.Event,
 ) -> None:
     while not stop.is_set():
         open_for = [device for device, way in zip(devices, directions, strict=True) if way.has_room]
@@ -140,3 +156,5 @@ def _pass_on(
         for target, way in zip(reversed(devices), directions, strict=True):
             while way.due <= now:
                 os.write(target, way.take())
+    there, back = directions
+    work.num_bytes, work.cpu_s = (there.num_bytes_put, back.num_bytes_put), time.thread_time()
