@@ -24,7 +24,7 @@ from tests.programs import Template
 from tests.property.seeds import SEED
 from trireme import _core
 from trireme.cluster import Cluster
-from trireme.errors import Corruption, ResourceExhausted, SchemaMismatch
+from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
 from trireme.optim import values_of_group
 from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
 from trireme.ps.gradients import Step, TableGradient
@@ -238,6 +238,27 @@ def test_a_server_that_keeps_nothing_says_so_when_it_comes_back(
         servers.start(1)
         with pytest.raises(Corruption, match="--durability process keeps"):
             push(cluster, 2)
+        cluster.abandon()
+
+
+def test_a_log_that_has_lost_pushes_of_a_living_worker_is_noticed(
+    programs: Template, tmp_path: Path
+) -> None:
+    with DurableServers(programs, 2, tmp_path, log_bytes=1 << 30) as servers:
+        cluster = servers.join(0, 1, timeout_s=4)
+        cluster.ensure_table(TABLE)
+        for sequence in (1, 2, 3):
+            push(cluster, sequence)
+        [log] = servers.state_dir(1).glob("log-*")
+        size = log.stat().st_size
+        for sequence in (4, 5):
+            push(cluster, sequence)
+        servers.kill(1)
+        with log.open("rb+") as file:  # as a machine leaves it that had not written the rest yet
+            file.truncate(size)
+        servers.start(1)
+        with pytest.raises(DeadlineExceeded, match=r"4 next, found 6; .*newest checkpoint"):
+            push(cluster, 6)
         cluster.abandon()
 
 

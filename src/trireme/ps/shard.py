@@ -389,7 +389,8 @@ class Shard:
         if push.sequence > stream.last + 1:
             raise NotReady(
                 f"stream {push.stream}: expected sequence {stream.last + 1} next,"
-                f" found {push.sequence}"
+                f" found {push.sequence}; if what is between does not come, the server has lost"
+                " the end of its log: load the newest checkpoint"
             )
 
     def _apply_step(self, pushes: list[Push], norm: float | None) -> None:
