@@ -20,6 +20,7 @@ class DurableServers:
         servers.kill(1)
         servers.start(1)
 
+    state: where servers keep what they have; default `folder`, which they write checkpoints below.
     log_bytes: small, so that snapshots are frequent. keys: encrypt.
     """
 
@@ -32,8 +33,9 @@ class DurableServers:
         durability: str = "process",
         log_bytes: int = 1 << 17,
         keys: bool = False,
+        state: Path | None = None,
     ) -> None:
-        self._programs, self.folder = programs, folder
+        self._programs, self.folder, self._state = programs, folder, state or folder
         self._options = ["--durability", durability]
         if durability != "none":
             self._options += ["--log_bytes", str(log_bytes)]
@@ -47,7 +49,7 @@ class DurableServers:
         self.addresses = ["127.0.0.1:0"] * num
 
     def state_dir(self, server: int) -> Path:
-        return self.folder / f"state-{server}"
+        return self._state / f"state-{server}"
 
     def launch(self, server: int) -> Program:
         """Start a process, and do not wait for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,34 +21,48 @@ class Jobs:
     """Jobs one after the other, of so many workers and servers, which may write below `root`."""
 
     def __init__(self, programs: Template, num_workers: int, num_servers: int, root: Path) -> None:
-        self._programs, self._root = programs, root
+        self._programs = programs
         self._num_workers, self._num_servers = num_workers, num_servers
+        self._env = {
+            "TRIREME_TIMEOUT_S": "60",
+            "TRIREME_THREADS": "1",
+            "TRIREME_ROOT": str(root),
+        }
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[tuple[list[Program], list[Program]]]:
         """Workers and servers of a job, which run until they end or the block does."""
-        env = {"TRIREME_TIMEOUT_S": "60", "TRIREME_THREADS": "1", "TRIREME_ROOT": str(self._root)}
         with ExitStack() as stack:
-
-            def start(name: str, command: Iterable[str], **more: str) -> Program:
-                program = self._programs.start(name, [*command], {**env, **more})
-                return stack.enter_context(program)
-
             servers = [
-                start(f"server {i}", [*SERVER, "--listen", "127.0.0.1:0"])
+                stack.enter_context(
+                    self._programs.start(
+                        f"server {i}", [*SERVER, "--listen", "127.0.0.1:0"], self._env
+                    )
+                )
                 for i in range(self._num_servers)
             ]
             addresses = [server.wait_line(r"^listening on (\S+)")[1] for server in servers]
-            place = {
-                "TRIREME_ROLE": "worker",
-                "TRIREME_SERVERS": ",".join(addresses),
-                "TRIREME_NUM_WORKERS": str(self._num_workers),
-            }
-            workers = [
-                start(f"worker {i}", [RESUMER, *arguments], TRIREME_INDEX=str(i), **place)
+            yield stack.enter_context(self.joined(addresses, *arguments)), servers
+
+    @contextmanager
+    def joined(self, addresses: Sequence[str], *arguments: str) -> Iterator[list[Program]]:
+        """The workers alone, of servers that run there."""
+        place = {
+            "TRIREME_ROLE": "worker",
+            "TRIREME_SERVERS": ",".join(addresses),
+            "TRIREME_NUM_WORKERS": str(self._num_workers),
+        }
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(
+                    self._programs.start(
+                        f"worker {i}",
+                        [RESUMER, *arguments],
+                        {**self._env, **place, "TRIREME_INDEX": str(i)},
+                    )
+                )
                 for i in range(self._num_workers)
             ]
-            yield workers, servers
 
     def run(self, *arguments: str) -> None:
         """To its end; not to that of the interpreters, which take seconds to put torch away."""

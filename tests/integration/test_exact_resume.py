@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integration.durable import DurableServers
 from tests.integration.resumer import EPOCHS, NUM_BATCHES, Unequal, make_trainer, model_of
 from tests.integration.resuming import Jobs, assert_same, complete
 from tests.long import pick
@@ -22,7 +23,7 @@ from tests.property.seeds import SEED
 from trireme import _core
 from trireme.cluster import embedded
 
-EVERY = ("--every_steps", "7")
+EVERY, NEVER = ("--every_steps", "7"), ("--every_steps", "100000")
 
 
 @pytest.mark.parametrize(
@@ -74,17 +75,59 @@ def stop_at(jobs: Jobs, folder: Path, worker: int, step: int, *arguments: str) -
     assert len(complete(folder)) == 1
 
 
-def test_stopped_and_resumed_equals_never_stopped(programs: Template, tmp_path: Path) -> None:
-    random = Random(f"{SEED} stop")
-    jobs = Jobs(programs, 1, 2, tmp_path)
-    never = ("--every_steps", "1000")
-    jobs.run(str(tmp_path / "whole"), *never)
-    step = random.randint(1, EPOCHS * NUM_BATCHES - 10)
-    print(f"seed {SEED}: stopped at step {step}")
-    stop_at(jobs, tmp_path / "stopped", 0, step, *never)
-    jobs.run(str(tmp_path / "stopped"), *never)
-    stopped, whole = (complete(tmp_path / name)[-1] for name in ("stopped", "whole"))
-    assert_same(stopped, whole, versions=False)
+@pytest.mark.parametrize(
+    ("num_workers", "num_servers"), pick(short=[(1, 2), (3, 2)], long=[(1, 2), (2, 1), (3, 2)])
+)
+def test_stopped_and_resumed_equals_never_stopped(
+    programs: Template, tmp_path: Path, num_workers: int, num_servers: int
+) -> None:
+    random = Random(f"{SEED} stop {num_workers}")
+    jobs = Jobs(programs, num_workers, num_servers, tmp_path)
+    whole = tmp_path / "whole"
+    jobs.run(str(whole), *NEVER)
+    for number in range(pick(short=2 if num_workers > 1 else 1, long=10)):
+        stopped = tmp_path / f"stopped{number}"
+        worker, step = draw_stop(random, num_workers)
+        stop_at(jobs, stopped, worker, step, *NEVER)
+        jobs.run(str(stopped), *NEVER)
+        assert_same(complete(stopped)[-1], complete(whole)[-1], versions=False)
+
+
+def draw_stop(random: Random, num_workers: int) -> tuple[int, int]:
+    """A worker and a step of it that is not one of its last."""
+    worker = random.randrange(num_workers)
+    step = random.randint(1, EPOCHS * (NUM_BATCHES - 6 * worker) - 10)
+    print(f"seed {SEED}: worker {worker} is told to stop at its step {step}")
+    return worker, step
+
+
+@pytest.mark.parametrize("killed", pick(short=[0], long=[0, 1]))
+def test_a_server_that_is_killed_does_not_part_workers_that_stop(
+    programs: Template, tmp_path: Path, killed: int
+) -> None:
+    random = Random(f"{SEED} stop and kill {killed}")
+    jobs = Jobs(programs, 2, 2, tmp_path)
+    whole = tmp_path / "whole"
+    jobs.run(str(whole), *NEVER)
+    for number in range(pick(short=1, long=10)):
+        stopped = tmp_path / f"stopped{number}"
+        worker, step = draw_stop(random, 2)
+        (folder := tmp_path / f"servers{number}").mkdir()
+        with (
+            DurableServers(programs, 2, tmp_path, state=folder) as servers,
+            jobs.joined(servers.addresses, str(stopped), *NEVER) as workers,
+        ):
+            workers[worker].wait_line(f"^step {step}$")
+            if is_first := random.random() < 0.5:
+                servers.kill(killed)
+            workers[worker].signal(signal.SIGTERM)
+            if not is_first:
+                servers.kill(killed)
+            servers.start(killed)
+            assert [program.finish() for program in workers] == [0, 0]
+        assert len(complete(stopped)) == 1
+        jobs.run(str(stopped), *NEVER)
+        assert_same(complete(stopped)[-1], complete(whole)[-1], versions=False)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -16,7 +16,8 @@ import pytest
 
 from tests.integration import restartee, trainee
 from tests.integration.processes import clean_environment
-from tests.integration.resuming import assert_same, complete
+from tests.integration.resuming import RESUMER, Jobs, assert_same, complete
+from tests.programs import Template
 
 SCRIPT = str(Path(restartee.__file__))
 # Of 27 steps of worker 0; it is the last, since its successor counts its steps anew.
@@ -106,18 +107,28 @@ def test_a_job_whose_processes_are_killed_ends_as_one_that_was_left_alone(tmp_pa
     )
 
 
-def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(tmp_path: Path) -> None:
-    with Job(tmp_path / "job") as job:
-        job.wait_steps(2)  # of nine of the first epoch
+def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(
+    programs: Template, tmp_path: Path
+) -> None:
+    stopped, alone = str(tmp_path / "stopped"), str(tmp_path / "alone")
+    options = ["--every_steps", "100000", "--epochs", "4"]
+    script = [RESUMER, stopped, *options]
+    with Job(tmp_path / "job", "--root", str(tmp_path), script=script) as job:
+        job.wait_steps(2)  # of 20 of the first epoch
         job.process.send_signal(signal.SIGTERM)
         assert "done" not in job.finish().splitlines()
         errors = job.errors()
     assert "stopping worker 0, worker 1" in errors
     assert "2 servers and 2 workers, stopped by SIGTERM, ended well" in errors
-    assert complete(tmp_path / "job/steps")
+    assert len(complete(Path(stopped))) == 1
     assert "training has stopped after a step, with a checkpoint" in "".join(
         (tmp_path / f"job/log/workerlog.{worker}").read_text() for worker in (0, 1)
     )
+    jobs = Jobs(programs, 2, 2, tmp_path)
+    for path in (stopped, alone):
+        jobs.run(path, *options)
+    found, expected = (complete(Path(path))[-1] for path in (stopped, alone))
+    assert_same(found, expected, versions=False)
 
 
 def test_a_job_that_is_told_to_stop_still_has_the_workers_of_its_loader(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from trireme.errors import BadRequest
 from trireme.ps.clipping import Clip, NormReply
-from trireme.ps.staging import Member, Staging
+from trireme.ps.staging import Member, Staging, Stop
 from trireme.ps.wire import Push
 
 
@@ -95,6 +95,31 @@ def test_waiters_run_when_their_step_has_been_applied(applied: Applied) -> None:
     staging.declare(1, 1)
     assert woken == [1]
     assert staging.when_applied(1, lambda: woken.append(2))
+
+
+def test_all_stop_behind_the_step_that_one_of_them_wants_to_be_the_last(applied: Applied) -> None:
+    staging = applied.staging
+    staging.stage(push(0, 1))
+    staging.stage(replace(push(1, 1), stops="told"))
+    staging.declare(1, 1)
+    assert staging.stop is None  # nobody hears of it before the step is everybody's
+    staging.declare(0, 1)
+    assert staging.stop == Stop(1, "told")
+    again = Applied().staging
+    again.install(staging.state())
+    assert again.stop == Stop(1, "told")
+    staging.set_group(2, {0: Member(1, 2), 1: Member(1, None)})
+    assert staging.stop == Stop(1, "told"), "it is of the pass, which goes on"
+    staging.set_group(3, {0: Member(2, None), 1: Member(2, None)})
+    assert staging.stop is None
+
+
+def test_a_push_that_is_not_staged_stops_nobody() -> None:
+    body, arrays = replace(push(0, 1), stops="told").to_wire()
+    assert Push.from_wire(body, arrays).stops == "told"
+    for wrong in ({"staged": False}, {"stops": "a\nb"}, {"stops": "x" * 201}, {"stops": None}):
+        with pytest.raises(BadRequest, match="stops"):
+            Push.from_wire({**body, **wrong}, arrays)
 
 
 def test_an_older_group_is_ignored(applied: Applied) -> None:

@@ -12,11 +12,10 @@ from trireme.errors import BadRequest, Unavailable
 from trireme.ps.coordinator import WORKERS_MAX
 from trireme.ps.journal import Journal
 from trireme.ps.shard import Handler
-from trireme.ps.wire import need, need_list
+from trireme.ps.wire import need, need_list, need_reason
 from trireme.rpc import Reply, Request
 
 REPORTED = ("retries", "planned", "pulled", "pushes")
-REASON_MAX = 200
 
 
 class Attendance:
@@ -50,7 +49,7 @@ class Attendance:
         with self._changed:
             worker, incarnation = self._hear(request)
             self._reports[worker] = _report(request)
-            self._stop_reason = self._stop_reason or _stop_reason(request)
+            self._stop_reason = self._stop_reason or need_reason(request.body, "stops")
             # A successor; else late by the network.
             is_back = worker in self._gone and incarnation > self._gone[worker]
         if is_back:
@@ -215,14 +214,3 @@ def _report(request: Request) -> dict[str, int]:
     if not said.keys() <= set(REPORTED):
         raise BadRequest(f"server.alive: expected reports of {REPORTED}, found {list(said)}"[:500])
     return {what: need(said, what, int) for what in said}
-
-
-def _stop_reason(request: Request) -> str:
-    """Why the worker wants that all stop; empty: it does not."""
-    reason = need({"stops": "", **request.body}, "stops", str)
-    if len(reason) > REASON_MAX or not reason.isprintable():
-        raise BadRequest(
-            f"server.alive: expected stops of at most {REASON_MAX} printable characters,"
-            f" found {reason[:REASON_MAX]!r} of {len(reason)}"
-        )
-    return reason

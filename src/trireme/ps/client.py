@@ -27,6 +27,7 @@ from trireme.ps.gradients import DenseGradient, Step, TableGradient
 from trireme.ps.pace import Pace
 from trireme.ps.routing import BucketMap, Floats, Keys, Split
 from trireme.ps.script import Entered, Script
+from trireme.ps.staging import Stop
 from trireme.ps.transport import Channel, Transport
 from trireme.ps.wire import Array, BlocksPush, Push, TablePush
 from trireme.rpc import Call, Reply
@@ -49,12 +50,14 @@ class Pulled:
         blocks: per server the ids of its blocks and their flat weights; None if not asked for.
         versions: per server, its push counter when it answered.
         missing: per table, how many keys have no row yet.
+        stop: behind which step of the pass all are to stop, if a server has applied it.
     """
 
     rows: dict[str, Floats]
     blocks: list[tuple[list[str], Floats]] | None
     versions: list[int]
     missing: dict[str, int]
+    stop: Stop | None = None
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,7 @@ class Client:
                 self._pulled_blocks(replies, len(keys), bucket_map) if blocks else None,
                 [int(reply.body["version"]) for reply in replies],
                 missing,
+                next(filter(None, (Stop.from_wire(of.body.get("stop")) for of in replies)), None),
             )
 
         return self._until_current("pull", attempt)
@@ -314,6 +318,7 @@ class Client:
                     blocks=self._split_blocks(dense, bucket_map, server),
                     kind=kind,
                     clip=step.clip,
+                    stops=step.stops,
                 )
                 body, arrays = push.to_wire()
                 calls.append(Call(endpoint, "ps.push", body, arrays))

@@ -25,6 +25,7 @@ class Step:
         position: of the stream after the batch.
         time: data time in seconds, 0 if the data has none.
         clip: what servers clip the sum of a sync step by.
+        stops: why all workers are to stop behind a sync step; empty: they are not.
     """
 
     sequence: int
@@ -34,6 +35,7 @@ class Step:
     position: tuple[int, ...] = ()
     time: int = 0
     clip: Clip | None = None
+    stops: str = ""
 
 
 @dataclass(frozen=True)

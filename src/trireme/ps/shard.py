@@ -317,7 +317,9 @@ class Shard:
         self.counts.add_pull(
             (table.schema.name, len(keys), gone) for (table, _, keys), gone in asked
         )
-        return Reply({"version": version, "missing": missing}, arrays)
+        stop = self.staging.stop
+        said = {"stop": None if stop is None else stop.to_wire()}
+        return Reply({"version": version, "missing": missing, **said}, arrays)
 
     def table(self, name: Any) -> ServedTable:
         table = self.tables.get(name) if isinstance(name, str) else None

@@ -5,6 +5,9 @@ A step t is applied when every member of step t has said "my pushes up to t are 
 which it says with its next pull (or by leaving). A worker that dies between two servers therefore
 never splits a step: no server has applied it. Not thread-safe: the shard locks around it.
 
+A push may say that all are to stop behind its step. That is known once the step has been applied,
+so each worker hears of it with the pull that waits for the same step, and all stop there.
+
 Where the step's gradient is clipped by its norm, which no server knows alone, the step waits for
 that, too: workers ask all servers for their shares (`norm_of`) and bring the norm with the pull.
 """
@@ -20,6 +23,27 @@ from trireme.ps.clipping import NormReply
 from trireme.ps.wire import Push, need, need_list
 
 Waiter = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """All members stop behind this step, and why."""
+
+    step: int
+    reason: str
+
+    def to_wire(self) -> list[Any]:
+        return [self.step, self.reason]
+
+    @staticmethod
+    def from_wire(body: Any) -> Stop | None:
+        """None for nil. Raises BadRequest."""
+        match body:
+            case None:
+                return None
+            case [int(step), str(reason)]:
+                return Stop(step, reason)
+        raise BadRequest(f"pull: expected stop nil or [step, reason], found {body!r}")
 
 
 @dataclass(frozen=True)
@@ -74,12 +98,15 @@ def members_to_wire(members: Members) -> list[list[int | None]]:
 
 
 class Staging:
+    """applied: the last step that was. stop: of the pass under way, once it has been applied."""
+
     def __init__(
         self,
         apply: Callable[[list[Push], float | None], None],
         square_sum: Callable[[list[Push]], int | None],
     ) -> None:
         self.applied = 0
+        self.stop: Stop | None = None
         self._apply, self._square_sum = apply, square_sum
         self._norm: float | None = None  # of the step applied last
         self._given: dict[int, float] = {}  # norms of steps to come
@@ -104,6 +131,8 @@ class Staging:
         self._version = version
         self._members = dict(members)
         firsts = [member.first for member in members.values()]
+        if firsts and self.stop is not None and self.stop.step < min(firsts):
+            self.stop = None  # of a pass before
         if firsts and not self._staged:
             self.applied = max(self.applied, min(firsts) - 1)
 
@@ -244,6 +273,9 @@ class Staging:
         """Apply what is staged of the next step."""
         # Marks make this safe to repeat, should it fail half-way (a full bucket, say).
         self._apply(self._pushes_of(step), norm)
+        reasons = [push.stops for push in self._pushes_of(step) if push.stops]
+        if reasons:
+            self.stop = Stop(step, reasons[0])
         del self._staged[step]
         self._given.pop(step, None)
         self._sums.pop(step, None)
@@ -259,6 +291,7 @@ class Staging:
         return {
             "applied": self.applied,
             "norm": self._norm,
+            "stop": None if self.stop is None else self.stop.to_wire(),
             "version": self._version,
             "members": members,
         }
@@ -267,6 +300,7 @@ class Staging:
         """The inverse of `state`."""
         self.applied, self._version = int(state["applied"]), int(state["version"])
         self._norm = state.get("norm")
+        self.stop = Stop.from_wire(state.get("stop"))
         self._members = dict(members_from_wire(state["members"]))
 
     def staged(self) -> Iterator[Push]:

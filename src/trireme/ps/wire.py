@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 STREAMS_MAX = 4096
 POSITION_MAX = 16
+REASON_MAX = 200
 VERSION_MAX = (1 << 32) - 2
 PUSH_KINDS = ("gradient", "delta")  # "rows" is reserved
 
@@ -74,6 +75,19 @@ def need_version(body: Any, field: str) -> int:
             f"message: expected field {field!r} in [0, {VERSION_MAX}], found {version}"
         )
     return version
+
+
+def need_reason(body: Any, field: str) -> str:
+    """body[field], why a worker wants that all stop; empty, also where it is absent: it does not.
+    Raises BadRequest.
+    """
+    reason = need({field: "", **body}, field, str)
+    if len(reason) > REASON_MAX or not reason.isprintable():
+        raise BadRequest(
+            f"message: expected {field} of at most {REASON_MAX} printable characters,"
+            f" found {reason[:REASON_MAX]!r} of {len(reason)}"
+        )
+    return reason
 
 
 class Arrays:
@@ -141,6 +155,7 @@ class Push:
         position: where in the data the stream stands after this batch.
         time: data time of the push in seconds; 0 where the data has none.
         clip: how servers clip the sum of the step; None: not, or it has been done.
+        stops: why all members are to stop behind the step, if it is staged; empty: they are not.
     """
 
     stream: int
@@ -158,6 +173,7 @@ class Push:
     blocks: BlocksPush | None
     kind: str = "gradient"
     clip: Clip | None = None
+    stops: str = ""
 
     @property
     def id(self) -> tuple[int, int]:
@@ -196,6 +212,7 @@ class Push:
             "groups": None if self.blocks is None else self.blocks.groups,
             "absent": [] if self.blocks is None else self.blocks.absent,
             "clip": None if self.clip is None else self.clip.to_wire(),
+            "stops": self.stops,
         }
         return body, arrays
 
@@ -234,9 +251,13 @@ class Push:
             blocks=blocks,
             kind=kind,
             clip=Clip.from_wire(body.get("clip")),
+            stops=need_reason(body, "stops"),
         )
-        if push.clip is not None and not push.staged:
-            raise BadRequest("push: expected clip nil of a push that is not staged")
+        if (push.clip is not None or push.stops) and not push.staged:
+            raise BadRequest(
+                "push: expected clip nil and stops empty of a push that is not staged, found"
+                f" {push.clip} and {push.stops!r}"
+            )
         if not (0 <= push.stream < STREAMS_MAX and push.sequence >= 1 and push.examples >= 0):
             raise BadRequest(
                 f"push: expected 0 <= stream < {STREAMS_MAX}, sequence >= 1, examples >= 0,"

@@ -35,7 +35,8 @@ from trireme.train.replica import Replica
 from trireme.train.row_gradients import row_gradients
 from trireme.train.scaling import PendingRows, unscale
 from trireme.train.sharing import agree_on_model, check_own_stream, check_sharing
-from trireme.train.succession import Inherited, check_loop, inherited
+from trireme.train.stopping import is_told_to_stop
+from trireme.train.succession import Inherited, check_hybrid, check_loop, inherited
 from trireme.train.timing import Timing
 
 
@@ -108,6 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._failed_push: BaseException | None = None
         self._staged = 0
         self._last_step = 0
+        self.is_stopped = False  # sync: no worker makes another step of the pass
         self._local_position: tuple[int, ...] = ()
         self.time: float | Callable[[], float] = 0
         self.num_steps = 0
@@ -144,12 +146,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.replica.install(client.pull({}, blocks=True))
 
     def _make_hybrid(self) -> Hybrid:
-        if self.cluster.client.script.is_successor:
-            raise BadRequest(
-                "DistributedOptimizer: expected all workers to begin together in mode 'hybrid',"
-                " whose dense weights are in them, found one that was started again: start the job"
-                " again and load the newest checkpoint"
-            )
+        check_hybrid(self.cluster)
         clip = self.clipping.of_dense
         return Hybrid(self.cluster, self.replica.dense, self.local, clip)
 
@@ -194,12 +191,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         have them, nothing.
         """
         self.flush()
-        if self.hybrid is not None:
-            return
-        clipped = self.clipping.on_servers
-        self.replica.install(
-            self.cluster.client.pull({}, blocks=True, staged=self._staged, clipped=clipped)
+        if self.hybrid is None:
+            self.replica.install(self._fetch({}, blocks=True))
+
+    def _fetch(self, keys: Mapping[str, Keys], *, blocks: bool, pace: Pace | None = None) -> Pulled:
+        pulled = self.cluster.client.pull(
+            keys,
+            blocks=blocks,
+            staged=self._staged,
+            clipped=self.clipping.on_servers,
+            pace=pace,
+            time=self.data_time(),
         )
+        self.is_stopped = is_told_to_stop(pulled, self._last_step, self.cluster)
+        return pulled
 
     def publish(self) -> None:
         """Have the servers know the dense part: before a save or an export, one worker calls it.
@@ -248,15 +253,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.flush()
             step = self._next_step() if number is None else self._run_from + number
             pace = Pace(step, min(done, step - 1), self.strategy.staleness)
-        staged = self._staged if self.is_sync else 0
-        return self.cluster.client.pull(
-            keys,
-            blocks=blocks,
-            staged=staged,
-            clipped=self.clipping.on_servers,
-            pace=pace,
-            time=self.data_time(),
-        )
+        return self._fetch(keys, blocks=blocks, pace=pace)
 
     def _touch(self, geo: Geo, keys: Mapping[str, Keys]) -> None:
         while not geo.touch(keys, self.data_time()):
@@ -408,12 +405,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         position: tuple[int, ...] = (),
         behind: bool = False,
         is_skipped: bool = False,
+        stops: str = "",
     ) -> None:
         """Push the gradients of one of several replicas of the model; one thread at a time.
 
         Args:
             behind: return when the push is on its way, not when it has been applied or staged.
             is_skipped: there are no gradients in it, and no examples.
+            stops: sync: why all workers are to stop behind the step; empty: they are not.
         """
         self._opt_called = True  # what torch's schedulers ask after before their first step
         self._check_usable()
@@ -444,6 +443,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             position=position,
             time=self.data_time(),
             clip=self.clipping.of_push,
+            stops=stops if self.is_sync else "",
         )
         dense = None if self.hybrid is not None else self._dense_gradient(replica.dense)
         if behind:

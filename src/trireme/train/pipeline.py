@@ -159,6 +159,8 @@ class Pipeline:
                 replica.number = planned.number
             with self._timing.loop.measure("pull"):
                 pulled = self._pull_one(planned)
+            if self._optimizer is not None and self._optimizer.is_stopped:
+                break
             yield planned, pulled
 
     def __iter__(self) -> Iterator[Batch]:

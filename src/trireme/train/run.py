@@ -195,14 +195,15 @@ class Run:
                             examples=batch.num_examples,
                             position=(self.epoch, done + replica.number, *batch.position),
                             behind=behind,
+                            stops=optimizer.cluster.asked.reason,
                         )
                         optimizer.run_step_hooks()
                     for observe in observers:
                         observe(replica.model, scored)
                     if self.saver is not None:
                         self.saver.after_step()
-                if optimizer.cluster.asked.reason:
-                    break
+                if optimizer.cluster.asked.reason and not optimizer.is_sync:
+                    break  # in sync all at the same step, see Pipeline
 
         def fail(replica: Replica) -> None:
             turns.fail(replica)

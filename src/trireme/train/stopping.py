@@ -1,4 +1,9 @@
-"""The end of training at SIGTERM: after a step, with a checkpoint, for all workers together."""
+"""The end of training at SIGTERM: after a step, with a checkpoint, for all workers together.
+
+A worker that was told says so with its signs of life; others do then as it does. In sync that is:
+it says so with its next push, and all stop behind the step of that (trireme.ps.staging), which they
+hear of with the pull that waits for it. Elsewhere each stops behind the step that it is making.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trireme.cluster import Cluster
+from trireme.ps.client import Pulled
 
 log = logging.getLogger("trireme.train")
 
@@ -41,6 +47,16 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def is_told_to_stop(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
+    """Whether all workers of a sync job stop behind the last step that this one has made; why, it
+    knows then, too.
+    """
+    if pulled.stop is None or pulled.stop.step > last_step:
+        return False
+    cluster.asked.reason = cluster.asked.reason or pulled.stop.reason
+    return True
 
 
 def agreed_to_stop(cluster: Cluster) -> str:

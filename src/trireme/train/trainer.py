@@ -169,9 +169,9 @@ class Trainer(Exchange, InferenceExports):
         A worker that was killed and started again goes on where its predecessor was, and makes
         no epoch again; see docs/failures.md.
 
-        SIGTERM at any worker stops all after a step, with a checkpoint if there are `checkpoints`:
-        Stopped, a SystemExit with code 0. A script that heeds SIGTERM itself, or trains in another
-        than the main thread, is left alone.
+        SIGTERM at any worker stops all after a step, in sync the same one, with a checkpoint if
+        there are `checkpoints`: Stopped, a SystemExit with code 0. A script that heeds SIGTERM
+        itself, or trains in another than the main thread, is left alone.
 
         Returns:
             Of the last epoch and all workers: "loss", each metric, "examples", "examples_per_s".
