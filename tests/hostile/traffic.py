@@ -36,14 +36,6 @@ JOB_S = 30.0
 FLEET = {"fleet": 0}  # the table that Fleet could have, and its number there
 SAME_MAX = 20  # calls of one method are recorded
 
-_ME = {"worker": 0, "incarnation": 1, "call": 20}
-UNRECORDED = (  # of jobs that share out streams, or clip by the norm of a step
-    Message("coord.enter", {**_ME, "pass": 1, "num_steps": 0, "sequences": [0]}, []),
-    Message("coord.take", {**_ME, "pass": 1, "done": [0, 1]}, []),
-    Message("coord.give_back", {**_ME, "parts": False}, []),
-    Message("ps.norm", {"map": 1, "stream": 0, "staged": 1}, []),
-)
-
 
 class World:
     """A server's handlers. Relative paths in messages lead into `root`, which must be the working
@@ -136,6 +128,19 @@ class Model(nn.Module):
         return self.out(torch.cat([rows(batch).flatten(1) for rows in self.rows], 1)).squeeze(1)
 
 
+class Small(nn.Module):
+    """One table, and a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = tr.Table("plain", dim=4, optimizer=tr.optim.Adam(lr=0.1))
+        self.rows = tr.nn.EmbeddingBag(table, features=FEATURES)
+        self.out = nn.Linear(2 * 4, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.out(self.rows(batch).flatten(1)).squeeze(1)
+
+
 def batches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
     draw = np.random.default_rng(seed)
     return [
@@ -148,35 +153,41 @@ def batches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
 
 
 def record(root: Path) -> list[list[Message]]:
-    """The calls of two jobs, one in each mode, that train, save, load, export and import."""
+    """The calls of two jobs that train, save, load, export and import, and of one that shares out
+    its streams.
+    """
     jobs = []
-    for mode in ("sync", "async"):
+    for name, streams, run in (("sync", 0, _run), ("async", 0, _run), ("shared", 2, _share)):
         recorded: list[Message] = []
-        folder = root / mode
+        folder = root / name
         folder.mkdir()
         world = World(root)
         handlers = {
             method: _recording(handler, recorded, str(root) + "/")
             for method, handler in world.handlers.items()
         }
-        with _cluster(LocalTransport(handlers)) as cluster:
-            _run(cluster, mode, folder)
-        jobs.append([*recorded, *UNRECORDED])
+        with _cluster(LocalTransport(handlers), streams) as cluster:
+            run(cluster, folder)
+        jobs.append(recorded)
     return jobs
 
 
-def _cluster(transport: LocalTransport) -> Cluster:
+def _cluster(transport: LocalTransport, streams: int) -> Cluster:
     pool = _core.Pool(1)
     client = Client(
-        [LOCAL], lambda _: transport, worker=0, num_workers=1, pool=pool, timeout_s=JOB_S
+        [LOCAL],
+        lambda _: transport,
+        worker=0,
+        num_workers=1,
+        streams=streams,
+        pool=pool,
+        timeout_s=JOB_S,
     )
     return Cluster(client, pool, is_embedded=True)
 
 
-def _run(cluster: Cluster, mode: str, folder: Path) -> None:
-    torch.manual_seed(1)
-    model = Model()
-    trainer = tr.Trainer(
+def _trainer(cluster: Cluster, mode: str, model: nn.Module) -> tr.Trainer:
+    return tr.Trainer(
         model,
         torch.optim.Adam(model.parameters(), lr=0.01),
         strategy=tr.Strategy(mode),
@@ -184,7 +195,24 @@ def _run(cluster: Cluster, mode: str, folder: Path) -> None:
         progress=False,
         cluster=cluster,
     )
+
+
+def _share(cluster: Cluster, folder: Path) -> None:
+    """Streams are taken one by one, and one is given back amid it."""
+    torch.manual_seed(1)
+    trainer = _trainer(cluster, "async", Small())
+    trainer.fit(batches(4, seed=1))
+    trainer.save(folder / "full")
+    for _ in tr.prefetch(batches(4, seed=2), trainer.model, cluster=cluster):
+        break
+
+
+def _run(cluster: Cluster, folder: Path) -> None:
+    torch.manual_seed(1)
+    trainer = _trainer(cluster, folder.name, Model())
     trainer.fit(batches(3, seed=1))
+    if trainer.optimizer.is_sync:  # as a worker of several does that clip a step by its norm
+        cluster.client.pull({}, staged=3, clipped=True)
     trainer.save(folder / "full")
     trainer.fit(batches(2, seed=2))
     trainer.save(folder / "delta", mode="delta")
