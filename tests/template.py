@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -25,6 +26,9 @@ ORDER_BYTES_MAX = 1 << 17
 def main() -> None:
     for name in trireme.__all__:
         getattr(trireme, name)
+    # Else each child, at its collections and at its end, walks through all that was imported, and
+    # so copies it.
+    gc.freeze()
     control = socket.socket(fileno=int(sys.argv[1]))
     running: dict[int, tuple[int, int]] = {}  # pidfd -> pid, pipe for the exit status
     poll = select.poll()
