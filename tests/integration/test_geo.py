@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 
 import trireme as tr
 from tests.integration import test_sync as exact
-from tests.jobs import Job
+from tests.jobs import TIMEOUT_S, Job
 from trireme import _core
 from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, ResourceExhausted
@@ -126,17 +127,98 @@ def test_a_row_is_fetched_again_in_every_window() -> None:
     with Job(1) as job, job.join(0, 1) as cluster:
         optimizer = make_optimizer(model, cluster, 2)
         for number, batch in enumerate(tr.prefetch(data, model, cluster=cluster)):
-            seen.append(float(next(iter(batch.lookups.values())).rows[0, 0].detach()))
-            model(batch).sum().backward()
-            optimizer.step()
-            if number == 1:  # another worker, as it were
-                delta = np.full((1, DIM), 100.0, np.float32)
-                rows = job.servers[0].shard.tables["t"].rows
-                values = rule_values(model)
-                rows.update(np.array([1], np.uint64), delta, [(9, 1)], values, cluster.pool,
-                            change="add")  # fmt: skip
+            seen.append(first_weight(batch))
+            step(optimizer, model, batch)
+            if number == 1:
+                add_as_another_worker(job, model, 1)
     first = initial_rows(model)[1, 0]
     np.testing.assert_allclose(seen[0::2], [first, first + 99.5, first + 99.0], rtol=1e-5)
+
+
+def test_rows_of_the_next_batch_come_while_one_is_trained_on() -> None:
+    [seen, first] = second_batch(lambda job, *_: add_as_another_worker(job, Model(), 2))
+    assert seen == pytest.approx(first)
+
+
+def test_rows_that_came_for_a_window_that_has_ended_come_again() -> None:
+    def end_window(job: Job, optimizer: Any, model: Model, batch: Any) -> None:
+        step(optimizer, model, batch)
+        optimizer.flush()
+        add_as_another_worker(job, model, 2)
+
+    [seen, first] = second_batch(end_window)
+    assert seen == pytest.approx(first + 100)
+
+
+def test_rows_that_come_ahead_do_not_undo_a_step_made_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model()
+    with embedded(threads=1) as cluster:
+        geo = make_optimizer(model, cluster, 10).geo
+        pull = cluster.client.pull
+
+        def pull_while_another_batch_is_trained_on(*given: Any, **options: Any) -> Any:
+            monkeypatch.setattr(cluster.client, "pull", pull)
+            pulled = pull(*given, **options)
+            same = np.array([2], np.uint64)
+            geo.touch({"t": same}, 0)
+            values = values_of_group(model.table.optimizer.group(), 1)
+            geo.step({"t": TableGradient(same, np.ones((1, DIM), np.float32), values)}, 1)
+            return pulled
+
+        one, two = ({"t": np.array([key], np.uint64)} for key in (1, 2))
+        geo.touch(one, 0)
+        monkeypatch.setattr(cluster.client, "pull", pull_while_another_batch_is_trained_on)
+        geo.fetch(two, 0)
+        geo.touch(two, 0)
+        found = geo.read(two).rows["t"][0, 0]
+    assert found == pytest.approx(initial_rows(model)[2, 0] - 0.5)
+
+
+def second_batch(between: Callable[[Job, Any, Model, Any], None]) -> tuple[float, float]:
+    """A weight of row 2 as its first batch sees it, the second of a window, and as it began.
+
+    between: is called at the first batch, when row 2 has been fetched.
+    """
+    model, seen = Model(), []
+    with Job(1) as job, job.join(0, 1) as cluster:
+        optimizer = make_optimizer(model, cluster, 10)
+        for batch in tr.prefetch(Lists([[1], [2]]), model, cluster=cluster):
+            seen.append(first_weight(batch))
+            if len(seen) == 1:
+                deadline = time.monotonic() + TIMEOUT_S
+                while not cluster.telling.queues["pulled"]():
+                    assert time.monotonic() < deadline
+                between(job, optimizer, model, batch)
+    return seen[1], initial_rows(model)[2, 0]
+
+
+def first_weight(batch: Any) -> float:
+    return float(next(iter(batch.lookups.values())).rows[0, 0].detach())
+
+
+def step(optimizer: Any, model: Model, batch: Any) -> None:
+    model(batch).sum().backward()
+    optimizer.step()
+
+
+def add_as_another_worker(job: Job, model: Model, key: int) -> None:
+    delta = np.full((1, DIM), 100.0, np.float32)
+    rows, values = job.servers[0].shard.tables["t"].rows, rule_values(model)
+    keys, pool = np.array([key], np.uint64), _core.Pool(1)
+    rows.update(keys, delta, [(9, 1)], values, pool, change="add")
+
+
+def test_one_worker_ends_with_the_same_bits_again() -> None:
+    data = random_lists(7, 60)
+    results = []
+    for _ in range(2):
+        with Job(2) as job:
+            model = Model(tr.optim.Adam(lr=0.1))
+            results += job.run(1, lambda cluster, model=model: train(cluster, data, 7, model))
+    for part, values in results[0].items():
+        np.testing.assert_array_equal(results[1][part], values, err_msg=part)
 
 
 def rule_values(model: Model) -> Any:
@@ -170,11 +252,9 @@ def test_the_least_recently_touched_leave_first() -> None:
         cache = RowCache([model.table], cluster.pool, 6 * row_bytes)
 
         def touch(*keys: int) -> None:
-            found = {"t": np.array(keys, np.uint64)}
-            missing = cache.missing(found)
-            assert cache.make_room(missing)
-            new = found["t"][missing["t"]]
-            cache.install("t", new, np.zeros((len(new), DIM), np.float32))
+            found = cache.find({"t": np.array(keys, np.uint64)})
+            assert cache.make_room(found)
+            cache.touch(found, {"t": np.zeros((len(found["t"].missing), DIM), np.float32)})
             cache.end_window()
 
         for keys in [(1, 2, 3), (4, 5), (1,), (6, 7)]:
@@ -193,9 +273,9 @@ def test_real_memory_stays_within_the_budget() -> None:
         rng = np.random.default_rng(1)
         for _ in range(60):
             keys = np.unique(rng.integers(0, 2**63, 5000).astype(np.uint64))
-            missing = cache.missing({"t": keys})
-            assert cache.make_room(missing)
-            cache.install("t", keys, np.zeros((len(keys), 16), np.float32))
+            found = cache.find({"t": keys})
+            assert cache.make_room(found)
+            cache.touch(found, {"t": np.zeros((len(keys), 16), np.float32)})
             cache.end_window()
         assert cache.num_evicted > 50_000
         assert cache.tables["t"].num_bytes <= budget

@@ -7,13 +7,15 @@ In async the pull for the next batch starts when the loop has taken the current 
 made until then have been applied. So weights are one step old when they are used, whatever the
 depth: depth hides the time of reading and planning, never adds staleness. In sync the loop itself
 pulls, after its last step has been applied everywhere; and where several threads share the loop,
-each pulls for itself while the others compute.
+each pulls for itself while the others compute. In geo it pulls from the worker's cache, for which
+the pull thread has fetched what this lacked.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +31,7 @@ from trireme.ps.client import Pulled
 from trireme.ps.process import settled
 from trireme.ps.routing import Keys
 from trireme.train.conduit import Conduit
+from trireme.train.geo import Geo
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.replica import Replica
 from trireme.train.share import Closes, Place, share_of
@@ -87,6 +90,7 @@ class Pipeline:
             self._cluster.ensure_table(table)
         self._planned: Conduit[_Planned] = Conduit(depth)
         self._pulled: Conduit[tuple[_Planned, Pulled]] = Conduit(1)
+        self._fetched: Conduit[_Planned] = Conduit(1)
         # One permit: the pull of a batch waits until the loop has taken the one before.
         self._may_pull = threading.Semaphore(1)
         of = self._cluster.steps
@@ -94,6 +98,8 @@ class Pipeline:
         self._steps = steps
         may_pull_ahead = self._optimizer is None or self._optimizer.may_pull_ahead(steps=steps)
         self._pulls_in_loop = training and not (ahead and may_pull_ahead)
+        of_geo = None if self._optimizer is None else self._optimizer.geo
+        self._geo = of_geo if training and of_geo is not None and of_geo.may_fetch else None
 
     def __enter__(self) -> Pipeline:
         if self._training and self._cluster.is_prefetching:
@@ -102,10 +108,13 @@ class Pipeline:
             self._optimizer.begin_run()
         self._cluster.is_prefetching |= self._training
         self._planned.start("trireme-plan", self._plan)
-        if not self._pulls_in_loop:
+        if self._geo is not None:
+            self._fetched.start("trireme-pull", partial(self._fetch, self._geo))
+        elif not self._pulls_in_loop:
             self._pulled.start("trireme-pull", self._pull)
         self._cluster.add_running(self.stop)
-        queues = {"planned": self._planned.__len__, "pulled": self._pulled.__len__}
+        ahead = self._pulled if self._geo is None else self._fetched
+        queues = {"planned": self._planned.__len__, "pulled": ahead.__len__}
         self._cluster.telling.queues.update(queues)
         return self
 
@@ -122,7 +131,8 @@ class Pipeline:
         # The pull thread may wait for a permit: give it one, it then finds its conduit closed.
         self._may_pull.release()
         has_stopped = self._planned.close()
-        self._pulled.close(self._cluster.client.timeout_s + 1)
+        for ahead in (self._pulled, self._fetched):
+            ahead.close(self._cluster.client.timeout_s + 1)
         if has_stopped and isinstance(self._source, Closes):
             self._source.close()
 
@@ -148,13 +158,22 @@ class Pipeline:
                 pulled = self._pull_one(planned)
             yield planned, pulled
 
+    def _fetch(self, geo: Geo) -> Iterator[_Planned]:
+        assert self._optimizer is not None
+        for planned in self._planned:
+            self._may_pull.acquire()
+            with self._timing.behind.measure("pull"):
+                geo.fetch(planned.keys(), self._optimizer.data_time())
+            yield planned
+
     def _pull_one(self, planned: _Planned) -> Pulled:
         number = planned.number if self._steps else None
         training = self._training
         return self._cluster.pull(planned.keys(), blocks=training, training=training, number=number)
 
     def _pull_in_loop(self, replica: Replica | None) -> Iterator[tuple[_Planned, Pulled]]:
-        for planned in self._timing.loop.timed("wait", self._planned):
+        source = self._planned if self._geo is None else self._fetched
+        for planned in self._timing.loop.timed("wait", source):
             if replica is not None:
                 replica.number = planned.number
             with self._timing.loop.measure("pull"):

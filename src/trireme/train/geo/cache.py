@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-import numpy.typing as npt
-
 from trireme import _core
 from trireme.errors import ResourceExhausted
 from trireme.ps.gradients import TableGradient
 from trireme.ps.routing import Floats, Keys
 from trireme.table import Table
-from trireme.train.geo.rows import CachedRows
+from trireme.train.geo.rows import CachedRows, Found
 
 WINDOWS_MAX = 1 << 24  # clocks are floats
 
 
 class RowCache:
-    """Rows of several tables, by `Table.part`.
+    """Rows of several tables, by `Table.part`. One thread uses it, `find` any.
 
     Args:
         budget: bytes that all rows may take. The rows of one window stay until it has ended.
@@ -51,21 +48,17 @@ class RowCache:
         """Whether the window has rows."""
         return any(rows.num_touched for rows in self.tables.values())
 
-    def missing(self, keys: Mapping[str, Keys]) -> dict[str, npt.NDArray[np.bool_]]:
-        """Per part (K,): which keys must be fetched."""
-        return {
-            part: self.tables[part].untouched(keys_K, self.window) for part, keys_K in keys.items()
-        }
+    def find(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
+        """Per part what the window has, until rows are touched or it ends."""
+        return {part: self.tables[part].find(keys_K, self.window) for part, keys_K in keys.items()}
 
-    def make_room(self, missing: Mapping[str, npt.NDArray[np.bool_]]) -> bool:
+    def make_room(self, found: Mapping[str, Found]) -> bool:
         """Let rows go until all that are missing fit; False: the window must end first.
 
         Raises:
             ResourceExhausted: they do not fit into the whole budget.
         """
-        needed = sum(
-            int(mask.sum()) * self.tables[part].row_bytes for part, mask in missing.items()
-        )
+        needed = sum(len(of.missing) * self.tables[part].row_bytes for part, of in found.items())
         while self.num_bytes + needed > self.budget and self._queue:
             self._evict(self.num_bytes + needed - self.budget)
         if self.num_bytes + needed <= self.budget:
@@ -77,9 +70,10 @@ class RowCache:
             f" {self.budget}; use smaller batches or Strategy('geo', cache_bytes=...)"
         )
 
-    def install(self, part: str, keys_K: Keys, weights_KD: Floats) -> None:
-        """Rows that were missing."""
-        self.tables[part].install(keys_K, weights_KD, self.window)
+    def touch(self, found: Mapping[str, Found], weights: Mapping[str, Floats]) -> None:
+        """The window has these rows from now on. weights: per part those that were missing."""
+        for part, of in found.items():
+            self.tables[part].touch(of, weights[part], self.window)
 
     def differences(self) -> dict[str, TableGradient]:
         """Per part, of the rows that the window has updated."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +24,26 @@ Slots = npt.NDArray[np.int64]
 OVERHEAD_BYTES = 160
 SLOTS_MAX = 1 << 24  # of a window: a clock has floats
 _NO_STEP = _core.RuleValues(lr=0.0)
-_NOTHING = np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.bool_)
+
+
+class Found(NamedTuple):
+    """What a window has of some keys: (K,) their slots, and which it has not fetched yet."""
+
+    keys: Keys
+    slots: Slots
+    is_missing: npt.NDArray[np.bool_]
+
+    @property
+    def missing(self) -> Keys:
+        keys: Keys = self.keys[self.is_missing]
+        return keys
 
 
 class CachedRows:
     """Rows of one row class of a table: weights and optimizer state, as servers would have them.
 
     A row has a clock: the window that touched it last, and its slot in that window, where the
-    weights that it began with are.
+    weights that it began with are. One thread uses it, `find` any.
 
     Raises:
         BadRequest: a table whose rows cannot be trained apart from the servers.
@@ -55,8 +67,7 @@ class CachedRows:
         )
         self._clocks = _clocks()
         self._num_changes = 0
-        # Of the last question: keys, their slots, and which were not touched.
-        self._found: tuple[Keys, Slots, npt.NDArray[np.bool_]] = _NOTHING
+        self._touched: Found | None = None  # last in this window
         self.values: dict[str, float | int] = {}
         self._window = _Window(self.dim, schema.columns)
 
@@ -83,29 +94,26 @@ class CachedRows:
         """Rows in this window."""
         return self._window.size
 
-    def untouched(self, keys_K: Keys, window: int) -> npt.NDArray[np.bool_]:
-        """(K,): whether the window has not fetched them yet."""
+    def find(self, keys_K: Keys, window: int) -> Found:
         clocks_K2 = self._clock(keys_K)
-        untouched: npt.NDArray[np.bool_] = clocks_K2[:, 0] != window
-        self._found = keys_K, clocks_K2[:, 1].astype(np.int64), untouched
-        return untouched
+        return Found(keys_K, clocks_K2[:, 1].astype(np.int64), clocks_K2[:, 0] != window)
 
     def touched_at(self, keys_K: Keys) -> Floats:
         """(K,): the window that touched each key last, 0 where it is not here."""
         return self._clock(keys_K)[:, 0]
 
-    def install(self, keys_K: Keys, weights_KD: Floats, window: int) -> None:
-        """Rows as the servers have them, touched for the first time in this window."""
-        slots_K = self._window.add(keys_K, weights_KD)
-        _, of_found, untouched = self._found
-        if np.count_nonzero(untouched) == len(slots_K):
-            of_found[untouched] = slots_K
-        else:
-            self._found = _NOTHING
-        clocks_K2 = np.empty((len(keys_K), 2), np.float32)
-        clocks_K2[:, 0], clocks_K2[:, 1] = window, slots_K
-        self._assign(self._rows, keys_K, weights_KD)
-        self._assign(self._clocks, keys_K, clocks_K2)
+    def touch(self, found: Found, weights_MD: Floats, window: int) -> None:
+        """The window has these rows from now on: those that were missing as the servers have
+        them, in the order of `found.missing`.
+        """
+        if len(missing_M := found.missing):
+            slots_M = self._window.add(missing_M, weights_MD)
+            clocks_M2 = np.empty((len(missing_M), 2), np.float32)
+            clocks_M2[:, 0], clocks_M2[:, 1] = window, slots_M
+            self._assign(self._rows, missing_M, weights_MD)
+            self._assign(self._clocks, missing_M, clocks_M2)
+            found.slots[found.is_missing] = slots_M
+        self._touched = found
 
     def read(self, keys_K: Keys) -> Floats:
         """(K, D)"""
@@ -134,7 +142,7 @@ class CachedRows:
 
     def end_window(self) -> Keys:
         """Begin another one; returns the keys that this one has touched."""
-        self._found = _NOTHING
+        self._touched = None
         return self._window.clear()
 
     def erase(self, keys_K: Keys) -> int:
@@ -143,10 +151,9 @@ class CachedRows:
         return int(self._rows.erase(keys_K, self._pool))
 
     def _slots(self, keys_K: Keys) -> Slots:
-        """(K,): mostly of the keys that were asked for last."""
-        asked_K, slots_K, _ = self._found
-        if asked_K is keys_K:
-            return slots_K
+        """(K,): mostly of the keys that were touched last."""
+        if self._touched is not None and self._touched.keys is keys_K:
+            return self._touched.slots
         slots: Slots = self._clock(keys_K)[:, 1].astype(np.int64)
         return slots
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +18,26 @@ from trireme.ps.gradients import DenseGradient, TableGradient
 from trireme.ps.routing import Keys
 from trireme.table import Table
 from trireme.train.geo.cache import RowCache
+from trireme.train.geo.rows import Found
 
 log = logging.getLogger("trireme.train")
 
 
+class _Fetched(NamedTuple):
+    """What the window lacked of the rows of a batch at some moment of it."""
+
+    moment: int
+    found: dict[str, Found]
+    pulled: Pulled
+
+    def is_of(self, keys: Mapping[str, Keys]) -> bool:
+        return keys.keys() == self.found.keys() and all(
+            self.found[part].keys is keys_K for part, keys_K in keys.items()
+        )
+
+
 class Geo:
-    """The cache of a worker and its window. One thread uses it.
+    """The cache of a worker and its window. One thread uses it; another may `fetch` meanwhile.
 
     Args:
         tables: of the model. dense: its parameters, trained here by `optimizer`.
@@ -53,6 +68,11 @@ class Geo:
         self._fresh = None if optimizer is None else copy.deepcopy(optimizer.state_dict()["state"])
         self._base: dict[str, Tensor] = {}
         self._is_open = False
+        # Counts touches and ends of windows, behind what they change: whoever reads it before
+        # anything else and finds it the same later has seen no half of a change.
+        self._moment = 0
+        self._is_last = True  # the batch touched last, in the window; also before the first
+        self._fetched: _Fetched | None = None
         self._num_reported = 0
 
     @property
@@ -60,9 +80,25 @@ class Geo:
         """Whether the window has had all its steps."""
         return self.num_steps >= self._k
 
+    def fetch(self, keys: Mapping[str, Keys], time: int) -> None:
+        """Bring what the next `touch`, of these arrays, will miss, while the batch touched last is
+        trained on. Nothing where the window ends with that batch: rows from before the exchange
+        would lack this worker's own differences.
+        """
+        moment = self._moment
+        if self._is_last:
+            return
+        found = self.cache.find(keys)
+        self._fetched = _Fetched(moment, found, self._pull(found, time))
+
+    @property
+    def may_fetch(self) -> bool:
+        """Whether windows have batches to fetch for while one is trained on."""
+        return self._k > 1
+
     def touch(self, keys: Mapping[str, Keys], time: int) -> bool:
-        """Fetch those of these rows that the window has not touched yet. The first call in a
-        window brings the dense weights, too.
+        """Bring those of these rows into the window that it has not touched yet. The first call in
+        a window brings the dense weights, too.
 
         Returns:
             False: there is no room before the window has ended: exchange, and call again.
@@ -70,18 +106,27 @@ class Geo:
         Raises:
             ResourceExhausted: no room at all.
         """
-        masks = self.cache.missing(keys)
-        if not self.cache.make_room(masks):
+        fetched, self._fetched = self._fetched, None
+        if fetched is not None and not (fetched.moment == self._moment and fetched.is_of(keys)):
+            fetched = None
+        found = self.cache.find(keys) if fetched is None else fetched.found
+        if not self.cache.make_room(found):
             return False
-        missing = {part: keys_K[masks[part]] for part, keys_K in keys.items()}
-        if not self._is_open or any(len(keys_K) for keys_K in missing.values()):
-            opens = not self._is_open
-            pulled = self._client.pull(missing, blocks=opens and len(self._dense) > 0, time=time)
-            for part, keys_K in missing.items():
-                self.cache.install(part, keys_K, pulled.rows[part])
-            if opens:
-                self._open(pulled)
+        pulled = self._pull(found, time) if fetched is None else fetched.pulled
+        self.cache.touch(found, pulled.rows)
+        if not self._is_open:
+            self._open(pulled)
+        self._is_last = self.num_steps + 1 >= self._k
+        self._moment += 1
         return True
+
+    def _pull(self, found: Mapping[str, Found], time: int) -> Pulled:
+        """The rows that are missing; in a window that has none yet the dense weights, too."""
+        missing = {part: of.missing for part, of in found.items()}
+        if self._is_open and not any(map(len, missing.values())):
+            return self.read(missing)
+        blocks = not self._is_open and len(self._dense) > 0
+        return self._client.pull(missing, blocks=blocks, time=time)
 
     def read(self, keys: Mapping[str, Keys]) -> Pulled:
         """The rows of a batch, which have been touched."""
@@ -120,7 +165,8 @@ class Geo:
         """The servers have the differences."""
         self.cache.end_window()
         self.num_steps = self.num_examples = 0
-        self._is_open, self.has_ended = False, True
+        self._is_open, self._is_last, self.has_ended = False, True, True
+        self._moment += 1
 
     def forget(self) -> None:
         """Begin anew, as after a load: without rows and optimizer state."""
