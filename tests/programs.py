@@ -41,21 +41,36 @@ class Template:
         *,
         listener: socket.socket | None = None,
         namespace: str = "",
+        folder: Path | None = None,
     ) -> Program:
-        """Run `python ARGUMENTS`; `listener` is handed over as TRIREME_LISTEN_FD, `namespace` is
-        that of `ip netns` where it runs.
+        """Run `python ARGUMENTS` in the folder, or where the tests run; `listener` is handed over
+        as TRIREME_LISTEN_FD, `namespace` is that of `ip netns` where it runs.
         """
         child_stdin, stdin = os.pipe()
         output, child_output = os.pipe()
         lent = [child_stdin, child_output]
         order = {"arguments": list(arguments), "env": {**clean_environment(), **env}}
-        order["namespace"] = namespace
+        order |= {"namespace": namespace, "folder": "" if folder is None else str(folder)}
         fds = lent if listener is None else [*lent, listener.fileno()]
         socket.send_fds(self._control, [json.dumps(order).encode()], fds)
         _, [pidfd, status], _, _ = socket.recv_fds(self._control, 16, 2)
         for fd in lent:
             os.close(fd)
         return Program(name, pidfd, status, stdin, output)
+
+    def run(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        code: int = 0,
+        wait_s: float = WAIT_S,
+    ) -> str:
+        """What `python ARGUMENTS` prints, both streams, until it ends with this code."""
+        with self.start(arguments[0], arguments, env or {}, folder=folder) as program:
+            assert program.finish(wait_s) == code
+            return program.output
 
 
 @contextmanager
@@ -152,18 +167,18 @@ class Program:
     def has_ended(self) -> bool:
         return bool(select.select([self._pidfd], [], [], 0)[0])
 
-    def finish(self) -> int:
+    def finish(self, wait_s: float = WAIT_S) -> int:
         """The exit code (-n: ended by signal n), once it has ended by itself and its output is
         read.
         """
-        self._wait_gone()
+        self._wait_gone(wait_s)
         self._reader.join()
         return int(self._status.read())
 
-    def _wait_gone(self) -> None:
-        ended, _, _ = select.select([self._pidfd], [], [], WAIT_S)
+    def _wait_gone(self, wait_s: float = WAIT_S) -> None:
+        ended, _, _ = select.select([self._pidfd], [], [], wait_s)
         if not ended:
-            raise AssertionError(f"{self.name}: still running after {WAIT_S:g} s")
+            raise AssertionError(f"{self.name}: still running after {wait_s:g} s")
 
     def __enter__(self) -> Program:
         return self

@@ -75,8 +75,8 @@ def end(running: dict[int, tuple[int, int]]) -> None:
 
 
 def become(order: dict, fds: list[int]) -> None:
-    """Take the program's standard input, output and environment, and the socket it listens on; and
-    its network.
+    """Take the program's standard input, output and environment, and the socket it listens on; its
+    folder and its network.
     """
     for fd, own in zip(fds[:2], ((0,), (1, 2)), strict=True):
         for number in own:
@@ -86,6 +86,8 @@ def become(order: dict, fds: list[int]) -> None:
     os.environ.update(order["env"])
     if len(fds) > 2:
         os.environ["TRIREME_LISTEN_FD"] = str(fds[2])
+    if order["folder"]:
+        os.chdir(order["folder"])
     if order["namespace"]:
         enter(f"/run/netns/{order['namespace']}")
     sys.argv = order["arguments"]
@@ -102,6 +104,8 @@ main()
 # Only children come here.
 if sys.argv[0] == "-m":
     del sys.argv[0]
+    sys.path.insert(0, os.getcwd())
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.integration.processes import clean_environment
+from tests.integration.test_docs_data import STRICT
+from tests.programs import Template
 from tests.repo import tree
 from trireme import cli
 
@@ -57,7 +56,10 @@ def create(config):
 
 
 def test_every_command_and_snippet_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    programs: Template,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     page = (tree.ROOT / "docs/interchange.md").read_text()
     blocks = re.findall(r"```(sh|python)\n(.*?)```", page, re.DOTALL)
@@ -76,14 +78,7 @@ def test_every_command_and_snippet_runs(
     command = "convert new.parquet model/new --to checkpoint -m config.yaml"
     assert cli.main(command.split()) == 0
     assert "the dense part is new: new.parquet has none" in caplog.text
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", snippets],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "snippets.py").write_text(f"{STRICT}\n{snippets}")
+    programs.run(tmp_path, ["snippets.py"])
     again = sorted(path.name for path in (tmp_path / "fleet_again").glob("*/*"))
     assert again == ["part-000", "part-000-00000", "part-000-00001"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.integration.criteo_folder import NUM_TEST, write_criteo_folder
 from tests.integration.processes import Processes
+from tests.programs import Program, Template
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "train.py")
 TRIREME = [sys.executable, "-m", "trireme.cli"]
@@ -33,10 +35,8 @@ def check(output: str, folder: Path) -> None:
     assert (folder / "ckpt" / "1").is_dir()
 
 
-def test_train_py_runs_alone(folder: Path) -> None:
-    with Processes(folder) as processes:
-        processes.start("alone", [sys.executable, SCRIPT], {})
-        output = processes.finish(WAIT_S)["alone"]
+def test_train_py_runs_alone(folder: Path, programs: Template) -> None:
+    output = programs.run(folder, [SCRIPT])
     assert "trireme: embedded" in output
     check(output, folder)
 
@@ -54,23 +54,32 @@ def test_train_py_runs_launched(folder: Path) -> None:
     check((folder / "log" / "workerlog.1").read_text(), folder)
 
 
-def test_train_py_runs_by_hand_with_the_variables_of_fleets_guide(folder: Path) -> None:
+def test_train_py_runs_by_hand_with_the_variables_of_fleets_guide(
+    folder: Path, programs: Template
+) -> None:
     ports = free_ports(2)
-    servers = ",".join(f"127.0.0.1:{port}" for port in ports)
-    job = {"PADDLE_PSERVERS_IP_PORT_LIST": servers, "PADDLE_TRAINERS_NUM": "2"}
-    command = [sys.executable, "-u", SCRIPT, "--is_cloud=1"]
-    with Processes(folder) as processes:
-        for index, port in enumerate(ports):
-            place = {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": str(port)}
-            processes.start(f"server {index}", command, {**job, **place})
-        for index in range(2):
-            place = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index)}
-            processes.start(f"worker {index}", command, {**job, **place})
-        outputs = processes.finish(WAIT_S)
+    listed = ",".join(f"127.0.0.1:{port}" for port in ports)
+    job = {"PADDLE_PSERVERS_IP_PORT_LIST": listed, "PADDLE_TRAINERS_NUM": "2"}
+    with ExitStack() as stack:
+
+        def start(name: str, place: dict[str, str]) -> Program:
+            command = [SCRIPT, "--is_cloud=1"]
+            return stack.enter_context(
+                programs.start(name, command, {**job, **place}, folder=folder)
+            )
+
+        places = [
+            {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": str(port)}
+            for port in ports
+        ]
+        servers = [start(f"server {index}", place) for index, place in enumerate(places)]
+        places = [{"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": index} for index in "01"]
+        workers = [start(f"worker {index}", place) for index, place in enumerate(places)]
+        assert [program.finish() for program in (*workers, *servers)] == [0, 0, 0, 0]
     for index in range(2):
-        assert f"trireme: server {index} of 2" in outputs[f"server {index}"]
-        assert "TRAINING_ROLE" in outputs[f"worker {index}"]
-        check(outputs[f"worker {index}"], folder)
+        assert f"trireme: server {index} of 2" in servers[index].output
+        assert "TRAINING_ROLE" in workers[index].output
+        check(workers[index].output, folder)
 
 
 def free_ports(num: int) -> list[int]:

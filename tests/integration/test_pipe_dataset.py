@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import subprocess
 import sys
 from pathlib import Path
 from random import Random
@@ -14,6 +13,7 @@ import pytest
 
 from tests.criteo_text import Example, examples_of, random_line
 from tests.integration.processes import clean_environment
+from tests.programs import Template
 from trireme.data import QueueDataset, arrow, criteo
 from trireme.errors import BadRequest, DataError
 
@@ -141,18 +141,10 @@ def test_what_cannot_go_through_a_command_is_refused(folder: Path) -> None:
     ],
 )
 def test_a_training_whose_command_fails_fails_and_saves_nothing(
-    command: str, message: str, folder: Path
+    command: str, message: str, folder: Path, programs: Template
 ) -> None:
     (folder / "train.py").write_text(TRAIN)
-    done = subprocess.run(
-        [sys.executable, "train.py", command],
-        cwd=folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 1, done.stderr
-    assert f"DataError: QueueDataset: {'pipe_command' if 'exit' in message else ''}" in done.stderr
-    assert message in done.stderr
+    output = programs.run(folder, ["train.py", command], code=1)
+    assert f"DataError: QueueDataset: {'pipe_command' if 'exit' in message else ''}" in output
+    assert message in output
     assert not (folder / "ckpt").exists()

@@ -5,13 +5,12 @@ what docs/models.md shows.
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.integration.processes import Processes
+from tests.programs import Template
 from trireme import cli
 from trireme.config import Config
 from trireme.data import Dense, Schema, Sparse
@@ -19,7 +18,6 @@ from trireme.models import zoo
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 TWO_OF_EACH = ("hist_item_seq", "hist_cat_seq", "negatives")
-WAIT_S = 100.0
 SMALL = ["hyper_parameters.fc_sizes=[8]", "hyper_parameters.slot_num=3"]
 
 
@@ -71,17 +69,18 @@ def test_a_model_trains_and_is_evaluated_from_a_copy_of_its_yaml(
     assert "examples 100" in reports[1]
 
 
-def test_the_commands_and_the_script_of_the_page_run(tmp_path: Path, yaml_of: object) -> None:
+def test_the_commands_and_the_script_of_the_page_run(
+    tmp_path: Path, yaml_of: object, programs: Template
+) -> None:
     yaml_of("deepfm")
     shell, script = re.findall(r"```(?:python)?\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    started = [[sys.executable, "-c", script]]
+    (tmp_path / "script.py").write_text(script)
+    started = [["script.py"]]
     for number, command in enumerate(shell.splitlines()):
         name, *words = command.split()
         assert name == "trireme"
         options = [f"-o=runner.model_save_path=saved{number}", f"-o={SMALL[0]}"]
-        started.append([sys.executable, "-m", "trireme.cli", *words, *options])
+        started.append(["-m", "trireme.cli", *words, *options])
     assert len(started) == 3
-    for number, command in enumerate(started):
-        with Processes(tmp_path) as processes:
-            processes.start(f"command {number}", command, {})
-            processes.finish(WAIT_S)
+    for command in started:
+        programs.run(tmp_path, command)
