@@ -6,16 +6,14 @@ import json
 import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.integration.processes import clean_environment
 from tests.integration.saved_rows import saved_rows
+from tests.programs import Template
 from trireme.data.planted_days import write_days
 from trireme.train.donefiles import BASES, DELTAS, DoneFiles, Point
 
@@ -62,28 +60,27 @@ def prepared(folder: Path, days: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, days: Path) -> tuple[Path, str]:
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, days: Path, programs: Template
+) -> tuple[Path, str]:
     """Where a run has come to its end, and what it said."""
     place = prepared(tmp_path_factory.mktemp("undisturbed"), days)
-    return place, run(place)
+    return place, run(programs, place)
 
 
 def command(*overrides: str) -> list[str]:
     return ["-m", "online.yaml", "-o", *SMALL, *overrides]
 
 
-def run(place: Path, *overrides: str, start: tuple[str, ...] = ("stream",)) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "trireme.cli", *start, *command(*overrides)],
-        cwd=place,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def run(
+    programs: Template,
+    place: Path,
+    *overrides: str,
+    start: tuple[str, ...] = ("stream",),
+    code: int = 0,
+) -> str:
+    arguments = ["-m", "trireme.cli", *start, *command(*overrides)]
+    return programs.run(place, arguments, code=code, wait_s=110.0)
 
 
 def points(of: Path) -> list[Point]:
@@ -116,12 +113,14 @@ def test_days_are_trained_on_and_published(undisturbed: tuple[Path, str]) -> Non
     assert f"stream: {len(aucs)} passes done; up to runner.end_day {DAYS[-1]} all is" in output
 
 
-def test_a_killed_run_ends_with_the_same_bytes(place: Path, undisturbed: tuple[Path, str]) -> None:
+def test_a_killed_run_ends_with_the_same_bytes(
+    place: Path, undisturbed: tuple[Path, str], programs: Template
+) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    _run_until_killed(place, rng.randint(1, 3), rng.uniform(0.0, 1.5))
-    output = run(place)
+    _run_until_killed(programs, place, rng.randint(1, 3), rng.uniform(0.0, 1.5))
+    output = run(programs, place)
     assert "going on behind pass" in output
     assert set(points(place)) == set(points(undisturbed[0]))
     ends = [folder / "models" / END / "0" for folder in (undisturbed[0], place)]
@@ -132,42 +131,31 @@ def test_a_killed_run_ends_with_the_same_bytes(place: Path, undisturbed: tuple[P
             np.testing.assert_array_equal(found["embedding"][column], values, err_msg=column)
 
 
-def _run_until_killed(place: Path, num_lines: int, delay_s: float) -> None:
+def _run_until_killed(programs: Template, place: Path, num_lines: int, delay_s: float) -> None:
     """Kill the run `delay_s` after donefile.txt has so many lines."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trireme.cli", "stream", *command()],
-        cwd=place, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
+    arguments = ["-m", "trireme.cli", "stream", *command()]
+    with programs.start("stream", arguments, {}, folder=place) as program:
+        pause = threading.Event()
         for _ in range(2000):
-            if len(points(place)) >= num_lines:
+            if len(points(place)) >= num_lines or program.has_ended:
                 break
-            try:
-                process.wait(0.05)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        try:
-            process.wait(delay_s)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait(30)
+            pause.wait(0.05)
+        pause.wait(delay_s)
+        program.kill()
 
 
-def test_a_job_streams_as_one_process_does(place: Path) -> None:
+def test_a_job_streams_as_one_process_does(place: Path, programs: Template) -> None:
     launch = ("launch", "--server_num", "2", "--worker_num", "2", "--stream")
-    output = run(place, f"runner.end_day={DAYS[0]}", start=launch)
+    output = run(programs, place, f"runner.end_day={DAYS[0]}", start=launch)
     assert points(place) == [Point(DAYS[0], 2), Point(DAYS[1], 0)]
     assert output.count("before:") == PASSES
-    again = run(place, start=launch)
+    again = run(programs, place, start=launch)
     assert f"going on behind pass {DAYS[1]}/0" in again
     assert again.count("before:") == PASSES
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
-    place: Path, undisturbed: tuple[Path, str]
+    place: Path, undisturbed: tuple[Path, str], programs: Template
 ) -> None:
     shutil.copytree(undisturbed[0] / "models", place / "models")
     listed = (place / "models" / "donefile.txt").read_text()
@@ -177,21 +165,17 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
         path = place / "models" / name
         path.write_text(path.read_text().replace(str(undisturbed[0]), str(place)))
     (place / "models" / END / "0" / "manifest.json").write_text("{}")
-    output = run(place)
+    output = run(programs, place)
     assert "cannot be loaded, trying the one before" in output
     assert f"going on behind pass {DAYS[-1]}/2" in output
     assert points(place)[-1] == Point(END, 0)
 
 
-def test_data_that_does_not_come_is_an_error(place: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "trireme.cli", "stream",
-         *command("runner.start_day=20200101", "runner.end_day=20200101",
-                  "runner.data_sleep_second=0.1", "runner.data_timeout_second=0.5")],
-        cwd=place, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
+def test_data_that_does_not_come_is_an_error(place: Path, programs: Template) -> None:
+    when = ["runner.start_day=20200101", "runner.end_day=20200101"]
+    waits = ["runner.data_sleep_second=0.1", "runner.data_timeout_second=0.5"]
+    output = run(programs, place, *when, *waits, code=1)
     assert (
         "20200101/0000 to 20200101/0400, each with data.done): expected its data within 0.5 s"
-        in (done.stderr)
+        in output
     )
