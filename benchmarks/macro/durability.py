@@ -21,7 +21,7 @@ import numpy as np
 import trireme as tr
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import Claim, Contest, Run, Settings
-from benchmarks.macro.ours import run_job
+from benchmarks.macro.ours import need_plain_job, run_job
 from trireme import _core
 from trireme.optim import values_of_group
 from trireme.ps.attendance import Attendance
@@ -49,16 +49,19 @@ def contests(settings: Settings) -> Sequence[Contest]:
 
 def _cost(settings: Settings, batch: int) -> Contest:
     of_batch = "" if batch == 4096 or settings.is_smoke else f"_b{batch}"
-    names = {mode: f"{mode}{of_batch}" for mode in ("process", "machine", "none")}
+    kept = settings.pick(smoke=("machine",), real=("process", "machine"))
+    names = {mode: f"{mode}{of_batch}" for mode in (*kept, "none")}
     return Contest(
         {name: partial(_rate, settings, batch, mode) for mode, name in names.items()},
-        [Claim(names[mode], names[mode], (names["none"],)) for mode in ("process", "machine")],
+        [Claim(names[mode], names[mode], (names["none"],)) for mode in kept],
         settings.rounds,
     )
 
 
 def _rate(settings: Settings, batch: int, mode: str, number: int) -> Run:
     del number
+    if mode == "none":
+        need_plain_job(settings)
     train = tsv_files(settings).train
     out = run_job(
         is_embedded=False,

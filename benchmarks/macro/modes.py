@@ -40,7 +40,7 @@ def contests(settings: Settings) -> list[Contest]:
 
 
 def _contest(settings: Settings, workers: int, delay: int) -> Contest:
-    modes = settings.pick(smoke=("sync", "bounded", "geo"), real=tuple(STRATEGIES))
+    modes = settings.pick(smoke=("sync", "geo"), real=tuple(STRATEGIES))
     return Contest(
         {mode: partial(_auc, settings, mode, delay) for mode in modes},
         [

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import Absent, Settings
 from benchmarks.macro.link import End
 from benchmarks.process import run_process
 
@@ -63,6 +64,16 @@ def run_job(
             command = [*launch, *place, *wrapped]
         run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=environment())
         return _result(out)
+
+
+def need_plain_job(settings: Settings) -> None:
+    """Before a job that stands beside ours, as it is without what is measured.
+
+    Raises:
+        Absent: in smoke mode, where `ctr` runs such a job for all of them.
+    """
+    if settings.is_smoke:
+        raise Absent("it is a plain job, which smoke mode runs for ctr alone")
 
 
 def _result(out: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import Claim, Contest, Run, Settings
-from benchmarks.macro.ours import run_job
+from benchmarks.macro.ours import need_plain_job, run_job
 from trireme.launch.key_folder import make_shared_folder
 
 _NUM_WARM, _NUM_TIMED = 2, 8
@@ -40,6 +40,8 @@ def _cost(settings: Settings, dim: int, batch: int) -> Contest:
 
 def _rate(settings: Settings, dim: int, batch: int, has_keys: bool, number: int) -> Run:
     del number
+    if not has_keys:
+        need_plain_job(settings)
     train = tsv_files(settings).train
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         if has_keys:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
-from benchmarks.macro.ours import environment
+from benchmarks.macro.ours import environment, need_plain_job
 from benchmarks.process import run_process
 
 _JOB = str(Path(__file__).with_name("saving_job.py"))
@@ -24,7 +24,7 @@ _NUM_FILES = 4
 
 
 def contests(settings: Settings) -> list[Contest]:
-    seconds, every_s = settings.pick(smoke=(4.0, 0.5), real=(120.0, 30.0))
+    seconds, every_s = settings.pick(smoke=(2.0, 0.2), real=(120.0, 30.0))
     return [
         Contest(
             {
@@ -38,6 +38,8 @@ def contests(settings: Settings) -> list[Contest]:
 
 
 def _run(settings: Settings, seconds: float, every_s: float | None) -> Run:
+    if every_s is None:
+        need_plain_job(settings)
     files = tsv_files(settings).train[:_NUM_FILES]
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
