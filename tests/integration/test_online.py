@@ -6,16 +6,19 @@ import json
 import random
 import re
 import shutil
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.integration.saved_rows import saved_rows
-from tests.programs import Template
+from tests.programs import Program, Template
 from trireme.data.planted_days import write_days
-from trireme.train.donefiles import BASES, DELTAS, DoneFiles, Point
+from trireme.train.donefiles import BASES, DELTAS, STOPPED, DoneFiles, Point
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "online.yaml"
 DAYS = ("20190720", "20190721")
@@ -123,12 +126,7 @@ def test_a_killed_run_ends_with_the_same_bytes(
     output = run(programs, place)
     assert "going on behind pass" in output
     assert set(points(place)) == set(points(undisturbed[0]))
-    ends = [folder / "models" / END / "0" for folder in (undisturbed[0], place)]
-    expected, found = (saved_rows(end) for end in ends)
-    assert expected.keys() == found.keys() == {"embedding"}
-    for column, values in expected["embedding"].items():
-        if column != "version":  # counts exports, some of which were made twice
-            np.testing.assert_array_equal(found["embedding"][column], values, err_msg=column)
+    assert_same_end(place, undisturbed[0])
 
 
 def _run_until_killed(programs: Template, place: Path, num_lines: int, delay_s: float) -> None:
@@ -142,6 +140,132 @@ def _run_until_killed(programs: Template, place: Path, num_lines: int, delay_s: 
             pause.wait(0.05)
         pause.wait(delay_s)
         program.kill()
+
+
+def start(programs: Template, place: Path, *overrides: str, **env: str) -> Program:
+    """A process, to be stopped."""
+    arguments = ["-m", "trireme.cli", "stream", *command(*overrides)]
+    return programs.start("stream", arguments, env, folder=place)
+
+
+@contextmanager
+def job(programs: Template, place: Path, *overrides: str) -> Iterator[list[Program]]:
+    """Two workers of a server."""
+    root, server = {"TRIREME_ROOT": str(place)}, ["-m", "trireme.cli", "server"]
+    with ExitStack() as stack:
+        started = programs.start("server", [*server, "--listen", "127.0.0.1:0"], root)
+        address = stack.enter_context(started).wait_line(r"^listening on (\S+)")[1]
+        env = {"TRIREME_SERVERS": address, "TRIREME_NUM_WORKERS": "2", "TRIREME_ROLE": "worker"}
+        yield [
+            stack.enter_context(start(programs, place, *overrides, TRIREME_INDEX=i, **env, **root))
+            for i in ("0", "1")
+        ]
+
+
+def stop(program: Program, *others: Program) -> str:
+    """SIGTERM to one of a job; all end well. Returns what the one has said."""
+    program.signal(signal.SIGTERM)
+    for of in (program, *others):
+        assert of.finish() == 0, of.output
+    return program.output
+
+
+def assert_same_end(found: Path, expected: Path, day: str = END) -> None:
+    ends = [saved_rows(folder / "models" / day / "0") for folder in (expected, found)]
+    assert ends[0].keys() == ends[1].keys() == {"embedding"}
+    for column, values in ends[0]["embedding"].items():
+        if column != "version":  # counts saves, of which a stop makes one more
+            np.testing.assert_array_equal(ends[1]["embedding"][column], values, err_msg=column)
+
+
+def passes_said(*outputs: str) -> list[str]:
+    return re.findall(r"stream: pass (\d+/\d+): before:", "".join(outputs))
+
+
+ALL_PASSES = [f"{day}/{number}" for day in DAYS for number in range(1, PASSES + 1)]
+
+
+@pytest.mark.timeout(300)  # four runs
+def test_a_stopped_run_goes_on_within_its_pass(
+    programs: Template, place: Path, undisturbed: tuple[Path, str]
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    outputs = []
+    for _ in range(2):
+        with start(programs, place, "runner.print_interval=1") as program:
+            for _ in range(rng.randint(1, 15)):  # seven a pass
+                program.wait_line(r"batch \d+")
+            outputs.append(stop(program))
+        assert "training has stopped after a step, with a checkpoint" in outputs[-1]
+        assert (place / "models" / STOPPED).read_text()
+    outputs.append(run(programs, place))
+    assert all("stream: going on within pass" in output for output in outputs[1:])
+    assert passes_said(*outputs) == ALL_PASSES
+    assert_same_end(place, undisturbed[0])
+    assert points(place) == points(undisturbed[0])
+    assert not (place / "models" / STOPPED).read_text(), "there are newer checkpoints"
+    assert not [*(place / "models" / "stopped").glob("*")]
+
+
+@pytest.mark.timeout(300)  # and the undisturbed run
+def test_a_run_that_is_stopped_while_it_waits_goes_on_behind_its_last_pass(
+    programs: Template, tmp_path: Path, days: Path, undisturbed: tuple[Path, str]
+) -> None:
+    place = prepared(tmp_path, days)
+    (place / "days").unlink()
+    shutil.copytree(days / DAYS[0], place / "days" / DAYS[0])
+    missing = place / "days" / DAYS[0] / "1200"  # of the second pass
+    missing.rename(tmp_path / "later")
+    seldom = ("runner.checkpoint_per_pass=100", "runner.prefetch=False")
+    with start(programs, place, *seldom, "runner.data_sleep_second=600") as program:
+        program.wait_line(f"waiting for the data of pass {DAYS[0]}/2")
+        first = stop(program)
+    assert "stopped between two passes, with a checkpoint" in first
+    assert points(place) == []
+    (tmp_path / "later").rename(missing)
+    second = run(programs, place, *seldom, f"runner.end_day={DAYS[0]}")
+    assert f"stream: going on behind pass {DAYS[0]}/1" in second
+    assert passes_said(first, second) == ALL_PASSES[:PASSES]
+    assert_same_end(place, undisturbed[0], DAYS[1])
+
+
+@pytest.mark.timeout(300)  # three jobs
+def test_a_stopped_job_ends_as_one_that_was_left_alone(
+    programs: Template, tmp_path: Path, days: Path
+) -> None:
+    for name in ("stopped", "alone"):
+        (tmp_path / name).mkdir()
+    stopped, alone = (prepared(tmp_path / name, days) for name in ("stopped", "alone"))
+    one_day = f"runner.end_day={DAYS[0]}"
+    with job(programs, stopped, one_day, "runner.print_interval=1") as workers:
+        for _ in range(random.randint(1, 5)):  # of four a pass
+            workers[0].wait_line(r"batch \d+")
+        first = stop(*random.sample(workers, 2)) and workers[0].output
+    with job(programs, stopped, one_day) as workers:
+        assert [worker.finish() for worker in workers] == [0, 0]
+        assert passes_said(first, workers[0].output) == ALL_PASSES[:PASSES]
+    with job(programs, alone, one_day) as workers:
+        assert [worker.finish() for worker in workers] == [0, 0]
+    assert_same_end(stopped, alone, DAYS[1])
+
+
+def test_a_stop_that_cannot_be_gone_on_with_is_passed_over(
+    programs: Template, tmp_path: Path, days: Path
+) -> None:
+    place = prepared(tmp_path, days)
+    one_day = (f"runner.end_day={DAYS[0]}", "runner.checkpoint_per_pass=1")
+    with job(programs, place, *one_day, "runner.print_interval=1") as workers:
+        workers[0].wait_line(f"pass {DAYS[0]}/1: before")
+        workers[0].wait_line(r"batch \d+")
+        stop(*workers)
+    assert "within" in (place / "models" / STOPPED).read_text()
+    output = run(programs, place, *one_day)  # of one worker
+    assert "going further back: Trainer.resume: expected 2 workers" in output
+    assert f"going on behind pass {DAYS[0]}/1" in output
+    assert passes_said(output) == ALL_PASSES[1:PASSES]
+    assert not (place / "models" / STOPPED).read_text()
 
 
 def test_a_job_streams_as_one_process_does(place: Path, programs: Template) -> None:

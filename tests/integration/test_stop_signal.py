@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 import trireme as tr
 from trireme.cluster import embedded
 from trireme.errors import Stopped
+from trireme.train.online import PassReport
 
 NUM_BATCHES, TOLD_AT = 500, 3
 
@@ -66,6 +68,37 @@ def test_a_fit_without_checkpoints_says_that_nothing_was_saved(
         assert fitting.optimizer.num_steps == TOLD_AT
     assert stopped.value.code == 0
     assert "worker 0 has got SIGTERM: training has stopped after a step; nothing was" in caplog.text
+
+
+def test_passes_without_a_place_to_save_say_that_nothing_was_saved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = tr.Pass(day="20190720", number=1, open=lambda: batches(NUM_BATCHES))
+    with trainer() as training, pytest.raises(Stopped):
+        list(tr.train_passes(training, [one], evaluate=False))
+    assert training.model.num_steps == TOLD_AT
+    assert "stopped; nothing was saved: train_passes takes publishing=" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_stopped_pass_of_data_without_streams_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run() -> list[PassReport]:
+        return list(tr.train_passes(training, passes, publishing=publishing, evaluate=False))
+
+    caplog.set_level("INFO", "trireme")
+    publishing = tr.Publishing(path=str(tmp_path))
+    num = 2 * TOLD_AT
+    passes = [tr.Pass(day="20190720", number=n, open=lambda: batches(num)) for n in (1, 2)]
+    with trainer() as training, pytest.raises(Stopped):
+        run()
+    with trainer() as training:
+        training.model.num_steps = TOLD_AT  # not told again
+        first, second = run()
+        assert training.optimizer.num_steps == 2 * num
+    assert f"reading {TOLD_AT} batches again" in caplog.text
+    assert (first.trained["examples"], second.trained["examples"]) == (2 * (num - TOLD_AT), 2 * num)
 
 
 def test_a_script_that_heeds_sigterm_itself_is_left_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import fsspec
@@ -13,10 +14,12 @@ from trireme.train.donefiles import (
     BASES,
     CHECKPOINTS,
     DELTAS,
+    STOPPED,
     DoneFiles,
     Exported,
     Point,
     Published,
+    StoppedAt,
 )
 
 NEWEST = Published(Point("20190721", 0), 7, "out/20190721/0")
@@ -55,6 +58,29 @@ def test_a_line_of_the_same_path_is_replaced_and_old_ones_go(folder: str) -> Non
     assert done.checkpoints() == [entries[0], entries[2], again]
     assert done.add_checkpoint(NEWEST, keep=2) == ["out/20190720/1", "out/20190720/3"]
     assert done.checkpoints() == [again, NEWEST]
+
+
+def test_a_stop_is_listed_until_there_is_a_checkpoint(folder: str) -> None:
+    done = DoneFiles(folder)
+    assert done.stopped() is None
+    done.set_stopped(None)
+    point, path = Point("20190720", 6), "out/stopped/1"
+    between = StoppedAt(point, None, 7, None, path)
+    figures = {"loss": 0.5, "auc": 0.75}
+    within = StoppedAt(point, Point("20190720", 7), 7, "out/20190720/delta-6", path, figures)
+    for at in (between, within):
+        done.set_stopped(at)
+        assert done.stopped() == at
+    done.set_stopped(StoppedAt(point, None, 7, None, path, {"auc": math.nan}))
+    of = done.stopped()
+    assert of is not None
+    assert math.isnan(of.evaluated["auc"])
+    done.set_stopped(None)
+    assert done.stopped() is None
+    where, name = fsspec.core.url_to_fs(f"{folder}/{STOPPED}")
+    where.pipe_file(name, b'{"day": 1}')
+    with pytest.raises(Corruption, match=f"{STOPPED}:1: expected JSON with day, pass, within"):
+        done.stopped()
 
 
 def test_exports_are_json_lines(folder: str) -> None:

@@ -66,6 +66,14 @@ class Checkpoints:
             raise BadRequest(f"Checkpoints: expected every_s > 0, found {self.every_s}")
 
 
+@dataclass(frozen=True)
+class AtStop:
+    """A checkpoint in a numbered folder below `path` when all are told to stop, and no other."""
+
+    path: str
+    storage_options: Mapping[str, Any] | None = None
+
+
 class Saver(Protocol):
     """Saves while a fit goes on. Every worker has one and calls the same at the same places."""
 
@@ -81,13 +89,16 @@ class Saver(Protocol):
     def finish(self) -> None:
         """All is done: save that."""
 
+    def stop(self) -> None:
+        """All stop here: save that."""
+
     def close(self) -> None:
         """Nobody wants more, whatever the reason."""
 
 
 @contextmanager
 def saving(
-    checkpoints: Checkpoints | None,
+    checkpoints: Checkpoints | AtStop | None,
     optimizer: DistributedOptimizer,
     random: RandomState,
     note: Note,
@@ -96,8 +107,12 @@ def saving(
     if checkpoints is None:
         yield None
         return
-    kind = SyncSaver if optimizer.is_sync else AsyncSaver
-    saver = kind(checkpoints, optimizer, random, note)
+    saver: Saver
+    if isinstance(checkpoints, AtStop):
+        saver = StopSaver(checkpoints, optimizer, random, note)
+    else:
+        kind = SyncSaver if optimizer.is_sync else AsyncSaver
+        saver = kind(checkpoints, optimizer, random, note)
     try:
         yield saver
         saver.finish()
@@ -108,16 +123,64 @@ def saving(
 class _Saver:
     def __init__(
         self,
+        checkpoints: Checkpoints | AtStop,
+        optimizer: DistributedOptimizer,
+        random: RandomState,
+        note: Note,
+    ) -> None:
+        self._optimizer, self._random, self._note = optimizer, random, note
+        keep = checkpoints.keep if isinstance(checkpoints, Checkpoints) else None
+        self._what = checkpoint.What(keep=keep)
+        self._folders = NumberedFolders(checkpoints.path, checkpoints.storage_options)
+        self._cluster = optimizer.cluster
+
+    def stop(self) -> None:
+        self._save_together()
+
+    def _save_together(self) -> None:
+        checkpoint.save(
+            self._optimizer,
+            self._folders.next(),
+            self._note(),
+            self._what,
+            random=self._random,
+        )
+
+
+class StopSaver(_Saver):
+    """For `AtStop`."""
+
+    def begin_epoch(self, num_done: int) -> None:
+        """Nothing depends on it."""
+
+    def after_step(self) -> None:
+        """No step is one to save at."""
+
+    def end_epoch(self) -> None:
+        """Nothing is under way."""
+
+    def finish(self) -> None:
+        """Whoever trains saves what is done."""
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class _RegularSaver(_Saver):
+    """For `Checkpoints`."""
+
+    def __init__(
+        self,
         checkpoints: Checkpoints,
         optimizer: DistributedOptimizer,
         random: RandomState,
         note: Note,
     ) -> None:
-        self._checkpoints, self._optimizer, self._random = checkpoints, optimizer, random
-        self._note, self._what = note, checkpoint.What(keep=checkpoints.keep)
-        self._folders = NumberedFolders(checkpoints.path, checkpoints.storage_options)
-        self._cluster = optimizer.cluster
-        self._saved_at = time.monotonic()
+        super().__init__(checkpoints, optimizer, random, note)
+        self._checkpoints, self._saved_at = checkpoints, time.monotonic()
+
+    def finish(self) -> None:
+        self._save_together()
 
     def _left_s(self) -> float:
         """Until the next save, where they go by time."""
@@ -129,17 +192,11 @@ class _Saver:
         return every is not None and self._optimizer.num_steps % every == 0
 
     def _save_together(self) -> None:
-        checkpoint.save(
-            self._optimizer,
-            self._folders.next(),
-            self._note(),
-            self._what,
-            random=self._random,
-        )
+        super()._save_together()
         self._saved_at = time.monotonic()
 
 
-class SyncSaver(_Saver):
+class SyncSaver(_RegularSaver):
     """All workers meet, also those whose stream has ended before the others'. By steps, they know
     when; by time, worker 0 says at each meeting when the next one is: as many steps on as have been
     made, or fewer if it is time before.
@@ -188,9 +245,6 @@ class SyncSaver(_Saver):
         while not self._meet(has_ended=True):
             pass
 
-    def finish(self) -> None:
-        self._save_together()
-
     def close(self) -> None:
         """Nothing runs."""
 
@@ -225,7 +279,7 @@ class SyncSaver(_Saver):
         return self._interval
 
 
-class AsyncSaver(_Saver):
+class AsyncSaver(_RegularSaver):
     """Worker 0 has the servers write, in a thread beside its training."""
 
     def __init__(
@@ -282,9 +336,6 @@ class AsyncSaver(_Saver):
         if self._thread is not None:
             self._thread.join(SAVE_TIMEOUT_S)
         self._raise_error()
-
-    def finish(self) -> None:
-        self._save_together()
 
     def close(self) -> None:
         """A save under way gets a while to end."""

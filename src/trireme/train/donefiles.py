@@ -5,6 +5,9 @@
     base_donefile.txt    exports of everything, a JSON object each: id, key, input, monitor_data
     patch_donefile.txt   exports of what has changed since; `key` names their base
 
+and, only between a stop and the next checkpoint, stopped_donefile.txt: where a run that was told to
+stop stands, a JSON object.
+
 A line is added when what it names is complete, and a file is replaced as a whole: a reader never
 sees half a line.
 """
@@ -12,16 +15,18 @@ sees half a line.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trireme.data.sources import filesystem
 from trireme.errors import Corruption, writing
 
 CHECKPOINTS, BASES, DELTAS = "donefile.txt", "base_donefile.txt", "patch_donefile.txt"
+STOPPED = "stopped_donefile.txt"
 BATCH_MODEL = -1  # the pass of a checkpoint that a new day begins with
 _LINE = re.compile(r"(\d{8})\t(\d+)\t([^\t]+)\t(-?\d+)\t0")
 
@@ -51,6 +56,49 @@ class Exported:
     key: int
     path: str
     monitor_data: str = ""
+
+
+@dataclass(frozen=True)
+class StoppedAt:
+    """Where a run stands that was told to stop, for one that goes on.
+
+    point: behind this pass. within: the one after it, of which a part is trained on; None: it has
+        not begun. key, exported: the base that deltas belong to and the export that the next one
+        follows, if there is one. path: of the checkpoint. evaluated: figures of `within`.
+    """
+
+    point: Point
+    within: Point | None
+    key: int
+    exported: str | None
+    path: str
+    evaluated: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        evaluated = {k: None if math.isnan(v) else v for k, v in self.evaluated.items()}
+        within = None if self.within is None else [self.within.day, self.within.number]
+        return {
+            "day": self.point.day,
+            "pass": self.point.number,
+            "within": within,
+            "key": self.key,
+            "exported": self.exported,
+            "input": self.path,
+            "evaluated": evaluated,
+        }
+
+    @classmethod
+    def from_json(cls, of: Mapping[str, Any]) -> StoppedAt:
+        """Raises ValueError, KeyError, TypeError, AttributeError: another object."""
+        exported, within = of["exported"], of["within"]
+        return cls(
+            Point(str(of["day"]), int(of["pass"])),
+            None if within is None else Point(str(within[0]), int(within[1])),
+            int(of["key"]),
+            None if exported is None else str(exported),
+            str(of["input"]),
+            {k: math.nan if v is None else float(v) for k, v in of["evaluated"].items()},
+        )
 
 
 class DoneFiles:
@@ -100,6 +148,22 @@ class DoneFiles:
             if self._exported(name, number, text).path != entry.path
         ]
         self._write(name, [*lines, json.dumps(line, ensure_ascii=False)])
+
+    def stopped(self) -> StoppedAt | None:
+        """Where the run stands, if it was told to stop and has not come to a checkpoint since."""
+        for number, line in self._lines(STOPPED):
+            try:
+                return StoppedAt.from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                expected = "JSON with day, pass, within, key, exported, input and evaluated"
+                raise self._broken(STOPPED, number, line, expected) from error
+        return None
+
+    def set_stopped(self, at: StoppedAt | None) -> None:
+        """None: the run has come to a checkpoint."""
+        lines = [] if at is None else [json.dumps(at.to_json(), ensure_ascii=False)]
+        if lines or self._lines(STOPPED):
+            self._write(STOPPED, lines)
 
     # ---- lines ----
 

@@ -7,7 +7,8 @@ Every pass is evaluated with the model as the passes before have left it, then t
 `Publishing` says, checkpoints, deltas and, behind the last pass of a day, a base are written and
 listed in done-files; at the end of a day rows fade and unused ones go (Trainer.shrink). A run that
 was killed goes on behind the newest listed checkpoint: passes behind it are trained again from
-there, so that no update counts twice.
+there, so that no update counts twice. One that is told to stop (SIGTERM) leaves a checkpoint of
+where it stands, within a pass too, and goes on from there.
 
 Every worker of the job runs the same loop over the same passes.
 """
@@ -20,10 +21,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, Stopped
 from trireme.ps.checkpoint import MANIFEST, open_storage
-from trireme.train.donefiles import BASES, DELTAS, DoneFiles, Exported, Point, Published
+from trireme.train.checkpoints import AtStop
+from trireme.train.donefiles import (
+    BASES,
+    DELTAS,
+    DoneFiles,
+    Exported,
+    Point,
+    Published,
+    StoppedAt,
+)
+from trireme.train.numbered import NumberedFolders
 from trireme.train.passes import Pass, Waiting, next_day
+from trireme.train.stopping import reason_among, stopping_on_sigterm
 from trireme.train.trainer import Trainer
 
 log = logging.getLogger("trireme")
@@ -111,6 +123,8 @@ def train_passes(
     Raises:
         BadRequest: passes that are not in their order. DeadlineExceeded: one was not ready in time.
         Corruption: no listed checkpoint can be loaded, or a done-file is broken.
+        Stopped: SIGTERM at some worker, behind a step or between two passes; not if the script
+            heeds the signal itself.
         As Trainer's methods.
     """
     if not (poll_s > 0 and timeout_s > 0):
@@ -137,6 +151,9 @@ class _Run:
         self._exported: str | None = None  # the last export, which the next delta follows
         self._sample: Any = None  # a batch of the newest pass, to trace the model with
         self._can_export = False
+        self._point: Point | None = None  # where the run stands
+        self._is_saved = True  # whether a listed checkpoint holds all that
+        self._begun: StoppedAt | None = None  # it stands within a pass
         self._done: DoneFiles | None = None
         if publishing is not None:
             self._done = DoneFiles(publishing.path, publishing.storage_options)
@@ -154,41 +171,73 @@ class _Run:
                 "train_passes: expected all workers to begin together, found one that was started"
                 " again: start the job again, it goes on behind the newest checkpoint"
             )
-        point = self._resume()
-        here, finish = next(passes, None), None
+        with stopping_on_sigterm(self._trainer.cluster):
+            self._resume()
+            try:
+                yield from self._over(passes, waiting, prefetch=prefetch)
+            except Stopped as stopped:
+                self._save_place(stopped.reason)
+                raise
+
+    def _over(
+        self, passes: Iterator[Pass], waiting: Waiting, *, prefetch: bool
+    ) -> Iterator[PassReport]:
+        here, finish, point = next(passes, None), None, self._point
         while here is not None and point is not None and here.point <= point:
             if here.ends_day and here.point == point:
                 yield self._end_again(here)
             here = next(passes, None)
         while here is not None:
-            if point is not None and here.point <= point:
-                raise BadRequest(
-                    f"train_passes: expected passes in the order of (day, number), found {here}"
-                    f" behind {point.day}/{point.number}"
-                )
+            self._check_order(here)
             dataset = waiting.open(here) if finish is None else finish()
             coming = finish = None
             if prefetch and (coming := next(passes, None)) is not None:
                 finish = waiting.begin(coming)
-            yield self._pass(here, dataset, is_first=point is None)
-            point = here.point
+            yield self._pass(here, dataset, is_first=self._point is None)
             here = coming if prefetch else next(passes, None)
+
+    def _check_order(self, here: Pass) -> None:
+        point, begun = self._point, None if self._begun is None else self._begun.within
+        if point is not None and here.point <= point:
+            raise BadRequest(
+                f"train_passes: expected passes in the order of (day, number), found {here}"
+                f" behind {point.day}/{point.number}"
+            )
+        if begun is not None and here.point != begun:
+            raise BadRequest(
+                f"train_passes: expected pass {begun.day}/{begun.number} next, within which the run"
+                f" was told to stop, found {here}"
+            )
 
     # ---- resume ----
 
-    def _resume(self) -> Point | None:
-        """Load the newest listed checkpoint that can be loaded; returns where it stands."""
+    def _resume(self) -> None:
+        """Load where a run was told to stop, or else the newest listed checkpoint that can be
+        loaded.
+        """
         if self._done is None:
-            return None
+            return
         mine: dict[str, Any] = {}
         if self._writes:
             listed = self._done.checkpoints()
+            stopped = self._done.stopped()
+            newest = max((of.point for of in listed), default=None)
+            if stopped is not None and (newest is None or newest <= stopped.point):
+                mine["stopped"] = stopped.to_json()
             mine["checkpoints"] = [[c.point.day, c.point.number, c.key, c.path] for c in listed]
             exports = [*self._done.exports(BASES), *self._done.exports(DELTAS)]
             mine["exports"] = [[*_made_behind(of.path), of.path] for of in exports]
         met = self._trainer.cluster.client.gather(mine, [], purpose="resume passes", patient=True)
         first: dict[str, Any] = met[0][0]
         failed: Exception | None = None
+        if "stopped" in first:
+            at = StoppedAt.from_json(first["stopped"])
+            try:
+                self._go_on(at)
+                return
+            except (Corruption, BadRequest) as error:
+                failed = error
+                log.warning("stream: %s cannot be loaded, going further back: %s", at.path, error)
         for day, number, key, path in reversed(first["checkpoints"]):
             try:
                 self._trainer.load(path)
@@ -200,13 +249,30 @@ class _Run:
             known = [of for of in first["exports"] if of[:2] <= [day, number]]
             self._exported = max(known)[2] if known else None
             log.info("stream: going on behind pass %s/%d, from %s", day, number, path)
-            return Point(day, number)
+            self._point = Point(day, number)
+            return
         if failed is not None:
             raise Corruption(
                 f"train_passes: expected one of {len(first['checkpoints'])} checkpoints listed"
                 f" below {self._publishing_path} to load, found none that does"
             ) from failed
-        return None
+
+    def _go_on(self, at: StoppedAt) -> None:
+        """Load where a run was told to stop. Raises Corruption, BadRequest: that cannot be."""
+        found = self._trainer.resume(self._stops.path, storage_options=self._stops.storage_options)
+        if found != at.path:
+            raise Corruption(f"train_passes: expected the checkpoint {at.path}, found {found}")
+        self._point, self._key, self._exported = at.point, at.key, at.exported
+        where = f"behind pass {at.point.day}/{at.point.number}"
+        if at.within is not None:
+            self._begun, where = at, f"within pass {at.within.day}/{at.within.number}"
+        log.info("stream: going on %s, from %s", where, at.path)
+
+    @property
+    def _stops(self) -> AtStop:
+        """Where a checkpoint goes when the run is told to stop."""
+        assert self._publishing is not None
+        return AtStop(f"{self._publishing_path}/stopped", self._publishing.storage_options)
 
     @property
     def _publishing_path(self) -> str:
@@ -221,21 +287,45 @@ class _Run:
         evaluated: dict[str, float] = {}
         trained: dict[str, float] = {}
         written: list[str] = []
-        if (dataset := self._agreed(of, dataset)) is None:
+        dataset, begun = self._agreed(of, dataset), self._begun
+        self._begun, self._is_saved = None, False
+        if dataset is None:
+            if begun is not None:
+                raise BadRequest(f"train_passes: {of}: expected the rest of its data, found none")
             log.info("stream: pass %s/%d has no data", of.day, of.number)
         else:
             if is_first and self._publishing is not None and self._publishing.save_first_base:
                 written += self._save_base(f"{of.day}/base", {})
-            if self._evaluating is not None:
+            if begun is not None:
+                evaluated = dict(begun.evaluated)
+            elif self._evaluating is not None:
                 evaluated = trainer.infer_from_dataset(
                     dataset, **self._options(self._evaluating, of)
                 )
-            trained = trainer.train_from_dataset(dataset, **self._options(self._training, of))
+            trained = self._train(of, dataset, evaluated)
             if hasattr(dataset, "release_memory"):
                 dataset.release_memory()
+        self._point = of.point
         written += self._publish(of, evaluated or trained)
         removed = self._end_day(of, evaluated or trained, written) if of.ends_day else {}
         return PassReport(of.point, evaluated, trained, tuple(written), removed)
+
+    def _train(
+        self, of: Pass, dataset: Iterable[Any], evaluated: Mapping[str, float]
+    ) -> dict[str, float]:
+        options = self._options(self._training, of)
+        if self._publishing is None:
+            return self._trainer.train_from_dataset(dataset, **options)
+        if "checkpoints" in options:
+            raise BadRequest(
+                "train_passes: expected no checkpoints= among the options of training, found them:"
+                " publishing= says which there are"
+            )
+        try:
+            return self._trainer.train_from_dataset(dataset, checkpoints=self._stops, **options)
+        except Stopped:
+            self._list_stop(self._point or Point(of.day, 0), of.point, evaluated)
+            raise
 
     def _options(self, options: Options, of: Pass) -> dict[str, Any]:
         found = dict(options(of))
@@ -257,8 +347,11 @@ class _Run:
             batch = _first_batch(dataset, self._trainer)
             self._sample = self._sample if batch is None else batch
         mine["has_sample"] = self._sample is not None
+        mine["stops"] = self._trainer.cluster.asked.reason
         purpose = f"begin of pass {of.day}/{of.number}"
         met = self._trainer.cluster.client.gather(mine, [], purpose=purpose, patient=True)
+        if reason := reason_among(body for body, _ in met):
+            raise Stopped(reason)
         self._can_export = bool(met[0][0]["has_sample"])  # worker 0 traces the model
         if not any(body["has_data"] for body, _ in met):
             return None
@@ -313,7 +406,45 @@ class _Run:
             entry = Published(point, self._key, path)
             for old in self._done.add_checkpoint(entry, keep=self._publishing.keep):
                 _remove(old, self._publishing.storage_options)
+            if self._done.stopped() is not None:
+                self._remove_stops(keep="")
+                self._done.set_stopped(None)
+        self._point, self._is_saved = point, True
         return [path]
+
+    def _save_place(self, reason: str) -> None:
+        """All have stopped: save what no listed checkpoint holds."""
+        if self._publishing is None:
+            log.warning("%s: stopped; nothing was saved: train_passes takes publishing=", reason)
+        elif self._is_saved:
+            log.info("%s: stopped where a checkpoint stands", reason)
+        else:
+            assert self._point is not None
+            path = NumberedFolders(self._stops.path, self._stops.storage_options).next().path
+            self._trainer.save(path, storage_options=self._stops.storage_options)
+            self._list_stop(self._point, None, {})
+            log.info("%s: stopped between two passes, with a checkpoint", reason)
+
+    def _list_stop(
+        self, point: Point, within: Point | None, evaluated: Mapping[str, float]
+    ) -> None:
+        """List the newest checkpoint of a stop; those before go."""
+        self._is_saved = True
+        if self._writes:
+            assert self._done is not None
+            stops = self._stops
+            newest = NumberedFolders(stops.path, stops.storage_options).complete()[0]
+            path = str(newest.path)
+            at = StoppedAt(point, within, self._key, self._exported, path, evaluated)
+            self._done.set_stopped(at)
+            self._remove_stops(keep=path)
+
+    def _remove_stops(self, *, keep: str) -> None:
+        """Remove the checkpoints of stops, but for one."""
+        stops = self._stops
+        for of in NumberedFolders(stops.path, stops.storage_options).complete():
+            if of.path != keep:
+                _remove(str(of.path), stops.storage_options or {})
 
     def _save_base(self, name: str, figures: Mapping[str, float]) -> list[str]:
         path = self._clear(name)

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from trireme.cluster import Cluster
-from trireme.errors import BadRequest, DeadlineExceeded
+from trireme.errors import BadRequest, DeadlineExceeded, Stopped
 from trireme.train.donefiles import Point
+from trireme.train.stopping import reason_among
 
 log = logging.getLogger("trireme")
 
 REMINDER_S = 600.0
+HEED_S = 0.5
+"""How often who waits for data looks whether to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +89,14 @@ class Waiting:
         self._has_warned = False
 
     def open(self, of: Pass) -> Iterable[Any] | None:
-        """Wait for the data, then open and load it."""
+        """Wait for the data, then open and load it.
+
+        Raises:
+            Stopped: some worker was told to stop.
+        """
         self._wait(of)
-        self._meet(of, {})
+        if reason := reason_among(self._meet(of, {"stops": self._cluster.asked.reason})):
+            raise Stopped(reason)
         dataset = of.open()
         if hasattr(dataset, "load_into_memory"):
             cast(Any, dataset).load_into_memory()
@@ -125,8 +133,8 @@ class Waiting:
         return [body for body, _ in met]
 
     def _wait(self, of: Pass) -> None:
-        began, reminded, pause = time.monotonic(), -math.inf, threading.Event()
-        while not of.is_ready():
+        began, reminded = time.monotonic(), -math.inf
+        while not self._cluster.asked.reason and not of.is_ready():
             waited_s = time.monotonic() - began
             if waited_s > self._timeout_s:
                 raise DeadlineExceeded(
@@ -136,4 +144,10 @@ class Waiting:
             if waited_s - reminded >= REMINDER_S:
                 reminded = waited_s
                 log.info("stream: waiting for the data of %s", of)
-            pause.wait(self._poll_s)
+            self._pause()
+
+    def _pause(self) -> None:
+        """Until it is time to look again, or to stop."""
+        upto, pause = time.monotonic() + self._poll_s, threading.Event()
+        while (left_s := upto - time.monotonic()) > 0 and not self._cluster.asked.reason:
+            pause.wait(min(left_s, HEED_S))

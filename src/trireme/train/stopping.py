@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from trireme.cluster import Cluster
 from trireme.ps.client import Pulled
@@ -68,4 +69,9 @@ def agreed_to_stop(cluster: Cluster) -> str:
     mine = {"stops": "" if cluster.asked.alone else cluster.asked.reason}
     with cluster.client.script.section("stop"):
         met = cluster.client.gather(mine, [], purpose="whether to stop", patient=True)
-    return next((str(body["stops"]) for body, _ in met if body["stops"]), "")
+    return reason_among(body for body, _ in met)
+
+
+def reason_among(met: Iterable[Mapping[str, Any]]) -> str:
+    """The first reason to stop, `stops`, that workers have brought to a meeting, or empty."""
+    return next((str(body["stops"]) for body in met if body["stops"]), "")

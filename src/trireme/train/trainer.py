@@ -17,7 +17,7 @@ from trireme.errors import BadRequest, Stopped
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
 from trireme.train import checkpoint, life
-from trireme.train.checkpoints import Checkpoints, Saver, saving
+from trireme.train.checkpoints import AtStop, Checkpoints, Saver, saving
 from trireme.train.dump import Dump, dumping
 from trireme.train.exchange import Exchange
 from trireme.train.fetch import Fetch
@@ -193,7 +193,7 @@ class Trainer(Exchange, InferenceExports):
         dataset: Iterable[Any],
         *,
         epochs: int = 1,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: Checkpoints | AtStop | None = None,
         resume: bool = False,
         fetch_list: Sequence[str] = (),
         fetch_info: Sequence[str] = (),
@@ -316,7 +316,7 @@ class Trainer(Exchange, InferenceExports):
         if not reason:
             return
         if saver is not None:
-            saver.finish()
+            saver.stop()
             log.info("%s: training has stopped after a step, with a checkpoint", reason)
         else:
             log.warning(
@@ -365,10 +365,12 @@ class Trainer(Exchange, InferenceExports):
         warn_of_buffers(self.model, worker)
         return place
 
-    def _resume_fit(self, checkpoints: Checkpoints | None, epochs: int) -> FitNote:
+    def _resume_fit(self, checkpoints: Checkpoints | AtStop | None, epochs: int) -> FitNote:
         """Load what a call like this one has left; the note of it, or a new one."""
-        if checkpoints is None:
-            raise BadRequest("Trainer.fit: expected checkpoints with resume=True, found None")
+        if not isinstance(checkpoints, Checkpoints):
+            raise BadRequest(
+                f"Trainer.fit: expected checkpoints with resume=True, found {checkpoints}"
+            )
         if self.num_epochs or self.optimizer.num_steps:
             raise BadRequest(
                 "Trainer.fit: expected resume=True at the first fit of a trainer, found one that"
