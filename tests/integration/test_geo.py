@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -337,6 +338,58 @@ def test_tables_that_cannot_be_cached_are_refused_by_name(
 ) -> None:
     with embedded(threads=1) as cluster, pytest.raises(BadRequest, match=message):
         make_optimizer(Model(**options), cluster, 1)
+
+
+def dense_adam(cluster: Cluster) -> tr.Trainer:
+    """Its rows have no state."""
+    model = exact.Model(exact.RULES["sgd"])
+    return tr.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.01),
+        loss=nn.functional.mse_loss,
+        strategy=Strategy("geo", k=7),
+        progress=False,
+        cluster=cluster,
+    )
+
+
+def test_one_worker_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
+    batches = exact.stream_batches(0)[:40]
+    keys = exact.keys_in_bucket_order()
+    found = []
+    for goes_on in (False, True):
+        with embedded(threads=1) as cluster:
+            trainer = dense_adam(cluster)
+            if goes_on:
+                trainer.load(tmp_path / "saved")
+            else:
+                trainer.fit(exact.Batches(batches[:25]))
+                trainer.save(tmp_path / "saved")
+            trainer.fit(exact.Batches(batches[25:]))
+            rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+            found.append({"rows": rows, **trainer.model.dense_weights()})
+    for part, values in found[0].items():
+        np.testing.assert_array_equal(found[1][part], values, err_msg=part)
+
+
+def test_all_workers_go_on_with_the_dense_state_of_the_first(tmp_path: Path) -> None:
+    def state_of(trainer: tr.Trainer) -> list[np.ndarray]:
+        states = [trainer.optimizer.local.state[p] for p in trainer.model.parameters()]
+        return [state[name].numpy().copy() for state in states for name in sorted(state)]
+
+    def work(cluster: Cluster) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        trainer = dense_adam(cluster)
+        trainer.fit(exact.Batches(exact.stream_batches(cluster.worker)[:20]))
+        trainer.save(tmp_path / "saved")
+        before = state_of(trainer)
+        trainer.load(tmp_path / "saved")
+        return before, state_of(trainer)
+
+    with Job(2) as job:
+        (first, first_again), (second, second_again) = job.run(2, work)
+    for saved, other, *loaded in zip(first, second, first_again, second_again, strict=True):
+        assert all(np.array_equal(saved, values) for values in loaded)
+        assert saved.ndim == 0 or not np.array_equal(saved, other)
 
 
 def test_a_scheduler_drives_the_dense_rates_that_the_worker_steps_with() -> None:

@@ -167,6 +167,33 @@ def test_whole_parameters_train_in_geo_too() -> None:
         np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", [n for n, where in table().items() if where == "whole parameters"])
+def test_whole_parameters_go_on_from_a_checkpoint_in_geo(name: str, tmp_path: Path) -> None:
+    found = []
+    for goes_on in (False, True):
+        with embedded() as cluster:
+            model = make_model()
+            trainer = tr.Trainer(
+                model,
+                installed()[name](model.parameters(), lr=0.05),
+                loss=nn.functional.mse_loss,
+                strategy=tr.Strategy("geo", k=5),
+                blocks=tr.Blocks(None),
+                progress=False,
+                cluster=cluster,
+            )
+            for step in range(6 if goes_on else 0, 12):
+                if step == 6:
+                    (trainer.load if goes_on else trainer.save)(tmp_path / "saved")
+                trainer.optimizer.pull({}, blocks=True)
+                set_gradients(model, step)
+                trainer.optimizer.step(examples=8)
+            trainer.optimizer.end_pass()
+            found.append(weights_of(model))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 # ---- groups and schedulers ----
 
 NUM_KEYS = 4  # each batch has all of them: lazy rows then are what torch's parameters are

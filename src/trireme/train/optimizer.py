@@ -30,6 +30,7 @@ from trireme.train.clipping import Clipping
 from trireme.train.geo import Geo
 from trireme.train.given import check_blocks, check_scales, named_parameters, table_group
 from trireme.train.hybrid import Hybrid
+from trireme.train.local_dense import LocalDense
 from trireme.train.pusher import Pusher
 from trireme.train.replica import Replica
 from trireme.train.row_gradients import row_gradients
@@ -121,6 +122,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.geo = self._make_geo() if self.strategy.mode == "geo" else None
         self._create(optimizer)
         self.hybrid = self._make_hybrid() if self.strategy.mode == "hybrid" else None
+        self._local_dense: LocalDense | None = None
+        if self.strategy.mode in ("geo", "hybrid"):
+            self._local_dense = LocalDense(self.cluster.client, dense, self.local)
         # What a predecessor has pushed, which a loop that begins no pass would push again.
         client = self.cluster.client
         self._is_inherited = client.script.is_successor and self.sequence > 0
@@ -169,10 +173,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self.geo is not None:
             self.geo.forget()
-        of_worker = (
-            not self.cluster.num_streams
-        )  # else it stands where the stream does that it takes
-        self.stand_at(self.cluster.client.stream_position() if of_worker else StreamPosition())
+        # A stream that workers share out says itself where it stands.
+        is_own = not self.cluster.num_streams
+        self.stand_at(self.cluster.client.stream_position() if is_own else StreamPosition())
 
     def stand_at(self, at: StreamPosition) -> None:
         """The next push is of the batch behind this position."""
@@ -207,16 +210,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return pulled
 
     def publish(self) -> None:
-        """Have the servers know the dense part: before a save or an export, one worker calls it.
-        Nothing but in hybrid.
+        """Have the servers know what of the dense part only workers have: before a save or an
+        export, one worker calls it.
         """
-        if self.hybrid is not None:
-            self.hybrid.publish()
+        if self._local_dense is not None:
+            self._local_dense.publish(weights=self.hybrid is not None)
 
     def adopt(self) -> None:
         """Go on with what the servers have got by a load or an import."""
-        if self.hybrid is not None:
-            self.hybrid.adopt()
+        if self._local_dense is not None:
+            self._local_dense.adopt()
         self.refresh()
 
     @property

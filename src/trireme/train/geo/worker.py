@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -65,7 +64,6 @@ class Geo:
         self.versions: list[int] = []
         self.has_ended = False
         self._client, self._dense, self._optimizer, self._k = client, dense, optimizer, k
-        self._fresh = None if optimizer is None else copy.deepcopy(optimizer.state_dict()["state"])
         self._base: dict[str, Tensor] = {}
         self._is_open = False
         # Counts touches and ends of windows, behind what they change: whoever reads it before
@@ -169,16 +167,9 @@ class Geo:
         self._moment += 1
 
     def forget(self) -> None:
-        """Begin anew, as after a load: without rows and optimizer state."""
+        """Begin anew, as after a load: without rows."""
         self.end_window()
         self.cache.clear()
-        if self._optimizer is not None:
-            # Not load_state_dict: it would put other groups in the place of those that users and
-            # their schedulers hold.
-            parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-            self._optimizer.state.clear()
-            for index, state in copy.deepcopy(self._fresh or {}).items():
-                self._optimizer.state[parameters[index]] = state
 
     def report(self) -> None:
         """Say how many rows have lost their optimizer state since the last report."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from trireme.cluster import Cluster
 from trireme.errors import BadRequest
 from trireme.ps.clipping import Clip
 from trireme.ps.dense import DenseParameters
-from trireme.ps.interchange.dense_blocks import SCALARS, BlockTensors, read_blocks, write_blocks
 from trireme.train.clipping import clip_tensor
 from trireme.train.hybrid.group import WorkerGroup
 
@@ -26,8 +24,7 @@ from trireme.train.hybrid.group import WorkerGroup
 class Hybrid:
     """The dense side of a worker in mode hybrid.
 
-    The servers have blocks of these parameters, too, which no push changes: checkpoints, exports
-    and imports go through them (`publish`, `adopt`).
+    The servers have blocks of these parameters, too, which no push changes (LocalDense).
 
     Args:
         dense: the model's parameters, all on one device. optimizer: that steps them.
@@ -129,61 +126,3 @@ class Hybrid:
             end = begin + parameter.numel()
             parameter.grad = flat[begin:end].view_as(parameter) if workers else None
             begin = end
-
-    # ---- the servers' copy ----
-
-    def publish(self) -> None:
-        """Bring the servers' blocks to this worker's weights and optimizer state."""
-        blocks: dict[str, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]] = {}
-        tensors = {name: self._tensors_of(p) for name, p in self._parameters.items()}
-        for spec in self._dense.specs:
-            blocks[spec.id] = {
-                name: values if name in SCALARS else values[spec.start : spec.start + spec.size]
-                for name, values in tensors[spec.param].items()
-            }
-        write_blocks(self._cluster.client, blocks)
-
-    def _tensors_of(
-        self, parameter: Tensor
-    ) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-        state = {} if self._optimizer is None else self._optimizer.state.get(parameter, {})
-        tensors = {"weights": parameter.detach(), **state}
-        return {
-            name: torch.as_tensor(value).detach().reshape(-1).float().cpu().numpy()
-            for name, value in tensors.items()
-            if value is not None
-        }
-
-    def adopt(self) -> None:
-        """Take weights and optimizer state from the servers' blocks."""
-        _, blocks = read_blocks(self._cluster.client)
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                specs = [spec.id for spec in self._dense.specs if spec.param == name]
-                found = _joined(blocks, specs)
-                parameter.copy_(found.pop("weights").view_as(parameter))
-                if self._optimizer is not None:
-                    self._adopt_state(self._optimizer, parameter, found)
-
-    def _adopt_state(
-        self, optimizer: torch.optim.Optimizer, parameter: Tensor, found: dict[str, Tensor]
-    ) -> None:
-        state = {
-            name: values.reshape(()) if name in SCALARS else values.view_as(parameter)
-            for name, values in found.items()
-        }
-        on_device = {n: v if n in SCALARS else v.to(self._device) for n, v in state.items()}
-        if on_device:
-            optimizer.state[parameter] = on_device
-        else:
-            optimizer.state.pop(parameter, None)
-
-
-def _joined(blocks: BlockTensors, block_ids: list[str]) -> dict[str, Tensor]:
-    """The tensors of one parameter, flat; of what is one number for a block, the first's."""
-    parts = [blocks[block_id] for block_id in block_ids]
-    joined = {}
-    for name in parts[0]:
-        values = [part[name].reshape(-1) for part in parts]
-        joined[name] = torch.tensor(values[0] if name in SCALARS else np.concatenate(values))
-    return joined
