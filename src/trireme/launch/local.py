@@ -330,6 +330,12 @@ class _Job:
             if all(worker.status() == 0 for worker in workers):
                 wait(lambda: not self._running())
         self._tell(self._children)
+        if has_failed:
+            # A worker finishes its step first, for which it would wait for those that have ended:
+            # a second SIGTERM ends it there.
+            servers = list(self._servers.values())
+            wait(lambda: all(server.status() is not None for server in servers))
+            self._tell(workers)
         wait(lambda: not self._running())
         if running := self._running():
             say(f"killing {_names(running)}, which did not end at SIGTERM")
