@@ -47,22 +47,21 @@ class Jobs:
     @contextmanager
     def joined(self, addresses: Sequence[str], *arguments: str) -> Iterator[list[Program]]:
         """The workers alone, of servers that run there."""
+        with ExitStack() as stack:
+            workers = range(self._num_workers)
+            yield [stack.enter_context(self.worker(i, addresses, *arguments)) for i in workers]
+
+    def worker(self, index: int, addresses: Sequence[str], *arguments: str) -> Program:
+        """One of them, also in the place of one that was killed."""
         place = {
             "TRIREME_ROLE": "worker",
             "TRIREME_SERVERS": ",".join(addresses),
             "TRIREME_NUM_WORKERS": str(self._num_workers),
+            "TRIREME_INDEX": str(index),
         }
-        with ExitStack() as stack:
-            yield [
-                stack.enter_context(
-                    self._programs.start(
-                        f"worker {i}",
-                        [RESUMER, *arguments],
-                        {**self._env, **place, "TRIREME_INDEX": str(i)},
-                    )
-                )
-                for i in range(self._num_workers)
-            ]
+        return self._programs.start(
+            f"worker {index}", [RESUMER, *arguments], {**self._env, **place}
+        )
 
     def run(self, *arguments: str) -> None:
         """To its end; not to that of the interpreters, which take seconds to put torch away."""

@@ -130,6 +130,33 @@ def test_a_server_that_is_killed_does_not_part_workers_that_stop(
         assert_same(complete(stopped)[-1], complete(whole)[-1], versions=False)
 
 
+@pytest.mark.timeout(300)  # processes that are started again
+def test_a_worker_that_is_killed_while_all_stop_stops_where_the_others_do(
+    programs: Template, tmp_path: Path
+) -> None:
+    random = Random(f"{SEED} stop and succeed")
+    jobs = Jobs(programs, 2, 2, tmp_path)
+    arguments = (*NEVER, "--epochs", "20")
+    for number in range(pick(short=2, long=20)):
+        stopped, told, step = tmp_path / f"stopped{number}", number % 2, random.randint(1, 30)
+        (folder := tmp_path / f"servers{number}").mkdir()
+        print(f"seed {SEED}: worker {told} is told to stop at its step {step}")
+        with (
+            DurableServers(programs, 2, tmp_path, state=folder) as servers,
+            jobs.joined(servers.addresses, str(stopped), *arguments) as workers,
+        ):
+            workers[told].wait_line(f"^step {step}$")
+            workers[told].signal(signal.SIGTERM)
+            workers[1 - told].kill()
+            with jobs.worker(1 - told, servers.addresses, str(stopped), *arguments) as successor:
+                assert (workers[told].finish(), successor.finish()) == (0, 0)
+        [taken] = complete(stopped)
+        manifest = json.loads((taken / "manifest.json").read_text())["manifest"]
+        (_, _, longer), (_, _, shorter) = sorted(manifest["streams"])
+        epoch, num_batches = longer[:2]
+        assert shorter[:2] == [epoch, min(num_batches, NUM_BATCHES - 6)]
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_all_stop_when_one_worker_is_told_to(programs: Template, tmp_path: Path, mode: str) -> None:
     random = Random(f"{SEED} stop {mode}")
