@@ -69,9 +69,9 @@ class Trainer(Exchange, InferenceExports):
         threads: that train in this process, async and bounded only, each on a batch and a replica
             of its own, with its share of torch's threads. Weights are then at most threads - 1
             steps old. Pays where batches are small, and where servers are behind a slow network:
-            with one thread more than cores, some compute while one waits. Buffers (BatchNorm) are
-            those of the first replica; a loss may not use parameters of the model except through
-            its outputs.
+            with twice as many threads as cores, half of them compute while the others wait.
+            Buffers (BatchNorm) are those of the first replica; a loss may not use parameters of the
+            model except through its outputs.
         progress: worker 0 shows a progress bar (on a terminal) or lines (elsewhere).
     """
 
