@@ -169,6 +169,26 @@ def test_damaged_objects_are_named(s3: Options) -> None:
             assert_equal(everything(cluster, trainer), expected)
 
 
+def test_passes_go_on_from_s3(s3: Options) -> None:
+    passes = [tr.Pass(day="20260101", number=n, open=lambda n=n: batches(2, n)) for n in (1, 2, 3)]
+    place = tr.Publishing(
+        path=f"{ROOT}/passes",
+        checkpoint_per_pass=1,
+        save_delta_frequency=9,
+        storage_options=s3,
+    )
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        assert len(list(tr.train_passes(trainer, passes[:2], publishing=place))) == 2
+        expected = everything(cluster, trainer)
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        assert list(tr.train_passes(trainer, passes[:2], publishing=place)) == []
+        assert_equal(everything(cluster, trainer), expected)
+        [report] = tr.train_passes(trainer, passes, publishing=place)
+        assert report.point.number == 3
+
+
 def test_a_location_is_refused_by_name(tmp_path: Path) -> None:
     away = {
         "key": "k",

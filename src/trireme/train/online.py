@@ -215,7 +215,7 @@ class _Run:
         """Load where a run was told to stop, or else the newest listed checkpoint that can be
         loaded.
         """
-        if self._done is None:
+        if self._done is None or self._publishing is None:
             return
         mine: dict[str, Any] = {}
         if self._writes:
@@ -238,9 +238,10 @@ class _Run:
             except (Corruption, BadRequest) as error:
                 failed = error
                 log.warning("stream: %s cannot be loaded, going further back: %s", at.path, error)
+        options = self._publishing.storage_options
         for day, number, key, path in reversed(first["checkpoints"]):
             try:
-                self._trainer.load(path)
+                self._trainer.load(path, storage_options=options)
             except (Corruption, BadRequest) as error:
                 failed = error
                 log.warning("stream: %s cannot be loaded, trying the one before: %s", path, error)
