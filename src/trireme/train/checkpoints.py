@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.ps.checkpoint import SAVE_TIMEOUT_S
@@ -74,8 +74,23 @@ class AtStop:
     storage_options: Mapping[str, Any] | None = None
 
 
-class Saver(Protocol):
-    """Saves while a fit goes on. Every worker has one and calls the same at the same places."""
+class Saver:
+    """Saves when all stop, for `AtStop`; the kinds for `Checkpoints` save while a fit goes on, too.
+    Every worker has one and calls the same at the same places.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints | AtStop,
+        optimizer: DistributedOptimizer,
+        random: RandomState,
+        note: Note,
+    ) -> None:
+        self._optimizer, self._random, self._note = optimizer, random, note
+        keep = checkpoints.keep if isinstance(checkpoints, Checkpoints) else None
+        self._what = checkpoint.What(keep=keep)
+        self._folders = NumberedFolders(checkpoints.path, checkpoints.storage_options)
+        self._cluster = optimizer.cluster
 
     def begin_epoch(self, num_done: int) -> None:
         """This worker has entered a pass, of which a predecessor has made so many batches."""
@@ -87,13 +102,23 @@ class Saver(Protocol):
         """This worker has left the pass."""
 
     def finish(self) -> None:
-        """All is done: save that."""
+        """All is done."""
 
     def stop(self) -> None:
         """All stop here: save that."""
+        self._save_together()
 
     def close(self) -> None:
         """Nobody wants more, whatever the reason."""
+
+    def _save_together(self) -> None:
+        checkpoint.save(
+            self._optimizer,
+            self._folders.next(),
+            self._note(),
+            self._what,
+            random=self._random,
+        )
 
 
 @contextmanager
@@ -109,7 +134,7 @@ def saving(
         return
     saver: Saver
     if isinstance(checkpoints, AtStop):
-        saver = StopSaver(checkpoints, optimizer, random, note)
+        saver = Saver(checkpoints, optimizer, random, note)
     else:
         kind = SyncSaver if optimizer.is_sync else AsyncSaver
         saver = kind(checkpoints, optimizer, random, note)
@@ -120,53 +145,7 @@ def saving(
         saver.close()
 
 
-class _Saver:
-    def __init__(
-        self,
-        checkpoints: Checkpoints | AtStop,
-        optimizer: DistributedOptimizer,
-        random: RandomState,
-        note: Note,
-    ) -> None:
-        self._optimizer, self._random, self._note = optimizer, random, note
-        keep = checkpoints.keep if isinstance(checkpoints, Checkpoints) else None
-        self._what = checkpoint.What(keep=keep)
-        self._folders = NumberedFolders(checkpoints.path, checkpoints.storage_options)
-        self._cluster = optimizer.cluster
-
-    def stop(self) -> None:
-        self._save_together()
-
-    def _save_together(self) -> None:
-        checkpoint.save(
-            self._optimizer,
-            self._folders.next(),
-            self._note(),
-            self._what,
-            random=self._random,
-        )
-
-
-class StopSaver(_Saver):
-    """For `AtStop`."""
-
-    def begin_epoch(self, num_done: int) -> None:
-        """Nothing depends on it."""
-
-    def after_step(self) -> None:
-        """No step is one to save at."""
-
-    def end_epoch(self) -> None:
-        """Nothing is under way."""
-
-    def finish(self) -> None:
-        """Whoever trains saves what is done."""
-
-    def close(self) -> None:
-        """Nothing runs."""
-
-
-class _RegularSaver(_Saver):
+class _RegularSaver(Saver):
     """For `Checkpoints`."""
 
     def __init__(
@@ -245,9 +224,6 @@ class SyncSaver(_RegularSaver):
         while not self._meet(has_ended=True):
             pass
 
-    def close(self) -> None:
-        """Nothing runs."""
-
     def _meet(self, *, has_ended: bool, saves: bool = True) -> bool:
         """Save if it is time; returns whether all workers' streams have ended."""
         self._num_meetings += 1
@@ -294,9 +270,6 @@ class AsyncSaver(_RegularSaver):
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._cluster.add_running(self.close)
-
-    def begin_epoch(self, num_done: int) -> None:
-        """Nothing depends on it."""
 
     def after_step(self) -> None:
         if self._cluster.worker != 0:
