@@ -186,8 +186,8 @@ def test_a_worker_says_that_it_waits_for_another(programs: Template) -> None:
         assert get(f"{server_url}/healthz") == (200, "ok\n")
 
 
-def test_the_page_of_metrics(tmp_path: Path) -> None:
-    output = run_blocks("metrics.md", tmp_path)
+def test_the_page_of_metrics(programs: Template, tmp_path: Path) -> None:
+    output = run_blocks(programs, "metrics.md", tmp_path)
     assert len(re.findall(AT, output)) >= 2
 
 
