@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trireme.data.planted import write_planted_criteo
+from planted.clicks import write_planted_criteo
 
 SCRIPT = Path(__file__).with_name("ctr_dnn.py")
 HELD_OUT = 0.1
@@ -54,7 +54,7 @@ def launch(num_servers: int, out: Path, name: str, *arguments: str) -> dict[str,
     """Run the training script as a job of real processes; returns what worker 0 reports."""
     folder = out / name
     folder.mkdir()
-    command = [sys.executable, "-m", "trireme.cli", "launch"]
+    command = [sys.executable, "-m", "trireme", "launch"]
     command += ["--server_num", str(num_servers), "--worker_num", "2"]
     command += ["--log_dir", str(folder / "log"), "--root", str(out), str(SCRIPT)]
     command += ["--test", str(out / "data/test/*.tsv"), "--result", str(folder / "result.json")]

@@ -2,7 +2,7 @@
 
 trireme launch --server_num 1 --worker_num 2 examples/two_tower.py index
 
-Choices of users are planted (trireme.data.planted_behaviour). After training, the workers run the
+Choices of users are planted (planted/behaviour.py). After training, the workers run the
 item tower over all items and write their vectors, a file per worker, in order: index/part-00000 and
 so on. Worker 0 reads them back, searches for the items that users of the test have chosen, and
 prints RESULT and a JSON object as its last line.
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from planted.behaviour import Choices, choices
 from torch import Tensor, nn
 
 import trireme as tr
-from trireme.data.planted_behaviour import Choices, choices
 from trireme.models import TwoTower
 from trireme.models.two_tower import ITEM, USER, InBatchSoftmax
 

@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import TypeVar
 
 from trireme import _core
-from trireme.cluster import Cluster, connect
-from trireme.ps.attendance import Attendance
-from trireme.ps.coordinator import Coordinator
-from trireme.ps.handlers import handlers_of
-from trireme.ps.limits import ServerLimits
-from trireme.ps.shard import Shard
+from trireme.coordinator.coordinator import Coordinator
+from trireme.job.cluster import Cluster, connect
+from trireme.job.handlers import handlers_of
 from trireme.rpc import Server
+from trireme.server.attendance import Attendance
+from trireme.server.limits import ServerLimits
+from trireme.server.shard import Shard
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0

@@ -7,8 +7,8 @@ import random
 from collections import deque
 from typing import Any
 
-from trireme.ps.client import Client, Pulled
-from trireme.ps.pace import Pace
+from trireme.protocol.membership import Pace
+from trireme.worker.client import Client, Pulled
 
 
 class Delayed:

@@ -23,16 +23,16 @@ from benchmarks.criteo import tsv_files
 from benchmarks.harness import Claim, Contest, Run, Settings
 from benchmarks.macro.ours import need_plain_job, run_job
 from trireme import _core
+from trireme.coordinator.coordinator import Coordinator
+from trireme.job.durability import Durability, kept
+from trireme.job.handlers import handlers_of
 from trireme.optim import values_of_group
-from trireme.ps.attendance import Attendance
-from trireme.ps.coordinator import Coordinator
-from trireme.ps.handlers import handlers_of
-from trireme.ps.log.durability import Durability, kept
-from trireme.ps.process import start_pool
-from trireme.ps.routing import BucketMap
-from trireme.ps.shard import Shard
-from trireme.ps.wire import Push, TablePush
+from trireme.protocol.routing import BucketMap
+from trireme.protocol.wire import Push, TablePush
 from trireme.rpc import Request
+from trireme.server.attendance import Attendance
+from trireme.server.shard import Shard
+from trireme.threads import start_pool
 
 DIM = 16
 ROWS_PER_PUSH = 500_000

@@ -20,7 +20,7 @@ from benchmarks import rivals
 from benchmarks.criteo import rivals_folder
 from benchmarks.harness import Claim, Contest, Run, Settings
 from benchmarks.paddle.rows import RULES, Shape, constants, read
-from trireme import cluster
+from trireme.job import cluster
 
 _RULES: dict[str, Any] = {
     "sgd": tr.optim.FleetSGD,

@@ -60,7 +60,7 @@ class _Race:
     def _train(self, strategy: dict[str, Any], seed: int, epochs: int) -> Curve:
         with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
             out = Path(folder) / "curve.json"
-            command = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+            command = [sys.executable, "-m", "trireme", "launch", "--server_num", "1"]
             command += ["--worker_num", "2", "--log_dir", folder, _JOB]
             command += [f"--strategy={json.dumps(strategy)}", f"--seed={seed}", f"--out={out}"]
             command += [f"--epochs={epochs}", *(["--smoke"] if self._settings.is_smoke else [])]

@@ -85,7 +85,15 @@ class _Server:
     """`trireme server` in a process of its own."""
 
     def __init__(self, folder: Path, keys: Path) -> None:
-        command = [sys.executable, "-u", "-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"]
+        command = [
+            sys.executable,
+            "-u",
+            "-m",
+            "trireme",
+            "server",
+            "--listen",
+            "127.0.0.1:0",
+        ]
         self._log = (folder / "server.log").open("w+")
         self._process = subprocess.Popen(
             [*command, "--keys", str(keys), "--root", str(folder)],

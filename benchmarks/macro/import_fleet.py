@@ -17,8 +17,9 @@ import numpy as np
 
 import trireme as tr
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
-from trireme import _core, cluster
-from trireme.ps.interchange import orders
+from trireme import _core
+from trireme.interchange.worker_side import orders
+from trireme.job import cluster
 
 TAIL = 8
 NUM_FILES = 10

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.harness import Claim, Contest, Run, Settings, say
 from benchmarks.macro.ours import environment
 from benchmarks.process import run_process
-from trireme.data.planted import write_planted_criteo
+from examples.planted.clicks import write_planted_criteo
 
 _JOB = str(Path(__file__).with_name("modes_job.py"))
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -60,7 +60,7 @@ def _auc(settings: Settings, mode: str, delay: int, seed: int) -> Run:
         write_planted_criteo(
             data, examples=num_train, test_examples=num_test, files=4, seed=seed + 1, progress=False
         )
-        command = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+        command = [sys.executable, "-m", "trireme", "launch", "--server_num", "1"]
         command += ["--worker_num", "2", "--log_dir", folder, _JOB]
         command += [f"--strategy={json.dumps(STRATEGIES[mode])}", f"--delay={delay}"]
         command += [f"--seed={seed + 1}", f"--data={data}", f"--out={out}"]

@@ -55,7 +55,7 @@ def run_job(
         command += ["--test", *test] if test else []
         if not is_embedded:
             wrapped = command
-            launch = ["-m", "trireme.cli", "launch", "--durability", durability]
+            launch = ["-m", "trireme", "launch", "--durability", durability]
             launch += [] if keys is None else ["--keys", keys]
             if ends is not None:
                 _run_apart(launch, wrapped, Path(folder), ends)

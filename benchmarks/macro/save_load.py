@@ -23,10 +23,10 @@ import numpy as np
 import trireme as tr
 from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme import _core
-from trireme.cluster import Cluster, embedded
+from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.job.cluster import Cluster, embedded
 from trireme.optim import values_of_group
-from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
-from trireme.ps.gradients import Step, TableGradient
+from trireme.protocol.gradients import Step, TableGradient
 
 DIM = 16
 CHUNK_BYTES = 8 << 20

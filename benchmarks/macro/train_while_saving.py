@@ -43,7 +43,7 @@ def _run(settings: Settings, seconds: float, every_s: float | None) -> Run:
     files = tsv_files(settings).train[:_NUM_FILES]
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
-        launch = ["-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "1"]
+        launch = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "1"]
         command = [*launch, "--log_dir", folder, _JOB, f"--batch={_BATCH}", f"--dim={_DIM}"]
         command += [f"--threads={_THREADS}", f"--seconds={seconds}", f"--out={out}"]
         command += [] if every_s is None else [f"--every_s={every_s}"]

@@ -20,7 +20,7 @@ from benchmarks.macro.twin import make_twin
 from benchmarks.macro.zoo_cases import CASES, Case, Place
 from benchmarks.macro.zoo_job import seeded, train, train_twin
 from benchmarks.process import run_process
-from trireme.cluster import embedded, set_default
+from trireme.job.cluster import embedded, set_default
 
 _JOB = str(Path(__file__).with_name("zoo_job.py"))
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -81,7 +81,7 @@ def _spawned(name: str, place: Place, seed: int) -> Run:
     """One server and one worker."""
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
-        launch = ["-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "1"]
+        launch = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "1"]
         options = [f"--case={name}", f"--seed={seed}", f"--real={place.folder}", f"--out={out}"]
         options += ["--smoke"] if place.is_smoke else []
         command = [sys.executable, *launch, "--log_dir", folder, _JOB, *options]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import trireme as tr
 from benchmarks.harness import Absent
 from benchmarks.macro import zoo_text
+from examples.planted import behaviour as planted
 from trireme.data import ArrayDataset, Batch, Dense, Label, Ragged, Schema, SkipGramDataset, Sparse
-from trireme.data import planted_behaviour as planted
 from trireme.models import (
     DIN,
     DLRM,

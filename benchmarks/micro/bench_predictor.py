@@ -22,7 +22,7 @@ from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from benchmarks.micro.bench_table import DIM, Workload
 from trireme import _core
 from trireme.inference.layers import mapped
-from trireme.ps.folders import written
+from trireme.storage.folders import written
 
 
 def contests(settings: Settings) -> list[Contest]:

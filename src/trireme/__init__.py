@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trireme import data, errors, initializer, metrics, models, nn, optim, policy
     from trireme.blocks import Blocks
-    from trireme.cluster import Cluster
     from trireme.config import Config
+    from trireme.job.cluster import Cluster
     from trireme.launch.init import init
     from trireme.strategy import Strategy
     from trireme.table import Table
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         Trainer,
         prefetch,
     )
-    from trireme.train.online import Publishing, train_passes
-    from trireme.train.passes import Pass
+    from trireme.train.online.online import Publishing, train_passes
+    from trireme.train.online.passes import Pass
 
 __all__ = [
     "Blocks",
@@ -56,19 +56,19 @@ __all__ = [
 _HOMES = {
     "Blocks": "trireme.blocks",
     "Checkpoints": "trireme.train",
-    "Cluster": "trireme.cluster",
+    "Cluster": "trireme.job.cluster",
     "Config": "trireme.config",
     "DistributedOptimizer": "trireme.train",
     "Dump": "trireme.train",
-    "Pass": "trireme.train.passes",
-    "Publishing": "trireme.train.online",
+    "Pass": "trireme.train.online.passes",
+    "Publishing": "trireme.train.online.online",
     "Recipe": "trireme.train",
     "Strategy": "trireme.strategy",
     "Table": "trireme.table",
     "Trainer": "trireme.train",
     "init": "trireme.launch.init",
     "prefetch": "trireme.train",
-    "train_passes": "trireme.train.online",
+    "train_passes": "trireme.train.online.online",
 }
 
 

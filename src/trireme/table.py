@@ -106,7 +106,7 @@ class TableSchema:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The per-key columns that pushes carry besides the gradient (trireme.ps.columns)."""
+        """The per-key columns that pushes carry besides the gradient (trireme.protocol.columns)."""
         counts = self.admission is not None and self.admission["name"] == CountFilter.name
         return (("show_click", "feature") if self.is_scored else ()) + (
             ("count",) if counts else ()

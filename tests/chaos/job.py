@@ -17,10 +17,10 @@ from tests.chaos.plan import Plan
 from tests.chaos.script import Options
 from tests.programs import Program, Template
 from tests.proxy import Faults, Proxy
-from trireme import cli
+from trireme.commands import cli
 
 SCRIPT = str(Path(script.__file__))
-SERVER = ["-m", "trireme.cli", "server"]
+SERVER = ["-m", "trireme", "server"]
 TIMEOUT_S = 60.0
 """How long the job's processes wait for each other."""
 

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import Cluster
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
 
 BATCH, NUM_KEYS, DIM = 8, 150, 3
 STRATEGIES = {

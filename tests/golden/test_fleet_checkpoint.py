@@ -26,8 +26,8 @@ from benchmarks.paddle.checkpoint import (
     LAYERS,
     SHARDS,
 )
-from trireme.cluster import Cluster, embedded, set_default
-from trireme.ps.adam_d2sum import AdamD2Sum
+from trireme.job.cluster import Cluster, embedded, set_default
+from trireme.protocol.adam_d2sum import AdamD2Sum
 
 FOLDER = Path(__file__).with_name("fleet_checkpoint")
 CASES = sorted(path.name for path in FOLDER.iterdir())

@@ -13,9 +13,9 @@ import pytest
 
 import trireme as tr
 from tests.jobs import InProcessServer
-from trireme.cluster import Cluster, connect
 from trireme.errors import BadRequest, TriremeError
-from trireme.ps.client import Client
+from trireme.job.cluster import Cluster, connect
+from trireme.worker.client import Client
 
 SECRET = "a line that nobody outside may read"
 DIM = 4

@@ -17,18 +17,18 @@ from torch import nn
 import trireme as tr
 from tests.hostile.mutation import Message
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import TriremeError, Unavailable
-from trireme.ps.attendance import Attendance
-from trireme.ps.client import Client
-from trireme.ps.coordinator import Coordinator
-from trireme.ps.handlers import handlers_of
-from trireme.ps.interchange.dense_blocks import read_blocks, write_blocks
-from trireme.ps.policies import counters, shrink
-from trireme.ps.shard import Shard
-from trireme.ps.transport import LOCAL, LocalTransport
+from trireme.interchange.worker_side.dense_blocks import read_blocks, write_blocks
+from trireme.job.cluster import Cluster
+from trireme.job.handlers import handlers_of
 from trireme.rpc import Deferred, Handler, Reply, Request, frames
 from trireme.rpc.limits import Limits
+from trireme.server.attendance import Attendance
+from trireme.server.expiry import counters, shrink
+from trireme.server.shard import Shard
+from trireme.worker.client import Client
+from trireme.worker.transport import LOCAL, LocalTransport
 
 FEATURES = ("a", "b")
 DAY_S = 86_400

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.programs import Template, template
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, embedded
+from trireme.job import cluster as clusters
+from trireme.job.cluster import Cluster, embedded
 
 # Sums of torch (BatchNorm's, say) have other last bits with other numbers of threads, and a server
 # that a test runs in this process sets the number for all: so none may find another one.

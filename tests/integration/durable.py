@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.programs import Program, Template
-from trireme.cluster import Cluster, connect
+from trireme.job.cluster import Cluster, connect
 from trireme.launch.key_folder import client_keys, make_shared_folder
 
-SERVER = ["-m", "trireme.cli", "server"]
+SERVER = ["-m", "trireme", "server"]
 TIMEOUT_S = 60.0
 
 

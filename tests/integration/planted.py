@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import trireme as tr
-from trireme.cluster import Cluster
 from trireme.data.batch import Batch, Strings
+from trireme.job.cluster import Cluster
 
 NUM_KEYS = 200
 bce = nn.functional.binary_cross_entropy_with_logits

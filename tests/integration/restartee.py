@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import Cluster
-from trireme.ps.client import Client
-from trireme.train import checkpoint
+from trireme.job.cluster import Cluster
+from trireme.train.checkpointing import checkpoint
+from trireme.worker.client import Client
 
 BATCH, NUM_KEYS, DIM = 8, 120, 3
 LENGTHS = (9, 6)  # of the workers' streams

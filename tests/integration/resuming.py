@@ -14,7 +14,7 @@ from tests.integration import resumer
 from tests.programs import Program, Template
 
 RESUMER = str(Path(resumer.__file__))
-SERVER = ["-m", "trireme.cli", "server"]
+SERVER = ["-m", "trireme", "server"]
 
 
 class Jobs:

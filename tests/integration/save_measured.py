@@ -9,10 +9,10 @@ import numpy as np
 
 import trireme as tr
 from trireme import _core
-from trireme.cluster import embedded
+from trireme.checkpoint.worker_side.save_load import save_checkpoint
+from trireme.job.cluster import embedded
 from trireme.optim import values_of_group
-from trireme.ps.checkpoint import save_checkpoint
-from trireme.ps.gradients import Step, TableGradient
+from trireme.protocol.gradients import Step, TableGradient
 
 DIM, NUM_ROWS, NUM_PUSHES = 16, 1_000_000, 4
 

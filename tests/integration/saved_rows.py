@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trireme.ps.checkpoint import open_storage, read_manifest
+from trireme.checkpoint.format.manifest import read_manifest
+from trireme.storage.storage import open_storage
 
 
 def saved_rows(checkpoint: Path) -> dict[str, dict[str, np.ndarray[Any, Any]]]:

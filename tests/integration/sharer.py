@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 
 BATCH, NUM_KEYS, NUM_STREAMS, EPOCHS = 8, 60, 4, 2
 LENGTHS = (5, 3, 0, 4)  # batches of the streams

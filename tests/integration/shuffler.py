@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import trireme as tr
-from trireme.data import exchange
+from trireme.data import global_shuffle as exchange
 
 BATCH_SIZE = 150
 

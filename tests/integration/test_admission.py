@@ -16,10 +16,10 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 from trireme.policy import Admission, CountFilter, Probability, ScoreFilter, ScorePolicy, ShowClick
-from trireme.train import checkpoint
-from trireme.train.checkpoint import Location, What
+from trireme.train.checkpointing import checkpoint
+from trireme.train.checkpointing.checkpoint import Location, What
 
 NUM_STEPS = 40
 FILTERS: dict[str, Admission] = {

@@ -19,7 +19,16 @@ from tests.real_data import real_data
 from trireme.metrics import AUC
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "adult.py")
-LAUNCH = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "2"]
+LAUNCH = [
+    sys.executable,
+    "-m",
+    "trireme",
+    "launch",
+    "--server_num",
+    "1",
+    "--worker_num",
+    "2",
+]
 WAIT_S = 100.0
 
 EDUCATION = {"HS-grad": 9, "Some-college": 10, "Bachelors": 13, "Masters": 14, "11th": 7}

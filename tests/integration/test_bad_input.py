@@ -20,10 +20,11 @@ from tests.damaged import BROKEN_LINE, CASES, NUM_LINES, SCHEMAS, TEXT, Case, co
 from tests.integration import damaged_model
 from tests.integration.processes import clean_environment
 from tests.programs import Template
-from trireme import cli, fleet
-from trireme.cluster import embedded
+from trireme import fleet
+from trireme.commands import cli
 from trireme.data import InMemoryDataset, QueueDataset
 from trireme.errors import BadRequest, DataError
+from trireme.job.cluster import embedded
 from trireme.launch import roles
 
 CONFIG = """
@@ -217,7 +218,7 @@ def command(folder: Path, *arguments: str, file_bytes: int = -1) -> tuple[int, s
     """
     name, *options = arguments
     done = subprocess.run(
-        [sys.executable, "-m", "trireme.cli", name, "-m", "config.yaml", *options],
+        [sys.executable, "-m", "trireme", name, "-m", "config.yaml", *options],
         cwd=folder,
         env=clean_environment(),
         capture_output=True,
@@ -267,8 +268,8 @@ def test_a_job_ends_with_the_error_of_the_worker_that_failed(
 def test_fewer_files_than_workers_end_every_worker(tmp_path: Path, programs: Template) -> None:
     (tmp_path / "part.gz").write_bytes(compressed(text(TEXT["csv"]), ".gz"))
     configure(tmp_path, "csv", "part.gz")
-    serve = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"]
-    run = ["-m", "trireme.cli", "run", "-m", str(tmp_path / "config.yaml")]
+    serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
+    run = ["-m", "trireme", "run", "-m", str(tmp_path / "config.yaml")]
     with programs.start("server", serve, {}) as server, ExitStack() as workers:
         env = {"TRIREME_ROLE": "worker", "TRIREME_NUM_WORKERS": "2"}
         env["TRIREME_SERVERS"] = server.wait_line(r"^listening on (\S+)")[1]
@@ -308,7 +309,7 @@ def test_a_disk_that_is_full_of_a_checkpoint_leaves_nothing(tmp_path: Path) -> N
 def test_a_worker_that_is_killed_leaves_no_dump(tmp_path: Path, programs: Template) -> None:
     (tmp_path / "part").write_bytes(text(TEXT["multislot"]))
     configure(tmp_path, "multislot", "part")
-    run = ["-m", "trireme.cli", "run", "-m", str(tmp_path / "config.yaml"), "-o", *DUMPS]
+    run = ["-m", "trireme", "run", "-m", str(tmp_path / "config.yaml"), "-o", *DUMPS]
     run += ["runner.print_interval=1", f"runner.pipe_command=yes '{TEXT['multislot'].line(1)}'"]
     with programs.start("run", run, {}) as program:
         program.wait_line(r"batch 3:")

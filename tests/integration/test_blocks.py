@@ -18,9 +18,9 @@ from tests.integration.durable import DurableServers
 from tests.jobs import Job
 from tests.programs import Template
 from trireme import fleet
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, SchemaMismatch
-from trireme.train import checkpoint
+from trireme.job.cluster import Cluster, embedded
+from trireme.train.checkpointing import checkpoint
 
 Weights = dict[str, np.ndarray]
 Optimizers = Callable[[Any], torch.optim.Optimizer]

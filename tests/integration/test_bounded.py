@@ -14,8 +14,8 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
-from trireme.cluster import Cluster
 from trireme.errors import DeadlineExceeded
+from trireme.job.cluster import Cluster
 
 
 class Model(nn.Module):

@@ -14,8 +14,8 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, ResourceExhausted, SchemaMismatch
+from trireme.job.cluster import Cluster, embedded
 
 NUM_KEYS = 2000
 
@@ -149,7 +149,7 @@ def test_a_save_that_fails_leaves_nothing_behind(
     with embedded() as cluster:
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
-        monkeypatch.setattr("trireme.ps.checkpoint.block_files.write_tensors", full_disk)
+        monkeypatch.setattr("trireme.checkpoint.format.block_files.write_tensors", full_disk)
         with pytest.raises(ResourceExhausted, match=r"cannot write .*: No space left"):
             trainer.save(tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
@@ -157,7 +157,7 @@ def test_a_save_that_fails_leaves_nothing_behind(
 
 def test_servers_write_below_their_root_only(tmp_path: Path) -> None:
     from tests.jobs import InProcessServer
-    from trireme.cluster import connect
+    from trireme.job.cluster import connect
 
     server = InProcessServer(root=tmp_path / "allowed")
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1) as cluster:

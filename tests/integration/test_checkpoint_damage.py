@@ -18,8 +18,8 @@ import xxhash
 
 from tests.integration.test_checkpoint import assert_equal, batches, everything, make_trainer
 from tests.jobs import Job
-from trireme.cluster import Cluster
 from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError
+from trireme.job.cluster import Cluster
 from trireme.train import Trainer
 
 TABLE = "tables/0/0000-4095"

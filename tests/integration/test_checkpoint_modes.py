@@ -17,14 +17,16 @@ import trireme as tr
 from tests.integration.saved_rows import saved_rows
 from tests.jobs import InProcessServer, Job
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.worker_side.calls import ServerJobs
+from trireme.checkpoint.worker_side.publication import draft_of
+from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
-from trireme.ps.checkpoint import load_checkpoint, open_storage, read_manifest, save_checkpoint
-from trireme.ps.checkpoint.calls import ServerJobs
-from trireme.ps.checkpoint.publication import draft_of
-from trireme.ps.policies import DAY_S, selected
-from trireme.ps.rows import RowLayout
+from trireme.protocol.wide_rows import RowLayout
+from trireme.server.expiry import DAY_S, selected
+from trireme.storage.storage import open_storage
 
 DIM, NUM_KEYS = 2, 600
 RULE = tr.optim.Adagrad(lr=0.5)

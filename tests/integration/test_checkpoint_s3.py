@@ -15,9 +15,11 @@ import trireme as tr
 from tests.integration.test_checkpoint import assert_equal, batches, everything, make_trainer
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
-from trireme.cluster import Cluster, embedded
+from trireme.checkpoint.worker_side import publication
+from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, Corruption
-from trireme.ps.checkpoint import open_storage, publication, verify_checkpoint
+from trireme.job.cluster import Cluster, embedded
+from trireme.storage.storage import open_storage
 
 Options = dict[str, Any]
 ROOT = "s3://bucket"
@@ -89,7 +91,7 @@ def test_a_save_that_fails_shows_nothing(s3: Options, monkeypatch: pytest.Monkey
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
         with monkeypatch.context() as patch:
-            patch.setattr("trireme.ps.checkpoint.block_files.write_tensors", full)
+            patch.setattr("trireme.checkpoint.format.block_files.write_tensors", full)
             with pytest.raises(Exception, match="No space left on device"):
                 trainer.save(f"{ROOT}/failed/1", storage_options=s3)
         assert names(s3, "failed") == set()

@@ -22,8 +22,8 @@ from tests.jobs import Job, in_threads
 from tests.programs import Template
 from tests.property.seeds import SEED
 from trireme import fleet
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, NotFinite
+from trireme.job.cluster import Cluster, embedded
 
 RULE = exact.RULES["sgd"]
 CLIPS = {"norm": {"clip_norm": 0.8}, "value": {"clip_value": 0.05}}

@@ -15,11 +15,11 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
 from trireme.inference import predictor as predictors
-from trireme.ps.shard import Shard
+from trireme.job.cluster import Cluster, embedded
+from trireme.server.shard import Shard
 
 NUM_KEYS = 2000
 

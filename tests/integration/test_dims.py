@@ -13,10 +13,10 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
-from trireme import cli
-from trireme.cluster import Cluster, embedded
+from trireme.commands import cli
 from trireme.data import Batch, Ragged
 from trireme.inference import Predictor
+from trireme.job.cluster import Cluster, embedded
 from trireme.policy import CtrCommonAccessor, ShowClick
 
 DIMS = {"user": 8, "ad": 3, "site": 8, "hour": 1}

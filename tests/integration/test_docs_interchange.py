@@ -14,7 +14,7 @@ import pytest
 from tests.integration.test_docs_data import STRICT
 from tests.programs import Template
 from tests.repo import tree
-from trireme import cli
+from trireme.commands import cli
 
 FLEET = tree.ROOT / "tests/golden/fleet_checkpoint/SparseAccessor-adagrad-adam/saved"
 MODEL = """

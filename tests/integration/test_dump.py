@@ -21,11 +21,11 @@ from tests.integration.dumper import untrained
 from tests.integration.planted import Linear, Named, bce, strings, trainer_for
 from tests.jobs import Job
 from tests.programs import Program, Template
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, embedded
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest, NotFinite
-from trireme.train import part
+from trireme.job import cluster as clusters
+from trireme.job.cluster import Cluster, embedded
+from trireme.storage import part
 
 DUMPER = str(Path(__file__).with_name("dumper.py"))
 
@@ -51,7 +51,7 @@ def dumper(programs: Template) -> Iterator[Callable[..., list[Program]]]:
             env = {"TRIREME_THREADS": "1", "TRIREME_TIMEOUT_S": "30"}
             started = []
             if num_workers > 1:
-                serve = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"]
+                serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
                 server = exit_stack.enter_context(programs.start("server", serve, env))
                 address = server.wait_line(r"^listening on (\S+)")[1]
                 env |= {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": address}

@@ -11,11 +11,11 @@ import trireme as tr
 from tests.jobs import Job
 from tests.tables import restore
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import Fenced, NotReady
+from trireme.job.cluster import Cluster, embedded
 from trireme.optim import values_of_group
-from trireme.ps.gradients import Step, TableGradient
-from trireme.ps.routing import BucketMap
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.routing import BucketMap
 
 TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
 NUM_KEYS = 500

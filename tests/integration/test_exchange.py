@@ -15,8 +15,8 @@ import pytest
 from tests.example_lists import Example, batch_of, examples_of, random_examples
 from tests.jobs import Job, in_threads
 from trireme import _core
-from trireme.cluster import Cluster, connect
-from trireme.data import Dense, InMemoryDataset, InsId, Label, Schema, Sparse, exchange
+from trireme.data import Dense, InMemoryDataset, InsId, Label, Schema, Sparse
+from trireme.data import global_shuffle as exchange
 from trireme.data.column_layout import ColumnLayout
 from trireme.errors import (
     BadRequest,
@@ -27,8 +27,9 @@ from trireme.errors import (
     TriremeError,
     Unavailable,
 )
+from trireme.job.cluster import Cluster, connect
 from trireme.rpc import Client, ClientKeys, Server, ServerKeys, make_keys
-from trireme.train.pipeline import share_of
+from trireme.train.loop.pipeline import share_of
 
 SCHEMA = Schema([Label(), InsId(), Dense("d", 3), *(Sparse(f"s{i}") for i in range(3))])
 CHUNK_EXAMPLES = 20

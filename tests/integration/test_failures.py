@@ -17,7 +17,7 @@ import pytest
 from tests.programs import Program, Template
 
 TRAINEE = str(Path(__file__).with_name("trainee.py"))
-SERVER = ["-m", "trireme.cli", "server"]
+SERVER = ["-m", "trireme", "server"]
 SHORT_S = "4"  # for what must fail
 LONG_S = "60"  # for what must not
 

@@ -14,11 +14,11 @@ import torch
 import trireme as tr
 from tests.integration.criteo_folder import write_criteo_folder
 from tests.integration.processes import Processes
-from trireme import cluster as clusters
 from trireme import fleet
-from trireme.cluster import embedded
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.strategy import ELSEWHERE, WITHOUT_EFFECT
+from trireme.job import cluster as clusters
+from trireme.job.cluster import embedded
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "fleet_train.py")
 NUM_TRAIN_MIN = 1000
@@ -26,7 +26,7 @@ NUM_TRAIN_MIN = 1000
 
 def test_a_script_in_fleets_style_trains_on_one_server_and_two_workers(tmp_path: Path) -> None:
     write_criteo_folder(tmp_path)
-    launch = [sys.executable, "-m", "trireme.cli", "launch"]
+    launch = [sys.executable, "-m", "trireme", "launch"]
     options = ["--server_num", "1", "--worker_num", "2"]
     with Processes(tmp_path) as processes:
         processes.start("launch", [*launch, *options, SCRIPT, "train/*.tsv", "ckpt/fleet"], {})

@@ -15,7 +15,7 @@ from tests.integration.processes import Processes
 from tests.programs import Program, Template
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "train.py")
-TRIREME = [sys.executable, "-m", "trireme.cli"]
+TRIREME = [sys.executable, "-m", "trireme"]
 WAIT_S = 100.0
 
 

@@ -16,13 +16,13 @@ import trireme as tr
 from tests.integration import test_sync as exact
 from tests.jobs import TIMEOUT_S, Job
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, ResourceExhausted
+from trireme.job.cluster import Cluster, embedded
 from trireme.optim import values_of_group
-from trireme.ps.dense import DenseParameters
-from trireme.ps.gradients import DenseGradient, Step, TableGradient
+from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
-from trireme.train.geo import RowCache
+from trireme.train.modes.geo import RowCache
+from trireme.worker.dense_parameters import DenseParameters
 
 DIM = 3
 NUM_KEYS = 40

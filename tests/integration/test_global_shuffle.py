@@ -43,7 +43,7 @@ def job(
         env = {"TRIREME_TIMEOUT_S": timeout_s, "TRIREME_THREADS": "1", **env}
         return end.enter_context(programs.start(name, arguments, env))
 
-    server = start("server", ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"])
+    server = start("server", ["-m", "trireme", "server", "--listen", "127.0.0.1:0"])
     address = server.wait_line(r"^listening on (\S+)")[1]
     place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": address}
     place["TRIREME_NUM_WORKERS"] = str(len(arguments))

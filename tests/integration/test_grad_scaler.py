@@ -16,7 +16,7 @@ from torch import nn
 import trireme as tr
 from tests.integration.test_optimizers import Model, Plain, groups_of, make_model, set_gradients
 from tests.jobs import Job
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 
 NUM_BATCHES = 20
 KEYS = torch.arange(4).repeat(2)

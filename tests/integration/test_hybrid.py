@@ -14,10 +14,10 @@ from torch import nn
 import trireme as tr
 from tests.integration import test_sync as exact
 from tests.jobs import Job
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, TriremeError
+from trireme.job.cluster import Cluster, embedded
 from trireme.strategy import Strategy
-from trireme.train.hybrid.group import _check
+from trireme.train.modes.hybrid.group import _check
 
 HYBRID = Strategy("hybrid")
 # Rows that stay as they are, so that what the dense part should be is known.

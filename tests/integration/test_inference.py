@@ -19,9 +19,9 @@ from torch import nn
 import trireme as tr
 from tests import zoo_trainers
 from tests.jobs import Job
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
+from trireme.job.cluster import Cluster, embedded
 from trireme.policy import CountFilter, CtrCommonAccessor, ShowClick
 
 NAMES = tuple(zoo_trainers.SMALL)

@@ -21,10 +21,10 @@ import trireme as tr
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, DataError
 from trireme.fleet import job as fleet_job
-from trireme.train.interchange import is_fleet
+from trireme.interchange.models import is_fleet
+from trireme.job.cluster import Cluster, embedded
 
 NUM_KEYS = 500
 DAY = 86_400

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.programs import Program, Template
-from trireme import cli
+from trireme.commands import cli
 from trireme.launch.key_folder import client_keys, server_keys
 
 TRAINEE = str(Path(__file__).with_name("trainee.py"))
-TRIREME = ["-m", "trireme.cli"]
+TRIREME = ["-m", "trireme"]
 TRAINED = "trained 5 steps"
 
 

@@ -111,7 +111,7 @@ class Launcher:
         self._listener.close()
 
 
-COMMAND = [sys.executable, "-m", "trireme.cli", "launch"]
+COMMAND = [sys.executable, "-m", "trireme", "launch"]
 
 
 @pytest.fixture

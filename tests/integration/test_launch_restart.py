@@ -36,7 +36,7 @@ class Job:
         script = [*script] or [SCRIPT, "."]
         self._errors = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trireme.cli", "launch", *place, *options, *script],
+            [sys.executable, "-m", "trireme", "launch", *place, *options, *script],
             cwd=folder,
             env=clean_environment(),
             stdout=subprocess.PIPE,

@@ -23,7 +23,7 @@ from tests.integration.test_server_restart import TABLE, counts, push
 from tests.long import pick
 from tests.programs import Template
 from tests.property.seeds import SEED
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 
 NUM_EVENTS = pick(short=16, long=60)
 NUM_KEYS, BATCH, DAY_S = 500, 16, 86400

@@ -22,11 +22,11 @@ import trireme as tr
 from tests.integration.planted import Examples, loader, trainer_for
 from tests.jobs import Job
 from tests.keyed_jagged import KINDS
-from trireme.cluster import Cluster, embedded
 from trireme.data import Batch, Ragged
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
-from trireme.train.share import share_of
+from trireme.job.cluster import Cluster, embedded
+from trireme.train.loop.share import share_of
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)

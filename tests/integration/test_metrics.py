@@ -17,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.test_pages import run_blocks
 from tests.programs import Program, Template
 from tests.repo import tree
-from trireme.cluster import embedded
+from trireme.job.cluster import embedded
 
 TRAINEE = str(Path(__file__).with_name("trainee.py"))
-SERVER = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0", "--metrics", "0"]
+SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--metrics", "0"]
 AT = r"metrics at (\S+)/metrics"
 
 Samples = Mapping[str, Mapping[tuple[str, ...], float]]

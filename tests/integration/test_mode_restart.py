@@ -24,7 +24,7 @@ from tests.long import pick
 from tests.programs import Template
 from tests.property.seeds import SEED
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 
 NUM_KEYS, DIM = 300, 2
 NUM_BATCHES = pick(short=60, long=1000)

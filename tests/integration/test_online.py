@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.planted.days import write_days
 from tests.integration.saved_rows import saved_rows
 from tests.programs import Program, Template
-from trireme.data.planted_days import write_days
-from trireme.train.donefiles import BASES, DELTAS, STOPPED, DoneFiles, Point
+from trireme.train.online.donefiles import BASES, DELTAS, STOPPED, DoneFiles, Point
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "online.yaml"
 DAYS = ("20190720", "20190721")
@@ -82,7 +82,7 @@ def run(
     start: tuple[str, ...] = ("stream",),
     code: int = 0,
 ) -> str:
-    arguments = ["-m", "trireme.cli", *start, *command(*overrides)]
+    arguments = ["-m", "trireme", *start, *command(*overrides)]
     return programs.run(place, arguments, code=code, wait_s=110.0)
 
 
@@ -131,7 +131,7 @@ def test_a_killed_run_ends_with_the_same_bytes(
 
 def _run_until_killed(programs: Template, place: Path, num_lines: int, delay_s: float) -> None:
     """Kill the run `delay_s` after donefile.txt has so many lines."""
-    arguments = ["-m", "trireme.cli", "stream", *command()]
+    arguments = ["-m", "trireme", "stream", *command()]
     with programs.start("stream", arguments, {}, folder=place) as program:
         pause = threading.Event()
         for _ in range(2000):
@@ -144,14 +144,14 @@ def _run_until_killed(programs: Template, place: Path, num_lines: int, delay_s: 
 
 def start(programs: Template, place: Path, *overrides: str, **env: str) -> Program:
     """A process, to be stopped."""
-    arguments = ["-m", "trireme.cli", "stream", *command(*overrides)]
+    arguments = ["-m", "trireme", "stream", *command(*overrides)]
     return programs.start("stream", arguments, env, folder=place)
 
 
 @contextmanager
 def job(programs: Template, place: Path, *overrides: str) -> Iterator[list[Program]]:
     """Two workers of a server."""
-    root, server = {"TRIREME_ROOT": str(place)}, ["-m", "trireme.cli", "server"]
+    root, server = {"TRIREME_ROOT": str(place)}, ["-m", "trireme", "server"]
     with ExitStack() as stack:
         started = programs.start("server", [*server, "--listen", "127.0.0.1:0"], root)
         address = stack.enter_context(started).wait_line(r"^listening on (\S+)")[1]

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import Cluster, embedded
-from trireme.data.planted_days import write_days
+from examples.planted.days import write_days
 from trireme.errors import BadRequest
 from trireme.inference import Predictor
+from trireme.job.cluster import Cluster, embedded
 from trireme.metrics import AUC
 from trireme.policy import ShowClick, SparseAccessor
 

@@ -15,8 +15,8 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from trireme import fleet
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster, embedded
 
 PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
 STEPS = 12

@@ -15,7 +15,7 @@ from torch import nn
 import trireme as tr
 from tests.integration.resumer import array_dataset
 from tests.jobs import Job
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 
 TABLES = ("adam", "scored", "halves")
 NUM_BATCHES = 12

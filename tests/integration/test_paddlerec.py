@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.processes import Processes, clean_environment
 from tests.paddlerec import sample
-from trireme import cli
+from trireme.commands import cli
 from trireme.launch import roles
 
 MODELS = {"dnn": "ctr_dnn", "wide_deep": "wide_deep", "slot_dnn": "slot_dnn"}
@@ -59,7 +59,7 @@ def test_a_configuration_trains_and_infers_as_it_is(
 
 def test_a_configuration_trains_as_a_job(tmp_path: Path) -> None:
     folder = sample.copy("slot_dnn", tmp_path / "slot_dnn")
-    job = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+    job = [sys.executable, "-m", "trireme", "launch", "--server_num", "1"]
     job += ["--worker_num", "1", "-m", "config.yaml", "-o", "model=slot_dnn"]
     with Processes(folder) as processes:
         processes.start("job", job, {})

@@ -36,7 +36,7 @@ def run(programs: Template, folder: Path, command: str) -> str:
     if name == "python":
         return programs.run(folder, rest, wait_s=WAIT_S) + "\n"
     if name == "trireme":
-        return programs.run(folder, ["-m", "trireme.cli", *rest], wait_s=WAIT_S) + "\n"
+        return programs.run(folder, ["-m", "trireme", *rest], wait_s=WAIT_S) + "\n"
     shell = ["sh", "-ec", command]
     return subprocess.run(
         shell, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=WAIT_S, check=True

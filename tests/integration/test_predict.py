@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme import cli
-from trireme.cluster import embedded
+from trireme.commands import cli
 from trireme.data import Dense, InsId, Label, Sparse
 from trireme.inference import Predictor
+from trireme.job.cluster import embedded
 from trireme.run.file_schema import parse_fields
-from trireme.train.part import Part
+from trireme.storage.part import Part
 
 NUM = 100
 RNG = np.random.default_rng(0)

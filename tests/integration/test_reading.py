@@ -13,8 +13,8 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import InProcessServer, Job, in_threads
-from trireme import cluster as clusters
-from trireme.cluster import Cluster
+from trireme.job import cluster as clusters
+from trireme.job.cluster import Cluster
 
 NUM_BUCKETS = 4096
 SEEN, UNSEEN = 1000, 10**12

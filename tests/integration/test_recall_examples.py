@@ -10,7 +10,16 @@ from random import Random
 from tests.integration.processes import Processes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LAUNCH = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "2"]
+LAUNCH = [
+    sys.executable,
+    "-m",
+    "trireme",
+    "launch",
+    "--server_num",
+    "1",
+    "--worker_num",
+    "2",
+]
 WAIT_S = 100.0
 
 

@@ -21,9 +21,9 @@ from tests.integration import resumer
 from tests.integration.resumer import BATCH, NUM_BATCHES, array_dataset, columns
 from tests.jobs import Job
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, Corruption, ResourceExhausted
-from trireme.ps.process import torch_threads
+from trireme.job.cluster import Cluster, embedded
+from trireme.threads import torch_threads
 
 LAST = 2 * NUM_BATCHES
 

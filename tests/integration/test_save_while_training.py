@@ -17,11 +17,11 @@ from tests.jobs import InProcessServer, Job, in_threads
 from tests.long import pick
 from tests.property.seeds import SEED
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
-from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
-from trireme.ps.gradients import Step, TableGradient
-from trireme.ps.rows import RowLayout
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.wide_rows import RowLayout
 
 NUM_WORKERS, NUM_KEYS, BATCH, DIM = 4, 1500, 150, 3
 NUM_SAVES = pick(short=8, long=200)

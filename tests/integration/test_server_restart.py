@@ -23,11 +23,11 @@ from tests.long import pick
 from tests.programs import Template
 from tests.property.seeds import SEED
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
+from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
-from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
-from trireme.ps.gradients import Step, TableGradient
+from trireme.protocol.gradients import Step, TableGradient
 
 NUM_KEYS, DIM = 400, 2
 NUM_PUSHES = {"process": pick(short=100, long=2000), "machine": pick(short=40, long=500)}

@@ -11,8 +11,8 @@ import torch
 
 import trireme as tr
 from tests.repo import tree
-from trireme.cluster import embedded
 from trireme.inference import Predictor
+from trireme.job.cluster import embedded
 
 NUM_KEYS, DIM = 5000, 5
 

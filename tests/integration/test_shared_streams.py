@@ -25,7 +25,6 @@ from tests.integration.test_succession import (
     times,
 )
 from tests.jobs import TIMEOUT_S, Job, in_threads
-from trireme.cluster import Cluster, connect, embedded
 from trireme.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -36,7 +35,8 @@ from trireme.errors import (
     Unavailable,
 )
 from trireme.fleet import util
-from trireme.ps import stream_calls
+from trireme.job.cluster import Cluster, connect, embedded
+from trireme.worker import stream_calls
 
 NUM_STREAMS = 3
 

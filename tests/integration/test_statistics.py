@@ -12,16 +12,16 @@ import torch
 import trireme as tr
 from tests.jobs import Job
 from trireme import _core
-from trireme.cluster import Cluster, embedded, set_default
 from trireme.data import Ragged
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster, embedded, set_default
 from trireme.nn import CVM, EmbeddingBag
 from trireme.optim import values_of_group
 from trireme.policy import CtrCommonAccessor, ScorePolicy, ShowClick, SparseAccessor
-from trireme.ps import policies
-from trireme.ps.gradients import Step, TableGradient
-from trireme.ps.rows import RowLayout
-from trireme.ps.shard import Shard
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.wide_rows import RowLayout
+from trireme.server import expiry as policies
+from trireme.server.shard import Shard
 
 DAY = policies.DAY_S
 FEATURES = ["2", "17", "user"]

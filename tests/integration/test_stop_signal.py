@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import embedded
 from trireme.errors import Stopped
-from trireme.train.online import PassReport
+from trireme.job.cluster import embedded
+from trireme.train.online.online import PassReport
 
 NUM_BATCHES, TOLD_AT = 500, 3
 

@@ -19,10 +19,10 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job, in_threads
 from trireme import _core
-from trireme import cluster as clusters
-from trireme.cluster import Cluster
+from trireme.coordinator import meetings
 from trireme.errors import BadRequest
-from trireme.ps import meetings
+from trireme.job import cluster as clusters
+from trireme.job.cluster import Cluster
 
 NUM_KEYS, BATCH = 60, 4
 STRATEGIES = {

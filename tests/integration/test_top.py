@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from tests.programs import Program, Template
-from trireme import cli
+from trireme.commands import cli
 from trireme.errors import BadRequest, Unavailable
-from trireme.ps.routing import BucketMap
+from trireme.protocol.routing import BucketMap
 from trireme.rpc import Client, Handler, Reply, Request, Server, make_keys
 from trireme.top.snapshot import take
 
 TRAINEE = str(Path(__file__).with_name("trainee.py"))
-SERVER = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"]
+SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
 
 
 class Job:
@@ -69,7 +69,7 @@ def test_one_server_tells_of_the_whole_job(job: Job, capsys: pytest.CaptureFixtu
 
 def test_a_pipe_gets_one_view_after_the_other(job: Job, programs: Template) -> None:
     job.start(1)
-    arguments = ["-m", "trireme.cli", "top", "--servers", job.addresses[0]]
+    arguments = ["-m", "trireme", "top", "--servers", job.addresses[0]]
     arguments += ["--interval_s", "0.2", "--timeout_s", "60"]
     with programs.start("top", arguments, {}) as shown:
         for _ in range(3):

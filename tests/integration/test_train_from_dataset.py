@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import trireme as tr
 from tests.integration.planted import Linear, Named, bce, loader, rows_of, trainer_for
 from tests.jobs import Job
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, NotFinite
+from trireme.job import cluster as clusters
+from trireme.job.cluster import Cluster, embedded
 
 
 class Seen(Linear):

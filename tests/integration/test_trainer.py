@@ -21,8 +21,8 @@ from tests.integration.planted import (
     trainer_for,
 )
 from tests.jobs import Job, in_threads
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, DataError, DeadlineExceeded, SchemaMismatch
+from trireme.job.cluster import Cluster, embedded
 
 
 @pytest.mark.parametrize(("mode", "threads"), [("sync", 1), ("async", 1), ("async", 3)])

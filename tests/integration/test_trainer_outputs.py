@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import trireme as tr
 from tests.integration.planted import Linear, loader, trainer_for
 from tests.jobs import Job
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster, embedded
 from trireme.metrics import AUC, GAUC
-from trireme.train import tally
+from trireme.train.loop import tally
 
 bce = nn.functional.binary_cross_entropy_with_logits
 

@@ -20,10 +20,10 @@ from tests.integration.planted import (
     trainer_for,
 )
 from tests.jobs import Job
-from trireme.cluster import Cluster, embedded
 from trireme.data.batch import Ragged
 from trireme.errors import DeadlineExceeded
-from trireme.ps.gradients import Step
+from trireme.job.cluster import Cluster, embedded
+from trireme.protocol.gradients import Step
 
 
 @pytest.mark.parametrize(("threads", "oldest"), [(1, 1), (2, 1), (3, 2)])

@@ -14,7 +14,7 @@ import trireme as tr
 from tests.integration import test_sync
 from tests.integration.test_succession import Model, counts, make_trainer
 from tests.jobs import Job
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 
 LENGTHS = (5, 0, 2)  # batches of the workers
 BATCH = 4

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.test_checkpoint import batches, make_trainer
 from tests.jobs import Job
-from trireme import cli
+from trireme.commands import cli
 
 
 @pytest.fixture(scope="module")

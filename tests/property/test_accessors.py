@@ -16,14 +16,14 @@ from tests.property.accessor_model import Accessor
 from tests.property.seeds import SEED, named_in_failure
 from tests.tables import POOL, buckets_of
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.policy import ACCESSORS, ScorePolicy
-from trireme.ps import policies
-from trireme.ps.gradients import Step, TableGradient
-from trireme.ps.rows import RowLayout
-from trireme.ps.served import ServedTable, make_core_table
-from trireme.ps.shard import Shard
+from trireme.protocol.core_table import ServedTable, make_core_table
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.wide_rows import RowLayout
+from trireme.server import expiry as policies
+from trireme.server.shard import Shard
 
 DAY = policies.DAY_S
 NUM_HISTORIES = 200

@@ -18,16 +18,16 @@ from tests.long import pick
 from tests.property.seeds import SEED, named_in_failure
 from tests.tables import snapshot
 from trireme import _core
+from trireme.coordinator.coordinator import Coordinator
+from trireme.job.durability import Durability, kept
+from trireme.job.handlers import handlers_of
 from trireme.optim import values_of_group
-from trireme.ps.attendance import Attendance
-from trireme.ps.blocks import BlockSpec
-from trireme.ps.coordinator import Coordinator
-from trireme.ps.handlers import handlers_of
-from trireme.ps.log.durability import Durability, kept
-from trireme.ps.routing import BucketMap
-from trireme.ps.shard import Shard
-from trireme.ps.wire import BlocksPush, Push, TablePush
+from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.routing import BucketMap
+from trireme.protocol.wire import BlocksPush, Push, TablePush
 from trireme.rpc import Reply, Request
+from trireme.server.attendance import Attendance
+from trireme.server.shard import Shard
 
 NUM_KEYS, DAY = 300, 86_400
 NUM_REQUESTS = pick(short=60, long=2000)

@@ -33,7 +33,7 @@ def syntax(path: Path) -> ast.Module:
 
 
 def module(path: Path) -> str:
-    """`trireme.ps.client` for src/trireme/ps/client.py; the package for its __init__.py."""
+    """`trireme.worker.client` for src/trireme/worker/client.py; the package for its __init__.py."""
     parts = (
         path.relative_to(ROOT / "src" if PACKAGE in path.parents else ROOT).with_suffix("").parts
     )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trireme.errors import BadRequest, Unavailable
-from trireme.ps.attendance import Attendance
 from trireme.rpc import Request
+from trireme.server.attendance import Attendance
 
 SILENCE_S = 60.0
 

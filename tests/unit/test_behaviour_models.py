@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import Cluster, embedded, set_default
+from examples.planted.behaviour import choices, clicks_after_history, clicks_and_conversions
+from examples.planted.clicks import exact_auc
 from trireme.data import ArrayDataset, Bags, Batch, Ragged, Schema, SkipGramDataset
-from trireme.data.planted import exact_auc
-from trireme.data.planted_behaviour import choices, clicks_after_history, clicks_and_conversions
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster, embedded, set_default
 from trireme.models import DIN, ESMM, LR, SkipGram, Tower, TwoTower
 from trireme.models.attention import TargetAttention
 from trireme.models.esmm import esmm_loss, logit_of_both

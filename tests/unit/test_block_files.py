@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
+from trireme.checkpoint.format.block_files import write_tensors
 from trireme.errors import BadRequest
-from trireme.ps.checkpoint.block_files import write_tensors
-from trireme.ps.checkpoint.storage import LocalStorage, written
+from trireme.storage.storage import LocalStorage, written
 
 TENSORS = {
     "fc.bias@0/flag": torch.tensor([True, False, True]),

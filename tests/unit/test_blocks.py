@@ -10,8 +10,15 @@ import pytest
 import torch
 
 from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
-from trireme.ps.blocks import BlockSpec, BlockStore, Part, cut
-from trireme.ps.dense_optimizers import ELEMENTWISE, KNOWN, WHOLE, group_values, optimizer_spec
+from trireme.protocol.block_spec import BlockSpec, cut
+from trireme.protocol.dense_optimizers import (
+    ELEMENTWISE,
+    KNOWN,
+    WHOLE,
+    group_values,
+    optimizer_spec,
+)
+from trireme.server.block_store import BlockStore, Part
 
 NUM_ELEMENTS = 1000
 BLOCK = 64

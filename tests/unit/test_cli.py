@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trireme import cli
+from trireme.commands import cli
 from trireme.launch import roles
 
 # Changing this list changes what users type: add to it, and say so in CHANGELOG.md.
@@ -235,7 +235,7 @@ def test_cli_version_names_what_runs(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_may_stop_reading(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    command = [sys.executable, "-m", "trireme.cli", "size", "--keys", "1", "--dim", "4"]
+    command = [sys.executable, "-m", "trireme", "size", "--keys", "1", "--dim", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()

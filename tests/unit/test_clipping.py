@@ -11,7 +11,7 @@ import torch
 
 from tests.property.seeds import SEED
 from trireme.errors import BadRequest, NotFinite
-from trireme.ps.clipping import (
+from trireme.protocol.clipping import (
     Clip,
     NormReply,
     norm_from_wire,

@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import (
     BadRequest,
     Corruption,
@@ -20,7 +21,6 @@ from trireme.errors import (
     SchemaMismatch,
     TriremeError,
 )
-from trireme.ps.coordinator import Coordinator
 from trireme.rpc import Deferred, Reply, Request
 
 

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from trireme.errors import Corruption, ResourceExhausted
-from trireme.train.donefiles import (
+from trireme.train.online.donefiles import (
     BASES,
     CHECKPOINTS,
     DELTAS,

@@ -13,10 +13,10 @@ import torch
 
 import trireme as tr
 from trireme import fleet
-from trireme.cluster import embedded, set_default
 from trireme.data import Dense, Label, Sparse
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.dataset import WITHOUT_EFFECT
+from trireme.job.cluster import embedded, set_default
 
 FIELDS = [Label("click"), Sparse("a"), Sparse("b"), Dense("d", 2)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trireme.errors import Corruption, DataError
-from trireme.ps.interchange import fleet_dense
+from trireme.interchange.formats import fleet_dense
 
 
 def test_text_survives(tmp_path):

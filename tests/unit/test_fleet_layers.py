@@ -12,11 +12,11 @@ import torch
 
 from tests.jobs import Job
 from tests.unit.test_metrics import drawn, exact_auc
-from trireme import cluster as clusters
 from trireme import fleet, initializer, nn, optim
-from trireme.cluster import Cluster, embedded
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.job import cluster as clusters
+from trireme.job.cluster import Cluster, embedded
 from trireme.nn.shows import feature_numbers
 from trireme.policy import (
     CountFilter,

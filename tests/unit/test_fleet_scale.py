@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import trireme as tr
-from trireme import cluster
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
+from trireme.job import cluster
 from trireme.nn import EmbeddingBag
 
 KEYS = np.array([3, 5, 7, 9], np.uint64)

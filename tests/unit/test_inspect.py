@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from trireme import _core, cli, drawing, optim, policy
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, embedded
+from trireme import _core, drawing, optim, policy
+from trireme.commands import cli
 from trireme.data import Bags, Batch
 from trireme.inference import manifest
 from trireme.inspect.difference import compare
@@ -20,8 +19,10 @@ from trireme.inspect.export_source import ExportTable
 from trireme.inspect.opening import open_source
 from trireme.inspect.source import buckets_of
 from trireme.inspect.values import QUANTILES, Values
+from trireme.job import cluster as clusters
+from trireme.job.cluster import Cluster, embedded
 from trireme.nn import EmbeddingBag
-from trireme.ps.frozen import encode
+from trireme.server.frozen_export import encode
 from trireme.table import Table
 from trireme.train import Trainer
 

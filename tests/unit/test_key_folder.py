@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trireme import cli
+from trireme.commands import cli
 from trireme.errors import BadRequest
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.rpc import read_keys

@@ -12,11 +12,11 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import InProcessServer
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, connect
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.ps.limits import ServerLimits, ShardLimits, parse_limits
+from trireme.job import cluster as clusters
+from trireme.job.cluster import Cluster, connect
 from trireme.rpc import Limits
+from trireme.server.limits import ServerLimits, ShardLimits, parse_limits
 
 
 @contextmanager

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from trireme.errors import BadRequest, Corruption, DeadlineExceeded, ResourceExhausted
-from trireme.ps.journal import Journal
-from trireme.ps.log.document import Document
-from trireme.ps.log.folder import StateFolder
-from trireme.ps.log.log import Log
-from trireme.ps.log.segment import Record, Segment, SegmentReader, file_name
+from trireme.server.journal import Journal
+from trireme.server.log.folder import StateFolder
+from trireme.server.log.log import Log
+from trireme.server.log.segment import Record, Segment, SegmentReader, file_name
+from trireme.storage.document import Document
 
 STATE = bytes(range(16))
 RECORDS: list[Record] = [
@@ -190,6 +190,6 @@ def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
         def when_kept(self, action: object) -> None:
             """Never."""
 
-    monkeypatch.setattr("trireme.ps.journal.KEPT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("trireme.server.journal.KEPT_TIMEOUT_S", 0.01)
     with pytest.raises(DeadlineExceeded, match="expected a folder to keep what is recorded within"):
         Stuck().wait_kept()

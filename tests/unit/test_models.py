@@ -14,9 +14,9 @@ from torch import nn
 from torch.export import Dim
 
 import trireme as tr
-from trireme.cluster import embedded, set_default
 from trireme.data import Batch
 from trireme.errors import BadRequest
+from trireme.job.cluster import embedded, set_default
 from trireme.models import DLRM, FM, LR, CtrDnn, DCNv2, DeepFM, SlotDnn, WideDeep
 from trireme.models.cross import CrossLayer, CrossMixture
 from trireme.models.interaction import pairwise_products, sum_of_products

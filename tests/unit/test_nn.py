@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from trireme import _core, cluster
+from trireme import _core
 from trireme.data import Bags, Batch, Ragged
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.job import cluster
 from trireme.nn import Embedding, EmbeddingBag, Planner
 from trireme.table import Table
 

@@ -15,9 +15,9 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
-from trireme import cluster
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.job import cluster
 from trireme.nn import Embedding, EmbeddingBag, Planner
 
 DIMS = {"user": 8, "ad": 3, "site": 8, "hour": 1}

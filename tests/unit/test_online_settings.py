@@ -8,15 +8,15 @@ from typing import Any
 import fsspec
 import pytest
 
-from trireme.cluster import embedded
 from trireme.config import Config
 from trireme.errors import BadRequest, DeadlineExceeded
+from trireme.job.cluster import embedded
 from trireme.run.keys import warn_of_unused_in_stream
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.passes import passes_of
 from trireme.run.settings import Settings
 from trireme.run.stream import stream
-from trireme.train.passes import Pass, Waiting, next_day, seconds_of_day
+from trireme.train.online.passes import Pass, Waiting, next_day, seconds_of_day
 
 TEXT = """\
 runner:

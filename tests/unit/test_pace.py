@@ -7,8 +7,8 @@ import random
 import pytest
 
 from trireme.errors import BadRequest
-from trireme.ps.pace import Pace, Paces
-from trireme.ps.staging import Member
+from trireme.protocol.membership import Member, Pace
+from trireme.server.pacing import Paces
 
 
 def group(paces: Paces, version: int, *ends: int | None, first: int = 1) -> None:

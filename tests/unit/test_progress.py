@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from trireme.train import progress
+from trireme import progress
 
 
 def test_figures_that_take_long_are_shown_more_seldom(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trireme.errors import BadRequest
+from trireme.job.durability import Durability
 from trireme.launch.roles import VARIABLES, Role, read_role
-from trireme.ps.log.durability import Durability
 
 LIST = "10.89.176.11:36000,10.89.176.12:36000"
 SERVERS = ("10.89.176.11:36000", "10.89.176.12:36000")

@@ -7,7 +7,7 @@ import pytest
 
 from trireme import _core
 from trireme.errors import BadRequest
-from trireme.ps.routing import NUM_BUCKETS, BucketMap, Split
+from trireme.protocol.routing import NUM_BUCKETS, BucketMap, Split
 
 SERVERS = ("a:1", "b:2", "c:3")
 

@@ -10,10 +10,10 @@ import fsspec
 import pytest
 
 from tests.jobs import Job
-from trireme.cluster import Cluster
 from trireme.config import Config
 from trireme.data import InsId, Label, Schema, Sparse, criteo, multislot
 from trireme.errors import BadRequest, DataError
+from trireme.job.cluster import Cluster
 from trireme.run.data import find_data, make_dataset
 from trireme.run.settings import Settings
 

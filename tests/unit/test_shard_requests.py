@@ -13,11 +13,11 @@ import trireme as tr
 from trireme import _core
 from trireme.errors import BadRequest
 from trireme.optim import values_of_group
-from trireme.ps.blocks import BlockSpec
-from trireme.ps.routing import BucketMap
-from trireme.ps.shard import Shard
-from trireme.ps.wire import POSITION_MAX, STREAMS_MAX, BlocksPush, Push, TablePush
+from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.routing import BucketMap
+from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX, BlocksPush, Push, TablePush
 from trireme.rpc import Request
+from trireme.server.shard import Shard
 
 RULE = tr.optim.Adam(lr=0.1)
 GROUP = {"lr": 0.1, "betas": [0.9, 0.999]}

@@ -13,8 +13,8 @@ import msgpack
 import pytest
 
 from tests.property.seeds import SEED
+from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest, Fenced, NotReady, ResourceExhausted, TriremeError
-from trireme.ps.coordinator import Coordinator
 from trireme.rpc import Deferred, Reply, Request
 
 SILENCE_S = 10.0

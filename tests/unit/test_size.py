@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from tests.tables import POOL
-from trireme import _core, cli, optim, policy
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, embedded
+from trireme import _core, optim, policy
+from trireme.commands import cli
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
+from trireme.job import cluster as clusters
+from trireme.job.cluster import Cluster, embedded
 from trireme.nn import EmbeddingBag
-from trireme.ps.served import make_core_table
+from trireme.protocol.core_table import make_core_table
 from trireme.size.estimate import Need
 from trireme.table import Table
 from trireme.train import Trainer

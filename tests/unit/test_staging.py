@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from trireme.errors import BadRequest
-from trireme.ps.clipping import Clip, NormReply
-from trireme.ps.staging import Member, Staging, Stop
-from trireme.ps.wire import Push
+from trireme.protocol.clipping import Clip, NormReply
+from trireme.protocol.membership import Member, Stop
+from trireme.protocol.wire import Push
+from trireme.server.staging import Staging
 
 
 def push(stream: int, step: int) -> Push:

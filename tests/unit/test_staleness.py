@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from trireme.train.staleness import described
+from trireme.train.loop.staleness import described
 
 
 def test_quantiles_are_the_least_values_that_so_many_do_not_exceed() -> None:

@@ -15,7 +15,7 @@ from trireme import _core
 from trireme.errors import BadRequest
 from trireme.optim import Adagrad
 from trireme.policy import Policy, ScorePolicy
-from trireme.ps.served import make_core_table
+from trireme.protocol.core_table import make_core_table
 from trireme.table import Table
 
 RATES = _core.RuleValues(lr=0.1)

@@ -9,12 +9,12 @@ import torch
 from torch.export import Dim
 
 import trireme as tr
-from trireme.cluster import embedded, set_default
 from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.errors import BadRequest
+from trireme.job.cluster import embedded, set_default
 from trireme.models import zoo
-from trireme.ps.adam_d2sum import AdamD2Sum
+from trireme.protocol.adam_d2sum import AdamD2Sum
 
 TWO_OF_EACH = ("hist_item_seq", "hist_cat_seq", "negatives")
 

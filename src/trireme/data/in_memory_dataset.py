@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from trireme import _core
-from trireme.cluster import Cluster, default, is_default_set
 from trireme.data.batch import Batch
 from trireme.data.column_layout import ColumnLayout
-from trireme.data.exchange import exchange
+from trireme.data.global_shuffle import exchange
 from trireme.data.loading import Loaded, Preload, load
 from trireme.data.queue_dataset import QueueDataset
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths
 from trireme.errors import BadRequest, NotReady
+from trireme.job.cluster import Cluster, default, is_default_set
 
 # Values of one batch of a load: some megabytes.
 _LOAD_VALUES = 1 << 18

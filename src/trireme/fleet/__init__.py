@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from trireme.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
     from trireme.fleet.strategy import DistributedStrategy
     from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
-    from trireme.ps.adam_d2sum import AdamD2Sum
+    from trireme.protocol.adam_d2sum import AdamD2Sum
 
 __all__ = [
     "AdamD2Sum",
@@ -111,7 +111,7 @@ __all__ = [
 _MODULES = ("metrics", "util")
 # Where names come from that do not come from trireme.fleet.job.
 _HOMES = {
-    "AdamD2Sum": "trireme.ps.adam_d2sum",
+    "AdamD2Sum": "trireme.protocol.adam_d2sum",
     "ClipGradByGlobalNorm": "trireme.fleet.clipping",
     "ClipGradByNorm": "trireme.fleet.clipping",
     "ClipGradByValue": "trireme.fleet.clipping",

@@ -17,9 +17,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from trireme import data
-from trireme.cluster import default
 from trireme.data.sources import fs_client_options
 from trireme.errors import BadRequest, NotReady
+from trireme.job.cluster import default
 
 # Settings that Fleet has and that mean nothing here, with the value that asks for nothing and why.
 WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {

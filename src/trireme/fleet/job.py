@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trireme import cluster
+from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.format.modes import mode_of
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.clipping import ClipGradByGlobalNorm, ClipGradByValue
 from trireme.fleet.layers import Tables
@@ -18,12 +19,17 @@ from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
 from trireme.fleet.transpiler import DistributeTranspilerConfig
 from trireme.inference import Predictor
+from trireme.inference.export import exporting as inference
+from trireme.inference.export.exporting import Export
+from trireme.interchange import models as interchange
+from trireme.job import cluster
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
-from trireme.ps.adam_d2sum import AdamD2Sum
-from trireme.ps.checkpoint import mode_of, open_storage, read_manifest
-from trireme.train import DistributedOptimizer, Trainer, checkpoint, inference, interchange, life
-from trireme.train.inference import Export
+from trireme.protocol.adam_d2sum import AdamD2Sum
+from trireme.storage.storage import open_storage
+from trireme.train import DistributedOptimizer, Trainer
+from trireme.train import row_life as life
+from trireme.train.checkpointing import checkpoint
 
 
 class Job:

@@ -11,17 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core, drawing
+from trireme.checkpoint.format.block_files import read_blocks
+from trireme.checkpoint.format.manifest import TablePart, read_manifest
+from trireme.checkpoint.format.row_files import Columns, read_piece
 from trireme.inspect.source import Rows, Source, TableSource
 from trireme.optim import num_counts
 from trireme.policy import ScorePolicy, policy_of
-from trireme.ps.checkpoint import read_manifest
-from trireme.ps.checkpoint.block_files import read_blocks
-from trireme.ps.checkpoint.manifest import TablePart
-from trireme.ps.checkpoint.row_files import Columns, read_piece
-from trireme.ps.checkpoint.storage import Storage
-from trireme.ps.rows import RowLayout
-from trireme.ps.served import make_core_table
-from trireme.ps.wire import Array
+from trireme.protocol.core_table import make_core_table
+from trireme.protocol.wide_rows import RowLayout
+from trireme.protocol.wire import Array
+from trireme.storage.storage import Storage
 
 
 class CheckpointTable(TableSource):

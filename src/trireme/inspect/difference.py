@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trireme.inspect.source import Rows, Source, TableSource
-from trireme.ps.wire import Array
+from trireme.protocol.wire import Array
 
 Watch = Callable[[int], None]
 

@@ -15,7 +15,7 @@ from trireme import _core, drawing
 from trireme.inference.layers import map_rows
 from trireme.inference.manifest import TablePart, read_manifest
 from trireme.inspect.source import Rows, Source, TableSource
-from trireme.ps.wire import Array
+from trireme.protocol.wire import Array
 
 ROWS_AT_A_TIME = 1 << 16
 FLAGS_BYTES = 8

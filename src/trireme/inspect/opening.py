@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.errors import BadRequest
 from trireme.inference.manifest import is_export
 from trireme.inspect.checkpoint_source import CheckpointSource
 from trireme.inspect.export_source import ExportSource
 from trireme.inspect.source import Source
-from trireme.ps.checkpoint import MANIFEST, open_storage
+from trireme.storage.storage import open_storage
 
 SHOWN_MAX = 8
 

@@ -12,7 +12,7 @@ from trireme.inspect.difference import Difference
 from trireme.inspect.scores import Scores
 from trireme.inspect.source import Rows, Source, TableSource
 from trireme.inspect.values import QUANTILES, Values
-from trireme.ps.wire import Array
+from trireme.protocol.wire import Array
 
 Watch = Callable[[int], None]
 SHOWN_FLOATS = 16

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.policy import ScorePolicy
-from trireme.ps.wire import Array
+from trireme.protocol.wire import Array
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from trireme.ps.wire import Array
+from trireme.protocol.wire import Array
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 

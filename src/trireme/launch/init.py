@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme import cluster
-from trireme.cluster import Cluster
 from trireme.errors import BadRequest, Corruption
+from trireme.job import cluster
+from trireme.job.cluster import Cluster
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.roles import REFUSED, Role, read_role
 
@@ -124,9 +124,9 @@ def serve_role(place: Role) -> int:
 
 
 def _serve(place: Role) -> None:
-    from trireme.ps.limits import parse_limits  # a worker never needs these
-    from trireme.ps.log.durability import Durability
-    from trireme.ps.server import serve
+    from trireme.job.durability import Durability
+    from trireme.job.serving import serve
+    from trireme.server.limits import parse_limits  # a worker never needs these
 
     assert place.listen is not None
     serve(

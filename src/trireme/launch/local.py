@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trireme.errors import BadRequest
+from trireme.launch.launched_process import Child
 from trireme.launch.plan import LaunchConfig, Plan, make_plan
-from trireme.launch.process import Child
 from trireme.launch.roles import PLACE_VARIABLES, REFUSED
 from trireme.telemetry.address import nth_address
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trireme import _core, cluster
+from trireme import _core
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.job import cluster
 from trireme.nn.ids import Columns
 from trireme.nn.lookup import Lookup
 from trireme.nn.op import gather_rows

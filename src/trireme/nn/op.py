@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trireme import _core, cluster
+from trireme import _core
 from trireme.errors import NotReady
+from trireme.job import cluster
 from trireme.nn.lookup import Lookup, as_numpy, gather, numpy_or_none
 
 

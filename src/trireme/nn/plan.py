@@ -35,7 +35,7 @@ from trireme.nn.shows import feature_numbers, read_shows
 from trireme.table import Table
 
 if TYPE_CHECKING:  # planning for inference needs nothing of servers
-    from trireme.ps.columns import KeyColumns
+    from trireme.protocol.columns import KeyColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class TablePlan:
 
     keys: (K,) uint64, distinct, in the order of their buckets; row k of a lookup is of keys[k].
     scale: (K, 1) float32: what the gradient of each row is multiplied by; None: by nothing.
-    columns: what a push says of each key besides (trireme.ps.columns); empty unless for training.
+    columns: what a push says of each key besides (trireme.protocol.columns); empty unless for
+            training.
     """
 
     table: Table

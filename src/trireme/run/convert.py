@@ -14,19 +14,20 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from trireme import cluster as clusters
 from trireme import optim, policy
+from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
+from trireme.interchange.models import is_fleet
+from trireme.job import cluster as clusters
 from trireme.launch.init import log_to_stderr
 from trireme.nn import EmbeddingBag
-from trireme.ps.checkpoint import MANIFEST, open_storage, read_manifest
 from trireme.run.model import create_recipe
 from trireme.run.settings import Settings
+from trireme.storage.storage import open_storage
 from trireme.table import Table
 from trireme.train import Trainer
-from trireme.train.interchange import is_fleet
 
 log = logging.getLogger("trireme")
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trireme.cluster import Cluster
 from trireme.config import Config
 from trireme.data import Content, InMemoryDataset, InsId, QueueDataset, Schema, multislot
 from trireme.data.schema import Field
 from trireme.data.sources import filesystem, find_files, fs_client_options, natural_key, reason
 from trireme.errors import BadRequest, DataError
 from trireme.fleet.reader_command import reader_command
+from trireme.job.cluster import Cluster
 from trireme.run.files import load_file
 from trireme.run.rec_dataset import ExampleDataset
 from trireme.run.settings import DataSettings, Settings

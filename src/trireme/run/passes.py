@@ -13,7 +13,7 @@ from trireme.errors import BadRequest
 from trireme.run.data import files_below, located
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.settings import Settings
-from trireme.train.passes import Pass, next_day, seconds_of_day
+from trireme.train.online.passes import Pass, next_day, seconds_of_day
 
 log = logging.getLogger("trireme")
 

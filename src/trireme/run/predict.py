@@ -19,10 +19,10 @@ from trireme.data.schema import InsId
 from trireme.data.sources import filesystem
 from trireme.errors import BadRequest, writing
 from trireme.inference import Predictor
+from trireme.progress import Display, display
 from trireme.run.file_schema import FileOptions, schema_of
+from trireme.storage.part import Part
 from trireme.train.dump_text import lines, numbers, texts
-from trireme.train.part import Part
-from trireme.train.progress import Display, display
 
 
 @dataclass(frozen=True)

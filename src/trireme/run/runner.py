@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from trireme import cluster as clusters
 from trireme.config import Config
 from trireme.errors import BadRequest, DataError, writing
+from trireme.job import cluster as clusters
 from trireme.launch.init import connect, log_to_stderr, serve_role
 from trireme.launch.roles import Role, read_role
 from trireme.metrics import AUC
@@ -24,7 +24,7 @@ from trireme.run.keys import warn_of_unused
 from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.train import Dump, Recipe, Trainer
-from trireme.train.share import Closes
+from trireme.train.loop.share import Closes
 
 log = logging.getLogger("trireme")
 

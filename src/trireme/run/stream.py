@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from trireme import cluster as clusters
 from trireme.config import Config
 from trireme.errors import BadRequest
+from trireme.job import cluster as clusters
 from trireme.launch.init import connect, log_to_stderr
 from trireme.launch.roles import read_role
 from trireme.run.data import dataset_of
@@ -22,8 +22,8 @@ from trireme.run.passes import passes_of
 from trireme.run.runner import dump_of, make_folder, make_trainer, serve_models, warm_start
 from trireme.run.settings import Settings
 from trireme.train import Recipe, Trainer
-from trireme.train.online import PassReport, Publishing, train_passes
-from trireme.train.passes import Pass
+from trireme.train.online.online import PassReport, Publishing, train_passes
+from trireme.train.online.passes import Pass
 
 log = logging.getLogger("trireme")
 

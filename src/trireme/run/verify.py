@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trireme.checkpoint.format.manifest import MANIFEST, Manifest
+from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, TriremeError
 from trireme.inference.manifest import is_export, located
 from trireme.inference.manifest import read_manifest as read_export
-from trireme.ps.checkpoint import MANIFEST, Manifest, Storage, open_storage, verify_checkpoint
-from trireme.train.progress import Display, display
+from trireme.progress import Display, display
+from trireme.storage.storage import Storage, open_storage
 
 DEPTH = 2
 """Folders of days hold folders of passes."""

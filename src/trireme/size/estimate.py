@@ -15,10 +15,10 @@ from statistics import NormalDist
 import pyarrow as pa
 
 from trireme import _core
+from trireme.checkpoint.format.row_files import Columns
 from trireme.errors import BadRequest
-from trireme.ps.checkpoint.row_files import Columns
-from trireme.ps.rows import RowLayout
-from trireme.ps.served import make_core_table
+from trireme.protocol.core_table import make_core_table
+from trireme.protocol.wide_rows import RowLayout
 from trireme.table import TableSchema
 
 MARKS_BYTES = 8 * _core.NUM_BUCKETS

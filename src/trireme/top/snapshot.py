@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from trireme.errors import BadRequest, NotReady, TriremeError
-from trireme.ps.routing import BucketMap
+from trireme.protocol.routing import BucketMap
 from trireme.rpc import Call, Client, Reply
 
 Labels = Mapping[str, str]

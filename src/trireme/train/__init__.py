@@ -1,9 +1,9 @@
 """Training: the distributed optimizer, the pipeline and the trainer."""
 
-from trireme.train.checkpoints import Checkpoints
+from trireme.train.checkpointing.checkpoints import Checkpoints
 from trireme.train.dump import Dump
+from trireme.train.loop.pipeline import Pipeline, prefetch
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.pipeline import Pipeline, prefetch
 from trireme.train.recipe import Recipe
 from trireme.train.trainer import Trainer
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest, NotFinite
-from trireme.ps.clipping import Clip
-from trireme.ps.dense import DenseParameters
-from trireme.ps.gradients import TableGradient
-from trireme.ps.routing import Floats
+from trireme.protocol.clipping import Clip
+from trireme.protocol.gradients import TableGradient
+from trireme.protocol.routing import Floats
 from trireme.strategy import Strategy
 from trireme.table import Table
+from trireme.worker.dense_parameters import DenseParameters
 
 
 class Clipping:

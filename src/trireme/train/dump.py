@@ -12,13 +12,13 @@ import fsspec
 import pyarrow as pa
 from torch import Tensor, nn
 
-from trireme.cluster import Cluster
 from trireme.data.batch import Batch, Column, Strings
 from trireme.data.schema import Content, Schema
 from trireme.errors import BadRequest, TriremeError, class_of_code, writing
+from trireme.job.cluster import Cluster
+from trireme.storage.part import Part
 from trireme.train import dump_text
-from trireme.train.part import Part
-from trireme.train.scoring import ExampleIds, Scored
+from trireme.train.loop.scoring import ExampleIds, Scored
 
 PARAMS = "params"
 

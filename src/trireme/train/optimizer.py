@@ -15,30 +15,30 @@ import torch
 from torch import nn
 
 from trireme.blocks import Blocks
-from trireme.cluster import Cluster, Lookups, default
 from trireme.errors import BadRequest, NotFinite
+from trireme.job.cluster import Cluster, Lookups, default
 from trireme.nn import Planner
-from trireme.ps.client import Pulled, StreamPosition
-from trireme.ps.dense import DenseParameters
-from trireme.ps.dense_optimizers import GroupValues, group_values, needs_whole, optimizer_spec
-from trireme.ps.gradients import DenseGradient, Step, TableGradient
-from trireme.ps.pace import Pace
-from trireme.ps.routing import Keys
-from trireme.ps.script import Entered
+from trireme.protocol.dense_optimizers import GroupValues, group_values, needs_whole, optimizer_spec
+from trireme.protocol.gradients import DenseGradient, Step, TableGradient
+from trireme.protocol.membership import Pace
+from trireme.protocol.routing import Keys
 from trireme.strategy import Strategy
+from trireme.train.checks import check_blocks, check_scales, named_parameters, table_group
 from trireme.train.clipping import Clipping
-from trireme.train.geo import Geo
-from trireme.train.given import check_blocks, check_scales, named_parameters, table_group
-from trireme.train.hybrid import Hybrid
-from trireme.train.local_dense import LocalDense
-from trireme.train.pusher import Pusher
-from trireme.train.replica import Replica
-from trireme.train.row_gradients import row_gradients
-from trireme.train.scaling import PendingRows, unscale
-from trireme.train.sharing import agree_on_model, check_own_stream, check_sharing
+from trireme.train.loop.pusher import Pusher
+from trireme.train.loop.replica import Replica
+from trireme.train.loop.row_gradients import row_gradients
+from trireme.train.loop.timing import Timing
+from trireme.train.loss_scaling import PendingRows, unscale
+from trireme.train.modes.geo import Geo
+from trireme.train.modes.hybrid import Hybrid
+from trireme.train.modes.local_dense import LocalDense
+from trireme.train.shared_pass import agree_on_model, check_own_stream, check_sharing
 from trireme.train.stopping import is_told_to_stop
 from trireme.train.succession import Inherited, check_hybrid, check_loop, inherited
-from trireme.train.timing import Timing
+from trireme.worker.client import Pulled, StreamPosition
+from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.script import Entered
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

@@ -1,8 +1,8 @@
 """The end of training at SIGTERM: after a step, with a checkpoint, for all workers together.
 
 A worker that was told says so with its signs of life; others do then as it does. In sync that is:
-it says so with its next push, and all stop behind the step of that (trireme.ps.staging), which they
-hear of with the pull that waits for it. Elsewhere each stops behind the step that it is making.
+its next push says so, and all stop after that step (trireme.server.staging); the pull that waits
+for the step reports it. Elsewhere each worker stops after the step that it is making.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from trireme.cluster import Cluster
-from trireme.ps.client import Pulled
+from trireme.job.cluster import Cluster
+from trireme.worker.client import Pulled
 
 log = logging.getLogger("trireme.train")
 

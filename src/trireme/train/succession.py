@@ -12,12 +12,12 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from trireme.cluster import Cluster
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.ps.script import Entered
+from trireme.job.cluster import Cluster
 from trireme.train.dump import Dump
-from trireme.train.share import samplers, share_of
-from trireme.train.tally import Tally
+from trireme.train.loop.share import samplers, share_of
+from trireme.train.loop.tally import Tally
+from trireme.worker.script import Entered
 
 log = logging.getLogger("trireme.train")
 

@@ -12,26 +12,28 @@ import torch
 from torch import nn
 
 from trireme.blocks import Blocks
-from trireme.cluster import Cluster, default
 from trireme.errors import BadRequest, Stopped
+from trireme.inference.export.trainer_exports import InferenceExports
+from trireme.interchange.trainer_exchange import Exchange
+from trireme.job.cluster import Cluster, default
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
-from trireme.train import checkpoint, life
-from trireme.train.checkpoints import AtStop, Checkpoints, Saver, saving
+from trireme.train import row_life as life
+from trireme.train.checkpointing import checkpoint
+from trireme.train.checkpointing.checkpoints import AtStop, Checkpoints, Saver, saving
+from trireme.train.checkpointing.fit_note import FitNote
+from trireme.train.checkpointing.numbered import NumberedFolders
+from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.dump import Dump, dumping
-from trireme.train.exchange import Exchange
-from trireme.train.fetch import Fetch
-from trireme.train.fit_note import FitNote
-from trireme.train.inference_exports import InferenceExports
-from trireme.train.numbered import NumberedFolders
+from trireme.train.loop.fetch import Fetch
+from trireme.train.loop.run import Run, Watch
+from trireme.train.loop.scoring import ExampleIds, Loss, Scorer
+from trireme.train.loop.share import BEGIN, Place, share_of
+from trireme.train.loop.staleness import staleness
+from trireme.train.loop.tally import Tally, check_metrics
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.random_state import RandomState
 from trireme.train.recipe import Recipe
-from trireme.train.run import Run, Watch
-from trireme.train.scoring import ExampleIds, Loss, Scorer
-from trireme.train.share import BEGIN, Place, share_of
-from trireme.train.sharing import SharedPass, Turn, check_dump, place_among
-from trireme.train.staleness import staleness
+from trireme.train.shared_pass import SharedPass, Turn, check_dump, place_among
 from trireme.train.stopping import agreed_to_stop, stopping_on_sigterm
 from trireme.train.succession import (
     Inherited,
@@ -41,7 +43,6 @@ from trireme.train.succession import (
     pass_over,
     warn_of_buffers,
 )
-from trireme.train.tally import Tally, check_metrics
 
 log = logging.getLogger("trireme.train")
 

@@ -1,0 +1,361 @@
+"""The manifest, manifest.json: everything about a checkpoint but its rows and blocks themselves.
+
+docs/format/checkpoint.md specifies it. A folder without a manifest is no checkpoint. The manifest
+is checked by a checksum of its own, and its values one by one: reading one needs no trust.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from trireme.checkpoint.format.fields import Fields
+from trireme.checkpoint.format.modes import MODES
+from trireme.errors import BadRequest, Corruption
+from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.routing import NUM_BUCKETS
+from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX
+from trireme.storage.storage import Storage, written
+from trireme.table import TableSchema
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+MANIFEST_BYTES_MAX = 1 << 30
+
+_BYTES_MAX = 1 << 50
+_NUMBER_MAX = (1 << 63) - 1
+_VERSION_MAX = (1 << 32) - 1
+_HEAD = re.compile(rb'\{"format": (\d{1,9}), "xxh3_128": "([0-9a-f]{32})", "manifest":\n')
+_TAIL = b"\n}\n"
+# What the readers of schemas and blocks raise for values that cannot be.
+_UNUSABLE = (BadRequest, ArithmeticError, AttributeError, TypeError)
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the checkpoint: its path within the folder, its length and checksum."""
+
+    path: str
+    num_bytes: int
+    xxh3_128: str
+
+    @staticmethod
+    def read(fields: Fields) -> FileEntry:
+        return FileEntry(
+            fields.path("path"),
+            fields.whole("bytes", 0, _BYTES_MAX),
+            fields.hexadecimal("xxh3_128", 32),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "bytes": self.num_bytes, "xxh3_128": self.xxh3_128}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rows of buckets low..high of a table: their rows, and a file with a line per bucket."""
+
+    low: int
+    high: int
+    num_rows: int
+    num_removed: int
+    rows: FileEntry
+    buckets: FileEntry
+
+    @staticmethod
+    def read(fields: Fields) -> Piece:
+        low = fields.whole("low", 0, NUM_BUCKETS - 1)
+        return Piece(
+            low,
+            fields.whole("high", low, NUM_BUCKETS - 1),
+            fields.whole("num_rows", 0, _NUMBER_MAX),
+            fields.whole("num_removed", 0, _NUMBER_MAX),
+            FileEntry.read(fields.object("rows")),
+            FileEntry.read(fields.object("buckets")),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "low": self.low,
+            "high": self.high,
+            "num_rows": self.num_rows,
+            "num_removed": self.num_removed,
+            "rows": self.rows.to_json(),
+            "buckets": self.buckets.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class TablePart:
+    schema: TableSchema
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(piece.num_rows for piece in self.pieces)
+
+    @staticmethod
+    def read(fields: Fields, name: str) -> TablePart:
+        schema = fields.object("schema")
+        try:
+            known = TableSchema.from_wire(fields.any("schema"))
+        except _UNUSABLE as error:
+            raise Corruption(f"{schema.where}: {error}") from error
+        if known.name != name:
+            raise schema.wrong(f"the name {name!r}", known.name, "name")
+        return TablePart(known, tuple(Piece.read(piece) for piece in fields.objects("pieces")))
+
+    def check_buckets(self, where: str) -> None:
+        """Every bucket is in exactly one piece."""
+        expected = 0
+        for piece in sorted(self.pieces, key=lambda piece: piece.low):
+            if piece.low != expected:
+                raise Corruption(
+                    f"{where}: expected bucket {expected} of table {self.schema.name!r} next,"
+                    f" found buckets {piece.low}..{piece.high}"
+                )
+            expected = piece.high + 1
+        if expected != NUM_BUCKETS:
+            raise Corruption(
+                f"{where}: expected {NUM_BUCKETS} buckets of table {self.schema.name!r},"
+                f" found {expected}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": self.schema.to_wire(),
+            "pieces": [piece.to_json() for piece in self.pieces],
+        }
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block: what it is, and the last sequence that it holds of each stream."""
+
+    spec: BlockSpec
+    marks: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class BlocksFile:
+    """A file of blocks, with their optimizer's state."""
+
+    file: FileEntry
+    blocks: tuple[Block, ...]
+
+    @staticmethod
+    def read(fields: Fields) -> BlocksFile:
+        blocks = []
+        for block in fields.objects("blocks"):
+            try:
+                spec = BlockSpec.from_wire(block.any("spec"))
+            except _UNUSABLE as error:
+                raise Corruption(f"{block.where}.spec: {error}") from error
+            blocks.append(Block(spec, block.pairs("marks", _NUMBER_MAX)))
+        return BlocksFile(FileEntry.read(fields.object("file")), tuple(blocks))
+
+    def to_json(self) -> dict[str, Any]:
+        blocks = [
+            {"spec": block.spec.to_wire(), "marks": [list(pair) for pair in block.marks.items()]}
+            for block in self.blocks
+        ]
+        return {"file": self.file.to_json(), "blocks": blocks}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        id: of this checkpoint, drawn at random.
+        mode: see modes.py.
+        version: counts the saves of a run and of those it went on from.
+        since: of a delta, the version since which it has all changes; else None.
+        chain: id -> version: of a delta, the checkpoints that it may be loaded on top of; of a full
+            or batch one, those that the next delta may follow beside this one.
+        time: data time in seconds of the newest push when saving began, 0 if the data has none.
+        saved_at: when, by the clock of the worker that saved, for people: ISO 8601.
+        num_servers: of the cluster that wrote it; any number may read it.
+        optimizer: class name of the blocks' optimizer; None if there are no blocks.
+        streams: stream -> (last sequence that everything here has, position behind it).
+        extra, tensors: what the caller of save gave, JSON and named tensors.
+    """
+
+    id: str
+    mode: str
+    version: int
+    since: int | None
+    chain: Mapping[str, int]
+    time: int
+    saved_at: str
+    num_servers: int
+    tables: Mapping[str, TablePart]
+    optimizer: str | None
+    blocks: tuple[BlocksFile, ...]
+    streams: Mapping[int, tuple[int, tuple[int, ...]]]
+    extra: Mapping[str, Any]
+    tensors: FileEntry | None
+
+    def files(self) -> Iterator[FileEntry]:
+        """Every file of the checkpoint but the manifest."""
+        for table in self.tables.values():
+            for piece in table.pieces:
+                yield piece.rows
+                yield piece.buckets
+        for part in self.blocks:
+            yield part.file
+        if self.tensors is not None:
+            yield self.tensors
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.files())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "mode": self.mode,
+            "version": self.version,
+            "since": self.since,
+            "chain": dict(self.chain),
+            "time": self.time,
+            "saved_at": self.saved_at,
+            "num_servers": self.num_servers,
+            "tables": {name: part.to_json() for name, part in self.tables.items()},
+            "optimizer": self.optimizer,
+            "blocks": [part.to_json() for part in self.blocks],
+            "streams": [[s, last, list(at)] for s, (last, at) in sorted(self.streams.items())],
+            "extra": dict(self.extra),
+            "tensors": None if self.tensors is None else self.tensors.to_json(),
+        }
+
+    @staticmethod
+    def from_json(value: Any, where: str) -> Manifest:
+        """Raises Corruption for a field that is missing or has a value that cannot be."""
+        fields = Fields(value, where)
+        mode = fields.text("mode")
+        if mode not in MODES:
+            raise fields.wrong(f"one of {', '.join(MODES)}", mode, "mode")
+        tables = {name: TablePart.read(of, name) for name, of in fields.object("tables").items()}
+        for part in tables.values():
+            part.check_buckets(where)
+        since = fields.optional("since", lambda name: fields.whole(name, 0, _VERSION_MAX))
+        if (since is None) == (mode == "delta"):
+            raise fields.wrong("a version in a delta and null in others", since, "since")
+        chain = fields.object("chain")
+        manifest = Manifest(
+            id=fields.hexadecimal("id", 32),
+            mode=mode,
+            version=fields.whole("version", 1, _VERSION_MAX),
+            since=since,
+            chain={id: chain.whole(id, 0, _VERSION_MAX) for id in chain.values},
+            time=fields.whole("time", 0, _VERSION_MAX),
+            saved_at=fields.text("saved_at", 64),
+            num_servers=fields.whole("num_servers", 1, 1 << 16),
+            tables=tables,
+            optimizer=fields.optional("optimizer", fields.text),
+            blocks=tuple(BlocksFile.read(part) for part in fields.objects("blocks")),
+            streams=_read_streams(fields),
+            extra=fields.object("extra").values,
+            tensors=fields.optional("tensors", lambda name: FileEntry.read(fields.object(name))),
+        )
+        _check_distinct(manifest, where)
+        return manifest
+
+
+def _read_streams(fields: Fields) -> dict[int, tuple[int, tuple[int, ...]]]:
+    streams: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for entry in fields.list("streams"):
+        if not isinstance(entry, list) or len(entry) != 3:
+            raise fields.wrong("[stream, sequence, position]", entry, "streams")
+        of = Fields(
+            dict(zip(("stream", "sequence", "position"), entry, strict=True)),
+            f"{fields.where}.streams",
+        )
+        stream = of.whole("stream", 0, STREAMS_MAX - 1)
+        if stream in streams:
+            raise fields.wrong("distinct streams", stream, "streams")
+        sequence = of.whole("sequence", 0, _NUMBER_MAX)
+        position = of.wholes("position", -_NUMBER_MAX - 1, _NUMBER_MAX, POSITION_MAX)
+        streams[stream] = (sequence, position)
+    return streams
+
+
+def _check_distinct(manifest: Manifest, where: str) -> None:
+    """No two entries are of one file or of one block."""
+    paths, blocks = set[str](), set[str]()
+    for entry in manifest.files():
+        if entry.path in paths or entry.path == MANIFEST:
+            raise Corruption(f"{where}: expected distinct files, found {entry.path} twice")
+        paths.add(entry.path)
+    for part in manifest.blocks:
+        for block in part.blocks:
+            if block.spec.id in blocks:
+                raise Corruption(f"{where}: expected distinct blocks, found {block.spec.id} twice")
+            blocks.add(block.spec.id)
+
+
+def write_manifest(storage: Storage, manifest: Manifest) -> None:
+    """Write it, after everything that it names: a folder that has one is complete."""
+    body = json.dumps(manifest.to_json(), ensure_ascii=True, allow_nan=False).encode()
+    digest = xxhash.xxh3_128(body).hexdigest()
+    head = f'{{"format": {FORMAT}, "xxh3_128": "{digest}", "manifest":\n'.encode()
+    with written(storage, MANIFEST) as (file, _):
+        file.write(head + body + _TAIL)
+
+
+def read_manifest(storage: Storage) -> Manifest:
+    """The manifest of the checkpoint that is there.
+
+    Raises:
+        BadRequest: there is none. Corruption: the manifest is damaged, or of another format.
+    """
+    where = f"{storage.name}/{MANIFEST}"
+    size = storage.size(MANIFEST)
+    if size is None:
+        raise BadRequest(f"checkpoint: expected {where}, found none: not a complete checkpoint")
+    if size > MANIFEST_BYTES_MAX:
+        raise Corruption(f"{where}: expected at most {MANIFEST_BYTES_MAX} bytes, found {size}")
+    with storage.open(MANIFEST) as file:
+        pieces = list(iter(lambda: file.read(1 << 20), b""))
+    return Manifest.from_json(_checked_body(b"".join(pieces), where), where)
+
+
+def _checked_body(data: bytes, where: str) -> Any:
+    head = _HEAD.match(data)
+    if head is None:
+        raise _not_readable(data, where)
+    if int(head[1]) != FORMAT:
+        raise _other_format(int(head[1]), where)
+    body = data[head.end() : -len(_TAIL)]
+    digest = xxhash.xxh3_128(body).hexdigest()
+    if digest != head[2].decode() or not data.endswith(_TAIL):
+        raise Corruption(f"{where}: expected XXH3 {head[2].decode()}, found {digest}")
+    return _parsed(body, where)
+
+
+def _not_readable(data: bytes, where: str) -> Corruption:
+    """Older formats have no such first line."""
+    found = _parsed(data, where)
+    if isinstance(found, dict) and type(found.get("format")) is int and found["format"] != FORMAT:
+        return _other_format(found["format"], where)
+    return Corruption(f"{where}: expected a first line with format and checksum, found none")
+
+
+def _other_format(found: int, where: str) -> Corruption:
+    which = "an older" if found < FORMAT else "a newer"
+    return Corruption(
+        f"{where}: expected format {FORMAT}, found {found}: written by {which} version of Trireme"
+    )
+
+
+def _parsed(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corruption(f"{where}: expected JSON, found {error}") from error

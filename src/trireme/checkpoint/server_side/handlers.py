@@ -1,0 +1,165 @@
+"""The methods of a server for checkpoints: jobs are started, asked after and stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.server_side.choice import Choice, settle
+from trireme.checkpoint.server_side.hot import count_bins
+from trireme.checkpoint.server_side.jobs import Jobs, Progress
+from trireme.checkpoint.server_side.load import Load, LoadOrder
+from trireme.checkpoint.server_side.save import SaveOrder, save_shard
+from trireme.errors import BadRequest, Corruption, writing
+from trireme.protocol.wire import need, need_list, need_version
+from trireme.rpc import Reply, Request
+from trireme.server.places import plain_path, store_location
+from trireme.server.shard import Handler, Shard
+from trireme.storage.storage import LocalStorage, Storage, checked_path, open_storage
+
+Action = Callable[[Storage, Mapping[str, Any], Progress], dict[str, Any]]
+
+
+class CheckpointHandlers:
+    """The methods `checkpoint.*`.
+
+    Args:
+        root: the folder below which local checkpoints stay.
+    """
+
+    def __init__(self, shard: Shard, root: Path) -> None:
+        self._shard, self._root = shard, root
+        self._jobs = Jobs()
+        # The load that was checked last, and the job's name: its rows may be in memory already.
+        self._checked: tuple[str, Load] | None = None
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "checkpoint.start": self._on_start,
+            "checkpoint.status": self._on_status,
+            "checkpoint.stop": self._on_stop,
+        }
+
+    def _on_start(self, request: Request) -> Reply:
+        body = request.body
+        actions: dict[str, Action] = {
+            "count": self._count,
+            "save": self._save,
+            "check": self._check,
+            "load": self._load,
+            "settle": self._settle,
+        }
+        action = actions.get(need(body, "action", str))
+        if action is None:
+            raise BadRequest(f"checkpoint.start: expected one of {sorted(actions)} as action")
+        storage = self._storage(body)
+        self._jobs.start(need(body, "job", str), lambda progress: action(storage, body, progress))
+        return Reply()
+
+    def _on_status(self, request: Request) -> Reply:
+        return self._jobs.get(need(request.body, "job", str)).status()
+
+    def _on_stop(self, request: Request) -> Reply:
+        job = need(request.body, "job", str)
+        self._jobs.get(job).progress.stop()
+        if self._checked is not None and self._checked[0] == job:
+            self._checked = None
+        return Reply()
+
+    def _storage(self, body: Mapping[str, Any]) -> Storage:
+        path, options = plain_path(need(body, "path", str)), need(body, "options", dict)
+        storage = open_storage(path, options)
+        if not isinstance(storage, LocalStorage):
+            store_location(path, options)
+        if isinstance(storage, LocalStorage) and not self._is_allowed(storage.folder):
+            raise BadRequest(
+                f"checkpoint: expected a path under {self._root}, found {storage.folder};"
+                " --root or TRIREME_ROOT of the servers says where checkpoints may be"
+            )
+        return storage
+
+    def _is_allowed(self, folder: Path) -> bool:
+        return folder.resolve().is_relative_to(self._root.resolve())
+
+    # ---- actions ----
+
+    def _count(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+    ) -> dict[str, Any]:
+        del storage, body
+        return count_bins(self._shard, progress)
+
+    def _save(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+    ) -> dict[str, Any]:
+        order = SaveOrder(
+            version=need_version(body, "version"),
+            since=need_version(body, "since"),
+            removed_since=need_version(body, "removed_since"),
+            prefix=_prefix(body),
+            choice=Choice.from_wire(body, self._shard.index),
+        )
+        with writing(f"checkpoint: cannot write {storage.name}"):
+            return save_shard(self._shard, storage, order, progress)
+
+    def _check(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+    ) -> dict[str, Any]:
+        self._checked = None  # first: its rows make room for others
+        manifest = read_manifest(storage)
+        if manifest.id != need(body, "id", str):
+            raise Corruption(
+                f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}: another"
+                " checkpoint is there now, or not all processes see the same storage"
+            )
+        load = Load(self._shard, storage, manifest, _load_order(body))
+        load.check(progress)
+        progress.add(0)  # or nobody would come for it
+        self._checked = (need(body, "job", str), load)
+        return {}
+
+    def _load(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+    ) -> dict[str, Any]:
+        checked, self._checked = self._checked, None
+        expected = (need(body, "id", str), _load_order(body))
+        if checked is None or (checked[1].manifest.id, checked[1].order) != expected:
+            raise BadRequest(
+                f"checkpoint.load: expected a load that was checked before, found {storage.name}:"
+                " another load has begun since, or the server was started again"
+            )
+        with self._shard.journal.replacing():
+            checked[1].apply(progress)
+        return {}
+
+    def _settle(
+        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+    ) -> dict[str, Any]:
+        manifest = read_manifest(storage)
+        settle(self._shard, storage, manifest, progress)
+        self._shard.counts.note_checkpoint(manifest.mode)
+        self._shard.forget_removed(need_version(body, "forget"))
+        self._shard.journal.wait_kept()
+        return {}
+
+
+def _prefix(body: Mapping[str, Any]) -> str:
+    """What the paths of files begin with: nothing, or folders within the checkpoint's."""
+    prefix = need(body, "prefix", str)
+    if prefix:
+        checked_path(prefix.removesuffix("/"))
+    return prefix
+
+
+def _load_order(body: Mapping[str, Any]) -> LoadOrder:
+    return LoadOrder(
+        tables=_names(body, "tables"),
+        parameters=_names(body, "parameters"),
+        resumes=need(body, "resumes", bool),
+    )
+
+
+def _names(body: Mapping[str, Any], field: str) -> frozenset[str] | None:
+    return None if body.get(field) is None else frozenset(need_list(body, field, str))

@@ -1,0 +1,1 @@
+"""Saves and loads as the worker that asks for them sees them."""

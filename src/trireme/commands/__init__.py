@@ -1,0 +1,1 @@
+"""The command `trireme`: one file per command."""

@@ -1,0 +1,42 @@
+"""The command line of `trireme run`."""
+
+from __future__ import annotations
+
+import argparse
+
+from trireme.commands.options import add_config, add_infer
+from trireme.config import Config
+
+SUMMARY = "train or infer as a YAML file says"
+EXAMPLES = """
+examples:
+  trireme run -m config.yaml
+      train in this process, save every epoch below runner.model_save_path
+  trireme run -m config.yaml -o runner.epochs=1 hyper_parameters.optimizer.learning_rate=5e-4
+      the same with other values
+  trireme run --infer -m config.yaml -o runner.infer_start_epoch=2 runner.infer_end_epoch=3
+      evaluate saved epochs 2 (included) to 3 (not included) on runner.test_data_dir
+  trireme launch --server_num 1 --worker_num 2 -m config.yaml
+      the same as a job of several processes
+
+The model is `-o model=NAME`, else runner.model_path, else model.py beside the file: a Python file
+with a function create(config) -> trireme.Recipe, or a name of trireme.models. Paths of data and
+models start at the folder of the file, those in runner.pipe_command at the working directory.
+A key that nothing reads is a warning; a way of running that is not there yet is an error.
+
+The environment says what this process is, as for a script: alone, a worker or a server of a job.
+docs/paddlerec.md lists the keys.
+"""
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add_config(command, required=True)
+    add_infer(command)
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from trireme.run.runner import run  # brings torch, which a wrong command can do without
+
+    run(Config.load(arguments.config_yaml, arguments.opt), infer=arguments.infer)
+    return 0

@@ -1,0 +1,57 @@
+"""The command line of `trireme server`."""
+
+from __future__ import annotations
+
+import argparse
+
+from trireme.commands.options import KEYS, add_common
+from trireme.launch import roles
+
+SUMMARY = "be a server, without a script"
+EXAMPLES = (
+    """
+examples:
+  trireme server --listen 127.0.0.1:6000
+  TRIREME_SERVERS=127.0.0.1:6000,127.0.0.1:6001 torchrun --nproc_per_node 2 train.py
+      workers of that server and another one
+
+A server needs its address only; workers bring the rest, and server 0 of their list hosts the
+coordinator. It ends with code 0 when all workers have said goodbye, or at SIGTERM; with an error
+when those that have not are silent for twice the timeout.
+
+Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
+TRIREME_LIMITS, TRIREME_METRICS, TRIREME_INSECURE=1, TRIREME_DURABILITY, TRIREME_STATE_DIR and
+TRIREME_LOG_BYTES say the same as the options, which win.
+"""
+    + KEYS
+)
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--listen", metavar="HOST:PORT", help="address to bind; port 0 chooses one")
+    add("--threads", type=int, metavar="N", help="threads for tables; default: one per core")
+    add_common(command)
+    command.set_defaults(run=_server)
+
+
+def _server(arguments: argparse.Namespace) -> int:
+    from trireme.launch import init  # brings torch, which the launcher can do without
+
+    role = roles.read_role(
+        role="server",
+        listen=arguments.listen,
+        timeout_s=arguments.timeout_s,
+        insecure=arguments.insecure or None,
+        keys=arguments.keys,
+        root=arguments.root,
+        durability=arguments.durability,
+        state_dir=None if arguments.state_dir is None else str(arguments.state_dir),
+        log_bytes=arguments.log_bytes,
+        threads=arguments.threads,
+        metrics=arguments.metrics,
+        limits=arguments.limits,
+    )
+    init.log_to_stderr()
+    init.log.info("%s", role.describe())
+    return init.serve_role(role)

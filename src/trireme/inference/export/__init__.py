@@ -1,0 +1,1 @@
+"""Writing a trained model for inference."""

@@ -1,0 +1,1 @@
+"""Imports and exports as the worker that asks for them sees them."""

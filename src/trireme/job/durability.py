@@ -1,0 +1,120 @@
+"""What of a server outlives it: `none`, or with a state folder what a killed process or a machine
+that goes down had acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trireme.coordinator.coordinator import Coordinator
+from trireme.errors import BadRequest, Corruption, TriremeError
+from trireme.server.attendance import Attendance
+from trireme.server.log.durable_journal import LogJournal
+from trireme.server.log.folder import COORDINATOR, StateFolder
+from trireme.server.log.log import Log
+from trireme.server.log.recovery import Recovery
+from trireme.server.shard import Shard
+from trireme.storage.document import Document
+
+log = logging.getLogger("trireme.job")
+
+MODES = ("none", "process", "machine")
+LOG_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durability:
+    """What a server keeps.
+
+    Attributes:
+        mode: none: nothing. process: what was acknowledged outlives the process (kill -9).
+            machine: it outlives the machine too; every answer waits for the disk.
+        folder: of this server alone; required but for none.
+        log_bytes: the log may grow by so many bytes, or as many as a snapshot of the server has if
+            that is more, before a snapshot takes its place; default LOG_BYTES.
+    """
+
+    mode: str = "none"
+    folder: Path | None = None
+    log_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise BadRequest(f"durability: expected one of {', '.join(MODES)}, found {self.mode!r}")
+        if self.mode == "none" and (self.folder or self.log_bytes) is not None:
+            raise BadRequest(
+                "durability: expected process or machine (--durability, TRIREME_DURABILITY) with"
+                f" --state_dir {self.folder} and --log_bytes {self.log_bytes}, found none"
+            )
+        if self.mode != "none" and self.folder is None:
+            raise BadRequest(
+                f"durability: expected a folder for a server's state (--state_dir,"
+                f" TRIREME_STATE_DIR) with {self.mode!r}, found none"
+            )
+        if self.log_bytes is not None and self.log_bytes < 1:
+            raise BadRequest(f"durability: expected log_bytes >= 1, found {self.log_bytes}")
+
+
+@contextmanager
+def kept(
+    durability: Durability, shard: Shard, coordinator: Coordinator, attendance: Attendance
+) -> Iterator[Callable[[], None]]:
+    """Recover these empty parts of a server from its state folder, and keep what becomes of them
+    while the block runs. It gets a function to call when the job is over and nothing shall be kept.
+
+    Raises:
+        BadRequest: another process uses the folder. Corruption: a file is missing or damaged.
+    """
+    if durability.folder is None:
+        yield lambda: None
+        return
+    is_over = threading.Event()
+    folder = StateFolder(durability.folder)
+    try:
+        is_synced = durability.mode == "machine"
+        document = Document(folder.path / COORDINATOR, is_synced=is_synced)
+        recovery = Recovery(folder, shard, attendance)
+        recovery.run()
+        state = recovery.state or uuid.UUID(shard.state).bytes
+        _recover_coordinator(coordinator, document, shard)
+        to = Log(folder.path, recovery.next_number, state, is_synced=is_synced)
+        journal = LogJournal(folder, to, shard, attendance, durability.log_bytes or LOG_BYTES)
+        shard.journal = attendance.journal = journal
+        try:
+            _finish_steps(shard)
+            yield is_over.set
+        finally:
+            journal.close()
+        if is_over.is_set():
+            folder.empty()
+    finally:
+        folder.close()
+
+
+def _recover_coordinator(coordinator: Coordinator, document: Document, shard: Shard) -> None:
+    found = document.read()
+    if found is None and shard.is_in_a_job and shard.index == 0:
+        raise Corruption(
+            f"log: expected {document.path} beside the state of server 0, found none; go on from a"
+            " checkpoint with an empty state folder"
+        )
+    if found is not None:
+        coordinator.install(found)
+    coordinator.keep(document.write)
+
+
+def _finish_steps(shard: Shard) -> None:
+    """Apply the steps that wait for nobody: their last streams may have left, and the server been
+    killed before it applied them.
+    """
+    try:
+        with shard.journal.pushing():
+            shard.staging.advance()
+    except TriremeError as error:  # whoever waits for the step is told again
+        log.warning("log: a step cannot be applied: %s", error)

@@ -1,0 +1,1 @@
+"""What servers, coordinator and workers have in common: messages, routing, shared values."""

@@ -1,0 +1,70 @@
+"""A table as a server has it: its schema, and the rows of the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trireme import _core
+from trireme.errors import BadRequest
+from trireme.protocol.wire import STREAMS_MAX
+from trireme.table import TableSchema
+
+# Numbers of a policy that the core does not know.
+_EXPORT_VALUES = (
+    "base_threshold",
+    "delta_threshold",
+    "delta_keep_days",
+    "pulls_statistics",
+)
+
+
+@dataclass
+class ServedTable:
+    schema: TableSchema
+    rows: _core.Table
+
+
+def make_core_table(schema: TableSchema) -> _core.Table:
+    """The table of the core for a schema. Raises BadRequest for an unknown rule or initializer, or
+    an option that no rule has.
+    """
+    rule = dict(schema.rule)
+    for name in ("scale", "per_show"):  # what becomes of gradients before they come here
+        rule.pop(name, None)
+    kind, a, b = schema.initializer
+    try:
+        named: dict[str, Any] = {
+            "rule": str(rule.pop("name")),
+            "shared": bool(rule.pop("shared", False)),
+            "bias_correction": str(rule.pop("bias_correction", "global")),
+            "initial_accumulator": float(rule.pop("initial_accumulator", 0.0)),
+            "nesterov": bool(rule.pop("nesterov", False)),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequest(
+            f"table {schema.name!r}: expected a rule's name and options, found {schema.rule}"
+        ) from error
+    if rule:
+        raise BadRequest(f"table {schema.name!r}: no rule has the options {rule}")
+    return _core.Table(
+        dims=list(schema.dims),
+        dtype=schema.dtype,
+        initializer=kind,
+        init_a=a,
+        init_b=b,
+        seed=schema.seed,
+        absent=schema.absent,
+        num_streams_max=STREAMS_MAX,
+        policy=_policy_config(schema),
+        admission=_core.AdmissionConfig(**(schema.admission or {})),
+        **named,
+    )
+
+
+def _policy_config(schema: TableSchema) -> _core.PolicyConfig:
+    """The part of a policy that servers act upon; exports go by the rest."""
+    values = dict(schema.policy)
+    for name in ("name", *_EXPORT_VALUES):
+        values.pop(name, None)
+    return _core.PolicyConfig(is_scored=schema.is_scored, **values)

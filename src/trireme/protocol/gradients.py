@@ -1,0 +1,58 @@
+"""What a worker pushes: the gradients of one step, and what the push says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from trireme.protocol.clipping import Clip
+from trireme.protocol.columns import KeyColumns
+from trireme.protocol.dense_optimizers import GroupValues
+from trireme.protocol.routing import Floats, Keys
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one push says of itself.
+
+    Attributes:
+        sequence: number of this batch in its stream, from 1.
+        step: of the running pass in sync and bounded; 0 in async.
+        versions: per server, `Pulled.versions` of the pull it was computed from.
+        examples: of the batch; weighs its gradient in sync.
+        position: of the stream after the batch.
+        time: data time in seconds, 0 if the data has none.
+        clip: what servers clip the sum of a sync step by.
+        stops: why all workers are to stop behind a sync step; empty: they are not.
+    """
+
+    sequence: int
+    step: int
+    versions: Sequence[int]
+    examples: int
+    position: tuple[int, ...] = ()
+    time: int = 0
+    clip: Clip | None = None
+    stops: str = ""
+
+
+@dataclass(frozen=True)
+class TableGradient:
+    """The gradient of one table in one step: keys (K,) distinct, gradients (K, D), the rule's
+    values, the columns that the table's schema declares (trireme.protocol.columns).
+    """
+
+    keys: Keys
+    gradients: Floats
+    values: dict[str, float | int]
+    columns: KeyColumns = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DenseGradient:
+    """The gradient of the dense parameters in one step and the values of the optimizer's groups."""
+
+    gradients: Mapping[str, Tensor | None]
+    groups: list[GroupValues]

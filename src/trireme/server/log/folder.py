@@ -1,0 +1,85 @@
+"""A server's state folder: which files are in it, and who may use it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from pathlib import Path
+
+from trireme.errors import BadRequest, writing
+from trireme.storage.storage import sync_folder
+
+LOCK = "lock"
+COORDINATOR = "coordinator"
+_ENDED = "ended"  # while the state of a job that is over is removed
+_SEGMENT = re.compile(r"log-(\d{8})")
+_SNAPSHOT = re.compile(r"snapshot-(\d{8})")
+
+
+class StateFolder:
+    """Locked as long as it is open: one process at a time. `close` opens it for others.
+
+    Raises:
+        BadRequest: not a folder, or another process uses it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with writing(f"log: cannot use {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise BadRequest(
+                f"log: expected {path} to be this server's alone, found another process that uses"
+                " it; give each server another --state_dir"
+            ) from error
+        if (path / _ENDED).exists():
+            self.empty()
+
+    def segments(self) -> dict[int, Path]:
+        """By number, ascending."""
+        return self._numbered(_SEGMENT)
+
+    def snapshots(self) -> dict[int, Path]:
+        """Complete ones, by the number of the segment that goes with each, ascending."""
+        return self._numbered(_SNAPSHOT)
+
+    def _numbered(self, pattern: re.Pattern[str]) -> dict[int, Path]:
+        found = {}
+        for entry in self.path.iterdir():
+            if match := pattern.fullmatch(entry.name):
+                found[int(match[1])] = entry
+        return dict(sorted(found.items()))
+
+    def snapshot(self, number: int) -> Path:
+        return self.path / f"snapshot-{number:08d}"
+
+    def sweep(self, first: int) -> None:
+        """Remove what was being written when a process ended, and what the snapshot that goes with
+        segment `first` has made superfluous. Interrupted, the next one does the rest.
+        """
+        old = [path for number, path in self.segments().items() if number < first]
+        old += [path for number, path in self.snapshots().items() if number < first]
+        unfinished = [path for path in self.path.iterdir() if path.name.startswith(".")]
+        for path in (*old, *unfinished):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync_folder(self.path)
+
+    def empty(self) -> None:
+        """Remove all state: the job is over. Interrupted, opening the folder does the rest."""
+        ended = self.path / _ENDED
+        ended.touch()
+        sync_folder(self.path)
+        (self.path / COORDINATOR).unlink(missing_ok=True)
+        for path in (*self.snapshots().values(), *self.segments().values()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync_folder(self.path)
+        ended.unlink()
+
+    def close(self) -> None:
+        os.close(self._lock)

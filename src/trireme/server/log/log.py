@@ -1,0 +1,152 @@
+"""The log: records one after the other, in segments, each in the file before `append` returns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trireme.errors import ResourceExhausted, TriremeError, writing
+from trireme.server.log.segment import Record, Segment
+from trireme.storage.storage import sync_folder
+
+log = logging.getLogger("trireme.server")
+
+Kept = Callable[[Exception | None], None]
+
+
+class Log:
+    """Writes segments. A record that is appended survives the process; with `is_synced` one is
+    `kept` only when it survives the machine: one fsync for all that wait.
+
+    Args:
+        number: of the first segment.
+        state: 16 bytes that name what the folder holds.
+
+    Threads: any.
+
+    Raises:
+        ResourceExhausted: the disk is full.
+    """
+
+    def __init__(self, folder: Path, number: int, state: bytes, *, is_synced: bool) -> None:
+        self._folder, self._state, self.is_synced = folder, state, is_synced
+        self._lock = threading.Lock()  # of everything but _waiting
+        self._syncing = threading.Lock()  # held while the file is synced, or changed for another
+        self._changed = threading.Condition()  # of _waiting and what the syncer sees
+        self._waiting: list[tuple[int, Kept]] = []
+        self._kept = 0  # of `position`
+        self._failure: Exception | None = None
+        self._is_closing = False
+        self._position = 0  # bytes appended since the start
+        with writing(f"log: cannot write in {folder}"):
+            self._segment = Segment(folder, number, state, is_synced=is_synced)
+            sync_folder(folder)
+        self._syncer = threading.Thread(target=self._sync, name="trireme-log", daemon=True)
+        if is_synced:
+            self._syncer.start()
+
+    @property
+    def number(self) -> int:
+        """Of the segment that is being written."""
+        return self._segment.number
+
+    @property
+    def num_bytes(self) -> int:
+        """Appended since the start."""
+        return self._position
+
+    def append(self, record: Record) -> None:
+        """Write a record; on an error nothing of it is in the log."""
+        packed = Segment.pack(record)
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            segment = self._segment
+            before = segment.end
+            with writing(f"log: cannot write {segment.path}"):
+                segment.append(packed, max(0, self._kept - (self._position - before)))
+            self._position += segment.end - before
+
+    def rotate(self, first: Sequence[Record]) -> int:
+        """Go on in a new segment, which begins with these records; returns its number. On an error
+        everything stays as it was. Nobody may append meanwhile.
+        """
+        with self._lock, self._syncing, writing(f"log: cannot write in {self._folder}"):
+            old = self._segment
+            new = Segment(self._folder, old.number + 1, self._state, is_synced=self.is_synced)
+            try:
+                for record in first:
+                    new.append(Segment.pack(record), 0)
+                if self.is_synced:
+                    old.sync()
+                    new.sync()
+                sync_folder(self._folder)
+            except BaseException:
+                new.abandon()
+                raise
+            self._segment = new
+            self._position += new.end
+            position = self._position
+            old.close()
+        if self.is_synced:
+            self._tell(position, None)
+        return new.number
+
+    def when_kept(self, action: Kept) -> None:
+        """Call `action` when all that has been appended is kept; with the error if that failed."""
+        if not self.is_synced:
+            action(None)
+            return
+        with self._changed:
+            failure, position = self._failure, self._position
+            if failure is None and position > self._kept:
+                self._waiting.append((position, action))
+                self._changed.notify_all()
+                return
+        action(failure)
+
+    def _sync(self) -> None:
+        """The syncer's thread."""
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closing:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+            failure: TriremeError | None = None
+            with self._syncing:
+                position = self._position
+                try:
+                    self._segment.sync()
+                except OSError as error:
+                    failure = ResourceExhausted(
+                        f"log: cannot sync {self._segment.path}: {error.strerror}; what was"
+                        " acknowledged is kept, start the server again"
+                    )
+            self._tell(position, failure)
+
+    def _tell(self, position: int, failure: TriremeError | None) -> None:
+        with self._changed:
+            if failure is None:
+                self._kept = max(self._kept, position)
+            else:
+                self._failure = failure  # what is on the disk is not known any more: the end
+            ready = [a for p, a in self._waiting if failure is not None or p <= self._kept]
+            self._waiting = [] if failure else [(p, a) for p, a in self._waiting if p > self._kept]
+        for action in ready:
+            try:
+                action(failure)
+            except Exception:
+                log.exception("log: a reply could not be given")
+
+    def close(self) -> None:
+        """Everything that was appended is kept."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self.is_synced:
+            self._syncer.join()
+        with self._lock:
+            self._segment.close()

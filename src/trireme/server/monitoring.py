@@ -1,0 +1,319 @@
+"""What servers and workers tell Prometheus. docs/metrics.md lists it; a test compares the two.
+
+What happens at every request is counted by instruments; the rest is read from what serves when it
+is asked for. A part that comes later, such as a log with an age, adds its Gauge to the list of the
+class that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+from prometheus_client.core import Metric
+
+from trireme.rpc import Ended, Reply, Request, Server
+from trireme.server.shard import STALENESS_MAX, Handler, Shard
+from trireme.telemetry.instruments import SECONDS, Counter, Gauge, Histogram, histogram_family
+from trireme.telemetry.registry import Registry, text_of
+
+STALENESS = tuple(float(n) for n in (0, *(2**n for n in range(11))))
+assert STALENESS[-1] == STALENESS_MAX
+
+
+class Heard(Protocol):
+    """Who knows the workers."""
+
+    def silences_s(self) -> Mapping[int, float]:
+        """Seconds since each worker was heard, of those that have not said goodbye."""
+
+    def reports(self) -> Mapping[int, Mapping[str, int]]:
+        """What each of them said of itself with its last sign of life."""
+
+
+class RequestMetrics:
+    """The requests of a server: what each method took, how each ended, what is in its queues.
+
+    Give `observe` to the server, and the server to `watch` before it is asked.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._requests = Counter(
+            "trireme_server_requests_total",
+            "Requests that were answered, by method and by the name of the error, OK if none.",
+            ["method", "code"],
+        )
+        self._seconds = Histogram(
+            "trireme_server_request_seconds",
+            "Time of a request from its arrival to its answer, waiting for other workers included.",
+            ["method"],
+            SECONDS,
+        )
+        registry.register(self._requests)
+        registry.register(self._seconds)
+
+    def observe(self, method: str, seconds: float, error: str) -> None:
+        self._requests.add(1, method, error or "OK")
+        self._seconds.observe(seconds, method)
+
+    def watch(self, server: Server) -> None:
+        """Tell of this server's queues, connections and bytes."""
+
+        def queues() -> dict[tuple[str, ...], float]:
+            usage = server.usage()
+            return {
+                ("queued",): usage.queued,
+                ("running",): usage.running,
+                ("deferred",): usage.deferred,
+            }
+
+        gauges = [
+            Gauge(
+                "trireme_server_queue_requests",
+                "Requests that wait for a thread (queued), that a handler works on (running), and"
+                " that wait for what they asked for (deferred).",
+                queues,
+                ["state"],
+            ),
+            Gauge(
+                "trireme_server_queue_bytes",
+                "Bytes of requests that are not answered.",
+                lambda: {(): server.usage().num_bytes},
+            ),
+            Gauge(
+                "trireme_server_connections",
+                "Connections that are open.",
+                lambda: {(): server.usage().connections},
+            ),
+            Gauge(
+                "trireme_server_received_bytes_total",
+                "Bytes of the messages that came.",
+                lambda: {(): server.usage().num_bytes_in},
+                is_counter=True,
+            ),
+            Gauge(
+                "trireme_server_sent_bytes_total",
+                "Bytes of the messages that went.",
+                lambda: {(): server.usage().num_bytes_out},
+                is_counter=True,
+            ),
+            Gauge(
+                "trireme_server_faults_total",
+                "Messages against the protocol, or beyond a connection's credit.",
+                lambda: {(): server.usage().num_faults},
+                is_counter=True,
+            ),
+        ]
+        for gauge in gauges:
+            self._registry.register(gauge)
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"server.metrics": self._on_metrics}
+
+    def _on_metrics(self, request: Request) -> Reply:
+        """For `trireme top`, which so needs no port but the server's."""
+        del request
+        return Reply({}, [np.frombuffer(text_of(self._registry), np.uint8)])
+
+
+def watch_shard(registry: Registry, shard: Shard) -> None:
+    """Tell of the tables, blocks and streams of a server, and of its checkpoints."""
+    for gauge in (*_table_gauges(shard), *_push_gauges(shard), *_log_gauges(shard)):
+        registry.register(gauge)
+    registry.register(_Staleness(shard))
+
+
+def _table_gauges(shard: Shard) -> list[Gauge]:
+    def of_tables(read: Callable[[str], float]) -> Callable[[], dict[tuple[str, ...], float]]:
+        return lambda: {(name,): read(name) for name in list(shard.tables)}
+
+    def keys(kind: str) -> Callable[[], dict[tuple[str, ...], float]]:
+        return lambda: {(name,): n for name, n in shard.counts.by_table()[kind].items()}
+
+    return [
+        Gauge(
+            "trireme_table_rows",
+            "Rows of a table on this server.",
+            of_tables(lambda name: shard.tables[name].rows.rows),
+            ["table"],
+        ),
+        Gauge(
+            "trireme_table_bytes",
+            "Memory of a table on this server, index included.",
+            of_tables(lambda name: shard.tables[name].rows.bytes),
+            ["table"],
+        ),
+        Gauge(
+            "trireme_table_pulled_keys_total",
+            "Keys that pulls asked for.",
+            keys("pulled"),
+            ["table"],
+            is_counter=True,
+        ),
+        Gauge(
+            "trireme_table_missing_keys_total",
+            "Keys that pulls asked for and that had no row.",
+            keys("missing"),
+            ["table"],
+            is_counter=True,
+        ),
+        Gauge(
+            "trireme_table_pushed_keys_total",
+            "Keys with a gradient in applied pushes.",
+            keys("pushed"),
+            ["table"],
+            is_counter=True,
+        ),
+        Gauge("trireme_blocks", "Dense blocks here.", lambda: {(): len(shard.blocks)}),
+        Gauge(
+            "trireme_block_bytes",
+            "Memory of the dense blocks here, without their optimizers' state.",
+            lambda: {(): shard.blocks.num_bytes},
+        ),
+    ]
+
+
+def _push_gauges(shard: Shard) -> list[Gauge]:
+    def by_stream(kind: str) -> Callable[[], dict[tuple[str, ...], float]]:
+        return lambda: {(str(s),): n for s, n in shard.counts.by_stream()[kind].items()}
+
+    return [
+        Gauge(
+            "trireme_pulls_total",
+            "Pulls that were answered.",
+            lambda: {(): shard.counts.num_pulls},
+            is_counter=True,
+        ),
+        Gauge(
+            "trireme_pushes_total",
+            "Pushes of a stream that were applied; one that comes again does not count.",
+            by_stream("pushes"),
+            ["stream"],
+            is_counter=True,
+        ),
+        Gauge(
+            "trireme_examples_total",
+            "Examples of a stream whose gradients were applied.",
+            by_stream("examples"),
+            ["stream"],
+            is_counter=True,
+        ),
+        Gauge(
+            "trireme_sync_held",
+            "Sync: pushes staged and not applied (staged), pulls that wait for a step (waiting).",
+            lambda: {(name,): n for name, n in shard.sync_waits().items()},
+            ["what"],
+        ),
+        Gauge(
+            "trireme_checkpoint_age_seconds",
+            "Time since the last checkpoint of this mode was published; absent before one.",
+            lambda: {(mode,): age for mode, age in shard.counts.checkpoint_ages_s().items()},
+            ["mode"],
+        ),
+    ]
+
+
+def _log_gauges(shard: Shard) -> list[Gauge]:
+    def of_log(field: str) -> Callable[[], dict[tuple[str, ...], float]]:
+        def read() -> dict[tuple[str, ...], float]:
+            behind = shard.journal.behind()
+            return {} if behind is None else {(): getattr(behind, field)}
+
+        return read
+
+    return [
+        Gauge(
+            "trireme_log_bytes",
+            "Log behind the last snapshot, which a recovery would replay; absent without one.",
+            of_log("num_bytes"),
+        ),
+        Gauge(
+            "trireme_log_age_seconds",
+            "Time since that snapshot was begun, or the log if there is none yet.",
+            of_log("age_s"),
+        ),
+    ]
+
+
+class _Staleness:
+    """What the shard counts push by push."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def collect(self) -> Iterator[Metric]:
+        yield histogram_family(
+            "trireme_push_staleness",
+            "Pushes that were applied here between a push's pull and itself.",
+            STALENESS,
+            self._shard.staleness.copy(),
+        )
+        yield histogram_family(
+            "trireme_push_ahead",
+            "Steps that a push was ahead of the slowest stream when it was applied.",
+            STALENESS,
+            self._shard.paces.ahead.copy(),
+        )
+
+
+def watch_workers(registry: Registry, heard: Heard) -> None:
+    """Tell of the workers that a server hears."""
+    registry.register(
+        Gauge(
+            "trireme_worker_silence_seconds",
+            "Time since this server heard a worker that has not said goodbye.",
+            lambda: {(str(worker),): age for worker, age in heard.silences_s().items()},
+            ["worker"],
+        )
+    )
+    registry.register(
+        Gauge(
+            "trireme_worker_reported",
+            "What a worker said of itself with its last sign of life, for trireme top.",
+            lambda: {
+                (str(worker), what): number
+                for worker, report in heard.reports().items()
+                for what, number in report.items()
+            },
+            ["worker", "what"],
+        )
+    )
+
+
+class CallMetrics:
+    """The calls of a worker to its servers. Give `observe` to its clients."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._calls = Counter(
+            "trireme_worker_calls_total",
+            "Calls that ended, by method and by the name of the error, OK if none.",
+            ["method", "code"],
+        )
+        self._seconds = Histogram(
+            "trireme_worker_call_seconds",
+            "Time of a call of a worker to its servers, retries and waiting included.",
+            ["method"],
+            SECONDS,
+        )
+        self._retries = Counter(
+            "trireme_worker_retries_total",
+            "Requests that were sent again: the connection was lost, or the server was full.",
+            ["method"],
+        )
+        self._sent = Counter("trireme_worker_sent_bytes_total", "Bytes of requests sent.")
+        self._received = Counter("trireme_worker_received_bytes_total", "Bytes of answers.")
+        for part in (self._calls, self._seconds, self._retries, self._sent, self._received):
+            registry.register(part)
+
+    def num_retries(self) -> int:
+        """Of all methods."""
+        return int(sum(self._retries.read().values()))
+
+    def observe(self, ended: Ended) -> None:
+        self._calls.add(1, ended.method, ended.error or "OK")
+        self._seconds.observe(ended.seconds, ended.method)
+        self._retries.add(ended.num_retries, ended.method)
+        self._sent.add(ended.num_bytes_sent)
+        self._received.add(ended.num_bytes_received)

@@ -1,0 +1,1 @@
+"""Files and folders, local or remote, that appear complete or not at all."""

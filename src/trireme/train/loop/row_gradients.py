@@ -1,0 +1,36 @@
+"""The gradients of rows that a step pushes, of what forward passes have read since the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trireme import _core
+from trireme.job.cluster import Lookups
+from trireme.optim import values_of_group
+from trireme.protocol.columns import merge
+from trireme.protocol.gradients import TableGradient
+
+
+def row_gradients(
+    lookups: Lookups, groups: Iterable[Mapping[str, Any]], num_steps: int, pool: _core.Pool
+) -> dict[str, TableGradient]:
+    """Per `Table.part` the rows with a gradient; lookups of the same are merged, their gradients
+    summed. groups: of the tables. num_steps: which step this is, for rules that ask.
+    """
+    gradients: dict[str, TableGradient] = {}
+    for group in groups:
+        # Not what torch has added to the group: the dense optimizer's defaults, betas say.
+        own = {name: group[name] for name in group["table"].optimizer.group()}
+        values = values_of_group(own, num_steps)
+        for table in group["table"].parts:
+            parts = [
+                (entry.keys, gradients_KD, entry.columns, 1.0)
+                for entry in lookups.entries
+                if entry.table.part == table.part
+                and (gradients_KD := entry.gradients()) is not None
+            ]
+            if parts:
+                keys_K, gradients_KD, columns = merge(parts, pool)
+                gradients[table.part] = TableGradient(keys_K, gradients_KD, values, columns)
+    return gradients

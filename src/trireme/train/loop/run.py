@@ -1,0 +1,261 @@
+"""One pass over a share of data: the pipeline, the loop, and those who watch it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme.errors import DataError
+from trireme.progress import Display, display
+from trireme.threads import settled
+from trireme.train.checkpointing.checkpoints import Saver
+from trireme.train.dump import DumpFile
+from trireme.train.loop.fetch import Fetch, Fetcher
+from trireme.train.loop.pipeline import Pipeline
+from trireme.train.loop.replica import Replica, Turns, train_replicas
+from trireme.train.loop.scoring import ExampleIds, Scored, Scorer, check_finite
+from trireme.train.loop.staleness import StalenessReport
+from trireme.train.loop.tally import Tally
+from trireme.train.loop.timing import TimeReport
+from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.shared_pass import Turn
+
+Observer = Callable[[nn.Module, Scored], None]
+"""Sees each batch when the loop is done with it, in the order of the stream, one at a time."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a caller wants of a run besides its figures.
+
+    fetch: values to say. debug: whether to say where the time goes, as often. dump: gets every
+    batch. ids: what to call the examples whose outputs are not numbers, which end the run before
+    they do harm; None: they are not looked for.
+    """
+
+    fetch: Fetch
+    debug: bool
+    dump: DumpFile | None
+    ids: ExampleIds | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that one pass needs.
+
+    turns: what is trained on or evaluated, one behind the other.
+    epoch: its number, which the servers note with the place that a stream has reached in it.
+    begun: called before the first batch is trained on. goes_on: with a pass that was begun before,
+    which may have no examples left.
+    saver: takes checkpoints meanwhile.
+    model: what runs, that of the optimizer or a part of it.
+    threads: that train; see Trainer.
+    shows: whether worker 0 shows its progress.
+    """
+
+    title: str
+    turns: Iterable[Turn]
+    model: nn.Module
+    score: Scorer
+    tally: Tally
+    optimizer: DistributedOptimizer
+    watch: Watch
+    depth: int
+    threads: int
+    shows: bool
+    epoch: int = 0
+    begun: Callable[[], None] | None = None
+    goes_on: bool = False
+    saver: Saver | None = None
+
+    def train(self) -> dict[str, float]:
+        """Figures of all workers; every worker's pushes have been applied. Raises DataError: no
+        worker had an example.
+        """
+        return self._run(self._train, training=True)
+
+    def evaluate(self) -> dict[str, float]:
+        """Figures of all workers, without examples no loss (NaN); nothing is pushed."""
+        with torch.no_grad():
+            return self._run(self._evaluate, training=False)
+
+    def _run(
+        self, work: Callable[[Turn, Pipeline, list[Observer]], None], *, training: bool
+    ) -> dict[str, float]:
+        cluster, progress = self.optimizer.cluster, _Progress()
+        started = time.monotonic()
+        is_quiet = not self.shows or cluster.worker != 0
+        with display(self.title, is_quiet=is_quiet) as shown:
+            report = self._report(shown, progress, training)
+            pushes = StalenessReport(self.optimizer) if report is not None and training else None
+            observers = self._observers(shown, progress, report)
+            with _mode(self.model, training=training), settled():
+                for turn in self.turns:
+                    progress.begin(turn.share)
+                    with self._pipeline(turn, training) as pipeline:
+                        work(turn, pipeline, observers)
+            if training:
+                self.optimizer.end_pass()
+                if self.saver is not None:
+                    self.saver.end_epoch()
+            if report is not None:
+                report.end()
+            if pushes is not None:
+                shown.say(pushes.end())
+            self.tally.merge(cluster, self.title)
+            if training and self.tally.num_examples == 0 and not self.goes_on:
+                raise DataError(
+                    f"{self.title}: expected examples, found none at any worker: there is no data,"
+                    " or with drop_last less than a batch"
+                )
+            shown.num_examples = self.tally.num_examples
+            shown.show(1.0, self.tally.figures())
+        elapsed_s = time.monotonic() - started
+        return {
+            **self.tally.figures(),
+            "examples": self.tally.num_examples,
+            "examples_per_s": self.tally.num_examples / elapsed_s,
+        }
+
+    def _pipeline(self, turn: Turn, training: bool) -> Pipeline:
+        return Pipeline(
+            turn.share,
+            self.model,
+            training=training,
+            depth=self.depth,
+            ahead=self.threads == 1,
+            steps=True,
+            timing=self.optimizer.timing,
+            begun=self.begun,
+            cluster=self.optimizer.cluster,
+        )
+
+    def _report(self, shown: Display, progress: _Progress, training: bool) -> TimeReport | None:
+        if not self.watch.debug or self.optimizer.cluster.worker != 0:
+            return None
+        return TimeReport(
+            shown.say,
+            self.optimizer.timing,
+            progress,
+            period=self.watch.fetch.period,
+            threads=self.threads if training else 1,
+        )
+
+    def _observers(
+        self, shown: Display, progress: _Progress, report: TimeReport | None
+    ) -> list[Observer]:
+        cluster = self.optimizer.cluster
+        say = shown.say if cluster.worker == 0 else None
+        observers: list[Observer] = [
+            Fetcher(self.watch.fetch, self.tally.figures, say).observe,
+            lambda _, scored: self._show(shown, progress),
+        ]
+        if self.watch.dump is not None:
+            observers.append(self.watch.dump.observe)
+        if report is not None:
+            observers.append(lambda _, scored: report.observe(scored.batch.num_examples))
+        return observers
+
+    def _show(self, shown: Display, progress: _Progress) -> None:
+        shown.num_examples = self.tally.num_examples * self.optimizer.cluster.num_workers
+        if shown.is_due():
+            shown.show(progress.fraction_read(), self.tally.figures())
+
+    def _train(self, turn: Turn, pipeline: Pipeline, observers: list[Observer]) -> None:
+        optimizer, loop = self.optimizer, self.optimizer.timing.loop
+        first = optimizer.replica
+        first.pending.take()  # of a batch that failed
+        replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
+        turns = Turns(replicas)
+        behind = self.threads == 1 and not optimizer.is_sync
+        done = turn.place.batches + 1
+
+        def work(replica: Replica) -> None:
+            optimizer.cluster.use_pending(replica.pending)
+            for batch in pipeline.batches(replica):
+                replica.model.zero_grad()
+                with loop.measure("forward"):
+                    scored = self._score(replica.model, batch)
+                assert scored.loss is not None
+                with loop.measure("backward"):
+                    scored.loss.backward()  # type: ignore[no-untyped-call]
+                with turns.turn(replica):
+                    # First, because a metric refuses outputs that are not numbers: they should not
+                    # reach the tables.
+                    self.tally.add(scored)
+                    with loop.measure("push"):
+                        optimizer.step_of(
+                            replica,
+                            examples=batch.num_examples,
+                            position=(self.epoch, done + replica.number, *batch.position),
+                            behind=behind,
+                            stops=optimizer.cluster.asked.reason,
+                        )
+                        optimizer.run_step_hooks()
+                    for observe in observers:
+                        observe(replica.model, scored)
+                    if self.saver is not None:
+                        self.saver.after_step()
+                if optimizer.cluster.asked.reason and not optimizer.is_sync:
+                    break  # in sync all at the same step, see Pipeline
+
+        def fail(replica: Replica) -> None:
+            turns.fail(replica)
+            pipeline.stop()
+
+        train_replicas(replicas, work, fail)
+
+    def _evaluate(self, turn: Turn, pipeline: Pipeline, observers: list[Observer]) -> None:
+        del turn
+        for batch in pipeline:
+            with self.optimizer.timing.loop.measure("forward"):
+                scored = self._score(self.model, batch)
+            self.tally.add(scored)
+            for observe in observers:
+                observe(self.model, scored)
+
+    def _score(self, model: nn.Module, batch: Any) -> Scored:
+        scored = self.score(model, batch)
+        if self.watch.ids is not None:
+            check_finite(scored, self.watch.ids)
+        return scored
+
+
+class _Progress:
+    """How far the share is read that is under way, and what reading has taken."""
+
+    def __init__(self) -> None:
+        self._share: Iterable[Any] = ()
+        self._past: dict[str, float] = {}
+
+    def begin(self, share: Iterable[Any]) -> None:
+        self._past, self._share = self.seconds, share
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of this share and those before it; empty where they do not say."""
+        current: dict[str, float] = getattr(self._share, "seconds", {})
+        return {name: self._past.get(name, 0.0) + of for name, of in current.items()} or self._past
+
+    def fraction_read(self) -> float | None:
+        """0 to 1 of this share, None if nobody knows."""
+        share = self._share
+        return share.fraction_read() if hasattr(share, "fraction_read") else None
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Train or evaluate; afterwards every part of the model is in the mode that it was in."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training

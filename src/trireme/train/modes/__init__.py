@@ -1,0 +1,1 @@
+"""The consistency modes of `Strategy`, one file or folder each."""

@@ -1,0 +1,73 @@
+"""The life of rows as a training run drives it: data time, expiry, counters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trireme.policy import ScorePolicy
+from trireme.server import expiry as policies
+from trireme.train.checkpointing.checkpoint import let_first_worker
+from trireme.train.optimizer import DistributedOptimizer
+
+log = logging.getLogger("trireme")
+
+
+@contextmanager
+def time_of(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None]:
+    """Run at the data time of a dataset that says one (`data_time`, seconds); then as before."""
+    time = getattr(dataset, "data_time", 0)
+    if not time:
+        yield
+        return
+    before = optimizer.time
+    optimizer.set_time(time)
+    try:
+        yield
+    finally:
+        optimizer.set_time(before)
+
+
+def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> policies.Counts:
+    """Let worker 0 shrink all tables when all workers have come and all pushes have been applied.
+    See Trainer.shrink.
+    """
+    cluster = optimizer.cluster
+    optimizer.flush()
+    optimizer.refresh()  # in sync, the last step is staged until then
+    time = optimizer.data_time()
+    if time == 0:
+        _warn_of_no_time(optimizer)
+    met = cluster.client.gather({"time": time}, [], purpose="shrink", patient=True)
+    latest = max(body["time"] for body, _ in met)
+    return let_first_worker(
+        cluster,
+        "shrink",
+        lambda: policies.shrink(cluster.client, time=latest, day_over=day_over),
+    )
+
+
+def _warn_of_no_time(optimizer: DistributedOptimizer) -> None:
+    fading = [
+        table.name
+        for table in optimizer.tables
+        if table.policy.ttl_s is not None
+        or (
+            isinstance(table.policy, ScorePolicy)
+            and (table.policy.decay_rate < 1 or table.policy.delete_after_unseen_days is not None)
+        )
+    ]
+    if fading:
+        log.warning(
+            "shrink: the data has no time, so that rows of %s neither fade nor grow old;"
+            " set_time says it",
+            ", ".join(fading),
+        )
+
+
+def counters(optimizer: DistributedOptimizer) -> policies.Counts:
+    """See Trainer.counters."""
+    optimizer.flush()
+    return policies.counters(optimizer.cluster.client)
