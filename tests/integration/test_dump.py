@@ -108,7 +108,7 @@ def test_training_dumps_each_example_once_an_epoch(tmp_path: Path, threads: int)
     def work(cluster: Cluster) -> float:
         trainer = trainer_for(cluster, threads=threads)
         dump = tr.Dump(path=tmp_path / "d", fields=["output"], params=["bias"])
-        trainer.train_from_dataset(data, epochs=2, dump=dump)
+        trainer.fit(data, epochs=2, dump=dump)
         return trainer.model.bias.item()
 
     with Job(1) as job:
@@ -158,7 +158,7 @@ def test_a_tower_alone_writes_the_vectors_of_unlabelled_items(tmp_path: Path) ->
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         trainer = tr.Trainer(model, sgd, loss=lambda a, b: a, progress=False, cluster=cluster)
         dump = tr.Dump(path=tmp_path / "index", fields=["vector"])
-        figures = trainer.infer_from_dataset(Source(), model=model.items, dump=dump)
+        figures = trainer.evaluate(Source(), model=model.items, dump=dump)
         assert cluster.client.stats()[0]["pushes"] == 0
     assert figures["examples"] == 8
     assert read(tmp_path / "index") == [[str(i), "", "vector:2:0:0"] for i in range(8)]
@@ -197,7 +197,7 @@ def test_what_cannot_be_dumped_is_refused(tmp_path: Path) -> None:
             (Named(100), "file/x", {"fields": ["output"]}, r"cannot write part-00000 in .*file/x"),
         ):
             with pytest.raises(BadRequest, match=message):
-                trainer.infer_from_dataset(data, dump=tr.Dump(path=tmp_path / path, **options))
+                trainer.evaluate(data, dump=tr.Dump(path=tmp_path / path, **options))
     assert not (tmp_path / "a").exists() or not list((tmp_path / "a").iterdir())
     assert [path.name for path in full.iterdir()] == ["part-00007"]
 
@@ -215,7 +215,7 @@ def test_a_dump_that_one_worker_cannot_begin_is_refused_to_all(tmp_path: Path) -
         trainer = trainer_for(cluster)
         dump = tr.Dump(path=tmp_path / str(cluster.worker), fields=["output"])
         with pytest.raises(BadRequest) as refused:
-            trainer.train_from_dataset(Named(100), dump=dump)
+            trainer.fit(Named(100), dump=dump)
         return str(refused.value)
 
     with Job(1) as job:
@@ -246,7 +246,7 @@ def test_a_part_that_cannot_get_its_name_takes_those_of_the_others(
     def work(cluster: Cluster) -> str:
         dump = tr.Dump(path=path, fields=["output"], params=["bias"])
         with pytest.raises(BadRequest) as refused:
-            trainer_for(cluster).infer_from_dataset(Named(100), dump=dump)
+            trainer_for(cluster).evaluate(Named(100), dump=dump)
         return str(refused.value)
 
     with Job(1) as job:
@@ -269,9 +269,9 @@ def test_a_run_that_fails_leaves_no_file(tmp_path: Path) -> None:
         trainer = tr.Trainer(model, sgd, loss=bce, progress=False, cluster=cluster)
         dump = tr.Dump(path=tmp_path / "d", fields=["output"])
         with pytest.raises(NotFinite, match="'id777'"):
-            trainer.train_from_dataset(Named(1000, factor=factor), dump=dump)
+            trainer.fit(Named(1000, factor=factor), dump=dump)
         assert not list((tmp_path / "d").iterdir())
-        trainer.train_from_dataset(Named(1000, factor=torch.ones(1000)), dump=dump)
+        trainer.fit(Named(1000, factor=torch.ones(1000)), dump=dump)
         assert len(read(tmp_path / "d")) == 1000
 
 
@@ -300,7 +300,7 @@ def test_any_file_system_will_do_and_strings_are_escaped() -> None:
 
     def work(cluster: Cluster) -> None:
         dump = tr.Dump(path="memory://dumps/first", fields=["label", "ins_id"])
-        trainer_for(cluster).infer_from_dataset(Texts(100), dump=dump)
+        trainer_for(cluster).evaluate(Texts(100), dump=dump)
 
     with Job(1) as job:
         job.run(2, work)

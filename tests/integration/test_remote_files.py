@@ -176,7 +176,7 @@ def test_dumps_go_to_s3_and_leave_nothing_else(s3):
     path = "s3://bucket/dumps/1"
     dump = Dump(path=path, fields=["output"], storage_options=s3)
     with Job(1) as job:
-        job.run(2, lambda cluster: trainer_for(cluster).infer_from_dataset(Named(101), dump=dump))
+        job.run(2, lambda cluster: trainer_for(cluster).evaluate(Named(101), dump=dump))
         files = fsspec.filesystem("s3", **s3)
         files.invalidate_cache()
         parts = sorted(files.ls(path, detail=False))

@@ -24,7 +24,7 @@ from trireme.policy import CtrDoubleAccessor
 from trireme.progress import display
 from trireme.protocol.wire import Array
 from trireme.table import Table
-from trireme.train.checkpointing.checkpoint import let_first_worker
+from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
 
 SPARSE_FILE = re.compile(r"part-\d{3}-\d{5}(\.gz)?")

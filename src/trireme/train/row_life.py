@@ -9,7 +9,7 @@ from typing import Any
 
 from trireme.policy import ScorePolicy
 from trireme.server import expiry as policies
-from trireme.train.checkpointing.checkpoint import let_first_worker
+from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
 
 log = logging.getLogger("trireme")
