@@ -12,7 +12,8 @@ from tests.jobs import Job
 from tests.tables import restore
 from trireme import _core
 from trireme.errors import Fenced, NotReady
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.routing import BucketMap

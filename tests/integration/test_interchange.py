@@ -24,7 +24,8 @@ from trireme import _core
 from trireme.errors import BadRequest, DataError
 from trireme.fleet import job as fleet_job
 from trireme.interchange.models import is_fleet
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 NUM_KEYS = 500
 DAY = 86_400

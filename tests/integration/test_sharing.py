@@ -15,7 +15,7 @@ from tests.integration import sharer
 from tests.integration.durable import DurableServers
 from tests.programs import Program, Template
 from trireme import _core
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 SHARER = str(Path(sharer.__file__))
 STEPS = sum(sharer.LENGTHS)

@@ -146,10 +146,10 @@ class SharedPass:
             if self._has_to_stop():
                 break
         if self._has_to_stop():
-            stream_calls.give_back(cluster.client, parts=cluster.asked.alone)
-            if cluster.asked.alone:
-                log.info("%s: others go on with its stream", cluster.asked.reason)
-                raise Stopped(cluster.asked.reason)
+            stream_calls.give_back(cluster.client, parts=cluster.stop_request.is_alone)
+            if cluster.stop_request.is_alone:
+                log.info("%s: others go on with its stream", cluster.stop_request.reason)
+                raise Stopped(cluster.stop_request.reason)
 
     def leave_amid(self) -> None:
         """The loop was left early: others may have the stream, behind the pushes so far."""
@@ -162,7 +162,7 @@ class SharedPass:
             log.warning("prefetch: others have to wait for the stream of this worker: %s", error)
 
     def _has_to_stop(self) -> bool:
-        return self._is_trainers and bool(self._optimizer.cluster.asked.reason)
+        return self._is_trainers and bool(self._optimizer.cluster.stop_request.reason)
 
     def _place(self, taken: Taken, at: StreamPosition) -> Place:
         num_pushes = at.sequence - taken.begun_at
