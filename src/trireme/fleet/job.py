@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,8 +20,6 @@ from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
 from trireme.fleet.transpiler import DistributeTranspilerConfig
 from trireme.inference import Predictor
-from trireme.inference.export import exporting as inference
-from trireme.inference.export.exporting import Export
 from trireme.job import cluster
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
@@ -30,6 +28,9 @@ from trireme.storage.storage import open_storage
 from trireme.train import DistributedOptimizer, Trainer
 from trireme.train import row_life as life
 from trireme.train.checkpointing import checkpoint
+
+if TYPE_CHECKING:
+    from trireme.inference.export.exporting import Export
 
 
 class Job:
@@ -228,6 +229,8 @@ class Job:
             batch: an example of what will be asked. dtype: of stored rows. See
                 Trainer.save_inference_model.
         """
+        from trireme.inference.export import exporting as inference  # loads torch.export's parts
+
         given = {
             "executor": executor,
             "feeded_var_names": feeded_var_names,
