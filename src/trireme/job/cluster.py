@@ -101,7 +101,7 @@ class Cluster:
         """
         self.client.create_table(table.schema)
 
-    def pull(self, keys: Mapping[str, Keys], *, training: bool) -> Pulled:
+    def pull(self, keys: Mapping[str, Keys], *, training: bool = False) -> Pulled:
         """Fetch the rows of a forward pass; for training, as the mode of the optimizer does."""
         if self.row_source is None:
             return self.client.pull(keys)
