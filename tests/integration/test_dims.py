@@ -287,13 +287,13 @@ def test_parquet_has_rows_of_their_dims_and_brings_them_back(kind: str, tmp_path
     def export(cluster: Cluster) -> float:
         trainer = trainer_of(cluster, kind)
         trainer.fit(Batches(0))
-        trainer.export_rows(tmp_path / "rows", state=True)
+        tr.interchange.export_parquet(trainer, tmp_path / "rows", state=True)
         return answers(trainer)
 
     def load(cluster: Cluster) -> float:
         trainer = trainer_of(cluster, kind)
         trainer.fit(Batches(0, 2))
-        trainer.import_rows("t", tmp_path / "rows" / "t", replace=True)
+        tr.interchange.import_parquet(trainer, "t", tmp_path / "rows" / "t", replace=True)
         return answers(trainer)
 
     with Job(2) as job:
@@ -319,11 +319,13 @@ def test_arrays_come_in_as_rows_of_their_dim() -> None:
         trainer = trainer_of(cluster, "plain")
         ids, vectors = np.arange(5), np.arange(15, dtype=np.float32).reshape(5, 3)
         keys = tr.nn.keys_of("ad", ids)
-        trainer.import_rows("t", {"key": keys, "weights": vectors})
+        tr.interchange.import_arrays(trainer, "t", {"key": keys, "weights": vectors})
         found = rows_in(cluster, trainer.model)["ad"]
         np.testing.assert_array_equal(found[:5], vectors)
         with pytest.raises(tr.errors.BadRequest, match=r"shape \(5, 8\), found \(5, 4\)"):
-            trainer.import_rows("t", {"key": keys, "weights": np.ones((5, 4), np.float32)})
+            tr.interchange.import_arrays(
+                trainer, "t", {"key": keys, "weights": np.ones((5, 4), np.float32)}
+            )
 
 
 def test_what_a_row_lacks_is_not_looked_at(

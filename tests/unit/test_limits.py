@@ -137,7 +137,7 @@ def test_an_import_stops_at_the_limit() -> None:
             cluster=cluster,
         )
         with pytest.raises(ResourceExhausted, match="table_bytes_max is 16777216"):
-            trainer.import_rows("t", rows)
+            tr.interchange.import_arrays(trainer, "t", rows)
         [reply] = cluster.client.everywhere("ps.stats", {})
         assert reply.body["tables"]["t"]["rows"] == 0
 
