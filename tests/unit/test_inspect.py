@@ -23,7 +23,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
-from trireme.server.frozen_export import encode
+from trireme.protocol.frozen_rows import encode
 from trireme.table import Table
 from trireme.train import Trainer
 

@@ -16,8 +16,8 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
 from trireme.job.default import set_default
+from trireme.protocol.server_limits import CapacityLimits, ServerLimits, parse_limits
 from trireme.rpc import Limits
-from trireme.server.limits import ServerLimits, ShardLimits, parse_limits
 
 
 @contextmanager
@@ -31,11 +31,11 @@ def limited(text: str) -> Iterator[Cluster]:
 
 
 def test_limits_are_read_from_one_text() -> None:
-    assert parse_limits("") == ServerLimits(ShardLimits(), Limits())
+    assert parse_limits("") == ServerLimits(CapacityLimits(), Limits())
     found = parse_limits(
         " tables_max=8, table_bytes_max=1.5GiB,message_bytes_max=64 MiB,handshake_timeout_s=2.5"
     )
-    assert found.shard == ShardLimits(tables_max=8, table_bytes_max=3 << 29)
+    assert found.capacity == CapacityLimits(tables_max=8, table_bytes_max=3 << 29)
     assert found.messages == Limits(message_bytes_max=64 << 20, handshake_timeout_s=2.5)
 
 

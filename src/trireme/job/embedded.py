@@ -8,8 +8,8 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.job.cluster import Cluster
 from trireme.job.handlers import handlers_of
 from trireme.server.attendance import Attendance
-from trireme.server.monitoring import watch_shard
-from trireme.server.shard import Shard
+from trireme.server.monitoring import watch_state
+from trireme.server.state import ServerState
 from trireme.threads import start_pool
 from trireme.worker.client import Client
 from trireme.worker.monitoring import WorkerMetrics
@@ -27,9 +27,9 @@ def embedded(
     """
     own_metrics = WorkerMetrics("embedded", metrics)
     pool = start_pool(threads)
-    shard = Shard(pool)
-    watch_shard(own_metrics.registry, shard)
-    handlers = handlers_of(shard, Coordinator(), Attendance().handlers(), Path("/"))
+    server = ServerState(pool)
+    watch_state(own_metrics.registry, server)
+    handlers = handlers_of(server, Coordinator(), Attendance().handlers(), Path("/"))
     transport = LocalTransport(handlers, own_metrics.calls.observe)
     client = Client(
         [LOCAL],

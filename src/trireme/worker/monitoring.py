@@ -87,7 +87,7 @@ class WorkerMetrics:
 
 
 class CallMetrics:
-    """Counts the calls of a worker to its servers; clients call `observe`."""
+    """Counts calls. Give `observe` to the worker's clients."""
 
     def __init__(self, registry: Registry) -> None:
         self._calls = Counter(
@@ -108,8 +108,8 @@ class CallMetrics:
         )
         self._sent = Counter("trireme_worker_sent_bytes_total", "Bytes of requests sent.")
         self._received = Counter("trireme_worker_received_bytes_total", "Bytes of answers.")
-        for part in (self._calls, self._seconds, self._retries, self._sent, self._received):
-            registry.register(part)
+        for metric in (self._calls, self._seconds, self._retries, self._sent, self._received):
+            registry.register(metric)
 
     def num_retries(self) -> int:
         """Retries of all methods."""
