@@ -93,7 +93,7 @@ def test_a_successor_replays_the_last_batch_and_fences_its_predecessor() -> None
         # The predecessor died between two servers: the last push reached only one of them.
         last = some_keys(first, 4)
         pushed.append(last)
-        reached, missed = job.servers[0].shard, job.servers[1].shard
+        reached, missed = job.servers[0].state, job.servers[1].state
         push_to_one(first, 4, last, server=0)
         assert (reached.streams[0].last, missed.streams[0].last) == (4, 3)
 
@@ -134,12 +134,12 @@ def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> Non
     owners[buckets] = target
     moved = BucketMap(old.version + 1, old.servers, owners, old.blocks)
     for bucket in buckets.tolist():
-        content = servers[source].shard.tables["t"].rows.snapshot(bucket)
-        restore(servers[target].shard.tables["t"].rows, bucket, content)
-        servers[source].shard.tables["t"].rows.clear_bucket(bucket)
+        content = servers[source].state.tables["t"].rows.snapshot(bucket)
+        restore(servers[target].state.tables["t"].rows, bucket, content)
+        servers[source].state.tables["t"].rows.clear_bucket(bucket)
     servers[0].coordinator.facts.bucket_map = moved
     for index, server in enumerate(servers):
-        server.shard.set_map(moved, index)
+        server.state.set_map(moved, index)
 
 
 def test_a_push_planned_with_an_old_map_is_sent_again_and_counts_once() -> None:

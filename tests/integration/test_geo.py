@@ -206,7 +206,7 @@ def step(optimizer: Any, model: Model, batch: Any) -> None:
 
 def add_as_another_worker(job: Job, model: Model, key: int) -> None:
     delta = np.full((1, DIM), 100.0, np.float32)
-    rows, values = job.servers[0].shard.tables["t"].rows, rule_values(model)
+    rows, values = job.servers[0].state.tables["t"].rows, rule_values(model)
     keys, pool = np.array([key], np.uint64), _core.Pool(1)
     rows.update(keys, delta, [(9, 1)], values, pool, change="add")
 
@@ -321,7 +321,7 @@ def test_shows_and_clicks_are_counted_on_the_servers() -> None:
     data = Shown([[1, 2], [1, 3], [1, 1]])
     with Job(1) as job:
         job.run(1, lambda cluster: train(cluster, data, 2, Model(policy=policy)))
-        rows, found = job.servers[0].shard.tables["t"].rows, np.empty((4, 2))
+        rows, found = job.servers[0].state.tables["t"].rows, np.empty((4, 2))
         rows.statistics(np.arange(4, dtype=np.uint64), found, 0, False, _core.Pool(1))
     np.testing.assert_array_equal(found, [[0, 0], [8, 4], [2, 1], [2, 1]])
 

@@ -59,18 +59,18 @@ def make_trainer(cluster: Cluster, mode: str) -> tr.Trainer:
 
 def digest(server: InProcessServer) -> str:
     """Of all rows with their optimizer state and marks, all blocks with theirs, all streams."""
-    shard, found = server.shard, hashlib.sha256()
-    for name in sorted(shard.tables):
+    state, found = server.state, hashlib.sha256()
+    for name in sorted(state.tables):
         for bucket in range(NUM_BUCKETS):
-            content = shard.tables[name].rows.snapshot(bucket)
+            content = state.tables[name].rows.snapshot(bucket)
             for array in (content.keys, content.classes, content.rows):
                 found.update(array.tobytes())
             found.update(repr(sorted(content.marks.items())).encode())
-    for spec in shard.blocks.specs():
-        found.update(shard.blocks.read([spec.id]).tobytes())
-        for name, state in sorted(shard.blocks.state_of(spec.id).items()):
-            found.update(name.encode() + state.numpy().tobytes())
-    found.update(repr([(i, s.last, s.position) for i, s in sorted(shard.streams.items())]).encode())
+    for spec in state.blocks.specs():
+        found.update(state.blocks.read([spec.id]).tobytes())
+        for name, tensor in sorted(state.blocks.state_of(spec.id).items()):
+            found.update(name.encode() + tensor.numpy().tobytes())
+    found.update(repr([(i, s.last, s.position) for i, s in sorted(state.streams.items())]).encode())
     return found.hexdigest()
 
 

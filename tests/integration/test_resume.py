@@ -266,7 +266,7 @@ def test_sync_workers_of_unequal_streams_save_by_the_clock_at_one_step(tmp_path:
         trainer = resumer.make_trainer("sync", resumer.Model(), cluster=cluster)
         for path in found:
             trainer.load(path)
-            rows, marks = job.servers[0].shard.tables["t"].rows, set()
+            rows, marks = job.servers[0].state.tables["t"].rows, set()
             for bucket in range(4096):
                 marks.add(tuple(sorted(dict(rows.snapshot(bucket).marks).items())))
             assert len(marks) == 1

@@ -22,7 +22,7 @@ from trireme.inspect.values import QUANTILES, Values
 from trireme.job import cluster as clusters
 from trireme.job.cluster import Cluster, embedded
 from trireme.nn import EmbeddingBag
-from trireme.server.frozen_export import encode
+from trireme.protocol.frozen_rows import encode
 from trireme.table import Table
 from trireme.train import Trainer
 

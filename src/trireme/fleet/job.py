@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from trireme import interchange
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.modes import mode_of
 from trireme.errors import BadRequest, NotReady
@@ -19,9 +20,6 @@ from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
 from trireme.fleet.transpiler import DistributeTranspilerConfig
 from trireme.inference import Predictor
-from trireme.inference.export import exporting as inference
-from trireme.inference.export.exporting import Export
-from trireme.interchange import models as interchange
 from trireme.job import cluster
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
@@ -30,6 +28,9 @@ from trireme.storage.storage import open_storage
 from trireme.train import DistributedOptimizer, Trainer
 from trireme.train import row_life as life
 from trireme.train.checkpointing import checkpoint
+
+if TYPE_CHECKING:
+    from trireme.inference.export.exporting import Export
 
 
 class Job:
@@ -188,7 +189,8 @@ class Job:
 
         Args:
             mode: 0: full, 1: delta, 2: base, 3: batch, as of Trainer.save.
-            format: "fleet": what Paddle's Fleet reads; `options` are those of Trainer.export_fleet.
+            format: "fleet": what Paddle's Fleet reads; `options` as of
+                interchange.export_fleet.
         """
         _check_none("save_persistables", executor=executor, main_program=main_program)
         if not dirname:
@@ -227,6 +229,8 @@ class Job:
             batch: an example of what will be asked. dtype: of stored rows. See
                 Trainer.save_inference_model.
         """
+        from trireme.inference.export import exporting as inference  # loads torch.export's parts
+
         given = {
             "executor": executor,
             "feeded_var_names": feeded_var_names,
@@ -284,7 +288,7 @@ class Job:
         """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
 
         mode: as it was saved; 0: whatever the checkpoint says.
-        options: for Fleet's, those of Trainer.import_fleet.
+        options: for Fleet's, those of interchange.import_fleet.
         """
         if interchange.is_fleet(path):
             _check_full(mode)

@@ -26,8 +26,8 @@ from trireme.job.handlers import handlers_of
 from trireme.protocol.columns import KeyColumns
 from trireme.protocol.routing import Floats, Keys
 from trireme.server.attendance import Attendance
-from trireme.server.monitoring import CallMetrics, watch_shard
-from trireme.server.shard import Shard
+from trireme.server.monitoring import watch_state
+from trireme.server.state import ServerState
 from trireme.table import Table
 from trireme.telemetry.endpoint import Endpoint
 from trireme.telemetry.health import STARTING, Health
@@ -35,6 +35,7 @@ from trireme.telemetry.instruments import Gauge
 from trireme.telemetry.registry import new_registry
 from trireme.threads import start_pool
 from trireme.worker.client import Client, Pulled
+from trireme.worker.monitoring import CallMetrics
 from trireme.worker.transport import LOCAL, LocalTransport, Transport
 
 log = logging.getLogger("trireme")
@@ -123,7 +124,7 @@ class TrainingSteps(Protocol):
 
 
 class Telling:
-    """What this process tells of itself, as a worker: see trireme.server.monitoring.
+    """What this process tells of itself, as a worker: see trireme.worker.monitoring.
 
     Attributes:
         calls: counts the calls of its clients.
@@ -438,10 +439,10 @@ def embedded(
     """
     telling = Telling("embedded", metrics)
     pool = start_pool(threads)
-    shard = Shard(pool)
-    watch_shard(telling.registry, shard)
+    server = ServerState(pool)
+    watch_state(telling.registry, server)
     transport = LocalTransport(
-        handlers_of(shard, Coordinator(), Attendance().handlers(), Path("/")),
+        handlers_of(server, Coordinator(), Attendance().handlers(), Path("/")),
         telling.calls.observe,
     )
     client = Client(

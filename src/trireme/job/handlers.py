@@ -9,14 +9,15 @@ from trireme.checkpoint.server_side.handlers import CheckpointHandlers
 from trireme.coordinator.coordinator import Coordinator
 from trireme.interchange.server_side.handlers import interchange_handlers
 from trireme.protocol.wire import need
-from trireme.rpc import Deferred, Reply, Request
-from trireme.server.expiry import PolicyHandlers
-from trireme.server.frozen_export import ExportHandlers
-from trireme.server.shard import Handler, Shard
+from trireme.rpc import Deferred, Handler, Reply, Request
+from trireme.server.expiry import ExpiryHandlers
+from trireme.server.frozen_export import FrozenExportHandlers
+from trireme.server.requests import RequestHandlers
+from trireme.server.state import ServerState
 
 
 def handlers_of(
-    shard: Shard, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
+    server: ServerState, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
 ) -> dict[str, Handler]:
     """All methods.
 
@@ -44,14 +45,14 @@ def handlers_of(
         return reply
 
     return {
-        **shard.handlers(),
+        **RequestHandlers(server).handlers(),
         **coordinator.handlers(),
         **attendance,
         "server.alive": on_alive,
         "server.attendance": on_attendance,
         "server.goodbye": on_goodbye,
-        **CheckpointHandlers(shard, root).handlers(),
-        **ExportHandlers(shard, root).handlers(),
-        **interchange_handlers(shard, root),
-        **PolicyHandlers(shard).handlers(),
+        **CheckpointHandlers(server, root).handlers(),
+        **FrozenExportHandlers(server, root).handlers(),
+        **interchange_handlers(server, root),
+        **ExpiryHandlers(server).handlers(),
     }

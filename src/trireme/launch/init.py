@@ -126,7 +126,7 @@ def serve_role(place: Role) -> int:
 def _serve(place: Role) -> None:
     from trireme.job.durability import Durability
     from trireme.job.serving import serve
-    from trireme.server.limits import parse_limits  # a worker never needs these
+    from trireme.protocol.server_limits import parse_limits  # a worker never needs these
 
     assert place.listen is not None
     serve(

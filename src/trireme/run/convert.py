@@ -14,12 +14,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from trireme import optim, policy
+from trireme import interchange, optim, policy
 from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
-from trireme.interchange.models import is_fleet
 from trireme.job import cluster as clusters
 from trireme.launch.init import log_to_stderr
 from trireme.nn import EmbeddingBag
@@ -44,7 +43,7 @@ RULES: Mapping[str, optim.FleetRule] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What to convert, and how; the options are those of Trainer's methods.
+    """What to convert, and how; the options are those of `trireme.interchange`.
 
     config: says the model; None: its tables alone, as a checkpoint says, or the next four.
     """
@@ -91,7 +90,7 @@ def _kind_of(source: str) -> Kind:
     path = Path(source)
     if (path / MANIFEST).is_file():
         return "checkpoint"
-    if is_fleet(path):
+    if interchange.is_fleet(path):
         return "fleet"
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
         return "parquet"
@@ -165,7 +164,8 @@ def _read(trainer: Trainer, what: Conversion, kind: Kind) -> dict[str, int]:
         manifest = read_manifest(open_storage(what.source, None))
         return {name: part.num_rows for name, part in manifest.tables.items()}
     if kind == "fleet":
-        return trainer.import_fleet(
+        return interchange.import_fleet(
+            trainer,
             what.source,
             tables=what.tables,
             accessor=what.accessor,
@@ -173,7 +173,7 @@ def _read(trainer: Trainer, what: Conversion, kind: Kind) -> dict[str, int]:
             dense_steps=what.dense_steps,
         )
     name = _one_table(trainer, what)
-    return {name: trainer.import_rows(name, what.source, time=what.time)}
+    return {name: interchange.import_parquet(trainer, name, what.source, time=what.time)}
 
 
 def _one_table(trainer: Trainer, what: Conversion) -> str:
@@ -187,9 +187,10 @@ def _write(trainer: Trainer, what: Conversion) -> None:
     if what.to == "checkpoint":
         trainer.save(what.target)
     elif what.to == "parquet":
-        trainer.export_rows(what.target, state=what.state)
+        interchange.export_parquet(trainer, what.target, state=what.state)
     else:
-        trainer.export_fleet(
+        interchange.export_fleet(
+            trainer,
             what.target,
             tables=what.tables,
             accessor=what.accessor,

@@ -36,7 +36,7 @@ from trireme.inference.manifest import (
 )
 from trireme.job.cluster import Cluster
 from trireme.nn.plan import Planner, Reading
-from trireme.server.frozen_export import DTYPES, encode
+from trireme.protocol.frozen_rows import DTYPES, encode
 from trireme.storage.folders import published, written
 from trireme.table import Table
 from trireme.train.checkpointing.checkpoint import let_first_worker
