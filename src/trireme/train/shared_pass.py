@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trireme.errors import BadRequest, Stopped, TriremeError
 from trireme.job.cluster import Cluster
-from trireme.protocol.membership import Taken
+from trireme.protocol.membership import LeasedStream
 from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.dump import Dump
@@ -164,7 +164,7 @@ class SharedPass:
     def _has_to_stop(self) -> bool:
         return self._is_trainers and bool(self._optimizer.cluster.stop_request.reason)
 
-    def _place(self, taken: Taken, at: StreamPosition) -> Place:
+    def _place(self, taken: LeasedStream, at: StreamPosition) -> Place:
         num_pushes = at.sequence - taken.begun_at
         if num_pushes == 0 and not self._goes_on:
             return BEGIN

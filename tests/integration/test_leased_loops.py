@@ -1,6 +1,4 @@
-"""Streams that workers share out, in loops of all kinds; and what they cannot be shared out in, and
-say so.
-"""
+"""Leased streams in loops of all kinds, and what is refused with them."""
 
 from __future__ import annotations
 
