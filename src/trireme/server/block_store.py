@@ -74,7 +74,7 @@ class _Piece:
 
 
 class BlockStore:
-    """The blocks that one server owns, with their optimizer. Not thread-safe: the shard locks
+    """The blocks that one server owns, with their optimizer. Not thread-safe: the server locks
     around it.
     """
 
