@@ -23,7 +23,8 @@ from tests.jobs import Job
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
 from trireme.inference.export import export_model
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.policy import CountFilter, CtrCommonAccessor, ShowClick
 
 NAMES = tuple(zoo_trainers.SMALL)

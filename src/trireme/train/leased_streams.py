@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trireme.errors import Stopped, TriremeError
 from trireme.job.cluster import Cluster
-from trireme.protocol.membership import Taken
+from trireme.protocol.membership import LeasedStream
 from trireme.train.loop.share import BEGIN, Place, share_of
 from trireme.train.stream_checks import check_data
 from trireme.worker import stream_calls
@@ -83,10 +83,10 @@ class LeasedPass:
             if self._has_to_stop():
                 break
         if self._has_to_stop():
-            stream_calls.give_back(cluster.client, parts=cluster.asked.alone)
-            if cluster.asked.alone:
-                log.info("%s: others go on with its stream", cluster.asked.reason)
-                raise Stopped(cluster.asked.reason)
+            stream_calls.give_back(cluster.client, parts=cluster.stop_request.is_alone)
+            if cluster.stop_request.is_alone:
+                log.info("%s: others go on with its stream", cluster.stop_request.reason)
+                raise Stopped(cluster.stop_request.reason)
 
     def give_back(self) -> None:
         """Return the lease before the stream has ended; others continue after the last push."""
@@ -99,9 +99,9 @@ class LeasedPass:
             log.warning("prefetch: others have to wait for the stream of this worker: %s", error)
 
     def _has_to_stop(self) -> bool:
-        return self._is_trainers and bool(self._optimizer.cluster.asked.reason)
+        return self._is_trainers and bool(self._optimizer.cluster.stop_request.reason)
 
-    def _start(self, lease: Taken, at: StreamPosition) -> Place:
+    def _start(self, lease: LeasedStream, at: StreamPosition) -> Place:
         num_pushes = at.sequence - lease.begun_at
         if num_pushes == 0 and not self._resumes:
             return BEGIN

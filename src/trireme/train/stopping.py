@@ -37,10 +37,10 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
 
     def ask(*_: object) -> None:
         # The handler interrupts the main thread wherever it is, with any lock held: do little.
-        if not cluster.asked.reason:
+        if not cluster.stop_request.reason:
             # Others can take over its streams, except those of worker 0, which saves.
-            cluster.asked.alone = bool(cluster.num_streams) and cluster.worker != 0
-            cluster.asked.reason = f"worker {cluster.worker} has got SIGTERM"
+            cluster.stop_request.is_alone = bool(cluster.num_streams) and cluster.worker != 0
+            cluster.stop_request.reason = f"worker {cluster.worker} has got SIGTERM"
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, ask)
@@ -56,7 +56,7 @@ def is_last_step(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
     """
     if pulled.stop is None or pulled.stop.step > last_step:
         return False
-    cluster.asked.reason = cluster.asked.reason or pulled.stop.reason
+    cluster.stop_request.reason = cluster.stop_request.reason or pulled.stop.reason
     return True
 
 
@@ -66,7 +66,7 @@ def agreed_reason_to_stop(cluster: Cluster) -> str:
     """
     if cluster.client.script.is_behind:  # a predecessor was at this meeting and went on
         return ""
-    body = {"stops": "" if cluster.asked.alone else cluster.asked.reason}
+    body = {"stops": "" if cluster.stop_request.is_alone else cluster.stop_request.reason}
     with cluster.client.script.section("stop"):
         replies = cluster.client.gather(body, [], purpose="whether to stop", patient=True)
     return first_reason(reply for reply, _ in replies)

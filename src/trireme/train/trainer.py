@@ -12,8 +12,8 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.errors import BadRequest
-from trireme.interchange.trainer_exchange import Exchange
-from trireme.job.cluster import Cluster, default
+from trireme.job.cluster import Cluster
+from trireme.job.default import default
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
 from trireme.train import row_life
@@ -39,7 +39,7 @@ from trireme.train.stopping import stopping_on_sigterm
 from trireme.train.stream_checks import check_dump
 
 
-class Trainer(Exchange):
+class Trainer:
     """Trains a model whose embedding rows and dense parameters live on servers (or embedded in this
     process).
 
@@ -96,7 +96,7 @@ class Trainer(Exchange):
         self.cluster = default() if cluster is None else cluster
         self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
         self.depth, self.threads = depth, threads
-        self._shows = progress and self.cluster.worker == 0
+        self.shows_progress = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
             optimizer,
             model,
@@ -288,7 +288,7 @@ class Trainer(Exchange):
             watch=watch,
             depth=self.depth,
             threads=self.threads,
-            shows=self._shows,
+            shows=self.shows_progress,
         )
 
     # ---- the life of rows ----
@@ -359,7 +359,7 @@ class Trainer(Exchange):
             BadRequest: the folder exists, or servers may not write there; a delta without an
                 earlier checkpoint. ResourceExhausted: the disk is full; nothing is left behind.
         """
-        location = Location(path, storage_options, self._shows)
+        location = Location(path, storage_options, self.shows_progress)
         progress = FitProgress(num_epochs=self.num_epochs).to_json()
         options = SaveOptions(mode, hot, keep)
         save(self.optimizer, location, progress, options, random=self._epochs.random)
@@ -390,7 +390,7 @@ class Trainer(Exchange):
             BadRequest: no checkpoint there, or a delta of another one. Corruption: a damaged file.
                 SchemaMismatch: another model. Nothing has changed then.
         """
-        location = Location(path, storage_options, self._shows)
+        location = Location(path, storage_options, self.shows_progress)
         self._epochs.forget_checkpoint()
         if dense != "strict" or tables is not None:
             return load_part(self.optimizer, location, dense, tables)
@@ -414,6 +414,10 @@ class Trainer(Exchange):
             BadRequest: it is of another number of workers; `load` it, and begin the epoch again.
         """
         return self._epochs.resume(path, storage_options)
+
+
+def optimizer_of(trainer: Trainer | DistributedOptimizer) -> DistributedOptimizer:
+    return trainer.optimizer if isinstance(trainer, Trainer) else trainer
 
 
 def _watch(

@@ -14,7 +14,7 @@ from trireme.inference.gathering import gather_readings
 from trireme.inference.input_batch import batch_of
 from trireme.job.cluster import Cluster
 from trireme.nn.plan import Planner
-from trireme.server.frozen_export import encode
+from trireme.protocol.frozen_rows import encode
 from trireme.train.loop.scoring import outputs_by_name
 
 
@@ -32,7 +32,8 @@ class ExampleBatch:
         self.tables = tuple(dict.fromkeys(reading.table for reading in self.planner.readings))
         for table in self.planner.tables:
             cluster.ensure_table(table)
-        pulled = cluster.pull({part.table.part: part.keys for part in self._plan.tables})
+        keys = {part.table.part: part.keys for part in self._plan.tables}
+        pulled = cluster.pull(keys, training=False)
         self._rows = {name: _core.borrow(rows) for name, rows in pulled.rows.items()}
 
     def gathered(self, dtype: str = "float32") -> dict[str, Tensor]:

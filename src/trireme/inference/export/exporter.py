@@ -32,12 +32,12 @@ from trireme.inference.export_manifest import (
     read_manifest,
 )
 from trireme.nn.plan import Reading
-from trireme.server.frozen_export import DTYPES
+from trireme.protocol.frozen_rows import DTYPES
 from trireme.storage.folders import published, written
 from trireme.table import Table
 from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.trainer import Trainer
+from trireme.train.trainer import Trainer, optimizer_of
 
 log = logging.getLogger("trireme")
 
@@ -94,7 +94,7 @@ def export_model(
         raise BadRequest(
             f"export_model: expected dtype one of {', '.join(DTYPES)}, found {dtype!r}"
         )
-    optimizer = trainer.optimizer if isinstance(trainer, Trainer) else trainer
+    optimizer = optimizer_of(trainer)
     exported = optimizer.model if model is None else model
     optimizer.flush()
     cluster = optimizer.cluster
