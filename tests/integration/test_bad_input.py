@@ -19,11 +19,13 @@ import trireme as tr
 from tests.damaged import BROKEN_LINE, CASES, NUM_LINES, SCHEMAS, TEXT, Case, compressed, text
 from tests.integration import damaged_model
 from tests.integration.processes import clean_environment
+from tests.long import sampled
 from tests.programs import Template
 from trireme import fleet
 from trireme.commands import cli
 from trireme.data import InMemoryDataset, QueueDataset
 from trireme.errors import BadRequest, DataError
+from trireme.job import cluster as clusters
 from trireme.job.cluster import embedded
 from trireme.launch import roles
 
@@ -99,6 +101,7 @@ def check_message(case: Case, message: str, path: Path) -> None:
     assert len(message) < 2000
 
 
+@sampled(keep=len(CASES))
 @pytest.mark.parametrize("read", [the_queue, memory, a_preload, fleets_queue, fleets_memory])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_wrong_is_named_wherever_it_is_read(
@@ -110,6 +113,7 @@ def test_what_is_wrong_is_named_wherever_it_is_read(
     check_message(case, str(error.value), path)
 
 
+@sampled(keep=len(CASES))
 @pytest.mark.parametrize("reader", ["QueueDataset", "InMemoryDataset"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_run_ends_with_one_error_and_saves_nothing(
@@ -202,7 +206,7 @@ def test_a_failed_training_may_be_tried_again(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(text(TEXT["csv"], broken))
     (tmp_path / "good").write_bytes(text(TEXT["csv"]))
     with embedded() as cluster:
-        tr.cluster.set_default(cluster)
+        clusters.set_default(cluster)
         recipe = damaged_model.create({"format": "csv"})
         trainer = tr.Trainer.from_recipe(recipe, progress=False, cluster=cluster)
         with pytest.raises(DataError, match="line 202"):
