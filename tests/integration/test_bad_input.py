@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import trireme as tr
-from tests.damaged import BROKEN_LINE, CASES, NUM_LINES, SCHEMAS, TEXT, Case, compressed, text
+from tests.damaged_files import BROKEN_LINE, CASES, NUM_LINES, SCHEMAS, TEXT, Case, compressed, text
 from tests.integration import damaged_model
 from tests.integration.processes import clean_environment
 from tests.long import sampled

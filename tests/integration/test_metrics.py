@@ -19,7 +19,7 @@ from tests.programs import Program, Template
 from tests.repo import tree
 from trireme.job.cluster import embedded
 
-TRAINEE = str(Path(__file__).with_name("trainee.py"))
+TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
 SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--metrics", "0"]
 AT = r"metrics at (\S+)/metrics"
 
@@ -60,7 +60,7 @@ def worker(programs: Template, server: str, *arguments: str, num: int = 1, **env
     place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": server, "TRIREME_INDEX": "0"}
     place |= {"TRIREME_NUM_WORKERS": str(num), "TRIREME_METRICS": "0", "TRIREME_THREADS": "1"}
     env = {"TRIREME_TIMEOUT_S": "60", **place, **env}
-    return programs.start("worker 0", [TRAINEE, *arguments], env)
+    return programs.start("worker 0", [TRAINING_SCRIPT, *arguments], env)
 
 
 def wait_for_text(url: str, words: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.long import sampled
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from tests.unit.test_metrics import drawn, exact_auc, sigmoid
 from trireme import _core, metrics
 from trireme.data import Ragged, Strings
