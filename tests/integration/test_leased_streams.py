@@ -1,5 +1,5 @@
-"""Workers share out streams: one may come late, others go on for one that is killed, and each batch
-counts once.
+"""Jobs with leased streams: workers may come late, others take over from one that is killed, each
+batch counts once.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.integration import shared_streams_script as script
+from tests.integration import leased_streams_script as script
 from tests.integration.durable_servers import DurableServers
 from tests.programs import Program, Template
 from trireme import _core
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 SCRIPT = str(Path(script.__file__))
 STEPS = sum(script.LENGTHS)
 EXAMPLES = STEPS * script.BATCH
 
 
-class Sharing:
-    """A job of shared_streams_script.py on one server, which keeps its state."""
+class LeasedJob:
+    """A job of leased_streams_script.py on one server, which keeps its state."""
 
     def __init__(self, programs: Template, folder: Path, num_workers: int) -> None:
         self.folder, self._num_workers = folder, num_workers
         self._programs, self._exit = programs, ExitStack()
         self.servers = DurableServers(programs, 1, folder)
 
-    def __enter__(self) -> Sharing:
+    def __enter__(self) -> LeasedJob:
         self._exit.enter_context(self.servers)
         return self
 
@@ -100,7 +100,7 @@ def assert_each_batch_counted_once(path: Path) -> None:
 def test_a_late_worker_takes_the_streams_that_nobody_has(
     programs: Template, tmp_path: Path
 ) -> None:
-    with Sharing(programs, tmp_path, 1) as job:
+    with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "7")
         first.wait_line("^held$")  # in stream 1, all of stream 0 is done
         late = job.start_late()
@@ -116,7 +116,7 @@ def test_a_late_worker_takes_the_streams_that_nobody_has(
 def test_a_late_worker_with_another_model_is_refused_and_the_job_goes_on(
     programs: Template, tmp_path: Path
 ) -> None:
-    with Sharing(programs, tmp_path, 1) as job:
+    with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "2")
         first.wait_line("^held$")
         other = job.start_late("--dim", "3")
@@ -132,7 +132,7 @@ def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
     programs: Template, tmp_path: Path
 ) -> None:
     """Silent for a quarter of its timeout, amid stream 1; and heard again later."""
-    with Sharing(programs, tmp_path, 2) as job:
+    with LeasedJob(programs, tmp_path, 2) as job:
         first = job.start(0, "--hold", "1", "11", timeout_s=40)
         silent = job.start(1, "--hold", "2", timeout_s=40)
         silent.wait_line("^step 2 of [01]$")
@@ -152,7 +152,7 @@ def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
 def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
     programs: Template, tmp_path: Path
 ) -> None:
-    with Sharing(programs, tmp_path, 2) as job:
+    with LeasedJob(programs, tmp_path, 2) as job:
         workers = [job.start(0, "--hold", "1"), job.start(1, "--hold", "2")]
         for worker in workers:
             worker.wait_line("^held$")
@@ -172,7 +172,7 @@ def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
 def test_a_worker_that_is_told_to_leave_hands_its_stream_on(
     programs: Template, tmp_path: Path
 ) -> None:
-    with Sharing(programs, tmp_path, 1) as job:
+    with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "2")
         first.wait_line("^held$")
         late = job.start_late("--hold", "2")
