@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.durable import DurableServers
+from tests.integration.durable_servers import DurableServers
 from tests.jobs import Job
 from tests.programs import Template
 from trireme import fleet

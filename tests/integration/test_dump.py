@@ -17,8 +17,8 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 
 import trireme as tr
-from tests.integration.dumper import untrained
-from tests.integration.planted import Linear, Named, bce, strings, trainer_for
+from tests.integration.dump_script import untrained
+from tests.integration.planted_model import Linear, Named, bce, strings, trainer_for
 from tests.jobs import Job
 from tests.programs import Program, Template
 from trireme.data.batch import Batch
@@ -28,7 +28,7 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.storage import part
 
-DUMPER = str(Path(__file__).with_name("dumper.py"))
+DUMP_SCRIPT = str(Path(__file__).with_name("dump_script.py"))
 
 
 def read(path: Path) -> list[list[str]]:
@@ -59,7 +59,7 @@ def dumper(programs: Template) -> Iterator[Callable[..., list[Program]]]:
                 env["TRIREME_NUM_WORKERS"] = str(num_workers)
             for worker in range(num_workers):
                 place = {"TRIREME_INDEX": str(worker)} if num_workers > 1 else {}
-                texts = [DUMPER, *map(str, arguments)]
+                texts = [DUMP_SCRIPT, *map(str, arguments)]
                 program = programs.start(f"worker {worker}", texts, {**env, **place})
                 started.append(exit_stack.enter_context(program))
             return started

@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.criteo_text import Example, examples_of, random_line, read_text
-from tests.integration.planted import Linear, Named, trainer_for
+from tests.integration.planted_model import Linear, Named, trainer_for
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
 from trireme.data import QueueDataset, criteo

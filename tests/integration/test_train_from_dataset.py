@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import trireme as tr
-from tests.integration.planted import Linear, Named, bce, loader, rows_of, trainer_for
+from tests.integration.planted_model import Linear, Named, bce, loader, rows_of, trainer_for
 from tests.jobs import Job
 from trireme import fleet
 from trireme.errors import BadRequest, NotFinite

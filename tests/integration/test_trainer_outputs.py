@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import trireme as tr
-from tests.integration.planted import Linear, loader, trainer_for
+from tests.integration.planted_model import Linear, loader, trainer_for
 from tests.jobs import Job
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster

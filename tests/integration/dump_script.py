@@ -13,7 +13,7 @@ import torch
 import trireme as tr
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.integration.planted import Linear, Named, bce
+from tests.integration.planted_model import Linear, Named, bce
 
 FIELDS = ("output", "label", "a")
 
