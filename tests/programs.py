@@ -1,4 +1,4 @@
-"""Programs under test: real processes whose output is read line by line, and which end with the
+"""Programs under test: real processes whose output is read line by line and which end with the
 test.
 """
 

@@ -1,5 +1,5 @@
-"""Wide & Deep on census data, through the real launcher: the UCI files where they are, and always
-files of the same format that a planted model wrote.
+"""examples/adult.py (Wide & Deep on census data) through the real launcher: on the UCI files if
+present, and always on generated files of the same format.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Data that is wrong in any way, at every entry: an error of one line that names file, line and
-value, an exit code that is not 0, and nothing half-written.
+"""Bad data at every entry point: a one-line error with file, line and value, a nonzero exit code,
+and nothing half-written.
 """
 
 from __future__ import annotations

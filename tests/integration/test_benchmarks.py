@@ -1,4 +1,4 @@
-"""The benchmarks: how the harness compares, and that every benchmark still runs (smoke mode).
+"""The benchmarks: the harness compares correctly, and every benchmark runs in smoke mode.
 
 No time is asserted.
 """

@@ -1,4 +1,4 @@
-"""The demo, small: its result, with planted data and with a file of Criteo's format."""
+"""examples/demo.py, small: its result on generated data and on a file in Criteo's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fleet's names: a script in its style runs, and what cannot be meant is refused."""
+"""Fleet's API: a script in its style runs, and settings without a meaning are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations in PaddleRec's style run as they are: their readers, their data, their paths."""
+"""Configurations in PaddleRec's style run unchanged: their readers, data and paths."""
 
 from __future__ import annotations
 
