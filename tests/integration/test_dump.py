@@ -25,7 +25,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest, NotFinite
 from trireme.job import cluster as clusters
 from trireme.job.cluster import Cluster, embedded
-from trireme.storage import part
+from trireme.storage import atomic_file
 
 DUMPER = str(Path(__file__).with_name("dumper.py"))
 
@@ -239,8 +239,8 @@ def test_a_part_that_cannot_get_its_name_takes_those_of_the_others(
         return fails
 
     if not has_nameless:
-        monkeypatch.setattr(part, "_open_nameless", lambda folder: None)
-    monkeypatch.setattr(part, "_link", failing(part._link))
+        monkeypatch.setattr(atomic_file, "_open_nameless", lambda folder: None)
+    monkeypatch.setattr(atomic_file, "_link", failing(atomic_file._link))
     monkeypatch.setattr(LocalFileSystem, "mv", failing(LocalFileSystem.mv))
 
     def work(cluster: Cluster) -> str:

@@ -24,7 +24,7 @@ from trireme.job import cluster
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.protocol.adam_d2sum import AdamD2Sum
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 from trireme.train import DistributedOptimizer, Trainer
 from trireme.train import row_life as life
 from trireme.train.checkpointing import checkpoint

@@ -16,10 +16,10 @@ from trireme.interchange.fleet_parameters import (
     read_parameters,
     write_parameters,
 )
-from trireme.interchange.formats.folder import published_folder
 from trireme.interchange.worker_side import orders
 from trireme.interchange.worker_side.dense_blocks import write_blocks
 from trireme.policy import CtrDoubleAccessor
+from trireme.storage.atomic_folder import new_folder
 from trireme.table import Table
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.trainer import Trainer
@@ -134,7 +134,7 @@ def export_fleet(
         counts = dict[str, Any]()
         if "://" in os.fspath(path):
             raise BadRequest(f"export_fleet: expected a local folder, found {path}")
-        with published_folder(path) as folder:
+        with new_folder(path) as folder:
             for table in optimizer.tables:
                 if table.name in numbers:
                     counts[table.name] = orders.write_fleet_rows(

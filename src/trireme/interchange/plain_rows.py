@@ -8,9 +8,9 @@ from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.interchange.first_worker import data_time, on_first_worker, optimizer_of, progress_of
-from trireme.interchange.formats.folder import published_folder
 from trireme.interchange.worker_side import orders
 from trireme.protocol.wire import Array
+from trireme.storage.atomic_folder import new_folder
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.trainer import Trainer
 
@@ -112,7 +112,7 @@ def export_parquet(
     optimizer = optimizer_of(trainer)
 
     def act() -> dict[str, Any]:
-        with published_folder(path, storage_options) as folder:
+        with new_folder(path, storage_options) as folder:
             return {
                 name: orders.write_parquet(
                     optimizer.cluster.client,

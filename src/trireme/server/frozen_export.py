@@ -20,7 +20,7 @@ from trireme.protocol.wire import Array, need, need_list, need_time, need_versio
 from trireme.rpc import Reply, Request
 from trireme.server.places import local_place
 from trireme.server.shard import Handler, Shard
-from trireme.storage.folders import written
+from trireme.storage.checked_file import written_for_mapping
 
 DTYPES = ("float32", "float16", "int8")
 FLAG_BYTES = 8
@@ -114,11 +114,11 @@ class _RowsExport:
             has_flags=self._since > 0,
             first_bucket=low,
         )
-        with written(folder / path) as (file, entry):
+        with written_for_mapping(folder, path) as (file, entry):
             for bucket in range(low, high + 1):
                 file.write(writer.add(*self._content(bucket, writer.value_bytes)))
             file.write(writer.finish())
-        return {**entry, "path": path}
+        return dict(entry)
 
     def _content(self, bucket: int, value_bytes: int) -> tuple[Keys, Array]:
         """The keys of a bucket, and behind each what its row holds."""

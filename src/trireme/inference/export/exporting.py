@@ -17,7 +17,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from trireme import _core
-from trireme.checkpoint.worker_side.calls import SAVE_TIMEOUT_S
+from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest, Corruption
 from trireme.inference.columns import batch_of
@@ -37,7 +37,8 @@ from trireme.inference.manifest import (
 from trireme.job.cluster import Cluster
 from trireme.nn.plan import Planner, Reading
 from trireme.server.frozen_export import DTYPES, encode
-from trireme.storage.folders import published, written
+from trireme.storage.atomic_folder import new_folder
+from trireme.storage.checked_file import written_for_mapping
 from trireme.table import Table
 from trireme.train.checkpointing.checkpoint import let_first_worker
 from trireme.train.loop.scoring import outputs_by_name
@@ -103,10 +104,10 @@ def _save(optimizer: DistributedOptimizer, wish: Wish) -> Export:
     path = wish.path.absolute()
     follows = None if wish.follows is None else read_manifest(wish.follows)
     body: dict[str, Any] = {"mode": "inference", "follows": "" if follows is None else follows.id}
-    with published(path) as folder, _evaluating(wish.model):
+    with new_folder(path) as folder, _evaluating(wish.model):
         versions = cluster.client.ask_coordinator("coord.export", body)
         trial = _Trial(cluster, wish.model, wish.example)
-        draft = _Draft(optimizer, folder, versions)
+        draft = _Draft(optimizer, Path(folder), versions)
         if follows is None:
             manifest = _base(draft, trial, wish.dtype or DTYPES[0])
         else:
@@ -220,9 +221,9 @@ class _Draft:
         self._forget = int(versions["forget"])
 
     def write(self, name: str, data: bytes) -> File:
-        with written(self._folder / name) as (file, entry):
+        with written_for_mapping(self._folder, name) as (file, entry):
             file.write(data)
-        return File(path=name, **entry)
+        return File(**entry)
 
     def save_tables(self, tables: Sequence[Table], dtype: str) -> tuple[TablePart, ...]:
         """Let every server write its rows."""

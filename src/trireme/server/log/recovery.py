@@ -16,7 +16,7 @@ from trireme.server.log.folder import StateFolder
 from trireme.server.log.segment import Record, SegmentReader
 from trireme.server.log.snapshot import read_snapshot
 from trireme.server.shard import Shard
-from trireme.storage.storage import sync_folder
+from trireme.storage.local import sync_folder
 
 log = logging.getLogger("trireme.server")
 

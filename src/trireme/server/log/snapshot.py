@@ -15,20 +15,21 @@ import numpy as np
 
 from trireme import _core
 from trireme.checkpoint.format.block_files import read_blocks
-from trireme.checkpoint.format.fields import Fields
-from trireme.checkpoint.format.manifest import BlocksFile, FileEntry, Piece
-from trireme.checkpoint.format.recut import Recut
-from trireme.checkpoint.format.row_files import Buckets, cells_of, read_piece
-from trireme.checkpoint.server_side.choice import Choice
-from trireme.checkpoint.server_side.jobs import Progress, in_parallel
-from trireme.checkpoint.server_side.load import columns_of
-from trireme.checkpoint.server_side.save import SaveOrder, write_shard
+from trireme.checkpoint.format.json_object import JsonObject
+from trireme.checkpoint.format.manifest import BlockFile, RowFiles
+from trireme.checkpoint.format.row_columns import RowColumns
+from trireme.checkpoint.format.row_reader import BucketLines, cells_of, read_rows
+from trireme.checkpoint.server_side.block_assembly import BlockAssembly
+from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave
+from trireme.checkpoint.server_side.save import SaveOptions, write_shard
 from trireme.errors import writing
 from trireme.protocol.core_table import ServedTable
 from trireme.protocol.wire import Array
 from trireme.server.shard import Shard
+from trireme.storage.checked_file import check_file
 from trireme.storage.document import Document
-from trireme.storage.storage import LocalStorage, read_chunks, sync_folder
+from trireme.storage.local import LocalStorage, sync_folder
 
 log = logging.getLogger("trireme.server")
 
@@ -36,7 +37,7 @@ CONTENTS = "contents"
 _NUMBER_MAX = (1 << 32) - 1
 
 
-def write_snapshot(shard: Shard, path: Path, is_stopping: Progress) -> int:
+def write_snapshot(shard: Shard, path: Path, is_stopping: OperationProgress) -> int:
     """Write a snapshot beside what goes on, and put it in place; returns its bytes.
 
     Raises:
@@ -60,10 +61,10 @@ def write_snapshot(shard: Shard, path: Path, is_stopping: Progress) -> int:
     return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
 
 
-def _order_of(table: ServedTable) -> SaveOrder:
+def _order_of(table: ServedTable) -> SaveOptions:
     """All rows, and which keys were removed, as far as that is known: deltas go on after it."""
     known = max(table.rows.removed_known_since, 1)  # the first delta is since version 1
-    return SaveOrder(0, 0, known, "", Choice("full", 0, {}))
+    return SaveOptions(0, 0, known, "", RowsToSave("full", 0, {}))
 
 
 def read_snapshot(shard: Shard, path: Path) -> int:
@@ -74,22 +75,22 @@ def read_snapshot(shard: Shard, path: Path) -> int:
         Corruption: a file is missing or damaged; names it.
     """
     storage = LocalStorage(path)
-    fields = Fields(Document(path / CONTENTS, is_synced=True).read(), str(path / CONTENTS))
+    fields = JsonObject(Document(path / CONTENTS, is_synced=True).read(), str(path / CONTENTS))
     version = fields.whole("version", 0, _NUMBER_MAX)
     pieces = []
     for name, of in fields.object("tables").items():
         # A table made since the snapshot began is all in the log.
         if (table := shard.tables.get(name)) is not None:
-            pieces += [(table, Piece.read(piece)) for piece in of.objects("pieces")]
-    blocks = [BlocksFile.read(part) for part in fields.objects("blocks")]
+            pieces += [(table, RowFiles.read(piece)) for piece in of.objects("pieces")]
+    blocks = [BlockFile.read(part) for part in fields.objects("blocks")]
     files = [entry for _, piece in pieces for entry in (piece.rows, piece.buckets)]
     files += [part.file for part in blocks]
-    progress = Progress()
-    in_parallel([partial(_check_file, storage, entry) for entry in files], progress)
+    progress = OperationProgress()
+    in_parallel([partial(check_file, storage, entry.to_json()) for entry in files], progress)
     tasks = [partial(_read_piece, storage, table, piece, version) for table, piece in pieces]
     in_parallel(tasks, progress)
     saved = (block.spec for part in blocks for block in part.blocks)
-    recut = Recut(shard.blocks.specs(), saved, str(path))
+    recut = BlockAssembly(shard.blocks.specs(), saved, str(path))
     for part in blocks:
         for spec, tensors, marks in read_blocks(storage, part, recut.sources):
             for block, parts in recut.add(spec, tensors, marks):
@@ -97,15 +98,10 @@ def read_snapshot(shard: Shard, path: Path) -> int:
     return sum(entry.num_bytes for entry in files)
 
 
-def _check_file(storage: LocalStorage, entry: FileEntry) -> None:
-    for _ in read_chunks(storage, entry.to_json()):
-        pass
-
-
-def _read_piece(storage: LocalStorage, table: ServedTable, piece: Piece, version: int) -> None:
-    columns = columns_of(table.schema)
+def _read_piece(storage: LocalStorage, table: ServedTable, piece: RowFiles, version: int) -> None:
+    columns = RowColumns.of_schema(table.schema)
     known = max(table.rows.removed_known_since, 1)
-    for buckets, batch in read_piece(storage, piece, columns.schema):
+    for buckets, batch in read_rows(storage, piece, columns.schema):
         keys = batch["key"].to_numpy()
         offsets, removed = _without(buckets, keys)
         _core.restore_columns(
@@ -130,7 +126,7 @@ def _read_piece(storage: LocalStorage, table: ServedTable, piece: Piece, version
         )
 
 
-def _without(buckets: Buckets, keys: Array) -> tuple[Array, Array]:
+def _without(buckets: BucketLines, keys: Array) -> tuple[Array, Array]:
     """The removed keys but for those that have come back. All count as removed at one version, so
     a delta since an earlier one may name keys that it need not; were a row among them that has not
     changed since, that delta would lose it.

@@ -11,16 +11,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from trireme.checkpoint.format.manifest import Manifest, read_manifest
-from trireme.checkpoint.format.modes import mode_of
-from trireme.checkpoint.server_side.hot import check_hot
-from trireme.checkpoint.worker_side.calls import SAVE_TIMEOUT_S
-from trireme.checkpoint.worker_side.save_load import (
-    finish_save,
-    load_checkpoint,
-    read_tensors,
-    save_checkpoint,
-)
+from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
+from trireme.checkpoint.format.modes import check_hot, mode_of
+from trireme.checkpoint.worker_side.load import load_checkpoint, saved_tensors
+from trireme.checkpoint.worker_side.save import finish_save, save_checkpoint
+from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.errors import (
     BadRequest,
     Corruption,
@@ -32,7 +27,7 @@ from trireme.errors import (
 )
 from trireme.job.cluster import Cluster
 from trireme.progress import display
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.worker_state import (
     Moment,
@@ -73,7 +68,7 @@ class Location:
             yield watch
 
     def tensors(self) -> dict[str, Tensor]:
-        return read_tensors(self.path, self.storage_options)
+        return saved_tensors(self.path, self.storage_options)
 
 
 @dataclass(frozen=True)
@@ -341,7 +336,7 @@ def _parameters(
 
 def _check_shapes(
     optimizer: DistributedOptimizer,
-    manifest: Manifest,
+    manifest: CheckpointManifest,
     location: Location,
     parameters: Collection[str] | None,
 ) -> None:

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from trireme.checkpoint.worker_side.calls import SAVE_TIMEOUT_S
+from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.errors import BadRequest
 from trireme.train.checkpointing import checkpoint
 from trireme.train.checkpointing.numbered import NumberedFolders

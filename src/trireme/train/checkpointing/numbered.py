@@ -9,7 +9,7 @@ from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.errors import BadRequest, Corruption
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 from trireme.train.checkpointing.checkpoint import Location
 
 log = logging.getLogger("trireme.train")

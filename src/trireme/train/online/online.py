@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.errors import BadRequest, Corruption, Stopped
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 from trireme.train.checkpointing.checkpoints import AtStop
 from trireme.train.checkpointing.numbered import NumberedFolders
 from trireme.train.online.donefiles import (
