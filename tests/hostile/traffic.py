@@ -25,9 +25,9 @@ from trireme.job.handlers import handlers_of
 from trireme.rpc import Deferred, Handler, Reply, Request, frames
 from trireme.rpc.limits import Limits
 from trireme.server.attendance import Attendance
-from trireme.server.expiry import counters, shrink
-from trireme.server.shard import Shard
+from trireme.server.state import ServerState
 from trireme.worker.client import Client
+from trireme.worker.expiry_calls import counters, shrink
 from trireme.worker.transport import LOCAL, LocalTransport
 
 FEATURES = ("a", "b")
@@ -44,12 +44,12 @@ class World:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.shard = Shard(_core.Pool(1))
-        self.shard.state = (
+        self.state = ServerState(_core.Pool(1))
+        self.state.state_id = (
             "the same"  # drawn at random, it would refuse what another world recorded
         )
         self.handlers: Mapping[str, Handler] = handlers_of(
-            self.shard, Coordinator(), Attendance().handlers(), root
+            self.state, Coordinator(), Attendance().handlers(), root
         )
 
     def send(self, parts: list[bytes]) -> Reply | TriremeError | None:

@@ -16,7 +16,8 @@ from tests.jobs import Job
 from trireme.commands import cli
 from trireme.data import Batch, Ragged
 from trireme.inference import Predictor
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.policy import CtrCommonAccessor, ShowClick
 
 DIMS = {"user": 8, "ad": 3, "site": 8, "hour": 1}
@@ -155,8 +156,8 @@ def test_jobs_equal_an_embedding_bag_per_feature(mode: str) -> None:
 
     with Job(2) as job:
         (initial, found), (_, others) = job.run(2, work)
-        shard = job.servers[0].shard
-        assert set(shard.tables["t"].rows.dims) == {8, 3, 1}
+        state = job.servers[0].state
+        assert set(state.tables["t"].rows.dims) == {8, 3, 1}
     expected = plain_torch(initial, linear=linear)
     for name in DIMS:
         assert found[name].shape == (NUM_IDS, DIMS[name])
@@ -195,8 +196,8 @@ def content(job: Job) -> dict[int, tuple[int, bytes]]:
     """Key -> row class and wide row, of all servers."""
     rows = {}
     for server in job.servers:
-        table = server.shard.tables["t"].rows
-        for bucket in server.shard.map().owned_by(server.shard.index).tolist():
+        table = server.state.tables["t"].rows
+        for bucket in server.state.map().owned_by(server.state.index).tolist():
             of = table.snapshot(bucket)
             for key, row_class, row in zip(of.keys, of.classes, of.rows, strict=True):
                 rows[int(key)] = (int(row_class), row.tobytes())

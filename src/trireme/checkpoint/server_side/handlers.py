@@ -15,9 +15,9 @@ from trireme.checkpoint.server_side.save import SaveOptions, save_shard
 from trireme.checkpoint.server_side.settle import settle
 from trireme.errors import BadRequest, Corruption, writing
 from trireme.protocol.wire import need, need_list, need_version
-from trireme.rpc import Reply, Request
-from trireme.server.places import plain_path, store_location
-from trireme.server.shard import Handler, Shard
+from trireme.rpc import Handler, Reply, Request
+from trireme.server.paths import check_path, check_store_location
+from trireme.server.state import ServerState
 from trireme.storage.local import LocalStorage
 from trireme.storage.location import Storage, checked_path, open_storage
 
@@ -31,7 +31,7 @@ class CheckpointHandlers:
         root: local checkpoints must be below this folder.
     """
 
-    def __init__(self, server: Shard, root: Path) -> None:
+    def __init__(self, server: ServerState, root: Path) -> None:
         self._server, self._root = server, root
         self._operations = Operations()
         # The load that was checked last, by its operation's name: its rows may be staged already.
@@ -73,10 +73,10 @@ class CheckpointHandlers:
         return Reply()
 
     def _storage(self, body: Mapping[str, Any]) -> Storage:
-        path, options = plain_path(need(body, "path", str)), need(body, "options", dict)
+        path, options = check_path(need(body, "path", str)), need(body, "options", dict)
         storage = open_storage(path, options)
         if not isinstance(storage, LocalStorage):
-            store_location(path, options)
+            check_store_location(path, options)
         if isinstance(storage, LocalStorage) and not self._is_allowed(storage.folder):
             raise BadRequest(
                 f"checkpoint: expected a path under {self._root}, found {storage.folder};"

@@ -20,10 +20,9 @@ import numpy.typing as npt
 from trireme import _core
 from trireme.checkpoint.format.row_columns import RowColumns
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
-from trireme.protocol.core_table import ServedTable
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 
 LOW_BITS = 12
 BUCKETS_PER_CALL = 16
@@ -47,7 +46,7 @@ def bins_of(statistics: Array, newest: int) -> Bins:
     return (times | recent).astype(np.uint32)
 
 
-def count_bins(server: Shard, progress: OperationProgress) -> dict[str, Any]:
+def count_bins(server: ServerState, progress: OperationProgress) -> dict[str, Any]:
     """Table -> [bins that have rows, number of rows in each]."""
     owned = server.map().owned_by(server.index)
     counts: dict[str, Counter[int]] = {}

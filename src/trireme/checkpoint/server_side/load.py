@@ -30,11 +30,11 @@ from trireme.checkpoint.server_side.operations import OperationProgress, in_para
 from trireme.checkpoint.server_side.settle import gains_of, settles
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.core_table import ServedTable, make_core_table
+from trireme.protocol.core_table import make_core_table
 from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 from trireme.storage.checked_file import check_file
 from trireme.storage.location import Storage
 
@@ -62,7 +62,11 @@ class CheckpointLoad:
     """
 
     def __init__(
-        self, server: Shard, storage: Storage, manifest: CheckpointManifest, options: LoadOptions
+        self,
+        server: ServerState,
+        storage: Storage,
+        manifest: CheckpointManifest,
+        options: LoadOptions,
     ) -> None:
         self._server, self._storage = server, storage
         self._where = f"checkpoint {storage.name}"
@@ -219,7 +223,7 @@ class CheckpointLoad:
 
     def _load_blocks(self) -> None:
         assembly = self._assembly()
-        with self._server.blocks_locked():
+        with self._server.blocks_lock:
             store = self._server.blocks
             if not self.options.resumes:
                 store.forget_marks()

@@ -10,9 +10,9 @@ from trireme.checkpoint.format.modes import MODES
 from trireme.checkpoint.format.row_writer import ChooseRows
 from trireme.checkpoint.server_side.hot_rows import HotBudget, bins_of
 from trireme.errors import BadRequest
-from trireme.protocol.core_table import ServedTable
+from trireme.protocol.row_selection import selected
 from trireme.protocol.wire import need
-from trireme.server.expiry import selected
+from trireme.server.state import ServedTable
 
 
 @dataclass(frozen=True)

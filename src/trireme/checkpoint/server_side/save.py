@@ -20,10 +20,9 @@ from trireme.checkpoint.format.row_writer import BATCH_BYTES, BUCKETS_PER_BATCH_
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.core_table import ServedTable
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 from trireme.storage.checked_file import FILE_THREADS, written
 from trireme.storage.location import Storage
 
@@ -50,7 +49,7 @@ class SaveOptions:
 
 
 def save_shard(
-    server: Shard, storage: Storage, options: SaveOptions, progress: OperationProgress
+    server: ServerState, storage: Storage, options: SaveOptions, progress: OperationProgress
 ) -> dict[str, Any]:
     """Write this server's files; returns its share of the manifest, in JSON."""
     # First: what is written from now on has at least the batches up to these positions. Marks tell
@@ -68,7 +67,7 @@ def save_shard(
 
 
 def write_shard(
-    server: Shard,
+    server: ServerState,
     storage: Storage,
     prefix: str,
     options_of: Callable[[ServedTable], SaveOptions],
@@ -141,11 +140,11 @@ def _consecutive(buckets: Array) -> list[Array]:
 _SavedBlock = tuple[BlockSpec, Mapping[str, Tensor], Mapping[int, int]]
 
 
-def _save_blocks(server: Shard, storage: Storage, prefix: str) -> list[dict[str, Any]]:
+def _save_blocks(server: ServerState, storage: Storage, prefix: str) -> list[dict[str, Any]]:
     """Write all blocks of this server, of one moment; returns their files for the manifest. A
     block of which parts have seen different pushes is saved as several blocks.
     """
-    with server.blocks_locked():
+    with server.blocks_lock:
         blocks: list[_SavedBlock] = [
             (replace(spec, start=part.start, size=part.size), part.tensors, part.marks)
             for spec in server.blocks.specs()

@@ -11,16 +11,15 @@ from trireme.checkpoint.format.manifest import CheckpointManifest, RowFiles
 from trireme.checkpoint.format.row_columns import RowColumns
 from trireme.checkpoint.format.row_reader import read_rows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
-from trireme.protocol.core_table import ServedTable
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 from trireme.storage.location import Storage
 from trireme.table import TableSchema
 
 
 def settle(
-    server: Shard, storage: Storage, manifest: CheckpointManifest, progress: OperationProgress
+    server: ServerState, storage: Storage, manifest: CheckpointManifest, progress: OperationProgress
 ) -> None:
     """Subtract what the saved rows had gained from this server's rows; what pushes have added
     since stays.
@@ -51,7 +50,7 @@ def gains_of(batch: pa.RecordBatch) -> tuple[Array, Array]:
 
 
 def _settle_files(
-    server: Shard,
+    server: ServerState,
     table: ServedTable,
     storage: Storage,
     id: str,
