@@ -16,7 +16,7 @@ from trireme.commands import cli
 from trireme.errors import BadRequest, Unavailable
 from trireme.protocol.routing import BucketMap
 from trireme.rpc import Client, Handler, Reply, Request, Server, make_keys
-from trireme.top.snapshot import take
+from trireme.top.job_snapshot import take
 
 TRAINEE = str(Path(__file__).with_name("trainee.py"))
 SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]

@@ -18,11 +18,11 @@ from torch import Tensor
 from trireme import _core
 from trireme.errors import BadRequest
 from trireme.inference.columns import batch_of
-from trireme.inference.gathering import gather_readings
+from trireme.inference.gathering import gather_lookups
 from trireme.inference.graph import DenseGraph, load_graph, updated_graph
 from trireme.inference.layers import Layers, map_rows, merge_deltas
 from trireme.inference.manifest import Manifest, TablePart, read_manifest
-from trireme.nn.plan import Plan, Planner, Reading
+from trireme.nn.planner import BatchPlan, LookupSpec, Planner
 from trireme.policy import ScorePolicy
 from trireme.table import Table
 
@@ -92,7 +92,7 @@ class Predictor:
                 " open its base and apply() it"
             )
         self._pool = _core.Pool(threads or _num_cores())
-        self._planner = Planner.of_readings(_readings(manifest), pool=self._pool)
+        self._planner = Planner.of_specs(_specs(manifest), pool=self._pool)
         self._verify = verify
         self._applying = threading.Lock()
         layers = {
@@ -124,7 +124,7 @@ class Predictor:
         with torch.inference_mode():
             plan = self._planner.plan(batch, train=False)
             rows, num_missing = self._rows(state, plan)
-            gathered = gather_readings(self._planner.readings, batch, plan, rows, self._pool)
+            gathered = gather_lookups(self._planner.specs, batch, plan, rows, self._pool)
             outputs = state.graph(batch, gathered)
         num_keys = sum(len(part.keys) for part in plan.tables)
         return Prediction(outputs, num_keys, num_missing, state.version)
@@ -159,7 +159,7 @@ class Predictor:
             for part in self.manifest.tables
         }
 
-    def _rows(self, state: _State, plan: Plan) -> tuple[dict[str, Tensor], int]:
+    def _rows(self, state: _State, plan: BatchPlan) -> tuple[dict[str, Tensor], int]:
         """`Table.part` -> (K, W), and how many keys had no row."""
         rows, num_missing = {}, 0
         for part in plan.tables:
@@ -187,10 +187,10 @@ def _frozen_table(part: TablePart, layers: Layers) -> _core.FrozenTable:
     )
 
 
-def _readings(manifest: Manifest) -> list[Reading]:
+def _specs(manifest: Manifest) -> list[LookupSpec]:
     tables = {part.name: _table(part, manifest) for part in manifest.tables}
     return [
-        Reading(
+        LookupSpec(
             tables[lookup.table].of_feature(lookup.features[0]),
             lookup.features,
             lookup.mode,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trireme.nn.cvm import CVM
 from trireme.nn.data_norm import DataNorm
 from trireme.nn.lookup import Lookup
-from trireme.nn.plan import Plan, Planner, TablePlan, keys_of
+from trireme.nn.planner import BatchPlan, Planner, TablePlan, keys_of
 
 if TYPE_CHECKING:
     from trireme.nn.modules import Embedding, EmbeddingBag
@@ -24,7 +24,7 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "Lookup",
-    "Plan",
+    "BatchPlan",
     "Planner",
     "TablePlan",
     "gather_rows",

@@ -18,21 +18,21 @@ from trireme.data.batch import Batch, Column, Ragged, Strings
 from trireme.errors import BadRequest
 from trireme.inference.graph import describe, input_tensor
 from trireme.inference.manifest import Input
-from trireme.nn.plan import Reading
+from trireme.nn.planner import LookupSpec
 from trireme.train.loop.scoring import outputs_by_name
 
 RAGGED = ("values", "offsets", "weights")
 
 
 def export_graph(
-    model: nn.Module, batch: Batch, readings: Sequence[Reading], gathered: Mapping[str, Tensor]
+    model: nn.Module, batch: Batch, specs: Sequence[LookupSpec], gathered: Mapping[str, Tensor]
 ) -> tuple[ExportedProgram, tuple[Input, ...], dict[str, Tensor]]:
     """The program, what it takes, and the outputs for the batch.
 
     Args:
         model: in evaluation mode.
         batch: an example of what it will be given; see `widened`.
-        readings: of its embedding modules. gathered: what these return for the batch.
+        specs: of its embedding modules. gathered: what these return for the batch.
 
     Raises:
         BadRequest: torch cannot export the model, or only for batches of this size.
@@ -40,19 +40,19 @@ def export_graph(
     recorded = _RecordedBatch(batch, gathered)
     with torch.no_grad():
         outputs = outputs_by_name(model(recorded))
-    inputs = [describe("lookup", reading.name, gathered[reading.name]) for reading in readings]
+    inputs = [describe("lookup", spec.name, gathered[spec.name]) for spec in specs]
     for name in recorded.used:
         inputs += _column_inputs(name, batch[name])
     tensors = tuple(input_tensor(one, batch, gathered) for one in inputs)
     _expect_ids(inputs, tensors)
-    bags = {reading.name for reading in readings if reading.mode != "none"}
+    bags = {spec.name for spec in specs if spec.mode != "none"}
     shapes = tuple(
         dict.fromkeys(_varying_axes(one, tensor, bags), Dim.AUTO)
         for one, tensor in zip(inputs, tensors, strict=True)
     )
     try:
         with torch.no_grad():
-            dense = _Dense(model, inputs, _sized_by_example(readings, batch))
+            dense = _Dense(model, inputs, _sized_by_example(specs, batch))
             program = torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
     except Exception as error:
         raise BadRequest(
@@ -159,10 +159,10 @@ class _RecordedBatch(Batch):
         return column
 
 
-def _sized_by_example(readings: Sequence[Reading], batch: Batch) -> str | None:
-    for reading in readings:
-        if reading.mode != "none" or isinstance(batch[reading.features[0]], Tensor):
-            return reading.name
+def _sized_by_example(specs: Sequence[LookupSpec], batch: Batch) -> str | None:
+    for spec in specs:
+        if spec.mode != "none" or isinstance(batch[spec.features[0]], Tensor):
+            return spec.name
     return None
 
 

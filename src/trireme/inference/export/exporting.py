@@ -22,7 +22,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest, Corruption
 from trireme.inference.columns import batch_of
 from trireme.inference.export.dense_graph import export_graph, weights_of, widened
-from trireme.inference.gathering import gather_readings
+from trireme.inference.gathering import gather_lookups
 from trireme.inference.graph import input_tensor
 from trireme.inference.manifest import (
     GRAPH,
@@ -35,7 +35,7 @@ from trireme.inference.manifest import (
     read_manifest,
 )
 from trireme.job.cluster import Cluster
-from trireme.nn.plan import Planner, Reading
+from trireme.nn.planner import LookupSpec, Planner
 from trireme.protocol.frozen_rows import DTYPES, encode
 from trireme.storage.folders import published, written
 from trireme.table import Table
@@ -119,7 +119,7 @@ def _save(optimizer: DistributedOptimizer, wish: Wish) -> Export:
 
 def _base(draft: _Draft, trial: _Trial, dtype: str) -> Manifest:
     program, inputs, outputs = export_graph(
-        trial.model, trial.batch, trial.planner.readings, trial.gathered()
+        trial.model, trial.batch, trial.planner.specs, trial.gathered()
     )
     packed = io.BytesIO()
     torch.export.save(program, packed)
@@ -132,7 +132,7 @@ def _base(draft: _Draft, trial: _Trial, dtype: str) -> Manifest:
         version=draft.version,
         since=0,
         tables=draft.save_tables(trial.tables, dtype),
-        lookups=tuple(map(_lookup, trial.planner.readings)),
+        lookups=tuple(map(_lookup, trial.planner.specs)),
         inputs=inputs,
         outputs=tuple(outputs),
         weights=_shapes(weights_of(trial.model)),
@@ -152,7 +152,7 @@ def _delta(draft: _Draft, trial: _Trial, follows: Manifest, dtype: str | None) -
         )
     outputs = trial.outputs(trial.gathered())
     weights = weights_of(trial.model)
-    found = (tuple(map(_lookup, trial.planner.readings)), tuple(outputs), _shapes(weights))
+    found = (tuple(map(_lookup, trial.planner.specs)), tuple(outputs), _shapes(weights))
     expected = (follows.lookups, follows.outputs, follows.weights)
     if found != expected:
         raise BadRequest(
@@ -185,7 +185,7 @@ class _Trial:
         self.batch = widened(batch_of(example))
         self._pool = cluster.pool
         self._plan = self.planner.plan(self.batch, train=False)
-        self.tables = tuple(dict.fromkeys(reading.table for reading in self.planner.readings))
+        self.tables = tuple(dict.fromkeys(spec.table for spec in self.planner.specs))
         for table in self.planner.tables:
             cluster.ensure_table(table)
         pulled = cluster.pull(
@@ -201,7 +201,7 @@ class _Trial:
             weights = rows_KW[:, table.width - table.dim :]
             weights[:] = encode(weights, dtype, table.name)[1]
             rows[table.part] = torch.from_numpy(rows_KW)
-        return gather_readings(self.planner.readings, self.batch, self._plan, rows, self._pool)
+        return gather_lookups(self.planner.specs, self.batch, self._plan, rows, self._pool)
 
     def outputs(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the model returns, by name."""
@@ -296,14 +296,14 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
-def _lookup(reading: Reading) -> Lookup:
+def _lookup(spec: LookupSpec) -> Lookup:
     return Lookup(
-        name=reading.name,
-        table=reading.table.name,
-        dim=reading.table.dim,
-        features=reading.features,
-        mode=reading.mode,
-        padding_key=reading.padding_key,
+        name=spec.name,
+        table=spec.table.name,
+        dim=spec.table.dim,
+        features=spec.features,
+        mode=spec.mode,
+        padding_key=spec.padding_key,
     )
 
 
