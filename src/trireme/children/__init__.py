@@ -2,4 +2,4 @@
 
 from trireme.children.command import PROGRAM, ChildCommand
 
-__all__ = ["PROGRAM", "ChildCommand"]
+__all__ = ["ChildCommand", "PROGRAM"]

@@ -1,4 +1,4 @@
-"""From a planned batch and the rows of its keys to what the embedding modules return."""
+"""What embedding modules return, from a planned batch and the rows of its keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gather_lookups(
     rows: Mapping[str, Tensor],
     pool: _core.Pool,
 ) -> dict[str, Tensor]:
-    """What each module returns for its spec.
+    """The result of each module.
 
     Args:
         specs: those that `plan` was made for.
@@ -27,7 +27,7 @@ def gather_lookups(
         rows: `Table.part` -> (K, W) float32, row k for the plan's key k.
 
     Returns:
-        Name of the spec -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
+        Name of the reading -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
         (B, L, W) where the feature is a tensor, (N, W) where it is Ragged.
     """
     lookups = plan.lookups(plan.leaves(rows, train=False))
