@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from trireme.nn.pooling import sequence_pool
 
 __all__ = [
+    "BatchPlan",
     "CVM",
     "DataNorm",
     "Embedding",
     "EmbeddingBag",
     "Lookup",
-    "BatchPlan",
     "Planner",
     "TablePlan",
     "gather_rows",
