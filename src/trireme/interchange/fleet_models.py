@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import BadRequest, DataError
-from trireme.interchange.first_worker import data_time, on_first_worker, optimizer_of, progress_of
 from trireme.interchange.fleet_parameters import (
     DENSE_FILE,
     fleet_parameters,
@@ -17,6 +16,7 @@ from trireme.interchange.fleet_parameters import (
     write_parameters,
 )
 from trireme.interchange.formats.files import list_files
+from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.dense_blocks import write_blocks
 from trireme.interchange.worker_side.export_requests import write_fleet_rows
 from trireme.interchange.worker_side.import_requests import importing, read_fleet_rows
@@ -24,7 +24,7 @@ from trireme.policy import CtrDoubleAccessor
 from trireme.storage.atomic_folder import new_folder
 from trireme.table import Table
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.trainer import Trainer
+from trireme.train.trainer import Trainer, optimizer_of
 
 ROWS_FILE = re.compile(r"part-\d{3}-\d{5}(\.gz)?")
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.interchange.first_worker import data_time, on_first_worker, optimizer_of, progress_of
 from trireme.interchange.formats.files import parquet_files
+from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.export_requests import write_parquet
 from trireme.interchange.worker_side.import_requests import importing, read_parquet, send_rows
 from trireme.protocol.wire import Array
 from trireme.storage.atomic_folder import new_folder
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.trainer import Trainer
+from trireme.train.trainer import Trainer, optimizer_of
 
 
 def import_parquet(

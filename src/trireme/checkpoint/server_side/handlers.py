@@ -8,10 +8,10 @@ from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.server_side.hot_rows import count_bins
-from trireme.checkpoint.server_side.load import CheckpointLoad, LoadOptions
+from trireme.checkpoint.server_side.load import CheckpointLoad, LoadPlan
 from trireme.checkpoint.server_side.operations import OperationProgress, Operations
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
-from trireme.checkpoint.server_side.save import SaveOptions, save_shard
+from trireme.checkpoint.server_side.save import SavePlan, save_shard
 from trireme.checkpoint.server_side.settle import settle
 from trireme.errors import BadRequest, Corruption, writing
 from trireme.protocol.wire import need, need_list, need_version
@@ -98,7 +98,7 @@ class CheckpointHandlers:
     def _save(
         self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
     ) -> dict[str, Any]:
-        options = SaveOptions(
+        plan = SavePlan(
             version=need_version(body, "version"),
             since=need_version(body, "since"),
             removed_since=need_version(body, "removed_since"),
@@ -106,7 +106,7 @@ class CheckpointHandlers:
             rows=RowsToSave.from_wire(body, self._server.index),
         )
         with writing(f"checkpoint: cannot write {storage.name}"):
-            return save_shard(self._server, storage, options, progress)
+            return save_shard(self._server, storage, plan, progress)
 
     def _check(
         self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
@@ -118,7 +118,7 @@ class CheckpointHandlers:
                 f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}: another"
                 " checkpoint is there now, or not all processes see the same storage"
             )
-        load = CheckpointLoad(self._server, storage, manifest, _load_options(body))
+        load = CheckpointLoad(self._server, storage, manifest, _load_plan(body))
         load.check(progress)
         progress.add(0)  # raises if stopped: no load would follow
         self._checked = (need(body, "job", str), load)
@@ -128,8 +128,8 @@ class CheckpointHandlers:
         self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
     ) -> dict[str, Any]:
         checked, self._checked = self._checked, None
-        expected = (need(body, "id", str), _load_options(body))
-        if checked is None or (checked[1].manifest.id, checked[1].options) != expected:
+        expected = (need(body, "id", str), _load_plan(body))
+        if checked is None or (checked[1].manifest.id, checked[1].plan) != expected:
             raise BadRequest(
                 f"checkpoint.load: expected a load that was checked before, found {storage.name}:"
                 " another load has begun since, or the server was started again"
@@ -157,8 +157,8 @@ def _prefix(body: Mapping[str, Any]) -> str:
     return prefix
 
 
-def _load_options(body: Mapping[str, Any]) -> LoadOptions:
-    return LoadOptions(
+def _load_plan(body: Mapping[str, Any]) -> LoadPlan:
+    return LoadPlan(
         tables=_names(body, "tables"),
         parameters=_names(body, "parameters"),
         resumes=need(body, "resumes", bool),

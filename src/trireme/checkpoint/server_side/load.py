@@ -42,7 +42,7 @@ NO_OFFSETS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
-class LoadOptions:
+class LoadPlan:
     """What to load.
 
     tables: names; None: all, and the model must have no others.
@@ -66,11 +66,11 @@ class CheckpointLoad:
         server: ServerState,
         storage: Storage,
         manifest: CheckpointManifest,
-        options: LoadOptions,
+        plan: LoadPlan,
     ) -> None:
         self._server, self._storage = server, storage
         self._where = f"checkpoint {storage.name}"
-        self.manifest, self.options = manifest, options
+        self.manifest, self.plan = manifest, plan
         self._staged: dict[str, _core.Table] = {}
         self._owned = np.zeros(NUM_BUCKETS, bool)
         self._owned[server.map().owned_by(server.index)] = True
@@ -96,7 +96,7 @@ class CheckpointLoad:
 
     def _check_tables(self) -> None:
         saved, served = self.manifest.tables, self._server.tables
-        wanted = served.keys() if self.options.tables is None else self.options.tables
+        wanted = served.keys() if self.plan.tables is None else self.plan.tables
         if missing := set(wanted) - saved.keys():
             raise SchemaMismatch(
                 f"{self._where}: expected tables {sorted(missing)}, found {sorted(saved)}"
@@ -147,7 +147,7 @@ class CheckpointLoad:
 
     def apply(self, progress: OperationProgress) -> None:
         """Replace the rows and blocks that this server owns. Requires: `check`, once."""
-        manifest, resumes = self.manifest, self.options.resumes
+        manifest, resumes = self.manifest, self.plan.resumes
         for name, rows in self._staged.items():
             self._server.adopt_rows(manifest.tables[name].schema, rows)
         if not resumes:
@@ -198,7 +198,7 @@ class CheckpointLoad:
                 classes=batch["row_class"].to_numpy(),
                 columns=cells_of(batch),
                 widths=list(self._columns(name).widths),
-                mark_offsets=buckets.mark_offsets if self.options.resumes else NO_OFFSETS,
+                mark_offsets=buckets.mark_offsets if self.plan.resumes else NO_OFFSETS,
                 streams=buckets.streams,
                 sequences=buckets.sequences,
                 removed_offsets=buckets.removed_offsets,
@@ -225,18 +225,18 @@ class CheckpointLoad:
         assembly = self._assembly()
         with self._server.blocks_lock:
             store = self._server.blocks
-            if not self.options.resumes:
+            if not self.plan.resumes:
                 store.forget_marks()
             for blocks in self._block_files():
                 for spec, tensors, marks in read_blocks(self._storage, blocks, self._sources):
-                    kept = marks if self.options.resumes else {}
+                    kept = marks if self.plan.resumes else {}
                     for block, parts in assembly.add(spec, tensors, kept):
                         store.restore(block.id, parts)
 
     # ---- this server's share ----
 
     def _tables(self) -> list[str]:
-        wanted = self.options.tables
+        wanted = self.plan.tables
         return [name for name in self.manifest.tables if wanted is None or name in wanted]
 
     def _is_new(self, name: str) -> bool:
@@ -259,7 +259,7 @@ class CheckpointLoad:
 
     def _blocks(self) -> list[BlockSpec]:
         """Wanted blocks of this server."""
-        wanted = self.options.parameters
+        wanted = self.plan.parameters
         return [s for s in self._server.blocks.specs() if wanted is None or s.param in wanted]
 
     def _assembly(self) -> BlockAssembly:

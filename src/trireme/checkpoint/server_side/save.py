@@ -33,7 +33,7 @@ DELTA_SHARE = 1 / 16  # an assumed part of a table: files of a small delta cost 
 
 
 @dataclass(frozen=True)
-class SaveOptions:
+class SavePlan:
     """What to save.
 
     version: of this save. since: rows changed after this version; 0: all.
@@ -49,20 +49,20 @@ class SaveOptions:
 
 
 def save_shard(
-    server: ServerState, storage: Storage, options: SaveOptions, progress: OperationProgress
+    server: ServerState, storage: Storage, plan: SavePlan, progress: OperationProgress
 ) -> dict[str, Any]:
     """Write this server's files; returns its share of the manifest, in JSON."""
     # First: what is written from now on has at least the batches up to these positions. Marks tell
     # what it has beyond them, and a run that continues from here repeats.
     streams = server.applied_streams()
-    server.raise_version(options.version + 1)
+    server.raise_version(plan.version + 1)
     known = max((t.rows.removed_known_since for t in list(server.tables.values())), default=0)
-    if options.since == 0 and known > options.removed_since:  # no delta can follow earlier saves
-        options = replace(options, removed_since=0)
+    if plan.since == 0 and known > plan.removed_since:  # no delta can follow earlier saves
+        plan = replace(plan, removed_since=0)
     return {
-        **write_shard(server, storage, options.prefix, lambda _: options, progress),
+        **write_shard(server, storage, plan.prefix, lambda _: plan, progress),
         "streams": streams,
-        "removed_known": options.removed_since > 0,
+        "removed_known": plan.removed_since > 0,
     }
 
 
@@ -70,10 +70,10 @@ def write_shard(
     server: ServerState,
     storage: Storage,
     prefix: str,
-    options_of: Callable[[ServedTable], SaveOptions],
+    plan_of: Callable[[ServedTable], SavePlan],
     progress: OperationProgress,
 ) -> dict[str, Any]:
-    """Write this server's rows, by the options of each table, and its blocks; returns them as the
+    """Write this server's rows, by the plan of each table, and its blocks; returns them as the
     manifest has them.
     """
     owned = server.map().owned_by(server.index)
@@ -81,7 +81,7 @@ def write_shard(
     blocks: list[dict[str, Any]] = []
     tasks: list[Callable[[], None]] = [lambda: blocks.extend(_save_blocks(server, storage, prefix))]
     for number, (name, table) in enumerate(sorted(server.tables.items())):
-        save = _TableSave(table, storage, f"{prefix}tables/{number}", options_of(table), progress)
+        save = _TableSave(table, storage, f"{prefix}tables/{number}", plan_of(table), progress)
         tables[name] = {"schema": table.schema.to_wire(), "pieces": save.files}
         tasks += save.tasks(owned)
     in_parallel(tasks, progress)
@@ -100,17 +100,17 @@ class _TableSave:
     table: ServedTable
     storage: Storage
     folder: str
-    options: SaveOptions
+    plan: SavePlan
     progress: OperationProgress
     files: list[dict[str, Any]] = field(default_factory=list)
 
     def tasks(self, owned: Array) -> Iterator[Callable[[], None]]:
         """Each writes one pair of row files and appends them to `files`."""
         self.progress.expect(len(owned))
-        rows, options = self.table.rows, self.options
+        rows, plan = self.table.rows, self.plan
         columns = RowColumns.of(RowLayout.of(self.table.schema, rows))
-        choose = options.rows.of(self.table)
-        writer = RowWriter(rows, columns, options.since, options.removed_since, choose)
+        choose = plan.rows.of(self.table)
+        writer = RowWriter(rows, columns, plan.since, plan.removed_since, choose)
         per_bucket = max(rows.rows * rows.row_bytes // max(len(owned), 1), 1)
         per_batch = int(np.clip(BATCH_BYTES // per_bucket, 1, BUCKETS_PER_BATCH_MAX))
 
@@ -121,7 +121,7 @@ class _TableSave:
             )
 
         for run in _consecutive(owned):
-            num_bytes = int(per_bucket * len(run) * (DELTA_SHARE if options.since else 1))
+            num_bytes = int(per_bucket * len(run) * (DELTA_SHARE if plan.since else 1))
             num_files = max(FILE_THREADS, -(-num_bytes // ROW_FILE_BYTES))
             num_files = 1 if num_bytes < SMALL_BYTES else min(num_files, len(run))
             for buckets in np.array_split(run, num_files):

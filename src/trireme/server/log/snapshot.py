@@ -22,7 +22,7 @@ from trireme.checkpoint.format.row_reader import BucketLines, cells_of, read_row
 from trireme.checkpoint.server_side.block_assembly import BlockAssembly
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
-from trireme.checkpoint.server_side.save import SaveOptions, write_shard
+from trireme.checkpoint.server_side.save import SavePlan, write_shard
 from trireme.errors import writing
 from trireme.protocol.wire import Array
 from trireme.server.state import ServedTable, ServerState
@@ -48,7 +48,7 @@ def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgre
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            body = write_shard(server, LocalStorage(temporary), "", _options_of, is_stopping)
+            body = write_shard(server, LocalStorage(temporary), "", _plan_of, is_stopping)
             body["version"] = server.version  # after: keys removed meanwhile count as of this one
             Document(temporary / CONTENTS, is_synced=True).write(body)
             publish_folder(temporary, path, syncs_files=False)
@@ -58,10 +58,10 @@ def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgre
     return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
 
 
-def _options_of(table: ServedTable) -> SaveOptions:
+def _plan_of(table: ServedTable) -> SavePlan:
     """All rows, and the removed keys as far back as they are known, for deltas after recovery."""
     known = max(table.rows.removed_known_since, 1)  # the first delta is since version 1
-    return SaveOptions(0, 0, known, "", RowsToSave("full", 0, {}))
+    return SavePlan(0, 0, known, "", RowsToSave("full", 0, {}))
 
 
 def read_snapshot(server: ServerState, path: Path) -> int:
