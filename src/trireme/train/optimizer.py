@@ -37,10 +37,12 @@ from trireme.train.modes.local_dense import LocalDense
 from trireme.train.shared_pass import agree_on_model, check_own_stream, check_sharing
 from trireme.train.stopping import is_told_to_stop
 from trireme.train.succession import Inherited, check_hybrid, check_loop, inherited
-from trireme.worker.client import Pulled, StreamPosition
+from trireme.worker import passes
+from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.lookups import PendingLookups
-from trireme.worker.script import Entered
+from trireme.worker.passes import EnteredPass
+from trireme.worker.pull import Pulled
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -105,7 +107,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             group["params"] = PendingRows(group["table"], lambda: self.replica.pending)
         self.timing = Timing()
         self._pusher: Pusher | None = None
-        self._entered: Entered | None = None  # the pass that this worker is in
+        self._entered: EnteredPass | None = None  # the pass that this worker is in
         self._first_step: int | None = None
         self._failed_push: BaseException | None = None
         self._staged = 0
@@ -181,7 +183,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The next push is of the batch behind this position."""
         self.sequence, self.position, self._failed_push = at.sequence, at.position, None
 
-    def enter(self, entered: Entered, num_steps: int) -> None:
+    def enter(self, entered: EnteredPass, num_steps: int) -> None:
         """This worker has come to a pass whose streams are shared out. num_steps: of workers that
         were there from the beginning; one that was not goes on counting there.
         """
@@ -306,8 +308,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.flush()  # what is on its way belongs to the passes before
         counts = [] if self._steps_before is None else [self._steps_before]
         note = [self.sequence, self.num_steps, *counts]
-        entered = self.cluster.client.begin_pass(
-            note, together=self.has_passes, staged=self.is_sync
+        entered = passes.begin_pass(
+            self.cluster.client, note, together=self.has_passes, staged=self.is_sync
         )
         self._entered, self._is_inherited = entered, False
         found = inherited(entered, self.sequence)
@@ -315,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._go_on(entered, found, note if entered.note is None else entered.note)
         return found
 
-    def _go_on(self, entered: Entered, found: Inherited, note: Sequence[int]) -> None:
+    def _go_on(self, entered: EnteredPass, found: Inherited, note: Sequence[int]) -> None:
         """Count on from where the pass began, and from what has been made of it."""
         begun_at, self.num_steps, *counts = note
         self.sequence = begun_at + found.num_pushes
@@ -353,7 +355,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.hybrid is not None:
             self.hybrid.end()
         if self._first_step is not None:
-            self.cluster.client.leave(self._next_step(), staged=self.is_sync)
+            passes.leave(self.cluster.client, self._next_step(), staged=self.is_sync)
             self._first_step = None
         self._entered = None
         self.refresh()

@@ -17,10 +17,10 @@ from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.dump import Dump
 from trireme.train.loop.share import BEGIN, Place, share_of
-from trireme.worker import stream_calls
+from trireme.worker import passes
 from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
-from trireme.worker.script import Entered
+from trireme.worker.passes import EnteredPass
 
 if TYPE_CHECKING:
     from trireme.train.optimizer import DistributedOptimizer
@@ -67,7 +67,7 @@ def agree_on_model(
     digest = hashlib.blake2b(repr([optimizer, *parts]).encode(), digest_size=8).hexdigest()
     named = ", ".join(f"{table.name} of dims {list(table.schema.dims)}" for table in tables)
     said = f"tables {named or 'none'}; {len(dense)} parameters under {optimizer}; digest {digest}"
-    cluster.client.agree(f"model made at {cluster.client.script.here}", said)
+    cluster.client.agree(f"model made at {cluster.client.script.location}", said)
 
 
 def check_own_stream(subject: str, cluster: Cluster) -> None:
@@ -119,9 +119,9 @@ class SharedPass:
         self._optimizer, self._dataset, self._epoch = optimizer, dataset, epoch
         self._goes_on, self._is_trainers = goes_on, is_trainers
         optimizer.flush()
-        entered = stream_calls.enter(optimizer.cluster.client, optimizer.num_steps)
+        entered = passes.enter(optimizer.cluster.client, optimizer.num_steps)
         self.is_over = entered.is_over
-        optimizer.enter(Entered(is_over=entered.is_over), entered.num_steps)
+        optimizer.enter(EnteredPass(is_over=entered.is_over), entered.num_steps)
 
     def turns(self) -> Iterator[Turn]:
         """Shares of the streams that this worker takes, until all are done. A stream is done when
@@ -131,7 +131,7 @@ class SharedPass:
             Stopped: this worker alone was asked to stop, and has left the job.
         """
         cluster, done = self._optimizer.cluster, None
-        while (found := stream_calls.take(cluster.client, done, self._has_to_stop)) is not None:
+        while (found := passes.take(cluster.client, done, self._has_to_stop)) is not None:
             done, at = found
             self._optimizer.stand_at(at)
             place = self._place(done, at)
@@ -146,7 +146,7 @@ class SharedPass:
             if self._has_to_stop():
                 break
         if self._has_to_stop():
-            stream_calls.give_back(cluster.client, parts=cluster.stop_request.is_alone)
+            passes.give_back(cluster.client, parts=cluster.stop_request.is_alone)
             if cluster.stop_request.is_alone:
                 log.info("%s: others go on with its stream", cluster.stop_request.reason)
                 raise Stopped(cluster.stop_request.reason)
@@ -157,7 +157,7 @@ class SharedPass:
             return
         try:
             self._optimizer.flush()
-            stream_calls.give_back(self._optimizer.cluster.client, parts=False)
+            passes.give_back(self._optimizer.cluster.client, parts=False)
         except TriremeError as error:  # nobody catches what a loop raises that is gone
             log.warning("prefetch: others have to wait for the stream of this worker: %s", error)
 

@@ -17,7 +17,7 @@ from trireme.job.cluster import Cluster
 from trireme.train.dump import Dump
 from trireme.train.loop.share import samplers, share_of
 from trireme.train.loop.tally import Tally
-from trireme.worker.script import Entered
+from trireme.worker.passes import EnteredPass
 
 log = logging.getLogger("trireme.train")
 
@@ -38,7 +38,7 @@ class Inherited:
         return self.is_over or self.has_left or self.num_pushes > 0
 
 
-def inherited(entered: Entered, sequence: int) -> Inherited:
+def inherited(entered: EnteredPass, sequence: int) -> Inherited:
     """sequence: of the last push of the stream that all servers have applied."""
     if entered.is_over:
         return Inherited(is_over=True)

@@ -104,7 +104,7 @@ def _save(optimizer: DistributedOptimizer, wish: Wish) -> Export:
     follows = None if wish.follows is None else read_manifest(wish.follows)
     body: dict[str, Any] = {"mode": "inference", "follows": "" if follows is None else follows.id}
     with published(path) as folder, _evaluating(wish.model):
-        versions = cluster.client.ask_coordinator("coord.export", body)
+        versions = cluster.client.servers.ask_coordinator("coord.export", body)
         trial = _Trial(cluster, wish.model, wish.example)
         draft = _Draft(optimizer, folder, versions)
         if follows is None:
@@ -113,7 +113,7 @@ def _save(optimizer: DistributedOptimizer, wish: Wish) -> Export:
             manifest = _delta(draft, trial, follows, wish.dtype)
         draft.write(MANIFEST, manifest.to_json().encode())
     body |= {"id": manifest.id, "version": manifest.version}
-    cluster.client.ask_coordinator("coord.published", body)
+    cluster.client.servers.ask_coordinator("coord.published", body)
     return _reported(path, manifest)
 
 
@@ -239,7 +239,7 @@ class _Draft:
             "time": self._time,
         }
         client = self._cluster.client
-        replies = client.everywhere("export.save", body, timeout_s=SAVE_TIMEOUT_S)
+        replies = client.servers.everywhere("export.save", body, timeout_s=SAVE_TIMEOUT_S)
         parts = zip(*(reply.body["tables"] for reply in replies), strict=True)
         saved = tuple(_merged(table, dtype, of) for table, of in zip(tables, parts, strict=True))
         for file in (file for part in saved for file in part.files):

@@ -173,7 +173,7 @@ def _is_saved(optimizer: DistributedOptimizer, location: Location, what: What) -
 
 def _saved_by(optimizer: DistributedOptimizer) -> str:
     """Which save of which job."""
-    return f"{optimizer.cluster.client.job} {optimizer.cluster.client.script.here}"
+    return f"{optimizer.cluster.client.servers.job} {optimizer.cluster.client.script.location}"
 
 
 def write(
@@ -435,7 +435,7 @@ def let_first_worker(
     """
     outcome: dict[str, Any] = {}
     error: BaseException | None = None
-    if cluster.worker == 0 and not cluster.client.script.has_come():
+    if cluster.worker == 0 and not cluster.client.script.has_attended_next():
         try:
             outcome = {"returned": act()}
         except Exception as raised:  # noqa: BLE001 raised below, when the others know

@@ -38,8 +38,8 @@ from trireme.train.modes.geo import Geo
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.shared_pass import SharedPass
 from trireme.train.succession import Inherited, check_order, pass_over
-from trireme.worker.client import Pulled
 from trireme.worker.lookups import PendingLookups, RowLookup
+from trireme.worker.pull import Pulled
 
 
 class _Planned(NamedTuple):
@@ -293,7 +293,7 @@ def _share_left(
     if found.num_pushes == 0:
         return share_of(dataset, cluster, epoch)
     check_order(dataset)
-    if cluster.client.script.has_met_within():
+    if cluster.client.script.has_attended_within():
         raise BadRequest(
             "prefetch: expected a loop without meetings of the workers to go on with, in the place"
             " of a worker that was killed, found one with them: start the job again and load the"
