@@ -14,7 +14,7 @@ LAYERS = (
     ("config",),
     ("telemetry",),
     ("_core",),
-    ("threads",),
+    ("threads", "torch_compiler"),
     ("rpc",),
     ("blocks", "initializer", "optim", "policy", "strategy"),
     ("table",),
@@ -36,6 +36,7 @@ LAYERS = (
     ("inspect",),
     ("train",),
     ("inference.export", "interchange"),
+    ("train.online",),  # which publishes exports
     ("models",),
     ("launch",),
     ("fleet",),

@@ -20,7 +20,7 @@ from torch import nn
 
 import trireme as tr
 from trireme.job.cluster import Cluster
-from trireme.train.checkpointing import checkpoint
+from trireme.train.checkpointing import save
 from trireme.worker import passes
 from trireme.worker.client import Client
 
@@ -79,9 +79,9 @@ class Data:
 def hold(where: str) -> None:
     """Wait to be killed at some call."""
     name, number, side = where.split(":")
-    modules = {"save_checkpoint": checkpoint, "begin_pass": passes, "leave": passes}
-    owner: Any = modules.get(name, Client)
-    method, num_calls = getattr(owner, name), 0
+    modules = {"save_checkpoint": save, "begin_pass": passes, "leave": passes}
+    target: Any = modules.get(name, Client)
+    method, num_calls = getattr(target, name), 0
 
     @functools.wraps(method)
     def held(*arguments: Any, **options: Any) -> Any:
@@ -94,7 +94,7 @@ def hold(where: str) -> None:
             wait_killed()
         return result
 
-    setattr(owner, name, held)
+    setattr(target, name, held)
 
 
 def wait_killed() -> None:
