@@ -2,8 +2,7 @@
 
 It is a real torch.optim.Optimizer. Its param groups are those of the optimizer it wraps, for the
 dense parameters, and one per table, whose tensors are the rows of the step; so any scheduler drives
-both, and all group values travel with each push. The wrapped optimizer itself never
-steps here: the servers run its class on their blocks.
+both, and all group values travel with each push. The wrapped optimizer never steps here.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from trireme.worker import passes
 from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.lookups import PendingLookups
-from trireme.worker.passes import EnteredPass
 from trireme.worker.pull import Pulled
 
 
@@ -107,7 +105,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             group["params"] = PendingRows(group["table"], lambda: self.replica.pending)
         self.timing = Timing()
         self._pusher: Pusher | None = None
-        self._entered: EnteredPass | None = None  # the pass that this worker is in
+        self._entered: passes.EnteredPass | None = None  # the pass that this worker is in
         self._first_step: int | None = None
         self._failed_push: BaseException | None = None
         self._staged = 0
@@ -183,7 +181,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The next push is of the batch behind this position."""
         self.sequence, self.position, self._failed_push = at.sequence, at.position, None
 
-    def enter(self, entered: EnteredPass, num_steps: int) -> None:
+    def enter(self, entered: passes.EnteredPass, num_steps: int) -> None:
         """This worker has come to a pass whose streams are shared out. num_steps: of workers that
         were there from the beginning; one that was not goes on counting there.
         """
@@ -317,7 +315,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._go_on(entered, found, note if entered.note is None else entered.note)
         return found
 
-    def _go_on(self, entered: EnteredPass, found: PredecessorProgress, note: Sequence[int]) -> None:
+    def _go_on(
+        self, entered: passes.EnteredPass, found: PredecessorProgress, note: Sequence[int]
+    ) -> None:
         """Count on from where the pass began, and from what has been made of it."""
         begun_at, self.num_steps, *counts = note
         self.sequence = begun_at + found.num_pushes
