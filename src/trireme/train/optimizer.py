@@ -283,9 +283,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.data_time()
 
     def data_time(self) -> int:
-        """Data time in whole seconds, 0 for none. Raises BadRequest for one that pushes cannot
-        carry.
-        """
+        """Data time in whole seconds, 0 for none. Raises BadRequest if out of range."""
         time = self.time() if callable(self.time) else self.time
         if isinstance(time, bool) or not 0 <= time < 2**32:
             raise BadRequest(f"set_time: expected seconds from 0 to {2**32 - 1}, found {time!r}")
@@ -305,10 +303,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return PredecessorProgress()
         self.flush()  # what is on its way belongs to the passes before
         counts = [] if self._steps_before is None else [self._steps_before]
-        note = [self.sequence, self.num_steps, *counts]
-        entered = passes.begin_pass(
-            self.cluster.client, note, together=self.has_passes, staged=self.is_sync
-        )
+        note, together = [self.sequence, self.num_steps, *counts], self.has_passes
+        client, staged = self.cluster.client, self.is_sync
+        entered = passes.begin_pass(client, note, together=together, staged=staged)
         self._entered, self._is_inherited = entered, False
         found = PredecessorProgress.from_entered(entered, self.sequence)
         if not found.is_over:
