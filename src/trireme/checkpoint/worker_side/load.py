@@ -78,14 +78,14 @@ def load_checkpoint(
         "chain": dict(manifest.chain) if manifest.mode != "delta" else {},
         "whole": tables is None and manifest.mode != "hot",
     }
-    client.ask_coordinator("coord.loaded", loaded)
+    client.servers.ask_coordinator("coord.loaded", loaded)
     return manifest
 
 
 def _check_follows(client: Client, source: Storage, manifest: CheckpointManifest) -> None:
     if manifest.mode != "delta":
         return
-    loaded = client.ask_coordinator("coord.chain", {})["loaded"]
+    loaded = client.servers.ask_coordinator("coord.chain", {})["loaded"]
     if loaded not in manifest.chain:
         versions = sorted(set(manifest.chain.values()))
         actual = "none" if loaded is None else f"another one, {loaded}"

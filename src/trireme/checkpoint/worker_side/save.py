@@ -74,7 +74,7 @@ def save_checkpoint(
         options["budgets"] = hot_budgets(retry("save", lambda: operations.run("count")), hot)
 
     def attempt() -> CheckpointManifest:
-        export = client.ask_coordinator("coord.export", {"mode": name})
+        export = client.servers.ask_coordinator("coord.export", {"mode": name})
         chain = {str(id): int(version) for id, version in export["chain"].items()}
         options.update(
             version=int(export["version"]),
@@ -123,7 +123,7 @@ def _finish(
 ) -> None:
     published = {"id": manifest.id, "mode": manifest.mode, "version": manifest.version}
     published["chain"] = dict(manifest.chain)
-    forget = int(client.ask_coordinator("coord.published", published)["forget"])
+    forget = int(client.servers.ask_coordinator("coord.published", published)["forget"])
     retry("save", lambda: operations.run("settle", forget=forget))
     if keep is not None:
         retain(target, keep)

@@ -20,7 +20,7 @@ BlockTensors = dict[str, dict[str, Array]]
 def read_blocks(client: Client) -> tuple[str | None, BlockTensors]:
     """The class of the dense optimizer, and all blocks: by id, then by tensor's name, flat."""
     optimizer, blocks = None, BlockTensors()
-    for reply in client.everywhere("export.blocks", {}, timeout_s=TIMEOUT_S):
+    for reply in client.servers.everywhere("export.blocks", {}, timeout_s=TIMEOUT_S):
         optimizer = reply.body["optimizer"] or optimizer
         arrays = iter(reply.arrays)
         for block_id, names in reply.body["blocks"]:
@@ -31,8 +31,10 @@ def read_blocks(client: Client) -> tuple[str | None, BlockTensors]:
 def write_blocks(client: Client, blocks: Mapping[str, Mapping[str, Array]]) -> None:
     """Send these tensors, by block id and name, to the servers that own the blocks."""
     calls = []
-    for server, endpoint in enumerate(client.map.servers):
-        owned = [block_id for block_id in client.map.blocks_of(server) if block_id in blocks]
+    for server, endpoint in enumerate(client.servers.map.servers):
+        owned = [
+            block_id for block_id in client.servers.map.blocks_of(server) if block_id in blocks
+        ]
         body = {"blocks": [[block_id, list(blocks[block_id])] for block_id in owned]}
         arrays = [
             np.ascontiguousarray(values, np.float32)
@@ -40,4 +42,4 @@ def write_blocks(client: Client, blocks: Mapping[str, Mapping[str, Array]]) -> N
             for values in blocks[block_id].values()
         ]
         calls.append(Call(endpoint, "import.blocks", body, arrays))
-    client.call_all(calls, TIMEOUT_S)
+    client.servers.call_all(calls, TIMEOUT_S)

@@ -35,8 +35,8 @@ def write_fleet_rows(
         "shard_num": shard_num,
         "gzip": compress,
     }
-    replies = client.everywhere("export.fleet", body, timeout_s=TIMEOUT_S)
-    client.everywhere("export.join", body, timeout_s=TIMEOUT_S)
+    replies = client.servers.everywhere("export.fleet", body, timeout_s=TIMEOUT_S)
+    client.servers.everywhere("export.join", body, timeout_s=TIMEOUT_S)
     num_files = len(list_files(str(folder)))
     if num_files != shard_num:
         raise Corruption(
@@ -61,5 +61,5 @@ def write_parquet(
         "state": state,
         "storage_options": dict(storage_options or {}),
     }
-    replies = client.everywhere("export.parquet", body, timeout_s=TIMEOUT_S)
+    replies = client.servers.everywhere("export.parquet", body, timeout_s=TIMEOUT_S)
     return sum(int(reply.body["rows"]) for reply in replies)

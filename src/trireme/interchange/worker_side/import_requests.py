@@ -37,7 +37,7 @@ def importing(client: Client, tables: Sequence[str], *, replace: bool) -> Iterat
             same keys.
     """
     for table in tables:
-        client.everywhere("import.begin", {"table": table}, timeout_s=TIMEOUT_S)
+        client.servers.everywhere("import.begin", {"table": table}, timeout_s=TIMEOUT_S)
     try:
         yield
     except BaseException:
@@ -46,14 +46,14 @@ def importing(client: Client, tables: Sequence[str], *, replace: bool) -> Iterat
         raise
     for table in tables:
         body = {"table": table, "commit": True, "replace": replace}
-        client.everywhere("import.end", body, timeout_s=TIMEOUT_S)
+        client.servers.everywhere("import.end", body, timeout_s=TIMEOUT_S)
 
 
 def _cancel(client: Client, table: str) -> None:
     """Only logs an error: the next import discards unfinished rows too."""
     try:
         body = {"table": table, "commit": False, "replace": False}
-        client.everywhere("import.end", body)
+        client.servers.everywhere("import.end", body)
     except TriremeError as error:
         log.warning("import: the servers keep unfinished rows of table %r: %s", table, error)
 
@@ -107,13 +107,13 @@ def _read_files(
     watch: Watch | None,
 ) -> int:
     """Some files at a time, to show the progress."""
-    lines = [0] * len(client.map.servers)
+    lines = [0] * len(client.servers.map.servers)
     replies: Sequence[Reply] = []
     step = max(FILES_PER_REQUEST_MIN, -(-len(files) // REQUESTS_MAX))
     body = {"table": table, **body, "storage_options": dict(storage_options or {})}
     for begin in range(0, len(files), step):
         part = list(files[begin : begin + step])
-        replies = client.everywhere(method, {**body, "files": part}, timeout_s=TIMEOUT_S)
+        replies = client.servers.everywhere(method, {**body, "files": part}, timeout_s=TIMEOUT_S)
         lines = [n + int(reply.body["lines"]) for n, reply in zip(lines, replies, strict=True)]
         if watch is not None:
             watch((begin + len(part)) / len(files))
@@ -162,13 +162,13 @@ def send_rows(
         is_last = begin + ROWS_PER_MESSAGE >= num_rows
         body = {"table": table, "names": list(columns), "time": int(time), "is_last": is_last}
         part = {name: values[begin : begin + ROWS_PER_MESSAGE] for name, values in columns.items()}
-        split = Split(part["key"], client.map, pool)
+        split = Split(part["key"], client.servers.map, pool)
         by_column = [split.parts(values) for values in part.values()]
         calls = [
             Call(endpoint, "import.rows", body, [column[server] for column in by_column])
-            for server, endpoint in enumerate(client.map.servers)
+            for server, endpoint in enumerate(client.servers.map.servers)
         ]
-        replies = client.call_all(calls, TIMEOUT_S)
+        replies = client.servers.call_all(calls, TIMEOUT_S)
         num_keys = sum(int(reply.body["keys"]) for reply in replies)
     if num_keys != num_rows:
         raise DataError(
