@@ -159,8 +159,8 @@ def _nudge(method: Any) -> Any:
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
-    options = Options(**{**told, "lengths": tuple(told["lengths"])})
+    settings = json.loads(sys.argv[1])
+    options = Options(**{**settings, "lengths": tuple(settings["lengths"])})
     with tr.init() as cluster:
         for seed in (torch.manual_seed, np.random.seed, random.seed):  # a save has their states
             seed(cluster.worker)

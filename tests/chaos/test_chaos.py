@@ -87,16 +87,16 @@ def test_programs_see_their_clocks_jump(tmp_path: Path, lab: Lab) -> None:
     env = {"CHAOS_CLOCK_SLOT": str(slot), "PYTHONUNBUFFERED": "1"}
     with lab.near.programs.start("program", [str(script)], env) as program:
 
-        def said() -> float:
+        def read_clock() -> float:
             program.send("")
             return float(program.wait_line(r"^\S+")[0])
 
         try:
-            before = said()
+            before = read_clock()
             lab.clock.jump(slot, 86400.0 * 400)
-            later = said()
+            later = read_clock()
             lab.clock.jump(slot, -2 * 86400.0 * 400)
-            earlier = said()
+            earlier = read_clock()
         finally:
             lab.clock.set_right()
         assert program.finish() == 0
@@ -231,5 +231,5 @@ def test_only_enough_kills_and_right_rounds_are_a_success() -> None:
         Outcome(plan=plan, kills=3, problem="worker 0 ended with 1"),
     ):
         assert exit_code([right, wrong], num_kills=0) == 1
-    found = summary([right, Outcome(plan=plan, kills=2, verdict=Verdict(lost=2, twice=1))])
-    assert (found["kills"], found["lost"], found["twice"], found["hung"]) == (5, 2, 1, 0)
+    actual = summary([right, Outcome(plan=plan, kills=2, verdict=Verdict(lost=2, twice=1))])
+    assert (actual["kills"], actual["lost"], actual["twice"], actual["hung"]) == (5, 2, 1, 0)

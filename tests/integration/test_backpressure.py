@@ -23,8 +23,8 @@ MIB = 1 << 20
 DEPTH = 2  # batches that a Pipeline plans ahead
 
 
-def number(told: Mapping[str, Metric], name: str) -> float:
-    return values(told[name])[()]
+def number(families: Mapping[str, Metric], name: str) -> float:
+    return values(families[name])[()]
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

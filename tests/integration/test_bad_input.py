@@ -124,11 +124,11 @@ def test_a_run_ends_with_one_error_and_saves_nothing(
     dumps = [] if case.format in ("criteo", "libsvm") else DUMPS  # which have no names of examples
     options = ["-o", f"runner.reader_type={reader}", *dumps]
     assert cli.main(["run", "-m", str(tmp_path / "config.yaml"), *options]) == 2
-    found = capsys.readouterr().err.partition("trireme run: error: ")[2]
+    actual = capsys.readouterr().err.partition("trireme run: error: ")[2]
     if case.name == "a directory":  # all files below a folder are data
-        assert found == f"runner.train_data_dir: expected files below {path}, found none\n"
+        assert actual == f"runner.train_data_dir: expected files below {path}, found none\n"
     else:
-        check_message(case, found, path)
+        check_message(case, actual, path)
     assert written(tmp_path) == []
 
 

@@ -38,8 +38,8 @@ def read(path: Path) -> list[list[str]]:
 
 
 def numbers(text: str, name: str) -> list[float]:
-    found, length, *values = text.split(":")
-    assert (found, int(length)) == (name, len(values))
+    actual, length, *values = text.split(":")
+    assert (actual, int(length)) == (name, len(values))
     return [float(value) for value in values]
 
 

@@ -138,18 +138,18 @@ def test_a_worker_that_is_killed_while_all_stop_stops_where_the_others_do(
     jobs = Jobs(programs, 2, 2, tmp_path)
     arguments = (*NEVER, "--epochs", "20")
     for number in range(pick(short=2, long=20)):
-        stopped, told, step = tmp_path / f"stopped{number}", number % 2, random.randint(1, 30)
+        stopped, worker, step = tmp_path / f"stopped{number}", number % 2, random.randint(1, 30)
         (folder := tmp_path / f"servers{number}").mkdir()
-        print(f"seed {SEED}: worker {told} is told to stop at its step {step}")
+        print(f"seed {SEED}: worker {worker} is told to stop at its step {step}")
         with (
             DurableServers(programs, 2, tmp_path, state=folder) as servers,
             jobs.joined(servers.addresses, str(stopped), *arguments) as workers,
         ):
-            workers[told].wait_line(f"^step {step}$")
-            workers[told].signal(signal.SIGTERM)
-            workers[1 - told].kill()
-            with jobs.worker(1 - told, servers.addresses, str(stopped), *arguments) as successor:
-                assert (workers[told].finish(), successor.finish()) == (0, 0)
+            workers[worker].wait_line(f"^step {step}$")
+            workers[worker].signal(signal.SIGTERM)
+            workers[1 - worker].kill()
+            with jobs.worker(1 - worker, servers.addresses, str(stopped), *arguments) as successor:
+                assert (workers[worker].finish(), successor.finish()) == (0, 0)
         [taken] = complete(stopped)
         manifest = json.loads((taken / "manifest.json").read_text())["manifest"]
         (_, _, longer), (_, _, shorter) = sorted(manifest["streams"])
@@ -183,12 +183,12 @@ def checkpoint_note(path: Path) -> dict[str, Any]:
 
 def expected_counts(num_workers: int, epochs: int = EPOCHS) -> dict[int, int]:
     """How often each key is in a batch."""
-    found = Counter[int]()
+    actual = Counter[int]()
     for epoch in range(epochs):
         for worker in range(num_workers):
             for batch in Unequal().stream(worker, num_workers, epoch=epoch):
-                found.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
-    return dict(found)
+                actual.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
+    return dict(actual)
 
 
 def counts(path: Path) -> dict[int, int]:

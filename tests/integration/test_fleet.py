@@ -34,12 +34,12 @@ def test_a_script_in_fleets_style_trains_on_one_server_and_two_workers(
         processes.start("launch", [*launch, *options, SCRIPT, "train/*.tsv", "ckpt/fleet"], {})
         processes.finish(100.0)
     logs = [(tmp_path / "log" / f"workerlog.{index}").read_text() for index in range(2)]
-    found = [
+    actual = [
         re.search(rf"worker {index} of 2: (\d+) of (\d+) examples", log)
         for index, log in enumerate(logs)
     ]
-    assert all(found), logs
-    counts = [tuple(map(int, match.groups())) for match in found if match]
+    assert all(actual), logs
+    counts = [tuple(map(int, match.groups())) for match in actual if match]
     assert counts[0][1] == counts[1][1] == counts[0][0] + counts[1][0] > NUM_TRAIN_MIN
     assert (tmp_path / "ckpt" / "fleet" / "manifest.json").is_file()
 

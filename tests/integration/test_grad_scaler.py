@@ -59,7 +59,7 @@ def test_a_scaled_loop_equals_torchs_own(
 ) -> None:
     model = Model(tr.optim.SGD(lr=0.2))
     inner = torch.optim.SGD(groups_of(model), lr=0.1)
-    found, scales = train(
+    actual, scales = train(
         model, tr.DistributedOptimizer(inner, model), breaks=breaks, unscales=unscales
     )
     rows = default_cluster.client.pull({"t": np.arange(4, dtype=np.uint64)}).rows["t"]
@@ -70,7 +70,7 @@ def test_a_scaled_loop_equals_torchs_own(
     )
     assert scales == expected_scales
     assert (min(scales) < 1024.0) == (breaks != "none")
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
     np.testing.assert_allclose(rows, plain.rows.weight.detach().numpy(), atol=1e-5, rtol=0)
     assert np.abs(rows - 0.2).max() > 100 * 1e-5
 

@@ -134,8 +134,8 @@ def test_a_checkpoint_goes_on_in_hybrid_and_in_sync(tmp_path: Path, second: str)
         trainer = trainer_of(cluster, Strategy(second))
         trainer.load(path)
         trainer.fit(exact.Batches(batches[20:]))
-        found = np.frombuffer(weights_of(trainer.model), np.float32)
-    np.testing.assert_allclose(found, np.frombuffer(expected, np.float32), atol=1e-5)
+        actual = np.frombuffer(weights_of(trainer.model), np.float32)
+    np.testing.assert_allclose(actual, np.frombuffer(expected, np.float32), atol=1e-5)
 
 
 def test_a_checkpoint_of_two_workers_is_resumed_by_two(tmp_path: Path) -> None:

@@ -127,8 +127,8 @@ def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(
     jobs = Jobs(programs, 2, 2, tmp_path)
     for path in (stopped, alone):
         jobs.run(path, *options)
-    found, expected = (complete(Path(path))[-1] for path in (stopped, alone))
-    assert_same(found, expected, versions=False)
+    actual, expected = (complete(Path(path))[-1] for path in (stopped, alone))
+    assert_same(actual, expected, versions=False)
 
 
 def test_a_job_that_is_told_to_stop_still_has_the_workers_of_its_loader(tmp_path: Path) -> None:

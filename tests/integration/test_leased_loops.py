@@ -77,9 +77,9 @@ def test_two_workers_train_on_all_streams_of_a_list_once(
         with join(job, worker, 2) as cluster:
             return train(cluster), counts(cluster)
 
-    found = in_threads([lambda w=w: work(w) for w in (0, 1)])
-    assert sum(num_steps for num_steps, _ in found) == 16
-    assert [count for _, count in found] == [times(2, batches())] * 2
+    actual = in_threads([lambda w=w: work(w) for w in (0, 1)])
+    assert sum(num_steps for num_steps, _ in actual) == 16
+    assert [count for _, count in actual] == [times(2, batches())] * 2
 
 
 @pytest.mark.parametrize("train", [prefetch_twice, fit_twice])
@@ -100,9 +100,9 @@ def test_a_process_that_is_started_again_goes_on_with_any_stream(
             cluster.abandon()
             cluster = join(job, 1, 2)
             train(cluster)
-        found = counts(cluster)
+        actual = counts(cluster)
         cluster.close()
-        return found
+        return actual
 
     expected = times(2, batches())
     assert in_threads([work, die_and_come_again]) == [expected, expected]
@@ -226,9 +226,9 @@ def test_a_worker_that_comes_when_all_is_done_passes_over_it(job: Job) -> None:
         trained = trainer.fit(batches())
         with join(job, late=True) as late:
             other = make_trainer(late, Model())
-            found = other.fit(batches())
+            actual = other.fit(batches())
             assert late.worker == 1
-            assert found["loss"] == trained["loss"]
+            assert actual["loss"] == trained["loss"]
             trainer.evaluate(batches())
             assert other.evaluate(batches())["examples"] == trained["examples"]
 

@@ -93,8 +93,8 @@ def assert_each_batch_counted_once(path: Path) -> None:
         script.make_trainer(script.Model(), cluster).load(path)
         keys = _core.unique(np.arange(script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
         rows = cluster.client.pull({"t": keys}).rows["t"]
-        found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
-    assert {key: count for key, count in found.items() if count} == dict(expected)
+        actual = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+    assert {key: count for key, count in actual.items() if count} == dict(expected)
 
 
 def test_a_late_worker_takes_the_streams_that_nobody_has(
@@ -106,9 +106,9 @@ def test_a_late_worker_takes_the_streams_that_nobody_has(
         late = job.start_late()
         late.wait_line("^step 4 of 3$")  # all of stream 3, behind the empty one
         first.send("")
-        found = job.finish(first, late)
-    assert found[0] == found[1]
-    assert [line.split()[-1] for line in found[0]] == [str(EXAMPLES)] * 3
+        actual = job.finish(first, late)
+    assert actual[0] == actual[1]
+    assert [line.split()[-1] for line in actual[0]] == [str(EXAMPLES)] * 3
     assert_each_batch_counted_once(tmp_path / "last")
     assert (streams_of(first) + streams_of(late)).total() == script.EPOCHS * STEPS
 
@@ -163,9 +163,9 @@ def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
         assert set(streams_of(late)) == {3}
         for worker in workers:
             worker.send("")
-        found = job.finish(*workers, late)
-    assert found[0] == found[1] == found[2]
-    assert [line.split()[-1] for line in found[0]] == [str(EXAMPLES)] * 3
+        actual = job.finish(*workers, late)
+    assert actual[0] == actual[1] == actual[2]
+    assert [line.split()[-1] for line in actual[0]] == [str(EXAMPLES)] * 3
     assert_each_batch_counted_once(tmp_path / "last")
 
 

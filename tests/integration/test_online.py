@@ -86,8 +86,8 @@ def run(
     return programs.run(place, arguments, code=code, wait_s=110.0)
 
 
-def points(of: Path) -> list[Point]:
-    return [entry.point for entry in DoneFiles(str(of / "models")).checkpoints()]
+def points(folder: Path) -> list[Point]:
+    return [entry.point for entry in DoneFiles(str(folder / "models")).checkpoints()]
 
 
 def test_days_are_trained_on_and_published(undisturbed: tuple[Path, str]) -> None:
@@ -109,7 +109,7 @@ def test_days_are_trained_on_and_published(undisturbed: tuple[Path, str]) -> Non
     assert keys <= {entry.id for entry in done.exports(BASES)}
     lines = (place / "models" / DELTAS).read_text().splitlines()
     assert "auc:" in json.loads(lines[-1])["monitor_data"]
-    aucs = [float(found) for found in re.findall(r"before: .*?auc ([\d.]+)", output)]
+    aucs = [float(actual) for actual in re.findall(r"before: .*?auc ([\d.]+)", output)]
     assert len(aucs) == len(DAYS) * PASSES
     assert np.mean(aucs[-3:]) > max(aucs[0], 0.5) + 0.05, aucs
     assert "no effect" not in output
@@ -165,13 +165,13 @@ def job(programs: Template, place: Path, *overrides: str) -> Iterator[list[Progr
 def stop(program: Program, *others: Program) -> str:
     """SIGTERM to one of a job; all end well. Returns what the one has said."""
     program.signal(signal.SIGTERM)
-    for of in (program, *others):
-        assert of.finish() == 0, of.output
+    for process in (program, *others):
+        assert process.finish() == 0, process.output
     return program.output
 
 
-def assert_same_end(found: Path, expected: Path, day: str = END) -> None:
-    ends = [saved_rows(folder / "models" / day / "0") for folder in (expected, found)]
+def assert_same_end(actual: Path, expected: Path, day: str = END) -> None:
+    ends = [saved_rows(folder / "models" / day / "0") for folder in (expected, actual)]
     assert ends[0].keys() == ends[1].keys() == {"embedding"}
     for column, values in ends[0]["embedding"].items():
         if column != "version":  # counts saves, of which a stop makes one more

@@ -109,7 +109,9 @@ def test_deltas_keep_a_predictor_beside_the_trainer(
         held_out = dataset(f"{days}/20190723/0000/part-*")
         trained = trainer.evaluate(held_out)["auc"]
         differences.append(abs(auc_of(predictor, held_out) - trained))
-        num_rows.append(sum(of["rows"] for of in cluster.client.stats()[0]["tables"].values()))
+        num_rows.append(
+            sum(table["rows"] for table in cluster.client.stats()[0]["tables"].values())
+        )
     print("progressive AUC", before, "differences", differences, "rows", num_rows)
     assert sum(before[-4:]) / 4 > sum(before[:4]) / 4 + 0.03
     assert max(differences) <= 0.002

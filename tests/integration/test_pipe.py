@@ -45,7 +45,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """No descriptor of this process, no child of its keeper."""
-    with Pipe("true") as pipe, pipe.open(found(Path(__file__))) as stream:
+    with Pipe("true") as pipe, pipe.open(file_at(Path(__file__))) as stream:
         read(stream)  # there is a keeper from now on
     before = set(os.listdir("/proc/self/fd"))
     yield
@@ -58,7 +58,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 def children(parent: int, word: str = "") -> list[int]:
     """Processes, zombies too."""
-    found = []
+    actual = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -66,18 +66,18 @@ def children(parent: int, word: str = "") -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(status[1]) == parent and word in command:
-            found.append(int(pid))
-    return found
+            actual.append(int(pid))
+    return actual
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> File:
     path = tmp_path / "part-0.txt"
     path.write_text(TEXT)
-    return found(path)
+    return file_at(path)
 
 
-def found(path: Path) -> File:
+def file_at(path: Path) -> File:
     return File(str(path), path.stat().st_size)
 
 
@@ -122,11 +122,11 @@ def test_what_is_compressed_is_fed_as_text_and_no_more_than_the_command_wants(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
-    file = found(tmp_path / "a.gz")
+    file = file_at(tmp_path / "a.gz")
     assert through("cat", file) == TEXT
     assert through("head -n 1", file) == "line 0\n"
     (tmp_path / "b.gz").write_bytes(gzip.compress(TEXT.encode())[:-100])
-    file = found(tmp_path / "b.gz")
+    file = file_at(tmp_path / "b.gz")
     with pytest.raises(DataError, match=r"cannot decompress .*b\.gz"):
         through("cat", file)
 
@@ -208,7 +208,7 @@ def test_closing_in_the_middle_leaves_nothing_behind(tmp_path: Path, file: File)
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
     for path in (Path(file.path), tmp_path / "a.gz"):
         for command in ("cat", "trap : TERM; cat | cat; sleep 1000"):
-            with Pipe(command) as pipe, pipe.open(found(path)) as stream:
+            with Pipe(command) as pipe, pipe.open(file_at(path)) as stream:
                 assert stream.readinto(np.empty(10, np.uint8)) == 10
 
 
@@ -283,7 +283,7 @@ def test_a_reader_that_fails_at_a_later_file_names_it_and_the_line(
     tmp_path: Path, file: File
 ) -> None:
     (tmp_path / "bad.txt").write_text("line 1\nline x\n")
-    bad = found(tmp_path / "bad.txt")
+    bad = file_at(tmp_path / "bad.txt")
     with Pipe(reader(tmp_path)) as pipe:
         with pipe.open(file) as stream:
             assert read(stream) == NUMBERS

@@ -76,10 +76,10 @@ def run(
         return {"rows": rows, **model, **random, **about}
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name in found.keys() - {"figures", "steps"}:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
+    for name in actual.keys() - {"figures", "steps"}:
+        np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
 
 
 # ---- kinds of data ----
@@ -183,8 +183,8 @@ def test_a_damaged_checkpoint_is_reported_and_passed_over(
     rest = run(tmp_path / "damaged", array_dataset(NUM_BATCHES))
     assert rest["steps"] == LAST - 13
     assert_same(rest, whole)
-    [said] = [r.getMessage() for r in caplog.records if "passing over" in r.getMessage()]
-    assert str(folders[-1]) in said
+    [warning] = [r.getMessage() for r in caplog.records if "passing over" in r.getMessage()]
+    assert str(folders[-1]) in warning
     assert (tmp_path / "damaged" / "5").is_dir()  # the number of the damaged one is not used again
 
 
@@ -261,11 +261,11 @@ def test_sync_workers_of_unequal_streams_save_by_the_clock_at_one_step(tmp_path:
 
     with Job(2) as job:
         job.run(3, work)
-    found = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
-    assert len(found) > 2
+    actual = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    assert len(actual) > 2
     with Job(1) as job, job.join(0, 1) as cluster:
         trainer = resumed_script.make_trainer("sync", resumed_script.Model(), cluster=cluster)
-        for path in found:
+        for path in actual:
             trainer.load(path)
             rows, marks = job.servers[0].state.tables["t"].rows, set()
             for bucket in range(4096):

@@ -68,18 +68,18 @@ def batches(num: int = 8, seed: int = 1) -> list[dict[str, Any]]:
 
 def times(num: int, data: list[dict[str, Any]]) -> dict[int, int]:
     """How often each key counts if each batch is trained on so often."""
-    found = Counter[int]()
+    actual = Counter[int]()
     for batch in data:
         for key in set(batch["a"].tolist()):
-            found[key] += num
-    return dict(found)
+            actual[key] += num
+    return dict(actual)
 
 
 def counts(cluster: Cluster) -> dict[int, int]:
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
     rows = cluster.client.pull({"t": keys}).rows["t"]
-    found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
-    return {key: count for key, count in found.items() if count}
+    actual = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+    return {key: count for key, count in actual.items() if count}
 
 
 def make_optimizer(cluster: Cluster, model: Model, mode: str = "async") -> tr.DistributedOptimizer:
@@ -244,24 +244,24 @@ def test_calls_that_are_over_give_what_they_gave_and_write_nothing(
 ) -> None:
     def run(cluster: Cluster, kill_at: int = 0) -> list[dict[str, float]]:
         trainer = make_trainer(cluster, Model(kill_at), metrics=[tr.metrics.AUC()])
-        found = []
+        actual = []
         for number in range(3):
-            found.append(trainer.fit(batches()))
+            actual.append(trainer.fit(batches()))
             trainer.save(tmp_path / f"{number}")
-            found.append(trainer.evaluate(batches(3)))
-            for figures in found[-2:]:
+            actual.append(trainer.evaluate(batches(3)))
+            for figures in actual[-2:]:
                 del figures["examples_per_s"]
-            told.append(found[-2:])
-        return found
+            figures_of_all.append(actual[-2:])
+        return actual
 
-    told: list[Any] = []
+    figures_of_all: list[Any] = []
     die(job, lambda cluster: run(cluster, 20))
-    predecessors, told = [figures for pair in told for figures in pair], []
+    predecessors, figures_of_all = [figures for pair in figures_of_all for figures in pair], []
     with job.join(0, 1) as cluster:
-        found = run(cluster)
+        actual = run(cluster)
         assert counts(cluster) == times(3, batches())
-    assert [repr(figures) for figures in found[:4]] == [repr(f) for f in predecessors]
-    assert found[4]["examples"] == 5 * BATCH
+    assert [repr(figures) for figures in actual[:4]] == [repr(f) for f in predecessors]
+    assert actual[4]["examples"] == 5 * BATCH
 
 
 def test_figures_that_are_not_kept_are_nan(
@@ -289,13 +289,13 @@ def test_who_was_killed_behind_the_end_has_nothing_left_to_do(job: Job) -> None:
         trainer.fit(batches())
         trainer.evaluate(batches(3))
 
-    def of(worker: int) -> Cluster:
+    def cluster_of(worker: int) -> Cluster:
         return job.join(worker, 2)
 
-    one, two = in_threads([lambda w=w: of(w) for w in (0, 1)])
+    one, two = in_threads([lambda w=w: cluster_of(w) for w in (0, 1)])
     in_threads([lambda c=c: train(c) for c in (one, two)])
     two.close()
-    with of(1) as successor:
+    with cluster_of(1) as successor:
         train(successor)
         assert counts(one) == times(1, batches())
     one.close()
@@ -388,14 +388,14 @@ def test_a_global_shuffle_that_is_over_cannot_be_taken_part_in(job: Job, tmp_pat
 
 
 def test_workers_hear_of_one_that_is_missed_and_of_its_return(job: Job) -> None:
-    said: queue.Queue[str] = queue.Queue()
+    answers: queue.Queue[str] = queue.Queue()
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.put(record.getMessage())
+            answers.put(record.getMessage())
 
     def wait_said(text: str) -> None:
-        while text not in said.get(timeout=60):
+        while text not in answers.get(timeout=60):
             pass
 
     logger, listener = logging.getLogger("trireme"), Listener()

@@ -218,8 +218,8 @@ def test_a_plain_loop_equals_torch(default_cluster: Cluster) -> None:
         logits = (rows(batch["a"]) + rows(batch["b"])).squeeze(1) + bias
         nn.functional.binary_cross_entropy_with_logits(logits, batch["label"]).backward()
         optimizer.step()
-    found = rows_of(default_cluster, model)
-    np.testing.assert_allclose(found, rows.weight.detach()[:, 0].numpy(), atol=1e-6)
+    actual = rows_of(default_cluster, model)
+    np.testing.assert_allclose(actual, rows.weight.detach()[:, 0].numpy(), atol=1e-6)
     np.testing.assert_allclose(model.bias.detach(), bias.detach(), atol=1e-6)
 
 

@@ -166,11 +166,11 @@ def test_every_batch_is_applied_once_whenever_workers_are_killed(
 
 def expected_counts() -> dict[int, int]:
     """How often each key is in a batch."""
-    found = Counter[int]()
+    actual = Counter[int]()
     for worker, epoch in itertools.product((0, 1), range(restarted_script.EPOCHS)):
         for batch in restarted_script.Data().stream(worker, 2, epoch=epoch):
-            found.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
-    return dict(found)
+            actual.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
+    return dict(actual)
 
 
 def counts(path: Path) -> dict[int, int]:
@@ -180,5 +180,5 @@ def counts(path: Path) -> dict[int, int]:
         restarted_script.make_trainer("async", model, cluster).load(path)
         keys = _core.unique(np.arange(restarted_script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
         rows = cluster.client.pull({"t": keys}).rows["t"]
-        found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
-        return {key: count for key, count in found.items() if count}
+        actual = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+        return {key: count for key, count in actual.items() if count}

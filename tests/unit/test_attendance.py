@@ -100,8 +100,8 @@ def test_who_is_silent_is_who_was_not_heard_lately_or_has_ended() -> None:
         body = {"within_s": 5.0}
         request = Request(1, "server.attendance", body, [], "t", "t", "", time.monotonic() + 10)
         reply = attendance.handlers()["server.attendance"](request)
-        found: list[int] = reply.body["silent"]
-        return found
+        actual: list[int] = reply.body["silent"]
+        return actual
 
     clock = Clock()
     attendance = Attendance(clock)
@@ -175,9 +175,9 @@ def test_where_workers_come_and_go_those_are_waited_for_that_take_part_at_the_en
     assert not attendance.is_over
     again = Attendance()
     again.install(attendance.gone())
-    for of in (attendance, again):
-        tell(of, "goodbye", 0, members=[0, 2])
-        assert of.is_over
+    for one in (attendance, again):
+        tell(one, "goodbye", 0, members=[0, 2])
+        assert one.is_over
     with pytest.raises(BadRequest, match="expected 0 <= worker < num_workers"):
         tell(Attendance(), "alive", 2)
 

@@ -131,8 +131,8 @@ def test_state_survives_save_and_restore() -> None:
 def part_of(store: BlockStore, ids: list[str], start: int, end: int) -> Part:
     """Elements of a parameter cut into blocks, as they would be read from a checkpoint."""
     parts = [part for block_id in ids for part in store.parts_of(block_id)]
-    [found] = [part for part in parts if part.start <= start and end <= part.start + part.size]
-    return found.sliced(start, end)
+    [actual] = [part for part in parts if part.start <= start and end <= part.start + part.size]
+    return actual.sliced(start, end)
 
 
 @pytest.mark.parametrize(("name", "options"), CONFIGURATIONS)
@@ -154,19 +154,19 @@ def test_a_block_of_parts_that_saw_unlike_pushes_sees_each_once(name: str, optio
     (behind, ids), (ahead, _) = make(BLOCK), make(BLOCK)
     train(behind, ids, range(1, 5))
     train(ahead, ids, range(1, 8))
-    found, whole = make(NUM_ELEMENTS)
+    actual, whole = make(NUM_ELEMENTS)
     bounds = [*range(0, NUM_ELEMENTS, BLOCK), NUM_ELEMENTS]
     parts = [
         part_of(ahead if start < 3 * BLOCK or start > 6 * BLOCK else behind, ids, start, end)
         for start, end in itertools.pairwise(bounds)
     ]
-    found.restore(whole[0], parts)
-    assert found.marks_of(whole[0]) == {0: 4, 1: 3}
-    assert [part.size for part in found.parts_of(whole[0])] == [192, 256, 552]
-    train(found, whole, range(5, STEPS + 1))
+    actual.restore(whole[0], parts)
+    assert actual.marks_of(whole[0]) == {0: 4, 1: 3}
+    assert [part.size for part in actual.parts_of(whole[0])] == [192, 256, 552]
+    train(actual, whole, range(5, STEPS + 1))
     expected, _ = make(BLOCK)
     train(expected, ids, range(1, STEPS + 1))
-    np.testing.assert_array_equal(found.read(whole), expected.read(ids))
+    np.testing.assert_array_equal(actual.read(whole), expected.read(ids))
 
 
 def test_parts_that_saw_the_same_pushes_are_one_piece() -> None:
@@ -188,7 +188,7 @@ WHOLE_OPTIONS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [(name, of) for name in WHOLE for of in WHOLE_OPTIONS[name]]
+    ("name", "options"), [(name, options) for name in WHOLE for options in WHOLE_OPTIONS[name]]
 )
 def test_optimizers_of_whole_parameters_give_the_bits_of_torch(name: str, options: dict) -> None:
     parameter = torch.nn.Parameter(torch.from_numpy(initial()).reshape(40, 25))
@@ -283,7 +283,7 @@ def test_state_that_the_optimizer_could_not_go_on_with_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*CONFIGURATIONS, *((name, of) for name in WHOLE for of in WHOLE_OPTIONS[name])],
+    [*CONFIGURATIONS, *((name, options) for name in WHOLE for options in WHOLE_OPTIONS[name])],
 )
 def test_the_state_of_every_optimizer_goes_into_another_store(name: str, options: dict) -> None:
     """Flat, as it travels; before the first step and after it."""

@@ -57,8 +57,8 @@ def test_clipping_is_torchs(limit: float) -> None:
     parameter = torch.nn.Parameter(torch.zeros(300))
     parameter.grad = torch.from_numpy(gradient.copy())
     torch.nn.utils.clip_grad_norm_([parameter], limit)
-    found = Clip("norm", limit).clipped(gradient, norm_of(square_sum(gradient) or 0))
-    np.testing.assert_allclose(found, parameter.grad.numpy(), rtol=2e-6)
+    actual = Clip("norm", limit).clipped(gradient, norm_of(square_sum(gradient) or 0))
+    np.testing.assert_allclose(actual, parameter.grad.numpy(), rtol=2e-6)
     parameter.grad = torch.from_numpy(gradient.copy())
     torch.nn.utils.clip_grad_value_([parameter], limit)
     np.testing.assert_array_equal(

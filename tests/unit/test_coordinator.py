@@ -202,9 +202,9 @@ def test_a_meeting_for_two_purposes_fails_for_all(asker: Asker) -> None:
     waiting = asker.gather(1, "1", "save")
     with pytest.raises(BadRequest, match=r"workers \[1\] came for 'save', worker 0 for 'evaluate'"):
         asker.gather(0, "1", "evaluate")
-    told: list[Reply | TriremeError] = []
-    waiting.bind(told.append)
-    assert "came for 'save'" in str(told[0])
+    answers: list[Reply | TriremeError] = []
+    waiting.bind(answers.append)
+    assert "came for 'save'" in str(answers[0])
 
 
 def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
@@ -300,7 +300,7 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     for worker in (0, 1):
         asker.begin(worker, 1, note=[5])
     asker.gather(0, "1", number=1, arrays=[np.arange(3)])
-    met = asker.gather(1, "1", number=1)
+    gathered = asker.gather(1, "1", number=1)
     asker.gather(1, "2", number=1)  # waits
     other = Asker()
     other.coordinator.install(msgpack.unpackb(msgpack.packb(kept[-1]), strict_map_key=False))
@@ -308,5 +308,5 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     assert (script["entered"], script["met"]) == (1, ["1"])
     assert other.begin(1, 1, 2).body["note"] == [5]
     again = other.gather(1, "1", number=1, incarnation=2)
-    assert again.body == met.body
+    assert again.body == gathered.body
     assert [array.tolist() for array in again.arrays] == [[0, 1, 2]]

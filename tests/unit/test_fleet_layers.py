@@ -215,11 +215,11 @@ def test_a_strategy_with_adam_d2sum_trains_the_dense_part_by_it(home: Cluster) -
     model = linear()
     groups = [{"params": [model.weight], "lr": 0.02}, {"params": [model.bias]}]
     adam = torch.optim.Adam(groups, lr=0.01)
-    found = steps(model, fleet.distributed_optimizer(adam, strategy, model=model))
+    actual = steps(model, fleet.distributed_optimizer(adam, strategy, model=model))
     alone = linear()
     groups = [{"params": [alone.weight], "lr": 0.02}, {"params": [alone.bias]}]
     expected = steps(alone, fleet.AdamD2Sum(groups, lr=0.01))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     sgd = torch.optim.SGD(model.parameters())
     with pytest.raises(BadRequest, match=r"expected torch\.optim\.Adam .* found SGD"):
         fleet.distributed_optimizer(sgd, strategy, model=model)
@@ -290,10 +290,10 @@ def test_metrics_are_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         "none": np.nan,
         "half": 0.5,
     }
-    for found in on_three_workers(monkeypatch, work):
-        assert found.keys() == expected.keys()
+    for actual in on_three_workers(monkeypatch, work):
+        assert actual.keys() == expected.keys()
         for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-12)
+            np.testing.assert_allclose(actual[name], value, rtol=1e-12)
 
 
 def test_metrics_refuse_what_is_no_number(home: Cluster) -> None:

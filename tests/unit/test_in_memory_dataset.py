@@ -128,7 +128,7 @@ def test_slots_shuffle_moves_the_features_together_and_nothing_else(folder):
     assert [(e.label, e.dense, e.keys[1], e.keys[3:]) for e in after] == [
         (e.label, e.dense, e.keys[1], e.keys[3:]) for e in before
     ]
-    pairs = [[repr((e.keys[0], e.keys[2])) for e in of] for of in (before, after)]
+    pairs = [[repr((e.keys[0], e.keys[2])) for e in order] for order in (before, after)]
     assert pairs[0] != pairs[1]
     assert sorted(pairs[0]) == sorted(pairs[1])
     dataset.slots_shuffle(["dense", "label"])

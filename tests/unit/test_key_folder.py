@@ -30,11 +30,11 @@ def test_one_folder_serves_a_whole_job(tmp_path: Path, capsys: pytest.CaptureFix
     servers, worker = server_keys(folder), client_keys(folder)
     assert worker.server == servers.own.public
     assert servers.admitted == {worker.own.public}
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in contents(folder):
-        assert f"{folder}/{name} " in told
-    assert servers.own.secret not in told
-    assert worker.own.secret not in told
+        assert f"{folder}/{name} " in output
+    assert servers.own.secret not in output
+    assert worker.own.secret not in output
 
 
 def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ def limited(text: str) -> Iterator[Cluster]:
 
 def test_limits_are_read_from_one_text() -> None:
     assert parse_limits("") == ServerLimits(CapacityLimits(), Limits())
-    found = parse_limits(
+    actual = parse_limits(
         " tables_max=8, table_bytes_max=1.5GiB,message_bytes_max=64 MiB,handshake_timeout_s=2.5"
     )
-    assert found.capacity == CapacityLimits(tables_max=8, table_bytes_max=3 << 29)
-    assert found.messages == Limits(message_bytes_max=64 << 20, handshake_timeout_s=2.5)
+    assert actual.capacity == CapacityLimits(tables_max=8, table_bytes_max=3 << 29)
+    assert actual.messages == Limits(message_bytes_max=64 << 20, handshake_timeout_s=2.5)
 
 
 @pytest.mark.parametrize(

@@ -46,15 +46,15 @@ def write(folder: Path, name: str, text: str = "x\n") -> None:
 
 
 def test_passes_fill_the_days(tmp_path: Path) -> None:
-    found = passes(tmp_path)
-    assert [(of.day, of.number, of.ends_day) for of in found] == [
+    actual = passes(tmp_path)
+    assert [(one.day, one.number, one.ends_day) for one in actual] == [
         (day, number, number == 2)
         for day in ("20190730", "20190731", "20190801")
         for number in (1, 2)
     ]
     begin = seconds_of_day("20190730")
     assert begin == 1564444800
-    assert [of.seconds - begin for of in found] == [n * 43200 for n in range(6)]
+    assert [one.seconds - begin for one in actual] == [n * 43200 for n in range(6)]
     assert next_day("20191231") == "20200101"
 
 
@@ -113,11 +113,11 @@ def test_data_may_be_elsewhere(tmp_path: Path) -> None:
 
 
 def test_messages_say_what_is_waited_for(tmp_path: Path) -> None:
-    of = passes(tmp_path, "runner.data_donefile=done")[0]
+    first = passes(tmp_path, "runner.data_donefile=done")[0]
     folder = tmp_path / "data" / "20190730"
-    assert str(of) == f"pass 20190730/1 ({folder}/0000 to 20190730/0600, each with done)"
+    assert str(first) == f"pass 20190730/1 ({folder}/0000 to 20190730/0600, each with done)"
     with embedded() as cluster, pytest.raises(DeadlineExceeded, match=r"pass 20190730/1 \(.*done"):
-        Waiting(cluster, 0.01, 0.02, None).open(of)
+        Waiting(cluster, 0.01, 0.02, None).open(first)
 
 
 def test_loading_ahead_what_cannot_be_is_refused(tmp_path: Path) -> None:

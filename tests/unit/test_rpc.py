@@ -152,8 +152,8 @@ def test_absent_server_is_an_error_in_time_that_says_what_was_waited_for(client:
 
 def test_silent_handler_ends_in_deadline_exceeded(server: Server, client: Client) -> None:
     # Both sides keep the deadline; whose word comes first depends on the machine.
-    said = r"defer at .* \(server 0\): no answer (for 0.3 s|was ready before the deadline)"
-    with pytest.raises(DeadlineExceeded, match=said):
+    message = r"defer at .* \(server 0\): no answer (for 0.3 s|was ready before the deadline)"
+    with pytest.raises(DeadlineExceeded, match=message):
         client.call(server.endpoint, "defer", timeout_s=0.3)
     assert client.call(server.endpoint, "echo", timeout_s=30).body == {}
 
@@ -210,4 +210,4 @@ def test_reply_arrives_that_a_server_sends_just_before_it_stops() -> None:
             assert is_asked.wait(60)
             server.stop()
             asking.join(60)
-        assert [found.body for found in answers] == [{"n": 1}]
+        assert [actual.body for actual in answers] == [{"n": 1}]

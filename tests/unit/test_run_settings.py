@@ -124,7 +124,7 @@ def test_two_places_to_start_from_are_refused(tmp_path: Path) -> None:
 def test_keys_without_an_effect_are_warnings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = config(
+    actual = config(
         tmp_path,
         "runner.epoch=3",
         "runner.start_day=20190720",
@@ -132,9 +132,9 @@ def test_keys_without_an_effect_are_warnings(
         "runner.geo_step=400",
         "other=1",
     )
-    Settings.read(found)
+    Settings.read(actual)
     with caplog.at_level(logging.WARNING):
-        warn_of_unused(found)
+        warn_of_unused(actual)
     assert caplog.messages == [
         "other: no effect: nothing reads it",
         "runner.epoch: no effect: nothing reads it; did you mean runner.epochs?",

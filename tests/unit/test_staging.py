@@ -143,23 +143,23 @@ NORM = Clip("norm", 1.0)
 
 
 def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> None:
-    staging, told = applied.staging, list[str]()
+    staging, reported = applied.staging, list[str]()
     for stream in (0, 1):
         staging.stage(replace(push(stream, 1), clip=NORM))
-    assert not staging.when_complete(0, 1, lambda: told.append("complete"))
+    assert not staging.when_complete(0, 1, lambda: reported.append("complete"))
     staging.declare(0, 1)
-    assert told == []
+    assert reported == []
     staging.declare(1, 1)
-    assert (told, applied.steps) == (["complete"], [])
-    assert staging.when_complete(0, 1, told.clear)
+    assert (reported, applied.steps) == (["complete"], [])
+    assert staging.when_complete(0, 1, reported.clear)
     assert staging.norm_of(1) == NormReply(2, None, False)
     assert staging.waiting_for() == "step 1 waits for its norm"
     with pytest.raises(BadRequest, match="expected a member of the pass, found stream 7"):
-        staging.when_complete(7, 1, told.clear)
-    assert not staging.when_applied(1, lambda: told.append("applied"))
+        staging.when_complete(7, 1, reported.clear)
+    assert not staging.when_applied(1, lambda: reported.append("applied"))
     staging.set_norm(1, 0.5)
     staging.declare(0, 1)
-    assert told == ["complete", "applied"]
+    assert reported == ["complete", "applied"]
     assert (applied.steps, applied.norms) == ([[(0, 1), (1, 1)]], [0.5])
     # Who asks late is told what it was; who brings another one then changes nothing.
     assert staging.norm_of(1) == NormReply(None, 0.5, True)

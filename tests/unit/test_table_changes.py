@@ -28,9 +28,9 @@ def values(**numbers: float) -> _core.RuleValues:
 
 
 def weights(table: _core.Table, keys: np.ndarray = KEYS) -> np.ndarray:
-    found = np.empty((len(keys), DIM), np.float32)
-    table.lookup(keys, found, POOL)
-    return found
+    actual = np.empty((len(keys), DIM), np.float32)
+    table.lookup(keys, actual, POOL)
+    return actual
 
 
 def numbers(seed: int) -> np.ndarray:
