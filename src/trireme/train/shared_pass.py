@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from trireme.errors import BadRequest, Stopped, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.protocol.membership import LeasedStream
-from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.dump import Dump
 from trireme.train.loop.share import BEGIN, Place, share_of
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trireme.train")
 
-_WHY_NOT = {
-    "sync": "every step is one of all workers, whose number then may not change",
-    "bounded": "a stream that waits for a worker would hold up all others",
-    "geo": "what a worker has not exchanged would be lost with it, for others to train on again"
-    " from other weights",
-    "hybrid": "the workers that sum their gradients are the same to the end",
-}
-
 
 @dataclass(frozen=True)
 class Turn:
@@ -42,16 +33,6 @@ class Turn:
 
     share: Iterable[Any]
     place: Place = BEGIN
-
-
-def check_sharing(strategy: Strategy, cluster: Cluster) -> None:
-    """Raises BadRequest: a mode in which workers cannot share out streams."""
-    if cluster.num_streams and strategy.mode in _WHY_NOT:
-        raise BadRequest(
-            f"DistributedOptimizer: expected mode 'async' in a job whose workers share out"
-            f" {cluster.num_streams} streams, found {strategy.mode!r}, in which"
-            f" {_WHY_NOT[strategy.mode]}"
-        )
 
 
 def agree_on_model(
@@ -121,7 +102,7 @@ class SharedPass:
         optimizer.flush()
         entered = stream_calls.enter(optimizer.cluster.client, optimizer.num_steps)
         self.is_over = entered.is_over
-        optimizer.enter(Entered(is_over=entered.is_over), entered.num_steps)
+        optimizer.passes.enter_shared(Entered(is_over=entered.is_over), entered.num_steps)
 
     def turns(self) -> Iterator[Turn]:
         """Shares of the streams that this worker takes, until all are done. A stream is done when
@@ -133,7 +114,7 @@ class SharedPass:
         cluster, done = self._optimizer.cluster, None
         while (found := stream_calls.take(cluster.client, done, self._has_to_stop)) is not None:
             done, at = found
-            self._optimizer.stand_at(at)
+            self._optimizer.stream.stand_at(at)
             place = self._place(done, at)
             if place.batches:
                 log.info(

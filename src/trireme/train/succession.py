@@ -60,16 +60,6 @@ def check_loop(found: Inherited) -> None:
         )
 
 
-def check_hybrid(cluster: Cluster) -> None:
-    """Raises BadRequest: a worker that was started again, in a mode that keeps weights in it."""
-    if cluster.client.script.is_successor:
-        raise BadRequest(
-            "DistributedOptimizer: expected all workers to begin together in mode 'hybrid',"
-            " whose dense weights are in them, found one that was started again: start the job"
-            " again and load the newest checkpoint"
-        )
-
-
 def check_order(dataset: Iterable[Any]) -> None:
     """Raises BadRequest: the order of the data was drawn, so that nobody knows which batches a
     predecessor has trained on.

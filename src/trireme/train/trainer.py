@@ -31,6 +31,7 @@ from trireme.train.loop.scoring import ExampleIds, Loss, Scorer
 from trireme.train.loop.share import BEGIN, Place, share_of
 from trireme.train.loop.staleness import staleness
 from trireme.train.loop.tally import Tally, check_metrics
+from trireme.train.modes import check_threads
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.recipe import Recipe
 from trireme.train.shared_pass import SharedPass, Turn, check_dump, place_among
@@ -96,11 +97,8 @@ class Trainer(InferenceExports):
         check_metrics(metrics, label)
         if threads < 1:
             raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
-        if threads > 1 and strategy is not None and strategy.mode not in ("async", "bounded"):
-            raise BadRequest(
-                f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
-                " after the other; use more workers"
-            )
+        if strategy is not None:
+            check_threads(strategy, threads)
         self.cluster = default() if cluster is None else cluster
         self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
         self.depth, self.threads = depth, threads

@@ -136,7 +136,7 @@ def saving(
     if isinstance(checkpoints, AtStop):
         saver = Saver(checkpoints, optimizer, random, note)
     else:
-        kind = SyncSaver if optimizer.is_sync else AsyncSaver
+        kind = SyncSaver if optimizer.mode.in_lockstep else AsyncSaver
         saver = kind(checkpoints, optimizer, random, note)
     try:
         yield saver
@@ -289,7 +289,7 @@ class AsyncSaver(_RegularSaver):
             raise error
 
     def _start(self) -> None:
-        self._optimizer.publish()
+        self._optimizer.mode.publish()
         moment = Moment.of(self._optimizer, self._random)
         groups, extra = self._optimizer.state_dict(), self._note()
 

@@ -1,4 +1,4 @@
-"""What a DistributedOptimizer is given: parameters in groups, tables, blocks; checked."""
+"""What a DistributedOptimizer creates: param groups, and tables and blocks on the servers."""
 
 from __future__ import annotations
 
@@ -10,54 +10,30 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.errors import BadRequest
-from trireme.job.cluster import Cluster
-from trireme.protocol.dense_optimizers import needs_whole
-from trireme.strategy import Strategy
+from trireme.protocol.dense_optimizers import needs_whole, optimizer_spec
 from trireme.table import Table
+from trireme.train.modes import LocalTraining
+from trireme.train.shared_pass import agree_on_model
 
 
 def table_group(table: Table) -> dict[str, Any]:
+    """The param group of a table."""
     return {"params": [], "table": table, **table.optimizer.group()}
 
 
-def check_blocks(
-    blocks: Blocks | None, strategy: Strategy, optimizer: torch.optim.Optimizer | None
-) -> None:
-    if blocks is not None and strategy.mode == "hybrid":
-        raise BadRequest(
-            "DistributedOptimizer: expected no blocks in mode 'hybrid', whose dense parameters are"
-            f" in the workers, found {blocks}"
-        )
+def check_blocks(blocks: Blocks | None, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raises BadRequest: nothing to cut into blocks, or an optimizer that needs it whole."""
     if blocks is not None and optimizer is None:
         raise BadRequest(
             f"DistributedOptimizer: expected dense parameters to cut, found none and {blocks}"
         )
     if optimizer is None or not needs_whole(optimizer):
         return
-    name = type(optimizer).__name__
-    if strategy.mode == "hybrid":
-        raise BadRequest(
-            f"DistributedOptimizer: {name} needs whole parameters; in mode 'hybrid' servers keep"
-            " them in blocks, for checkpoints"
-        )
     if blocks is None or blocks.size is not None:
         raise BadRequest(
-            f"DistributedOptimizer: {name} needs whole parameters, found {blocks or Blocks()};"
-            " give blocks=Blocks(None)"
+            f"DistributedOptimizer: {type(optimizer).__name__} needs whole parameters, found"
+            f" {blocks or Blocks()}; give blocks=Blocks(None)"
         )
-
-
-def check_scales(tables: Iterable[Table], strategy: Strategy, cluster: Cluster) -> None:
-    if strategy.mode != "sync" or cluster.num_workers == 1:
-        return
-    for table in tables:
-        if table.optimizer.scale == "fleet" and not table.schema.is_scored:
-            raise BadRequest(
-                f"DistributedOptimizer: expected scale='loss' for table {table.name!r} in sync with"
-                f" {cluster.num_workers} workers, found 'fleet', which counts a key in the batch of"
-                " one worker; give the table a ScorePolicy, whose shows servers add up, or use"
-                " Strategy('async'), as Fleet does"
-            )
 
 
 def named_parameters(
@@ -80,3 +56,28 @@ def named_parameters(
             " that are not the model's"
         )
     return named
+
+
+def create_on_servers(local: LocalTraining) -> None:
+    """Create the tables and blocks, with worker 0's weights. Every worker calls it.
+
+    Raises:
+        SchemaMismatch: workers differ in the strategy, blocks or model, or the servers have another
+            table of that name.
+    """
+    cluster, optimizer, dense = local.cluster, local.optimizer, local.replica.dense
+    client, blocks = cluster.client, local.blocks or Blocks()
+    client.agree("strategy", repr(local.strategy))
+    kind = "no optimizer" if optimizer is None else type(optimizer).__name__
+    agree_on_model(cluster, local.tables, dense, kind)
+    for table in local.tables:
+        cluster.ensure_table(table)
+    if optimizer is not None:
+        client.agree("blocks", repr(blocks))
+        names = [block.param for block in dense.specs]
+        client.create_blocks(
+            optimizer_spec(optimizer),
+            local.group_values(),
+            dense,
+            lambda servers: blocks.owners(names, servers),
+        )
