@@ -22,7 +22,7 @@ from tests.jobs import Job
 from tests.s3_server import put, s3_server
 from trireme import _core
 from trireme.errors import BadRequest, DataError
-from trireme.fleet import job as fleet_job
+from trireme.fleet import calls as fleet_job
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 

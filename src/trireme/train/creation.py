@@ -12,8 +12,8 @@ from trireme.blocks import Blocks
 from trireme.errors import BadRequest
 from trireme.protocol.dense_optimizers import needs_whole, optimizer_spec
 from trireme.table import Table
-from trireme.train.modes import LocalTraining
-from trireme.train.shared_pass import agree_on_model
+from trireme.train.modes.local_training import LocalTraining
+from trireme.train.stream_checks import agree_on_model
 
 
 def table_group(table: Table) -> dict[str, Any]:

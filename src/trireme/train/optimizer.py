@@ -29,11 +29,12 @@ from trireme.train.loop.replica import Replica
 from trireme.train.loop.row_gradients import row_gradients
 from trireme.train.loop.timing import Timing
 from trireme.train.loss_scaling import PendingRows, unscale
-from trireme.train.modes import LocalTraining, make_mode
+from trireme.train.modes import mode_of
+from trireme.train.modes.local_training import LocalTraining
 from trireme.train.pass_state import PassState
+from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.push_stream import PushStream
-from trireme.train.shared_pass import check_own_stream
-from trireme.train.succession import Inherited, check_loop
+from trireme.train.stream_checks import check_own_stream
 from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
 
@@ -112,7 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             stream=self.stream,
             passes=self.passes,
         )
-        self.mode = make_mode(local)
+        self.mode = mode_of(self.strategy.mode)(local)
         check_blocks(blocks, optimizer)
         if (before := newest_optimizer(self.cluster)) is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
@@ -158,7 +159,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- the pass ----
 
-    def begin_pass(self) -> Inherited:
+    def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass, in sync and bounded together with all other workers, unless this
         worker is in a pass that it has not left.
 
@@ -268,7 +269,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.passes.entered is None:
             check_own_stream("DistributedOptimizer.step", self.cluster)
         elif self.passes.entered.is_over:
-            check_loop(Inherited(is_over=True))
+            check_loop(PredecessorProgress(is_over=True))
         self.stream.check_usable()
 
     def flush(self) -> None:

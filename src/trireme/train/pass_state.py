@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trireme.train.predecessor import PredecessorProgress
 from trireme.train.push_stream import PushStream
-from trireme.train.succession import Inherited, inherited
 from trireme.worker.client import Client
 from trireme.worker.script import Entered
 
@@ -33,7 +33,7 @@ class PassState:
 
     def begin(
         self, counts: Sequence[int] = (), *, together: bool = False, staged: bool = False
-    ) -> tuple[Entered, Inherited]:
+    ) -> tuple[Entered, PredecessorProgress]:
         """Enter the next pass, and set stream and step count to where it began and to what a
         predecessor has pushed since.
 
@@ -43,7 +43,7 @@ class PassState:
         """
         note = (self._stream.sequence, self.num_steps, *counts)
         entered = self._client.begin_pass(note, together=together, staged=staged)
-        progress = inherited(entered, self._stream.sequence)
+        progress = PredecessorProgress.from_entered(entered, self._stream.sequence)
         if not progress.is_over:
             entered = replace(entered, note=note if entered.note is None else entered.note)
             assert entered.note is not None

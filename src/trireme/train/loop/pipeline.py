@@ -28,15 +28,15 @@ from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
-from trireme.nn import Plan, Planner
+from trireme.nn import BatchPlan, Planner
 from trireme.protocol.routing import Keys
 from trireme.threads import settled
+from trireme.train.leased_streams import LeasedPass
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.share import Closes, Place, share_of
 from trireme.train.loop.timing import Timing
 from trireme.train.optimizer import newest_optimizer
-from trireme.train.shared_pass import SharedPass
-from trireme.train.succession import Inherited, check_order, pass_over
+from trireme.train.predecessor import PredecessorProgress, check_order, skip_epoch
 from trireme.worker.client import Pulled
 from trireme.worker.lookups import PendingLookups, RowLookup
 
@@ -51,7 +51,7 @@ class _Prepared:
 
     number: int
     batch: Batch
-    plan: Plan
+    plan: BatchPlan
     pulled: Pulled | None = None
 
     def keys(self) -> dict[str, Keys]:
@@ -258,24 +258,24 @@ def prefetch(
     with job.client.script.section():
         optimizer = newest_optimizer(job)
         if job.num_streams and optimizer is not None:
-            shared = SharedPass(optimizer, dataset, epoch, is_trainers=False)
-            for turn in () if shared.is_over else shared.turns():
-                pipeline = Pipeline(turn.share, model, training=True, depth=depth, cluster=job)
+            shared = LeasedPass(optimizer, dataset, epoch, is_trainers=False)
+            for stream in () if shared.is_over else shared.streams():
+                pipeline = Pipeline(stream.batches, model, training=True, depth=depth, cluster=job)
                 try:
                     with settled(), pipeline:
                         yield from pipeline
                 except GeneratorExit:
-                    shared.leave_amid()
+                    shared.give_back()
                     raise
             optimizer.end_pass()
             return
-        found = Inherited()
+        found = PredecessorProgress()
         num_batches = 0
         if optimizer is not None:
             found = optimizer.begin_pass()
             num_batches = optimizer.mode.num_batches(found.num_pushes)
         if found.is_over or found.has_left:
-            pass_over(dataset, job, epoch)
+            skip_epoch(dataset, job, epoch)
         else:
             share = _share_left(dataset, job, epoch, num_batches)
             pipeline = Pipeline(share, model, training=True, depth=depth, cluster=job)

@@ -9,7 +9,7 @@ from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.routing import Keys
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.local_training import LocalTraining
-from trireme.train.succession import Inherited, check_loop
+from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
 
@@ -32,6 +32,7 @@ class Mode:
         self.cluster, self.client = local.cluster, local.cluster.client
         self.stream, self.passes = local.stream, local.passes
         self.is_stopped = False  # no worker makes another step of the pass
+        local.check_shared_streams(self.why_not_shared)
 
     def open(self) -> None:
         """Begin; tables and dense parameters are on the servers."""
@@ -106,9 +107,9 @@ class Mode:
     def join_pass(self) -> None:
         """Enter a pass for a loop that begins none."""
         if self.passes.is_repeating:
-            check_loop(Inherited(num_pushes=self.stream.sequence))
+            check_loop(PredecessorProgress(num_pushes=self.stream.sequence))
 
-    def begin_pass(self) -> Inherited:
+    def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass; returns what a predecessor did in it."""
         self.flush()  # pushes on their way belong to the pass before
         _, progress = self.passes.begin()

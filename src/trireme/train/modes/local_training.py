@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from trireme.blocks import Blocks
+from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.protocol.clipping import Clip
 from trireme.protocol.dense_optimizers import GroupValues, group_values
@@ -39,6 +40,15 @@ class LocalTraining:
     blocks: Blocks | None
     stream: PushStream
     passes: PassState
+
+    def check_shared_streams(self, why_not: str) -> None:
+        """Raises BadRequest: the workers of the job share streams, and the mode says why not."""
+        if self.cluster.num_streams and why_not:
+            raise BadRequest(
+                f"DistributedOptimizer: expected mode 'async' in a job whose workers share out"
+                f" {self.cluster.num_streams} streams, found {self.strategy.mode!r}, in which"
+                f" {why_not}"
+            )
 
     def group_values(self) -> list[GroupValues]:
         """The values of the optimizer's groups as they are now."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from trireme.train.modes.base import Mode
 from trireme.train.modes.local_training import LocalTraining
-from trireme.train.succession import Inherited, check_loop
+from trireme.train.predecessor import PredecessorProgress, check_loop
 
 
 class NumberedSteps(Mode):
@@ -34,10 +34,10 @@ class NumberedSteps(Mode):
         if self.passes.entered is None:
             check_loop(self.begin_pass())
 
-    def begin_pass(self) -> Inherited:
+    def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass with all other workers, unless this one has not left the last."""
         if self.passes.entered is not None:
-            return Inherited()
+            return PredecessorProgress()
         self.flush()
         entered, progress = self.passes.begin(self._counts(), together=True, staged=self.is_staged)
         if not progress.is_over:
@@ -52,7 +52,7 @@ class NumberedSteps(Mode):
         """What this mode has a successor know besides."""
         return ()
 
-    def _count_from(self, progress: Inherited, counts: Sequence[int]) -> None:
+    def _count_from(self, progress: PredecessorProgress, counts: Sequence[int]) -> None:
         """Set the step count. counts: `_counts` of whoever began the pass first."""
         self.passes.num_steps += progress.num_pushes
 

@@ -15,8 +15,8 @@ from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.routing import Keys
 from trireme.train.modes.local_training import LocalTraining
 from trireme.train.modes.numbered_steps import NumberedSteps
-from trireme.train.stopping import is_told_to_stop
-from trireme.train.succession import Inherited
+from trireme.train.predecessor import PredecessorProgress
+from trireme.train.stopping import is_last_step
 from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
 
@@ -52,7 +52,7 @@ class Sync(NumberedSteps):
             clipped=self._server_clip is not None and self._server_clip.kind == "norm",
             time=self.stream.data_time(),
         )
-        self.is_stopped = is_told_to_stop(pulled, self._last_step, self.cluster)
+        self.is_stopped = is_last_step(pulled, self._last_step, self.cluster)
         return pulled
 
     def clip(
@@ -91,7 +91,7 @@ class Sync(NumberedSteps):
     def _counts(self) -> Sequence[int]:
         return () if self._steps_before is None else (self._steps_before,)
 
-    def _count_from(self, progress: Inherited, counts: Sequence[int]) -> None:
+    def _count_from(self, progress: PredecessorProgress, counts: Sequence[int]) -> None:
         assert self._first_step is not None
         before = self.passes.num_steps - (self._first_step - 1)
         self._steps_before = counts[0] if counts else before

@@ -12,7 +12,7 @@ from trireme.train.modes.base import Mode
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.local_dense import LocalDense
 from trireme.train.modes.local_training import LocalTraining
-from trireme.train.succession import Inherited
+from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
 
@@ -112,7 +112,7 @@ class Geo(Mode):
 
     # ---- the pass ----
 
-    def begin_pass(self) -> Inherited:
+    def begin_pass(self) -> PredecessorProgress:
         progress = super().begin_pass()
         # Each push counts as a whole window; one that ended early had fewer steps.
         self.passes.num_steps += progress.num_pushes * (self.local.strategy.k - 1)

@@ -13,7 +13,7 @@ from trireme.train.modes.base import Mode
 from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
 from trireme.train.modes.local_dense import LocalDense
 from trireme.train.modes.local_training import LocalTraining
-from trireme.train.succession import Inherited, check_loop
+from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
 
@@ -74,7 +74,7 @@ class Hybrid(Mode):
         else:
             self._dense.begin()
 
-    def begin_pass(self) -> Inherited:
+    def begin_pass(self) -> PredecessorProgress:
         self._dense.begin()
         return super().begin_pass()
 
