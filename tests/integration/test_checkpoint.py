@@ -150,7 +150,7 @@ def test_a_save_that_fails_leaves_nothing_behind(
     with embedded() as cluster:
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
-        monkeypatch.setattr("trireme.checkpoint.format.block_files.write_tensors", full_disk)
+        monkeypatch.setattr("trireme.checkpoint.server_side.save.write_tensors", full_disk)
         with pytest.raises(ResourceExhausted, match=r"cannot write .*: No space left"):
             trainer.save(tmp_path / "c")
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,8 @@ from tests.jobs import InProcessServer, Job, in_threads
 from tests.long import pick
 from tests.seeds import SEED
 from trireme import _core
-from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient

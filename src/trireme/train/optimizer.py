@@ -35,8 +35,8 @@ from trireme.train.pass_state import PassState
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.push_stream import PushStream
 from trireme.train.stream_checks import check_own_stream
-from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.pull import Pulled
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

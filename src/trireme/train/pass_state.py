@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from trireme.train.predecessor import PredecessorProgress
 from trireme.train.push_stream import PushStream
+from trireme.worker import passes
 from trireme.worker.client import Client
-from trireme.worker.script import Entered
+from trireme.worker.passes import EnteredPass
 
 
 class PassState:
@@ -22,7 +23,7 @@ class PassState:
 
     def __init__(self, client: Client, stream: PushStream) -> None:
         self._client, self._stream = client, stream
-        self.entered: Entered | None = None
+        self.entered: EnteredPass | None = None
         self.num_steps = 0
         self.is_repeating = False
         self._is_new = client.script.is_successor
@@ -33,16 +34,16 @@ class PassState:
 
     def begin(
         self, counts: Sequence[int] = (), *, together: bool = False, staged: bool = False
-    ) -> tuple[Entered, PredecessorProgress]:
+    ) -> tuple[EnteredPass, PredecessorProgress]:
         """Enter the next pass, and set stream and step count to where it began and to what a
         predecessor has pushed since.
 
         Args:
             counts: what the mode counts besides; `entered.note[2:]` are a predecessor's.
-            together, staged: see Client.begin_pass.
+            together, staged: see passes.begin_pass.
         """
         note = (self._stream.sequence, self.num_steps, *counts)
-        entered = self._client.begin_pass(note, together=together, staged=staged)
+        entered = passes.begin_pass(self._client, note, together=together, staged=staged)
         progress = PredecessorProgress.from_entered(entered, self._stream.sequence)
         if not progress.is_over:
             entered = replace(entered, note=note if entered.note is None else entered.note)
@@ -52,7 +53,7 @@ class PassState:
         self.entered, self.is_repeating = entered, False
         return entered, progress
 
-    def enter_shared(self, entered: Entered, num_steps: int) -> None:
+    def enter_shared(self, entered: EnteredPass, num_steps: int) -> None:
         """Come to a pass of shared streams. num_steps: of workers that were there from the
         beginning; a worker that was not counts on from there.
         """

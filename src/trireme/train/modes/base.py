@@ -10,8 +10,8 @@ from trireme.protocol.routing import Keys
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.local_training import LocalTraining
 from trireme.train.predecessor import PredecessorProgress, check_loop
-from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.pull import Pulled
 
 
 class Mode:

@@ -9,8 +9,8 @@ from trireme.protocol.membership import Pace
 from trireme.protocol.routing import Keys
 from trireme.train.modes.local_training import LocalTraining
 from trireme.train.modes.numbered_steps import NumberedSteps
-from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.pull import Pulled
 
 
 class Bounded(NumberedSteps):

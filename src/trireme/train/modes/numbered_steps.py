@@ -8,6 +8,7 @@ from typing import ClassVar
 from trireme.train.modes.base import Mode
 from trireme.train.modes.local_training import LocalTraining
 from trireme.train.predecessor import PredecessorProgress, check_loop
+from trireme.worker import passes
 
 
 class NumberedSteps(Mode):
@@ -59,7 +60,7 @@ class NumberedSteps(Mode):
     def end_pass(self) -> None:
         self.flush()
         if self._first_step is not None:
-            self.client.leave(self.next_step(), staged=self.is_staged)
+            passes.leave(self.client, self.next_step(), staged=self.is_staged)
             self._first_step = None
         super().end_pass()
 

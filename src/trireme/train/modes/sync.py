@@ -17,8 +17,8 @@ from trireme.train.modes.local_training import LocalTraining
 from trireme.train.modes.numbered_steps import NumberedSteps
 from trireme.train.predecessor import PredecessorProgress
 from trireme.train.stopping import is_last_step
-from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.pull import Pulled
 
 
 class Sync(NumberedSteps):

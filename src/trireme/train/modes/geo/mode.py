@@ -13,8 +13,8 @@ from trireme.train.modes.geo.window import Window
 from trireme.train.modes.local_dense import LocalDense
 from trireme.train.modes.local_training import LocalTraining
 from trireme.train.predecessor import PredecessorProgress
-from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
 

@@ -14,8 +14,8 @@ from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
 from trireme.train.modes.local_dense import LocalDense
 from trireme.train.modes.local_training import LocalTraining
 from trireme.train.predecessor import PredecessorProgress, check_loop
-from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.pull import Pulled
 
 
 class Hybrid(Mode):
