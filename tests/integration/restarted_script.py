@@ -1,8 +1,8 @@
-"""A training script whose workers are killed, anywhere, and started again as they were.
+"""A training script whose workers are killed anywhere and restarted with the same arguments.
 
-With --hold METHOD:N:before or after, a process stops at its N-th call of a client's method, prints
-`held` and waits to be killed. It prints `step N` behind its N-th forward pass, and at the end its
-figures and `done`.
+With --hold METHOD:N:before (or after), a process stops at its N-th call of a client's method,
+prints `held` and waits to be killed. It prints `step N` after its N-th forward pass, and at the end
+its metrics and `done`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import nn
 import trireme as tr
 from trireme.job.cluster import Cluster
 from trireme.train.checkpointing import save
+from trireme.worker import passes
 from trireme.worker.client import Client
 
 BATCH, NUM_KEYS, DIM = 8, 120, 3
@@ -78,7 +79,8 @@ class Data:
 def hold(where: str) -> None:
     """Wait to be killed at some call."""
     name, number, side = where.split(":")
-    target: Any = save if name == "save_checkpoint" else Client
+    modules = {"save_checkpoint": save, "begin_pass": passes, "leave": passes}
+    target: Any = modules.get(name, Client)
     method, num_calls = getattr(target, name), 0
 
     @functools.wraps(method)

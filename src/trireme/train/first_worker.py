@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trireme.checkpoint.worker_side.calls import SAVE_TIMEOUT_S
+from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.errors import Internal, TriremeError, Unavailable, class_of_code
 from trireme.job.cluster import Cluster
 
@@ -19,7 +19,7 @@ def let_first_worker(
     """
     outcome: dict[str, Any] = {}
     error: BaseException | None = None
-    if cluster.worker == 0 and not cluster.client.script.has_come():
+    if cluster.worker == 0 and not cluster.client.script.has_attended_next():
         try:
             outcome = {"returned": act()}
         except Exception as raised:  # noqa: BLE001 raised below, when the others know
