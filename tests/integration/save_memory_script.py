@@ -1,4 +1,4 @@
-"""Saves a table of a million rows; prints the process' memory before, and the most meanwhile."""
+"""Saves a table of a million rows; prints the memory before, and the peak during the save."""
 
 from __future__ import annotations
 

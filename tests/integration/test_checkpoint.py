@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, loadable on any number of servers."""
+"""Checkpoints are complete or absent, and load on any number of servers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checkpoints while four workers push at full speed: every row is of one moment, every bucket
-agrees with its marks, and a run that goes on from such a checkpoint loses and repeats nothing.
+"""Checkpoints while four workers push at full speed: all rows belong to one moment, buckets agree
+with their marks, and a resumed run loses and repeats nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Servers are killed at random moments and started again: no push that was acknowledged is lost,
-none is applied twice, and in sync nothing differs from a run that nobody has disturbed.
+"""Servers are killed at random moments and restarted: no acknowledged push is lost, none is applied
+twice, and sync training keeps its exact bits.
 """
 
 from __future__ import annotations
