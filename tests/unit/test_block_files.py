@@ -31,7 +31,7 @@ def test_what_is_written_is_read_bit_by_bit(tmp_path: Path) -> None:
     for tensors in (load(path.read_bytes()), load_file(path)):
         assert tensors.keys() == TENSORS.keys()
         for name, tensor in TENSORS.items():
-            assert (tensors[name].dtype, message[name].shape) == (tensor.dtype, tensor.shape), name
+            assert (tensors[name].dtype, tensors[name].shape) == (tensor.dtype, tensor.shape), name
             assert tensors[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes(), name
 
 
