@@ -16,7 +16,7 @@ from torch import Tensor
 from trireme.checkpoint.format.manifest import BlocksFile, FileEntry
 from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
-from trireme.server.block_store import Part
+from trireme.server.block_slice import BlockSlice
 from trireme.server.state import ServerState
 from trireme.storage.storage import CheckedFile, Storage, written
 
@@ -33,7 +33,7 @@ def save_blocks(server: ServerState, storage: Storage, prefix: str) -> list[dict
         saved: list[_Saved] = [
             (_of_part(spec, part), part.tensors, part.marks)
             for spec in server.blocks.specs()
-            for part in server.blocks.parts_of(spec.id)
+            for part in server.blocks.slices_of(spec.id)
         ]
     files = []
     for number, group in enumerate(_groups(saved)):
@@ -52,7 +52,7 @@ def save_blocks(server: ServerState, storage: Storage, prefix: str) -> list[dict
 _Saved = tuple[BlockSpec, Mapping[str, Tensor], Mapping[int, int]]
 
 
-def _of_part(spec: BlockSpec, part: Part) -> BlockSpec:
+def _of_part(spec: BlockSpec, part: BlockSlice) -> BlockSpec:
     """A block in several pieces is saved as as many blocks."""
     return spec if part.size == spec.size else replace(spec, start=part.start, size=part.size)
 

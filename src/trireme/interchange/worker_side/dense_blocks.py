@@ -16,7 +16,7 @@ from trireme.errors import BadRequest
 from trireme.interchange.worker_side.orders import TIMEOUT_S
 from trireme.protocol.wire import Array, Arrays, need_list
 from trireme.rpc import Call, Handler, Reply, Request
-from trireme.server.block_store import Part
+from trireme.server.block_slice import BlockSlice
 from trireme.server.state import ServerState
 from trireme.worker.client import Client
 
@@ -54,7 +54,7 @@ class BlockHandlers:
                     raise BadRequest(f"import.blocks: no block {block_id!r} on this server")
                 states[block_id] = blocks.state_with(block_id, tensors)
             for block_id, state in states.items():
-                blocks.restore(block_id, [Part(0, state, blocks.marks_of(block_id))])
+                blocks.restore(block_id, [BlockSlice(0, state, blocks.marks_of(block_id))])
 
 
 def _given(request: Request) -> dict[str, dict[str, torch.Tensor]]:
