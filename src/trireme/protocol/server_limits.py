@@ -51,7 +51,7 @@ class CapacityLimits:
     blocks_max: int = 1 << 20
     """Dense blocks."""
     block_bytes_max: int | None = None
-    """Bytes of the weights of all dense blocks; optimizers need up to four times as much besides."""
+    """Bytes of the weights of all dense blocks, without the optimizers' state."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

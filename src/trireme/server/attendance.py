@@ -34,7 +34,7 @@ class Attendance:
         self._stopped: str | None = None
         self._stop_reason = ""  # of a worker that asks all to stop
         self._is_over = False
-        self._last_heard_default = -math.inf  # of workers that this process has not heard
+        self._default_heard = -math.inf  # of workers that this process has not heard
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -110,7 +110,7 @@ class Attendance:
     def begin_again(self) -> None:
         """This process continues an earlier one: its workers have the usual time to be heard."""
         with self._changed:
-            self._last_heard_default = self._clock()
+            self._default_heard = self._clock()
 
     def _hear(self, request: Request) -> tuple[int, int]:
         worker = need(request.body, "worker", int)
@@ -135,7 +135,7 @@ class Attendance:
                 worker
                 for worker in sorted(self._expected() | self._last_heard.keys())
                 if worker in self._gone
-                or self._last_heard.get(worker, self._last_heard_default) < since
+                or self._last_heard.get(worker, self._default_heard) < since
             ]
             body = {"silent": silent, "gone": sorted(self._gone), "stops": self._stop_reason}
             return Reply(body)
@@ -179,7 +179,7 @@ class Attendance:
                     return self._stopped
                 if self._num_workers is not None and self.is_over:
                     return "all workers have said goodbye"
-                heard = max([self._last_heard_default, *self._last_heard.values()])
+                heard = max([self._default_heard, *self._last_heard.values()])
                 # No limit before the first worker of a new job: workers start when they do.
                 if heard > -math.inf and self._clock() - heard > silence_s:
                     raise Unavailable(self._silence(silence_s))
