@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from trireme import _core
 from trireme.coordinator.coordinator import Coordinator
-from trireme.job.cluster import Cluster, connect
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
 from trireme.job.handlers import handlers_of
 from trireme.protocol.server_limits import ServerLimits
 from trireme.rpc import Server

@@ -19,7 +19,8 @@ from tests.jobs import Job
 from tests.programs import Template
 from trireme import fleet
 from trireme.errors import BadRequest, SchemaMismatch
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.train.checkpointing import checkpoint
 
 Weights = dict[str, np.ndarray]

@@ -23,7 +23,8 @@ from tests.programs import Template
 from tests.property.seeds import SEED
 from trireme import fleet
 from trireme.errors import BadRequest, NotFinite
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 RULE = exact.RULES["sgd"]
 CLIPS = {"norm": {"clip_norm": 0.8}, "value": {"clip_value": 0.05}}

@@ -18,7 +18,8 @@ from trireme import _core
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
 from trireme.inference import predictor as predictors
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.server.state import ServerState
 
 NUM_KEYS = 2000

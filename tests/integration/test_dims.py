@@ -16,7 +16,8 @@ from tests.jobs import Job
 from trireme.commands import cli
 from trireme.data import Batch, Ragged
 from trireme.inference import Predictor
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.policy import CtrCommonAccessor, ShowClick
 
 DIMS = {"user": 8, "ad": 3, "site": 8, "hour": 1}

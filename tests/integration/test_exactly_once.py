@@ -12,7 +12,8 @@ from tests.jobs import Job
 from tests.tables import restore
 from trireme import _core
 from trireme.errors import Fenced, NotReady
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.routing import BucketMap
@@ -129,7 +130,7 @@ def push_to_one(cluster: Cluster, sequence: int, keys: np.ndarray, *, server: in
 def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> None:
     """What a coordinator does to move buckets, step by step: rows and marks, then the map."""
     servers = job.servers
-    old = servers[0].coordinator._map
+    old = servers[0].coordinator.facts.bucket_map
     owners = old.buckets.copy()
     owners[buckets] = target
     moved = BucketMap(old.version + 1, old.servers, owners, old.blocks)
@@ -137,7 +138,7 @@ def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> Non
         content = servers[source].state.tables["t"].rows.snapshot(bucket)
         restore(servers[target].state.tables["t"].rows, bucket, content)
         servers[source].state.tables["t"].rows.clear_bucket(bucket)
-    servers[0].coordinator.set_map(moved)
+    servers[0].coordinator.facts.bucket_map = moved
     for index, server in enumerate(servers):
         server.state.set_map(moved, index)
 

@@ -17,7 +17,8 @@ from tests.integration import test_sync as exact
 from tests.jobs import TIMEOUT_S, Job
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
@@ -189,7 +190,7 @@ def second_batch(between: Callable[[Job, Any, Model, Any], None]) -> tuple[float
             seen.append(first_weight(batch))
             if len(seen) == 1:
                 deadline = time.monotonic() + TIMEOUT_S
-                while not cluster.telling.queues["pulled"]():
+                while not cluster.metrics.queues["pulled"]():
                     assert time.monotonic() < deadline
                 between(job, optimizer, model, batch)
     return seen[1], initial_rows(model)[2, 0]

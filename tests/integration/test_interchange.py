@@ -23,7 +23,8 @@ from tests.s3_server import put, s3_server
 from trireme import _core
 from trireme.errors import BadRequest, DataError
 from trireme.fleet import job as fleet_job
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 NUM_KEYS = 500
 DAY = 86_400

@@ -17,7 +17,7 @@ import pytest
 import trireme as tr
 from tests.golden.test_fleet_checkpoint import CASES, FOLDER, make_trainer
 from tests.repo import tree
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 PYTHON = Path(os.environ.get("TRIREME_BENCH_PADDLE", tree.ROOT / "build/paddle/bin/python"))
 SHARDS = 2  # of benchmarks/paddle/checkpoint.py

@@ -13,8 +13,8 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import InProcessServer, Job, in_threads
-from trireme.job import cluster as clusters
 from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
 
 NUM_BUCKETS = 4096
 SEEN, UNSEEN = 1000, 10**12
@@ -130,7 +130,7 @@ def test_a_forward_pass_without_a_step_leaves_the_servers_as_they_are(trained: T
     """Of a training model too, whose lookups are remembered for a step that never comes."""
     before = [digest(server) for server in trained.job.servers]
     trainer = trained.trainers[0]
-    clusters.set_default(trainer.cluster)
+    set_default(trainer.cluster)
     trainer.model.train()
     loss = trainer.model(batches(1, seed=5, first_key=UNSEEN)[0]).sum()
     loss.backward()

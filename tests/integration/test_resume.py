@@ -22,7 +22,8 @@ from tests.integration.resumer import BATCH, NUM_BATCHES, array_dataset, columns
 from tests.jobs import Job
 from trireme import _core
 from trireme.errors import BadRequest, Corruption, ResourceExhausted
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.threads import torch_threads
 
 LAST = 2 * NUM_BATCHES

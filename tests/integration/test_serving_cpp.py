@@ -12,7 +12,7 @@ import torch
 import trireme as tr
 from tests.repo import tree
 from trireme.inference import Predictor
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 NUM_KEYS, DIM = 5000, 5
 

@@ -14,7 +14,9 @@ from tests.jobs import Job
 from trireme import _core
 from trireme.data import Ragged
 from trireme.errors import BadRequest
-from trireme.job.cluster import Cluster, embedded, set_default
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import CVM, EmbeddingBag
 from trireme.optim import values_of_group
 from trireme.policy import CtrCommonAccessor, ScorePolicy, ShowClick, SparseAccessor

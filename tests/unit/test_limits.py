@@ -13,8 +13,9 @@ from torch import nn
 import trireme as tr
 from tests.jobs import InProcessServer
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.job import cluster as clusters
-from trireme.job.cluster import Cluster, connect
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
+from trireme.job.default import set_default
 from trireme.protocol.server_limits import CapacityLimits, ServerLimits, parse_limits
 from trireme.rpc import Limits
 
@@ -24,7 +25,7 @@ def limited(text: str) -> Iterator[Cluster]:
     """A worker of a server with these limits, which afterwards still serves."""
     server = InProcessServer(limits=parse_limits(text))
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1, timeout_s=30) as cluster:
-        clusters.set_default(cluster)  # modules find it
+        set_default(cluster)  # modules find it
         yield cluster
         cluster.client.everywhere("ps.stats", {})
 

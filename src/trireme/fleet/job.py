@@ -20,7 +20,8 @@ from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
 from trireme.fleet.transpiler import DistributeTranspilerConfig
 from trireme.inference import Predictor
-from trireme.job import cluster
+from trireme.job.cluster import Cluster
+from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.protocol.adam_d2sum import AdamD2Sum
@@ -94,15 +95,15 @@ class Job:
             raise BadRequest(f"fleet.run_server: expected a server, this is a {self._role().role}")
         sys.exit(serve_role(self._role()))
 
-    def _cluster(self) -> cluster.Cluster:
+    def _cluster(self) -> Cluster:
         """Joined when first needed: a server process never does."""
         if self.is_server():
             raise BadRequest("fleet: expected a worker, this process is a server")
         try:
-            return cluster.default()
+            return default()
         except NotReady:
             made = connect(self._role())
-            cluster.set_default(made)
+            set_default(made)
             return made
 
     def init_worker(self) -> None:

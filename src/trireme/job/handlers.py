@@ -30,18 +30,18 @@ def handlers_of(
     def on_alive(request: Request) -> Reply | Deferred | None:
         reply = alive(request)
         worker = need(request.body, "worker", int)
-        coordinator.hear_alive(worker, need(request.body, "incarnation", int))
+        coordinator.note_heartbeat(worker, need(request.body, "incarnation", int))
         return reply
 
     def on_attendance(request: Request) -> Reply | Deferred | None:
         reply = attendance["server.attendance"](request)
         assert isinstance(reply, Reply)
-        silent = coordinator.whom_to_expect(reply.body["silent"])
+        silent = coordinator.participants_among(reply.body["silent"])
         return Reply({**reply.body, "silent": silent})
 
     def on_goodbye(request: Request) -> Reply | Deferred | None:
         reply = goodbye(request)
-        coordinator.hear_goodbye(need(request.body, "worker", int))
+        coordinator.note_goodbye(need(request.body, "worker", int))
         return reply
 
     return {

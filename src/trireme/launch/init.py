@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trireme.errors import BadRequest, Corruption
-from trireme.job import cluster
+from trireme.job import connecting
 from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.roles import REFUSED, Role, read_role
 
@@ -74,20 +75,22 @@ def init(
     if place.role == "server":
         sys.exit(serve_role(place))
     made = connect(place)
-    cluster.set_default(made)
+    set_default(made)
     return made
 
 
 def connect(place: Role) -> Cluster:
     """Join the job as the worker that `place` says, or embed everything."""
     if place.role == "embedded":
-        return cluster.embedded(
+        from trireme.job.embedded import embedded
+
+        return embedded(
             streams=place.streams,
             threads=place.threads or 0,
             timeout_s=place.timeout_s,
             metrics=place.metrics,
         )
-    return cluster.connect(
+    return connecting.connect(
         place.servers,
         worker=place.index,
         num_workers=place.num_workers,

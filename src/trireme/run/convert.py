@@ -19,7 +19,8 @@ from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
-from trireme.job import cluster as clusters
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.launch.init import log_to_stderr
 from trireme.nn import EmbeddingBag
 from trireme.run.model import create_recipe
@@ -74,8 +75,8 @@ def convert(what: Conversion) -> None:
     log_to_stderr()
     kind = _kind_of(what.source)
     _check(what, kind)
-    with clusters.embedded() as cluster:
-        clusters.set_default(cluster)
+    with embedded() as cluster:
+        set_default(cluster)
         trainer = _trainer(what, kind)
         counts = _read(trainer, what, kind)
         is_dense = next(trainer.model.parameters(), None) is not None

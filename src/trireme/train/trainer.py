@@ -14,7 +14,8 @@ from torch import nn
 from trireme.blocks import Blocks
 from trireme.errors import BadRequest, Stopped
 from trireme.inference.export.trainer_exports import InferenceExports
-from trireme.job.cluster import Cluster, default
+from trireme.job.cluster import Cluster
+from trireme.job.default import default
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
 from trireme.train import row_life as life
