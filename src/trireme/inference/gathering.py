@@ -10,13 +10,14 @@ from trireme import _core
 from trireme.data.batch import Batch
 from trireme.nn.lookup import gather
 from trireme.nn.plan import Plan, Reading
+from trireme.table import RowClassId
 
 
 def gather_readings(
     readings: Iterable[Reading],
     batch: Batch,
     plan: Plan,
-    rows: Mapping[str, Tensor],
+    rows: Mapping[RowClassId, Tensor],
     pool: _core.Pool,
 ) -> dict[str, Tensor]:
     """What each module returns for its reading.
@@ -24,7 +25,7 @@ def gather_readings(
     Args:
         readings: those that `plan` was made for.
         batch: the batch that was planned.
-        rows: `Table.part` -> (K, W) float32, row k for the plan's key k.
+        rows: `Table.class_id` -> (K, W) float32, row k for the plan's key k.
 
     Returns:
         Name of the reading -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or

@@ -24,7 +24,7 @@ from trireme.inference.layers import Layers, map_rows, merge_deltas
 from trireme.inference.manifest import Manifest, TablePart, read_manifest
 from trireme.nn.plan import Plan, Planner, Reading
 from trireme.policy import ScorePolicy
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 
 Part = tuple[str, int]
 """Name and dim of a TablePart."""
@@ -159,14 +159,14 @@ class Predictor:
             for part in self.manifest.tables
         }
 
-    def _rows(self, state: _State, plan: Plan) -> tuple[dict[str, Tensor], int]:
-        """`Table.part` -> (K, W), and how many keys had no row."""
+    def _rows(self, state: _State, plan: Plan) -> tuple[dict[RowClassId, Tensor], int]:
+        """`Table.class_id` -> (K, W), and how many keys had no row."""
         rows, num_missing = {}, 0
         for part in plan.tables:
             rows_KW = torch.empty(len(part.keys), part.table.width)
             table = state.tables[part.table.name, part.table.dim]
             num_missing += table.lookup(part.keys, rows_KW.numpy(), self._pool)
-            rows[part.table.part] = rows_KW
+            rows[part.table.class_id] = rows_KW
         return rows, num_missing
 
 

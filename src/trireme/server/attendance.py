@@ -134,8 +134,7 @@ class Attendance:
             silent = [
                 worker
                 for worker in sorted(self._expected() | self._last_heard.keys())
-                if worker in self._gone
-                or self._last_heard.get(worker, self._default_heard) < since
+                if worker in self._gone or self._last_heard.get(worker, self._default_heard) < since
             ]
             body = {"silent": silent, "gone": sorted(self._gone), "stops": self._stop_reason}
             return Reply(body)

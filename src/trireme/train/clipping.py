@@ -20,7 +20,7 @@ from trireme.protocol.clipping import Clip
 from trireme.protocol.gradients import TableGradient
 from trireme.protocol.routing import Floats
 from trireme.strategy import Strategy
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 from trireme.worker.dense_parameters import DenseParameters
 
 
@@ -55,8 +55,8 @@ class Clipping:
         self.on_servers = self.of_push is not None and self.of_push.kind == "norm"
 
     def apply(
-        self, tables: dict[str, TableGradient], dense: DenseParameters
-    ) -> dict[str, TableGradient]:
+        self, tables: dict[RowClassId, TableGradient], dense: DenseParameters
+    ) -> dict[RowClassId, TableGradient]:
         """Clip the gradients of a step of this worker alone: those of parameters in place.
 
         Raises:
@@ -84,7 +84,7 @@ def clip_tensor(clip: Clip, gradient: Tensor, norm: float | None) -> None:
         gradient.mul_(factor)
 
 
-def _norm(tables: Mapping[str, TableGradient], dense: Iterable[Tensor]) -> float:
+def _norm(tables: Mapping[RowClassId, TableGradient], dense: Iterable[Tensor]) -> float:
     sums = [_squares(part.gradients) for part in tables.values()]
     sums += [_squares(gradient.detach().float().cpu().numpy()) for gradient in dense]
     total = math.fsum(sums)

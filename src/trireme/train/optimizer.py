@@ -24,6 +24,7 @@ from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.protocol.membership import Pace
 from trireme.protocol.routing import Keys
 from trireme.strategy import Strategy
+from trireme.table import RowClassId
 from trireme.train.checks import check_blocks, check_scales, named_parameters, table_group
 from trireme.train.clipping import Clipping
 from trireme.train.loop.pusher import Pusher
@@ -195,7 +196,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.hybrid is None:
             self.replica.install(self._fetch({}, blocks=True))
 
-    def _fetch(self, keys: Mapping[str, Keys], *, blocks: bool, pace: Pace | None = None) -> Pulled:
+    def _fetch(
+        self, keys: Mapping[RowClassId, Keys], *, blocks: bool, pace: Pace | None = None
+    ) -> Pulled:
         pulled = self.cluster.client.pull(
             keys,
             blocks=blocks,
@@ -236,7 +239,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Whether streams advance together, from a step on that all know."""
         return self.strategy.mode in ("sync", "bounded")
 
-    def pull(self, keys: Mapping[str, Keys], *, blocks: bool, number: int | None = None) -> Pulled:
+    def pull(
+        self, keys: Mapping[RowClassId, Keys], *, blocks: bool, number: int | None = None
+    ) -> Pulled:
         """Rows for training, and dense weights if asked; begins a pass if none is running.
 
         number: of the batch in the run (`begin_run`), if each batch makes a step; else None.
@@ -254,13 +259,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             pace = Pace(step, min(done, step - 1), self.strategy.staleness)
         return self._fetch(keys, blocks=blocks, pace=pace)
 
-    def pull_rows(self, keys: Mapping[str, Keys], *, training: bool) -> Pulled:
+    def pull_rows(self, keys: Mapping[RowClassId, Keys], *, training: bool) -> Pulled:
         """Rows of a forward pass without a pipeline."""
         if training:
             return self.pull(keys, blocks=False)
         return self.cluster.client.pull(keys, time=self.data_time())
 
-    def _touch(self, geo: Geo, keys: Mapping[str, Keys]) -> None:
+    def _touch(self, geo: Geo, keys: Mapping[RowClassId, Keys]) -> None:
         while not geo.touch(keys, self.data_time()):
             self._exchange(geo)
 
@@ -506,7 +511,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _push(
         self,
         step: Step,
-        tables: dict[str, TableGradient],
+        tables: dict[RowClassId, TableGradient],
         dense: DenseGradient | None,
         kind: str = "gradient",
     ) -> None:
@@ -527,7 +532,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return step
 
     def _submit(
-        self, step: Step, tables: dict[str, TableGradient], dense: DenseGradient | None
+        self, step: Step, tables: dict[RowClassId, TableGradient], dense: DenseGradient | None
     ) -> None:
         if self._pusher is None:
             self._pusher = Pusher(self.cluster.client, self.timing.behind)
@@ -535,7 +540,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.cluster.metrics.queues["pushes"] = self._pusher.depth
         self._pusher.submit(step, tables, dense)
 
-    def _row_gradients(self, lookups: PendingLookups) -> dict[str, TableGradient]:
+    def _row_gradients(self, lookups: PendingLookups) -> dict[RowClassId, TableGradient]:
         groups = self.param_groups[self._num_dense_groups :]
         return row_gradients(lookups, groups, self.num_steps, self.cluster.pool)
 

@@ -27,7 +27,7 @@ from trireme.protocol.membership import Pace, Stop
 from trireme.protocol.routing import BucketMap, Floats, Keys, Split
 from trireme.protocol.wire import Array, BlocksPush, Push, TablePush
 from trireme.rpc import Call, Reply
-from trireme.table import TableSchema, split_part
+from trireme.table import RowClassId, TableSchema
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.script import Entered, Script
 from trireme.worker.transport import Channel, Transport
@@ -52,10 +52,10 @@ class Pulled:
         stop: behind which step of the pass all are to stop, if a server has applied it.
     """
 
-    rows: dict[str, Floats]
+    rows: dict[RowClassId, Floats]
     blocks: list[tuple[list[str], Floats]] | None
     versions: list[int]
-    missing: dict[str, int]
+    missing: dict[RowClassId, int]
     stop: Stop | None = None
 
 
@@ -192,7 +192,7 @@ class Client:
 
     def pull(
         self,
-        keys: Mapping[str, Keys],
+        keys: Mapping[RowClassId, Keys],
         *,
         blocks: bool = False,
         staged: int = 0,
@@ -203,8 +203,8 @@ class Client:
         """Fetch the current weights of keys, and of all blocks if asked.
 
         Args:
-            keys: per `Table.part` (K,) uint64, distinct, in bucket order (as `_core.unique` gives
-                them).
+            keys: `Table.class_id` -> (K,) uint64, distinct, in bucket order, as `_core.unique`
+                returns them.
             blocks: the dense weights too.
             staged: sync only: this stream has staged its pushes up to this step; the answer waits
                 until the step has been applied everywhere.
@@ -222,13 +222,15 @@ class Client:
             deadline = monotonic() + left_s
             bucket_map = self._map
             norm = self._norm_of(staged, left_s) if clipped and staged else None
-            splits = {name: Split(keys_K, bucket_map, self._pool) for name, keys_K in keys.items()}
-            parts = {name: splits[name].parts(keys_K) for name, keys_K in keys.items()}
+            splits = [Split(keys_K, bucket_map, self._pool) for keys_K in keys.values()]
+            parts = [
+                split.parts(keys_K) for split, keys_K in zip(splits, keys.values(), strict=True)
+            ]
             body = {
                 "map": bucket_map.version,
                 "stream": self._stream,
-                "tables": [split_part(name)[0] for name in keys],
-                "classes": [split_part(name)[1] for name in keys],
+                "tables": [class_id.table for class_id in keys],
+                "classes": [class_id.row_class for class_id in keys],
                 "blocks": blocks,
                 "staged": staged,
                 "norm": norm,
@@ -236,17 +238,17 @@ class Client:
                 "time": time,
             }
             calls = [
-                Call(endpoint, "ps.pull", body, [parts[name][server] for name in keys])
+                Call(endpoint, "ps.pull", body, [part[server] for part in parts])
                 for server, endpoint in enumerate(bucket_map.servers)
             ]
             replies = self._pull.call_all(calls, deadline - monotonic())
             rows = {
-                name: splits[name].join([reply.arrays[table] for reply in replies])
-                for table, name in enumerate(keys)
+                class_id: split.join([reply.arrays[i] for reply in replies])
+                for i, (class_id, split) in enumerate(zip(keys, splits, strict=True))
             }
             missing = {
-                name: sum(int(reply.body["missing"][table]) for reply in replies)
-                for table, name in enumerate(keys)
+                class_id: sum(int(reply.body["missing"][i]) for reply in replies)
+                for i, class_id in enumerate(keys)
             }
             return Pulled(
                 rows,
@@ -278,7 +280,7 @@ class Client:
     def push(
         self,
         step: Step,
-        tables: Mapping[str, TableGradient],
+        tables: Mapping[RowClassId, TableGradient],
         dense: DenseGradient | None = None,
         *,
         staged: bool = False,
@@ -298,7 +300,7 @@ class Client:
 
         def attempt(left_s: float) -> None:
             bucket_map = self._map
-            pieces = [self._split_table(name, part, bucket_map) for name, part in tables.items()]
+            pieces = [self._split_table(key, part, bucket_map) for key, part in tables.items()]
             calls = []
             for server, endpoint in enumerate(bucket_map.servers):
                 push = Push(
@@ -326,20 +328,19 @@ class Client:
         self._until_current("push", attempt)
 
     def _split_table(
-        self, name: str, part: TableGradient, bucket_map: BucketMap
+        self, class_id: RowClassId, part: TableGradient, bucket_map: BucketMap
     ) -> list[TablePush]:
         split = Split(part.keys, bucket_map, self._pool)
         keys, gradients = split.parts(part.keys), split.parts(part.gradients)
         columns = {column: split.parts(values) for column, values in part.columns.items()}
-        table, row_class = split_part(name)
         return [
             TablePush(
-                table,
+                class_id.table,
                 keys[server],
                 gradients[server],
                 part.values,
                 {column: parts[server] for column, parts in columns.items()},
-                row_class,
+                class_id.row_class,
             )
             for server in range(len(bucket_map.servers))
         ]

@@ -189,7 +189,7 @@ class _Trial:
         for table in self.planner.tables:
             cluster.ensure_table(table)
         pulled = cluster.pull(
-            {part.table.part: part.keys for part in self._plan.tables}, training=False
+            {part.table.class_id: part.keys for part in self._plan.tables}, training=False
         )
         self._rows = {name: _core.borrow(rows) for name, rows in pulled.rows.items()}
 
@@ -197,10 +197,10 @@ class _Trial:
         """What the embedding modules return, from rows as they are stored."""
         rows = {}
         for table in self.tables:
-            rows_KW = self._rows[table.part].copy()
+            rows_KW = self._rows[table.class_id].copy()
             weights = rows_KW[:, table.width - table.dim :]
             weights[:] = encode(weights, dtype, table.name)[1]
-            rows[table.part] = torch.from_numpy(rows_KW)
+            rows[table.class_id] = torch.from_numpy(rows_KW)
         return gather_readings(self.planner.readings, self.batch, self._plan, rows, self._pool)
 
     def outputs(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,14 +9,14 @@ from trireme import _core
 from trireme.errors import ResourceExhausted
 from trireme.protocol.gradients import TableGradient
 from trireme.protocol.routing import Floats, Keys
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.rows import CachedRows, Found
 
 WINDOWS_MAX = 1 << 24  # clocks are floats
 
 
 class RowCache:
-    """Rows of several tables, by `Table.part`. One thread uses it, `find` any.
+    """Rows of several tables, by `Table.class_id`. One thread uses it, `find` any.
 
     Args:
         budget: bytes that all rows may take. The rows of one window stay until it has ended.
@@ -29,13 +29,13 @@ class RowCache:
 
     def __init__(self, tables: Iterable[Table], pool: _core.Pool, budget: int) -> None:
         self.tables = {
-            part.part: CachedRows(part, pool) for table in tables for part in table.parts
+            part.class_id: CachedRows(part, pool) for table in tables for part in table.parts
         }
         self.window, self.num_evicted, self.num_lost = 1, 0, 0
         self.budget = budget
         # (window, part, keys) of the windows that have ended, the oldest first; a key that was
         # touched again later is also in a later one, which counts.
-        self._queue: deque[tuple[int, str, Keys]] = deque()
+        self._queue: deque[tuple[int, RowClassId, Keys]] = deque()
         self._num_queued = 0
 
     @property
@@ -48,11 +48,11 @@ class RowCache:
         """Whether the window has rows."""
         return any(rows.num_touched for rows in self.tables.values())
 
-    def find(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
+    def find(self, keys: Mapping[RowClassId, Keys]) -> dict[RowClassId, Found]:
         """Per part what the window has, until rows are touched or it ends."""
         return {part: self.tables[part].find(keys_K, self.window) for part, keys_K in keys.items()}
 
-    def make_room(self, found: Mapping[str, Found]) -> bool:
+    def make_room(self, found: Mapping[RowClassId, Found]) -> bool:
         """Let rows go until all that are missing fit; False: the window must end first.
 
         Raises:
@@ -70,12 +70,14 @@ class RowCache:
             f" {self.budget}; use smaller batches or Strategy('geo', cache_bytes=...)"
         )
 
-    def touch(self, found: Mapping[str, Found], weights: Mapping[str, Floats]) -> None:
+    def touch(
+        self, found: Mapping[RowClassId, Found], weights: Mapping[RowClassId, Floats]
+    ) -> None:
         """The window has these rows from now on. weights: per part those that were missing."""
         for part, of in found.items():
             self.tables[part].touch(of, weights[part], self.window)
 
-    def differences(self) -> dict[str, TableGradient]:
+    def differences(self) -> dict[RowClassId, TableGradient]:
         """Per part, of the rows that the window has updated."""
         found = {part: rows.differences() for part, rows in self.tables.items()}
         return {part: gradient for part, gradient in found.items() if gradient is not None}
@@ -117,7 +119,7 @@ class RowCache:
 
     def _compact(self) -> None:
         """Forget in the queue what later windows have touched."""
-        compacted: deque[tuple[int, str, Keys]] = deque()
+        compacted: deque[tuple[int, RowClassId, Keys]] = deque()
         for window, part, keys in self._queue:
             kept = keys[self.tables[part].touched_at(keys) == window]
             if len(kept):

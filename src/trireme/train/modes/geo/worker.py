@@ -13,7 +13,7 @@ from trireme import _core
 from trireme.protocol.dense_optimizers import GroupValues
 from trireme.protocol.gradients import DenseGradient, TableGradient
 from trireme.protocol.routing import Keys
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.cache import RowCache
 from trireme.train.modes.geo.rows import Found
 from trireme.worker.client import Client, Pulled
@@ -26,10 +26,10 @@ class _Fetched(NamedTuple):
     """What the window lacked of the rows of a batch at some moment of it."""
 
     moment: int
-    found: dict[str, Found]
+    found: dict[RowClassId, Found]
     pulled: Pulled
 
-    def is_of(self, keys: Mapping[str, Keys]) -> bool:
+    def is_of(self, keys: Mapping[RowClassId, Keys]) -> bool:
         return keys.keys() == self.found.keys() and all(
             self.found[part].keys is keys_K for part, keys_K in keys.items()
         )
@@ -78,7 +78,7 @@ class Geo:
         """Whether the window has had all its steps."""
         return self.num_steps >= self._k
 
-    def fetch(self, keys: Mapping[str, Keys], time: int) -> None:
+    def fetch(self, keys: Mapping[RowClassId, Keys], time: int) -> None:
         """Bring what the next `touch`, of these arrays, will miss, while the batch touched last is
         trained on. Nothing where the window ends with that batch: rows from before the exchange
         would lack this worker's own differences.
@@ -94,7 +94,7 @@ class Geo:
         """Whether windows have batches to fetch for while one is trained on."""
         return self._k > 1
 
-    def touch(self, keys: Mapping[str, Keys], time: int) -> bool:
+    def touch(self, keys: Mapping[RowClassId, Keys], time: int) -> bool:
         """Bring those of these rows into the window that it has not touched yet. The first call in
         a window brings the dense weights, too.
 
@@ -118,7 +118,7 @@ class Geo:
         self._moment += 1
         return True
 
-    def _pull(self, found: Mapping[str, Found], time: int) -> Pulled:
+    def _pull(self, found: Mapping[RowClassId, Found], time: int) -> Pulled:
         """The rows that are missing; in a window that has none yet the dense weights, too."""
         missing = {part: of.missing for part, of in found.items()}
         if self._is_open and not any(map(len, missing.values())):
@@ -126,7 +126,7 @@ class Geo:
         blocks = not self._is_open and len(self._dense) > 0
         return self._client.pull(missing, blocks=blocks, time=time)
 
-    def read(self, keys: Mapping[str, Keys]) -> Pulled:
+    def read(self, keys: Mapping[RowClassId, Keys]) -> Pulled:
         """The rows of a batch, which have been touched."""
         rows = {part: self.cache.tables[part].read(keys_K) for part, keys_K in keys.items()}
         return Pulled(rows, None, self.versions, dict.fromkeys(keys, 0))
@@ -137,7 +137,7 @@ class Geo:
         self._base = self._dense.copies()
         self.versions, self._is_open = pulled.versions, True
 
-    def step(self, tables: Mapping[str, TableGradient], examples: int) -> None:
+    def step(self, tables: Mapping[RowClassId, TableGradient], examples: int) -> None:
         """Train on the cache: rows that have been touched by these gradients, dense parameters by
         their own.
         """
@@ -151,7 +151,7 @@ class Geo:
 
     def differences(
         self, groups: list[GroupValues]
-    ) -> tuple[dict[str, TableGradient], DenseGradient | None]:
+    ) -> tuple[dict[RowClassId, TableGradient], DenseGradient | None]:
         """What the window has changed."""
         dense = None
         if len(self._dense):
