@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trireme import torch_compiler
 from trireme.errors import BadRequest, Corruption
 from trireme.job import connecting
 from trireme.job.cluster import Cluster
@@ -81,6 +82,7 @@ def init(
 
 def connect(place: Role) -> Cluster:
     """Join the job as the worker that `place` says, or embed everything."""
+    torch_compiler.keep_unloaded()
     if place.role == "embedded":
         from trireme.job.embedded import embedded
 
@@ -132,6 +134,7 @@ def _serve(place: Role) -> None:
     from trireme.protocol.server_limits import parse_limits  # a worker never needs these
 
     assert place.listen is not None
+    torch_compiler.keep_unloaded()
     serve(
         place.listen,
         listen_fd=place.listen_fd,

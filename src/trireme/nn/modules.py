@@ -26,6 +26,7 @@ from trireme.nn.lookup import Lookup
 from trireme.nn.op import gather_rows
 from trireme.nn.plan import Planner, Reading
 from trireme.table import Table
+from trireme.torch_compiler import not_compiled
 from trireme.worker.lookups import RowLookup
 
 MODES = ("sum", "mean", "sqrt")
@@ -76,7 +77,7 @@ class TableModule(nn.Module):
         found = [lookups.get(reading.name) for reading in self.readings]
         return [ready for ready in found if isinstance(ready, Tensor)]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @not_compiled
     def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup]]:
         home = default()
         plan = Planner(self, pool=home.pool).plan(batch, train=self._is_learning())

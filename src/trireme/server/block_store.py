@@ -31,6 +31,7 @@ from trireme.protocol.dense_optimizers import (
 )
 from trireme.protocol.routing import Floats
 from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
+from trireme.torch_compiler import step
 
 
 @dataclass(eq=False)
@@ -276,7 +277,7 @@ class BlockStore:
         assert optimizer is not None
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.update(as_group(values))
-        optimizer.step()
+        step(optimizer)
         optimizer.zero_grad(set_to_none=True)
 
     # ---- marks ----
