@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from benchmarks.micro.bench_table import DIM, Workload
 from trireme import _core
-from trireme.inference.layers import mapped
+from trireme.inference.row_layers import mapped
 from trireme.storage.folders import written
 
 

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
         DistributedOptimizer,
         Dump,
         Recipe,
+        Report,
         Trainer,
         prefetch,
     )
-    from trireme.train.online.online import Publishing, train_passes
     from trireme.train.online.passes import Pass
+    from trireme.train.online.train_passes import Publishing, train_passes
 
 __all__ = [
     "Blocks",
@@ -37,6 +38,7 @@ __all__ = [
     "Pass",
     "Publishing",
     "Recipe",
+    "Report",
     "Strategy",
     "Table",
     "Trainer",
@@ -62,14 +64,15 @@ _HOMES = {
     "DistributedOptimizer": "trireme.train",
     "Dump": "trireme.train",
     "Pass": "trireme.train.online.passes",
-    "Publishing": "trireme.train.online.online",
+    "Publishing": "trireme.train.online.train_passes",
     "Recipe": "trireme.train",
+    "Report": "trireme.train",
     "Strategy": "trireme.strategy",
     "Table": "trireme.table",
     "Trainer": "trireme.train",
     "init": "trireme.launch.init",
     "prefetch": "trireme.train",
-    "train_passes": "trireme.train.online.online",
+    "train_passes": "trireme.train.online.train_passes",
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tests.chaos.script import BATCH, NUM_KEYS, Model, Options, examples, make_trainer
-from tests.integration.resuming import contents
+from tests.integration.resumed_jobs import contents
 from trireme import _core
 from trireme.job.embedded import embedded
 from trireme.table import RowClassId

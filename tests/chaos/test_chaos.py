@@ -22,7 +22,7 @@ from tests.chaos.judge import Verdict
 from tests.chaos.lab import Lab
 from tests.chaos.plan import LONG, SMALL, Event, Plan, draw
 from tests.chaos.round import Outcome, run_round
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 
 DEADLINE_S = 50.0
 """Of a job of a few seconds. Two of them are within the time that a test may take."""

@@ -22,7 +22,7 @@ from tests.hostile.mutation import Message
 from tests.hostile.traffic import World, record
 from tests.jobs import InProcessServer
 from tests.long import pick
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from trireme.errors import BadRequest, Internal, TriremeError
 from trireme.rpc import Client, Limits, frames
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 import trireme as tr
-from tests.damaged import BROKEN_LINE, CASES, NUM_LINES, SCHEMAS, TEXT, Case, compressed, text
+from tests.damaged_files import BROKEN_LINE, CASES, NUM_LINES, SCHEMAS, TEXT, Case, compressed, text
 from tests.integration import damaged_model
 from tests.integration.processes import clean_environment
+from tests.long import sampled
 from tests.programs import Template
 from trireme import fleet
 from trireme.commands import cli
@@ -100,6 +101,7 @@ def check_message(case: Case, message: str, path: Path) -> None:
     assert len(message) < 2000
 
 
+@sampled(keep=len(CASES))
 @pytest.mark.parametrize("read", [the_queue, memory, a_preload, fleets_queue, fleets_memory])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_wrong_is_named_wherever_it_is_read(
@@ -111,6 +113,7 @@ def test_what_is_wrong_is_named_wherever_it_is_read(
     check_message(case, str(error.value), path)
 
 
+@sampled(keep=len(CASES))
 @pytest.mark.parametrize("reader", ["QueueDataset", "InMemoryDataset"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_run_ends_with_one_error_and_saves_nothing(

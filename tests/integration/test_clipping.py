@@ -17,10 +17,10 @@ from torch import nn
 
 import trireme as tr
 from tests.integration import test_sync as exact
-from tests.integration.durable import DurableServers
+from tests.integration.durable_servers import DurableServers
 from tests.jobs import Job, in_threads
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from tests.tables import T_ROWS
 from trireme import fleet
 from trireme.errors import BadRequest, NotFinite

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.durable import DurableServers
-from tests.integration.resumer import EPOCHS, NUM_BATCHES, Unequal, make_trainer, model_of
-from tests.integration.resuming import Jobs, assert_same, complete
+from tests.integration.durable_servers import DurableServers
+from tests.integration.resumed_jobs import Jobs, assert_same, complete
+from tests.integration.resumed_script import EPOCHS, NUM_BATCHES, Unequal, make_trainer, model_of
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.embedded import embedded

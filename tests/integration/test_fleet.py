@@ -16,7 +16,7 @@ from tests.integration.criteo_folder import write_criteo_folder
 from tests.integration.processes import Processes
 from trireme import fleet
 from trireme.errors import BadRequest, NotReady
-from trireme.fleet.strategy import ELSEWHERE, WITHOUT_EFFECT
+from trireme.fleet.distributed_strategy import ELSEWHERE, WITHOUT_EFFECT
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 

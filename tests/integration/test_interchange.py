@@ -23,7 +23,7 @@ from tests.s3_server import put, s3_server
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, DataError
-from trireme.fleet import job as fleet_job
+from trireme.fleet import calls as fleet_job
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 

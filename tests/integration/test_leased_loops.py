@@ -298,7 +298,7 @@ def test_what_needs_a_stream_or_a_share_of_each_worker_is_refused(tmp_path: Path
             optimizer.begin_pass()
         trainer = make_trainer(cluster, Model())
         with pytest.raises(BadRequest, match="expected workers that each train on one stream"):
-            trainer.train_from_dataset(batches(), dump=tr.Dump(path=tmp_path, fields=["a"]))
+            trainer.fit(batches(), dump=tr.Dump(path=tmp_path, fields=["a"]))
         with pytest.raises(BadRequest, match="train_passes: expected a job in which each worker"):
             next(tr.train_passes(trainer, []))
         with pytest.raises(BadRequest, match="get_file_shard: expected a job in which each worker"):

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.durable import DurableServers
-from tests.integration.resuming import assert_same
+from tests.integration.durable_servers import DurableServers
+from tests.integration.resumed_jobs import assert_same
 from tests.integration.test_server_restart import TABLE, counts, push
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from trireme.job.cluster import Cluster
 
 NUM_EVENTS = pick(short=16, long=60)

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 import trireme as tr
-from tests.integration.planted import Examples, loader, trainer_for
+from tests.integration.planted_model import Examples, loader, trainer_for
 from tests.jobs import Job
 from tests.keyed_jagged import KINDS
 from trireme.data import Batch, Ragged

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.durable import DurableServers
+from tests.integration.durable_servers import DurableServers
 from tests.integration.test_server_restart import killing
 from tests.jobs import in_threads
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.cluster import Cluster

@@ -12,7 +12,7 @@ import pytest
 from tests.jobs import Job
 from tests.programs import Template
 
-SCRIPT = str(Path(__file__).with_name("mode_trainee.py"))
+SCRIPT = str(Path(__file__).with_name("modes_script.py"))
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync"},
     "bounded": {"mode": "bounded", "staleness": 2},

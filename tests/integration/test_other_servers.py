@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.resumer import array_dataset
+from tests.integration.resumed_script import array_dataset
 from tests.jobs import Job
 from trireme.job.cluster import Cluster
 

@@ -16,6 +16,7 @@ import trireme as tr
 from trireme.commands import cli
 from trireme.data import Dense, InsId, Label, Sparse
 from trireme.inference import Predictor
+from trireme.inference.export import export_model
 from trireme.job.embedded import embedded
 from trireme.run.file_schema import parse_fields
 from trireme.storage.part import Part
@@ -62,7 +63,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
             cluster=cluster,
         )
         trainer.fit([examples()])
-        trainer.save_inference_model(folder, batch=examples())
+        export_model(trainer, folder, batch=examples())
     return folder
 
 

@@ -16,7 +16,7 @@ from trireme.data.sources import File
 from trireme.errors import BadRequest
 from trireme.fleet.reader_command import UTILS_PATH, reader_command
 
-SCRIPT = Path(__file__).with_name("rec_reader.py")
+SCRIPT = Path(__file__).with_name("paddlerec_reader.py")
 CONFIG = """
 runner:
   train_batch_size: 1000

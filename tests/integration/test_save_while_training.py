@@ -15,7 +15,7 @@ import pytest
 import trireme as tr
 from tests.jobs import InProcessServer, Job, in_threads
 from tests.long import pick
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint

@@ -17,11 +17,11 @@ import pytest
 
 import trireme as tr
 from tests.integration import test_sync
-from tests.integration.durable import SERVER, DurableServers
+from tests.integration.durable_servers import SERVER, DurableServers
 from tests.jobs import Job, in_threads
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint

@@ -313,7 +313,7 @@ def test_a_dump_cannot_be_gone_on_with(job: Job, tmp_path: Path) -> None:
 
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         dump = tr.Dump(path=tmp_path / "dump", fields=["output"])
-        make_trainer(cluster, Model(kill_at)).train_from_dataset(data, dump=dump)
+        make_trainer(cluster, Model(kill_at)).fit(data, dump=dump)
 
     die(job, lambda cluster: train(cluster, 4))
     cluster = job.join(0, 1)

@@ -18,7 +18,7 @@ from trireme.protocol.routing import BucketMap
 from trireme.rpc import Client, Handler, Reply, Request, Server, make_keys
 from trireme.top.snapshot import take
 
-TRAINEE = str(Path(__file__).with_name("trainee.py"))
+TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
 SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
 
 
@@ -38,7 +38,7 @@ class Job:
             self.addresses.append(server.wait_line(r"^listening on (\S+)")[1])
         place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": ",".join(self.addresses)}
         place |= {"TRIREME_INDEX": "0", "TRIREME_NUM_WORKERS": "1"}
-        worker = self._programs.start("worker 0", [TRAINEE], env | place)
+        worker = self._programs.start("worker 0", [TRAINING_SCRIPT], env | place)
         self._stack.enter_context(worker).wait_line(r"^batch 9$")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.planted import (
+from tests.integration.planted_model import (
     NUM_KEYS,
     Linear,
     Share,

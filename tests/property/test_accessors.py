@@ -13,7 +13,7 @@ import pytest
 import trireme as tr
 from tests.jobs import Job
 from tests.property.accessor_model import Accessor
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from tests.tables import POOL, T_ROWS, buckets_of
 from trireme import _core
 from trireme.job.cluster import Cluster

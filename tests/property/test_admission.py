@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.property.admission_model import Model
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.table_model import bucket_of, key_at
+from tests.seeds import SEED, named_in_failure
 from tests.tables import RULES, restore
 from trireme import _core
 

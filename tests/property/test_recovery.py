@@ -15,7 +15,7 @@ import pytest
 
 import trireme as tr
 from tests.long import pick
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from tests.tables import snapshot
 from trireme import _core
 from trireme.coordinator.coordinator import Coordinator

@@ -17,8 +17,8 @@ import pytest
 from torch import Tensor
 
 from tests.criteo_text import random_line
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.test_text_formats import FORMATS
+from tests.seeds import SEED, named_in_failure
 from trireme.data import Batch, Dense, InsId, Label, QueueDataset, Schema, Sparse, arrow, criteo
 
 MakeLine = Callable[[], bytes]

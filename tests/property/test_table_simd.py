@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from tests.tables import (
     INITIALIZERS,
     POOL,

@@ -36,6 +36,7 @@ LAYERS = (
     ("inspect",),
     ("train",),
     ("inference.export", "interchange"),
+    ("train.online",),  # which publishes exports
     ("models",),
     ("launch",),
     ("fleet",),

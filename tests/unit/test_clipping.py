@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from trireme.errors import BadRequest, NotFinite
 from trireme.protocol.clipping import (
     Clip,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.long import sampled
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.data import Bags, Batch, Ragged
@@ -111,6 +112,7 @@ class SignedBag(EmbeddingBag):
         self.signed_padding = kwargs.get("padding_key")
 
 
+@sampled(keep=24)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("mode", ["sum", "mean", "weighted sum"])
 @pytest.mark.parametrize("padding_key", [None, PADDING, 3])

@@ -16,7 +16,7 @@ examples:
       --input day=0.txt --output scores.tsv
       text without names: what is on a line, in order
 
-The folder is what Trainer.save_inference_model wrote; nothing else is needed. Outputs are what the
+The folder is what export_model wrote; nothing else is needed. Outputs are what the
 model returns: logits stay logits. --fields lists kind:name with commas; kinds are label, weight,
 show, ins_id, content, sparse, hashed (strings) and dense:name:dim. Keys that the model has no row
 for are answered as in training, and counted. Exit code 2: a wrong call or wrong data.

@@ -24,10 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trireme.fleet import metrics, util
-    from trireme.fleet.clipping import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
-    from trireme.fleet.dataset import InMemoryDataset, QueueDataset
-    from trireme.fleet.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
-    from trireme.fleet.job import (
+    from trireme.fleet.calls import (
         barrier_worker,
         distributed_optimizer,
         infer_from_dataset,
@@ -50,15 +47,18 @@ if TYPE_CHECKING:
         worker_index,
         worker_num,
     )
-    from trireme.fleet.layers import (
+    from trireme.fleet.dataset import InMemoryDataset, QueueDataset
+    from trireme.fleet.distributed_strategy import DistributedStrategy
+    from trireme.fleet.embedding_layers import (
         CountFilterEntry,
         ParamAttr,
         ProbabilityEntry,
         ShowClickEntry,
     )
+    from trireme.fleet.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
+    from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
     from trireme.fleet.metrics import ctr_metric_bundle
-    from trireme.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
-    from trireme.fleet.strategy import DistributedStrategy
+    from trireme.fleet.role_makers import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
     from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
     from trireme.protocol.adam_d2sum import AdamD2Sum
 
@@ -109,27 +109,27 @@ __all__ = [
 ]
 
 _MODULES = ("metrics", "util")
-# Where names come from that do not come from trireme.fleet.job.
+# Where names come from that do not come from trireme.fleet.calls.
 _HOMES = {
     "AdamD2Sum": "trireme.protocol.adam_d2sum",
-    "ClipGradByGlobalNorm": "trireme.fleet.clipping",
-    "ClipGradByNorm": "trireme.fleet.clipping",
-    "ClipGradByValue": "trireme.fleet.clipping",
-    "CountFilterEntry": "trireme.fleet.layers",
+    "ClipGradByGlobalNorm": "trireme.fleet.grad_clip",
+    "ClipGradByNorm": "trireme.fleet.grad_clip",
+    "ClipGradByValue": "trireme.fleet.grad_clip",
+    "CountFilterEntry": "trireme.fleet.embedding_layers",
     "DistributeTranspilerConfig": "trireme.fleet.transpiler",
-    "DistributedStrategy": "trireme.fleet.strategy",
+    "DistributedStrategy": "trireme.fleet.distributed_strategy",
     "HashName": "trireme.fleet.transpiler",
     "InMemoryDataset": "trireme.fleet.dataset",
     "MultiSlotDataGenerator": "trireme.fleet.generator",
     "MultiSlotStringDataGenerator": "trireme.fleet.generator",
-    "PaddleCloudRoleMaker": "trireme.fleet.roles",
-    "ParamAttr": "trireme.fleet.layers",
+    "PaddleCloudRoleMaker": "trireme.fleet.role_makers",
+    "ParamAttr": "trireme.fleet.embedding_layers",
     "QueueDataset": "trireme.fleet.dataset",
-    "ProbabilityEntry": "trireme.fleet.layers",
-    "Role": "trireme.fleet.roles",
+    "ProbabilityEntry": "trireme.fleet.embedding_layers",
+    "Role": "trireme.fleet.role_makers",
     "RoundRobin": "trireme.fleet.transpiler",
-    "ShowClickEntry": "trireme.fleet.layers",
-    "UserDefinedRoleMaker": "trireme.fleet.roles",
+    "ShowClickEntry": "trireme.fleet.embedding_layers",
+    "UserDefinedRoleMaker": "trireme.fleet.role_makers",
     "ctr_metric_bundle": "trireme.fleet.metrics",
 }
 
@@ -140,7 +140,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value: Any = importlib.import_module(f"trireme.fleet.{name}")
     else:
-        home = _HOMES.get(name, "trireme.fleet.job")
+        home = _HOMES.get(name, "trireme.fleet.calls")
         value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""From a planned batch and the rows of its keys to what the embedding modules return."""
+"""What embedding modules return, from a planned batch and the rows of its keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gather_readings(
     rows: Mapping[RowClassId, Tensor],
     pool: _core.Pool,
 ) -> dict[str, Tensor]:
-    """What each module returns for its reading.
+    """The result of each module.
 
     Args:
         readings: those that `plan` was made for.

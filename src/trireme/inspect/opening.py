@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.errors import BadRequest
-from trireme.inference.manifest import is_export
+from trireme.inference.export_manifest import is_export
 from trireme.inspect.checkpoint_source import CheckpointSource
 from trireme.inspect.export_source import ExportSource
 from trireme.inspect.source import Source

@@ -7,13 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from trireme.progress import display
-from trireme.train.checkpointing.checkpoint import let_first_worker
+from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.trainer import Trainer
-
-
-def optimizer_of(trainer: Trainer | DistributedOptimizer) -> DistributedOptimizer:
-    return trainer.optimizer if isinstance(trainer, Trainer) else trainer
 
 
 def on_first_worker(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import BadRequest, DataError
-from trireme.interchange.first_worker import data_time, on_first_worker, optimizer_of, progress_of
+from trireme.interchange.first_worker import data_time, on_first_worker, progress_of
 from trireme.interchange.fleet_parameters import (
     DENSE_FILE,
     fleet_parameters,
@@ -22,7 +22,7 @@ from trireme.interchange.worker_side.dense_blocks import write_blocks
 from trireme.policy import CtrDoubleAccessor
 from trireme.table import Table
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.trainer import Trainer
+from trireme.train.trainer import Trainer, optimizer_of
 
 ROWS_FILE = re.compile(r"part-\d{3}-\d{5}(\.gz)?")
 

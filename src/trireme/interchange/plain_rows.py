@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.interchange.first_worker import data_time, on_first_worker, optimizer_of, progress_of
+from trireme.interchange.first_worker import data_time, on_first_worker, progress_of
 from trireme.interchange.formats.folder import published_folder
 from trireme.interchange.worker_side import orders
 from trireme.protocol.wire import Array
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.trainer import Trainer
+from trireme.train.trainer import Trainer, optimizer_of
 
 
 def import_parquet(

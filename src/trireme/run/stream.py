@@ -19,11 +19,18 @@ from trireme.run.keys import warn_of_unused_in_stream
 from trireme.run.model import create_recipe
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.passes import passes_of
-from trireme.run.runner import dump_of, make_folder, make_trainer, serve_models, warm_start
+from trireme.run.runner import (
+    dump_of,
+    make_folder,
+    make_trainer,
+    report_of,
+    serve_models,
+    warm_start,
+)
 from trireme.run.settings import Settings
 from trireme.train import Recipe, Trainer
-from trireme.train.online.online import PassReport, Publishing, train_passes
 from trireme.train.online.passes import Pass
+from trireme.train.online.train_passes import PassReport, Publishing, train_passes
 
 log = logging.getLogger("trireme")
 
@@ -114,9 +121,7 @@ def _publishing(settings: Settings, online: OnlineSettings, trainer: Trainer) ->
 
 def _training(settings: Settings, trainer: Trainer, of: Pass) -> dict[str, Any]:
     return {
-        "fetch_list": ("loss", *(metric.name for metric in trainer.metrics)),
-        "print_period": settings.print_interval,
-        "debug": settings.debug,
+        "report": report_of(trainer, settings),
         "dump": dump_of(settings.train_dump, f"{of.day}-{of.number}"),
     }
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from trireme.checkpoint.format.manifest import MANIFEST, Manifest
 from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, TriremeError
-from trireme.inference.manifest import is_export, located
-from trireme.inference.manifest import read_manifest as read_export
+from trireme.inference.export_manifest import is_export, located
+from trireme.inference.export_manifest import read_manifest as read_export
 from trireme.progress import Display, display
 from trireme.storage.storage import Storage, open_storage
 

@@ -35,9 +35,9 @@ from trireme.train.loss_scaling import PendingRows, unscale
 from trireme.train.modes.geo import Geo
 from trireme.train.modes.hybrid import Hybrid
 from trireme.train.modes.local_dense import LocalDense
-from trireme.train.shared_pass import agree_on_model, check_own_stream, check_sharing
-from trireme.train.stopping import is_told_to_stop
-from trireme.train.succession import Inherited, check_hybrid, check_loop, inherited
+from trireme.train.predecessor import PredecessorProgress, check_hybrid, check_loop
+from trireme.train.stopping import is_last_step
+from trireme.train.stream_checks import agree_on_model, check_own_stream, check_sharing
 from trireme.worker.client import Pulled, StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.lookups import PendingLookups
@@ -207,7 +207,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             pace=pace,
             time=self.data_time(),
         )
-        self.is_stopped = is_told_to_stop(pulled, self._last_step, self.cluster)
+        self.is_stopped = is_last_step(pulled, self._last_step, self.cluster)
         return pulled
 
     def publish(self) -> None:
@@ -296,7 +296,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise BadRequest(f"set_time: expected seconds from 0 to {2**32 - 1}, found {time!r}")
         return int(time)
 
-    def begin_pass(self) -> Inherited:
+    def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass, in sync and bounded with all other workers, unless this one is in a
         pass that it has not left.
 
@@ -307,7 +307,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.hybrid is not None:
             self.hybrid.begin()
         if self._entered is not None and self.has_passes:
-            return Inherited()
+            return PredecessorProgress()
         self.flush()  # what is on its way belongs to the passes before
         counts = [] if self._steps_before is None else [self._steps_before]
         note = [self.sequence, self.num_steps, *counts]
@@ -315,12 +315,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             note, together=self.has_passes, staged=self.is_sync
         )
         self._entered, self._is_inherited = entered, False
-        found = inherited(entered, self.sequence)
+        found = PredecessorProgress.from_entered(entered, self.sequence)
         if not found.is_over:
             self._go_on(entered, found, note if entered.note is None else entered.note)
         return found
 
-    def _go_on(self, entered: Entered, found: Inherited, note: Sequence[int]) -> None:
+    def _go_on(self, entered: Entered, found: PredecessorProgress, note: Sequence[int]) -> None:
         """Count on from where the pass began, and from what has been made of it."""
         begun_at, self.num_steps, *counts = note
         self.sequence = begun_at + found.num_pushes
@@ -346,7 +346,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif self.has_passes or self.hybrid is not None:
             check_loop(self.begin_pass())
         elif self._is_inherited:
-            check_loop(Inherited(num_pushes=self.sequence))
+            check_loop(PredecessorProgress(num_pushes=self.sequence))
 
     def end_pass(self) -> None:
         """Leave the pass: this worker has no more batches. The parameters are current when it
@@ -483,7 +483,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " in one nn.ModuleList under one optimizer"
             )
         if self._entered is not None and self._entered.is_over:
-            check_loop(Inherited(is_over=True))
+            check_loop(PredecessorProgress(is_over=True))
         if self._entered is None:
             check_own_stream("DistributedOptimizer.step", self.cluster)
         if self._failed_push is not None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trireme.policy import ScorePolicy
-from trireme.train.checkpointing.checkpoint import let_first_worker
+from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.worker import expiry_calls
 

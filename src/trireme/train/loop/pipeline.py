@@ -31,14 +31,14 @@ from trireme.nn import Plan, Planner
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.threads import settled
+from trireme.train.leased_streams import LeasedPass
 from trireme.train.loop.conduit import Conduit
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.share import Closes, Place, share_of
 from trireme.train.loop.timing import Timing
 from trireme.train.modes.geo import Geo
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.shared_pass import SharedPass
-from trireme.train.succession import Inherited, check_order, pass_over
+from trireme.train.predecessor import PredecessorProgress, check_order, skip_epoch
 from trireme.worker.client import Pulled
 from trireme.worker.lookups import PendingLookups, RowLookup
 
@@ -254,18 +254,18 @@ def prefetch(
     with of.client.script.section():
         optimizer = of.row_source
         if of.num_streams and isinstance(optimizer, DistributedOptimizer):
-            shared = SharedPass(optimizer, dataset, epoch, is_trainers=False)
-            for turn in () if shared.is_over else shared.turns():
-                pipeline = Pipeline(turn.share, model, training=True, depth=depth, cluster=of)
+            shared = LeasedPass(optimizer, dataset, epoch, is_trainers=False)
+            for stream in () if shared.is_over else shared.streams():
+                pipeline = Pipeline(stream.batches, model, training=True, depth=depth, cluster=of)
                 try:
                     with settled(), pipeline:
                         yield from pipeline
                 except GeneratorExit:
-                    shared.leave_amid()
+                    shared.give_back()
                     raise
             optimizer.end_pass()
             return
-        found = Inherited()
+        found = PredecessorProgress()
         if isinstance(optimizer, DistributedOptimizer):
             found = optimizer.begin_pass()
             if optimizer.geo is not None and found.num_pushes:
@@ -285,11 +285,11 @@ def prefetch(
 
 
 def _share_left(
-    dataset: Iterable[Any], cluster: Cluster, epoch: int, found: Inherited
+    dataset: Iterable[Any], cluster: Cluster, epoch: int, found: PredecessorProgress
 ) -> Iterable[Any] | None:
     """What predecessors have left of this worker's share; None if there is nothing."""
     if found.is_over or found.has_left:
-        pass_over(dataset, cluster, epoch)
+        skip_epoch(dataset, cluster, epoch)
         return None
     if found.num_pushes == 0:
         return share_of(dataset, cluster, epoch)

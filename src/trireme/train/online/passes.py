@@ -15,7 +15,7 @@ from typing import Any, cast
 from trireme.errors import BadRequest, DeadlineExceeded, Stopped
 from trireme.job.cluster import Cluster
 from trireme.train.online.donefiles import Point
-from trireme.train.stopping import reason_among
+from trireme.train.stopping import first_reason
 
 log = logging.getLogger("trireme")
 
@@ -95,7 +95,7 @@ class Waiting:
             Stopped: some worker was told to stop.
         """
         self._wait(of)
-        if reason := reason_among(self._meet(of, {"stops": self._cluster.stop_request.reason})):
+        if reason := first_reason(self._meet(of, {"stops": self._cluster.stop_request.reason})):
             raise Stopped(reason)
         dataset = of.open()
         if hasattr(dataset, "load_into_memory"):

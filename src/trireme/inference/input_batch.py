@@ -1,4 +1,4 @@
-"""Batches of what callers of a Predictor have: tensors, NumPy arrays, lists."""
+"""Batches from the inputs of a Predictor: tensors, NumPy arrays, lists."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trireme.errors import BadRequest
 
 
 def batch_of(source: Any) -> Batch:
-    """A batch.
+    """Make a batch.
 
     Args:
-        source: what `as_batch` takes; in a mapping also NumPy arrays (uint64 keys are taken as
-            int64 of the same bits), pairs (values, offsets) or triples (values, offsets, weights)
-            of arrays, and lists of lists of ids, one per example.
+        source: what `as_batch` takes; in a mapping also NumPy arrays (uint64 keys become int64 of
+            the same bits), pairs (values, offsets) or triples (values, offsets, weights) of arrays,
+            and lists of lists of ids, one per example.
 
     Raises:
-        BadRequest: something else; names the column.
+        BadRequest: a column of another form; the message names it.
     """
     if isinstance(source, Mapping):
         source = {name: _column(name, value) for name, value in source.items()}

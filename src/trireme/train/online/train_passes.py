@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.errors import BadRequest, Corruption, Stopped
+from trireme.inference.export import export_model
 from trireme.storage.storage import open_storage
-from trireme.train.checkpointing.checkpoints import AtStop
-from trireme.train.checkpointing.numbered import NumberedFolders
+from trireme.train.checkpointing.checkpoints import CheckpointAtStop
+from trireme.train.checkpointing.location import NumberedFolders
 from trireme.train.online.donefiles import (
     BASES,
     DELTAS,
@@ -36,7 +37,7 @@ from trireme.train.online.donefiles import (
     StoppedAt,
 )
 from trireme.train.online.passes import Pass, Waiting, next_day
-from trireme.train.stopping import reason_among, stopping_on_sigterm
+from trireme.train.stopping import first_reason, stopping_on_sigterm
 from trireme.train.trainer import Trainer
 
 log = logging.getLogger("trireme")
@@ -57,7 +58,7 @@ class Publishing:
         save_delta_frequency: write a delta for inference behind every so many passes.
         save_first_base: write a base before the first pass of a new run.
         keep: checkpoints that stay; None: all.
-        dtype: of the exports' rows, see Trainer.save_inference_model.
+        dtype: of the exports' rows, see export_model.
     """
 
     path: str
@@ -114,9 +115,8 @@ def train_passes(
         prefetch: ask for the next pass and begin to load it (InMemoryDataset) before training.
         preload_threads: that load it; None: the dataset's.
         poll_s, timeout_s: how often to ask whether a pass is ready, and for how long.
-        training, evaluating: options of Trainer.train_from_dataset and infer_from_dataset for a
-            pass. Where a run begins again in the midst of a day, dumps of the passes that it trains
-            on again are replaced.
+        training, evaluating: options of Trainer.fit and evaluate for a pass. Where a run begins
+            again within a day, dumps of the passes that it trains on again are replaced.
 
     Yields:
         A report behind each pass; the next one begins when it is asked for.
@@ -271,10 +271,12 @@ class _Run:
         log.info("stream: going on %s, from %s", where, at.path)
 
     @property
-    def _stops(self) -> AtStop:
+    def _stops(self) -> CheckpointAtStop:
         """Where a checkpoint goes when the run is told to stop."""
         assert self._publishing is not None
-        return AtStop(f"{self._publishing_path}/stopped", self._publishing.storage_options)
+        return CheckpointAtStop(
+            f"{self._publishing_path}/stopped", self._publishing.storage_options
+        )
 
     @property
     def _publishing_path(self) -> str:
@@ -301,9 +303,7 @@ class _Run:
             if begun is not None:
                 evaluated = dict(begun.evaluated)
             elif self._evaluating is not None:
-                evaluated = trainer.infer_from_dataset(
-                    dataset, **self._options(self._evaluating, of)
-                )
+                evaluated = trainer.evaluate(dataset, **self._options(self._evaluating, of))
             trained = self._train(of, dataset, evaluated)
             if hasattr(dataset, "release_memory"):
                 dataset.release_memory()
@@ -317,14 +317,14 @@ class _Run:
     ) -> dict[str, float]:
         options = self._options(self._training, of)
         if self._publishing is None:
-            return self._trainer.train_from_dataset(dataset, **options)
+            return self._trainer.fit(dataset, **options)
         if "checkpoints" in options:
             raise BadRequest(
                 "train_passes: expected no checkpoints= among the options of training, found them:"
                 " publishing= says which there are"
             )
         try:
-            return self._trainer.train_from_dataset(dataset, checkpoints=self._stops, **options)
+            return self._trainer.fit(dataset, checkpoints=self._stops, **options)
         except Stopped:
             self._list_stop(self._point or Point(of.day, 0), of.point, evaluated)
             raise
@@ -352,7 +352,7 @@ class _Run:
         mine["stops"] = self._trainer.cluster.stop_request.reason
         purpose = f"begin of pass {of.day}/{of.number}"
         met = self._trainer.cluster.client.gather(mine, [], purpose=purpose, patient=True)
-        if reason := reason_among(body for body, _ in met):
+        if reason := first_reason(body for body, _ in met):
             raise Stopped(reason)
         self._can_export = bool(met[0][0]["has_sample"])  # worker 0 traces the model
         if not any(body["has_data"] for body, _ in met):
@@ -463,10 +463,10 @@ class _Run:
 
     def _export(self, path: str, follows: str | None) -> None:
         assert self._publishing is not None
-        self._trainer.save_inference_model(
+        export_model(
+            self._trainer,
             path,
             batch=self._sample,
-            mode="base" if follows is None else "delta",
             follows=follows,
             dtype=self._publishing.dtype,
         )

@@ -1,4 +1,4 @@
-"""The rows of an export as the core searches them: mapped files, which processes share."""
+"""The rows of an export: mapped files that the core searches and processes share."""
 
 from __future__ import annotations
 
@@ -13,21 +13,29 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import Corruption
-from trireme.inference.manifest import MANIFEST, File, TablePart, expect_digest, located
+from trireme.inference.export_manifest import (
+    MANIFEST,
+    ExportedTable,
+    ExportFile,
+    expect_digest,
+    located,
+)
 
 Layers: TypeAlias = tuple[_core.FrozenRows, ...]
-"""Of one table, newest first: deltas, and at last a base."""
+"""The layers of one table, newest first: deltas, then the base."""
 
 
-def map_rows(folder: Path, part: TablePart, *, has_flags: bool, verify: bool) -> _core.FrozenRows:
-    """The rows of one table of an export, without reading them.
+def map_rows(
+    folder: Path, table: ExportedTable, *, has_flags: bool, verify: bool
+) -> _core.FrozenRows:
+    """Map the rows of one table of an export, without reading them.
 
     Raises:
         Corruption: a file is missing or damaged, or the files lack something; names the file.
     """
-    paths = [str(folder / file.path) for file in part.files]
-    rows = _core.FrozenRows(paths, [_checked(folder, file, verify) for file in part.files])
-    found = {
+    paths = [str(folder / file.path) for file in table.files]
+    rows = _core.FrozenRows(paths, [_checked(folder, file, verify) for file in table.files])
+    actual = {
         "dim": rows.dim,
         "statistics": rows.statistics,
         "dtype": rows.encoding,
@@ -36,32 +44,32 @@ def map_rows(folder: Path, part: TablePart, *, has_flags: bool, verify: bool) ->
         "buckets": rows.num_buckets,
     }
     expected = {
-        "dim": part.dim,
-        "statistics": part.statistics,
-        "dtype": part.dtype,
+        "dim": table.dim,
+        "statistics": table.statistics,
+        "dtype": table.dtype,
         "flags": has_flags,
-        "rows": part.rows + part.removed,
+        "rows": table.rows + table.removed,
         "buckets": _core.NUM_BUCKETS,
     }
-    if found != expected:
+    if actual != expected:
         raise Corruption(
-            f"{folder / MANIFEST}: expected files of table {part.name!r} with {expected},"
-            f" found {found}"
+            f"{folder / MANIFEST}: expected files of table {table.name!r} with {expected},"
+            f" found {actual}"
         )
     return rows
 
 
-def _checked(folder: Path, file: File, verify: bool) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _checked(folder: Path, file: ExportFile, verify: bool) -> np.ndarray[Any, np.dtype[np.uint8]]:
     path = located(folder, file, verify=False)
     content = mapped(path)
-    if verify:  # as it is mapped: what is loaded now comes in pages as `mapped` asks for them
+    if verify:  # through the mapping, so that the pages it loads are huge ones
         expect_digest(path, file, hashlib.sha256(content.data).hexdigest())
     return content
 
 
 def mapped(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of a file. The pages are the system's: loaded when touched, once for all
-    processes, and huge ones where the file system has them.
+    """The bytes of a file in pages of the system: loaded when touched, shared by all processes, and
+    huge where the file system has huge pages.
     """
     if path.stat().st_size == 0:
         return np.empty(0, np.uint8)  # mmap refuses it
@@ -73,7 +81,7 @@ def mapped(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def merge_deltas(deltas: Sequence[_core.FrozenRows]) -> _core.FrozenRows:
-    """One layer that answers as several deltas do, newest first; in this process' own memory."""
+    """One layer that answers as several deltas, newest first; in the memory of this process."""
     first = deltas[0]
     writer = _core.FrozenWriter(
         encoding=first.encoding, dim=first.dim, statistics=first.statistics, has_flags=True

@@ -11,17 +11,20 @@ from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Column, Ragged
 from trireme.errors import BadRequest, Corruption
-from trireme.inference.manifest import Input, Manifest, located
+from trireme.inference.export_manifest import ExportManifest, ProgramInput, located
 
 
-class DenseGraph:
-    """Runs the dense part on a batch and what its lookups gave.
+class DenseProgram:
+    """Runs the dense part on a batch and the results of its lookups.
 
-    Threads: any; nothing changes after the constructor.
+    Threads: any; immutable.
     """
 
     def __init__(
-        self, program: torch.export.ExportedProgram, module: nn.Module, inputs: Sequence[Input]
+        self,
+        program: torch.export.ExportedProgram,
+        module: nn.Module,
+        inputs: Sequence[ProgramInput],
     ) -> None:
         self.program, self._module, self._inputs = program, module, inputs
 
@@ -40,18 +43,20 @@ class DenseGraph:
         return outputs
 
 
-def load_graph(folder: Path, manifest: Manifest, *, verify: bool) -> DenseGraph:
+def load_program(folder: Path, manifest: ExportManifest, *, verify: bool) -> DenseProgram:
     """The dense part of a base. Raises Corruption: the file is missing or damaged."""
     path = located(folder, manifest.dense, verify=verify)
     try:
         program = torch.export.load(path)
-        return DenseGraph(program, program.module(), manifest.inputs)
+        return DenseProgram(program, program.module(), manifest.inputs)
     except Exception as error:
         raise Corruption(f"{path}: expected a program of torch.export, found {error!r}") from error
 
 
-def updated_graph(graph: DenseGraph, folder: Path, delta: Manifest, *, verify: bool) -> DenseGraph:
-    """The same program with the parameters and buffers of a delta; `graph` stays as it is.
+def update_program(
+    old: DenseProgram, folder: Path, delta: ExportManifest, *, verify: bool
+) -> DenseProgram:
+    """The same program with the parameters and buffers of a delta; `old` is not changed.
 
     Raises:
         Corruption: the file is missing or damaged, or its tensors are not those of the program.
@@ -61,7 +66,7 @@ def updated_graph(graph: DenseGraph, folder: Path, delta: Manifest, *, verify: b
         weights = load_file(path)
     except Exception as error:
         raise Corruption(f"{path}: expected safetensors, found {error!r}") from error
-    module = graph.program.module()
+    module = old.program.module()
     for name, own in (*module.named_parameters(), *module.named_buffers()):
         tensor = weights.get(name)
         if tensor is None or (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
@@ -70,11 +75,11 @@ def updated_graph(graph: DenseGraph, folder: Path, delta: Manifest, *, verify: b
                 f"{path}: expected {name} as {own.dtype} of {tuple(own.shape)}, found {found}"
             )
         _rebind(module, name, tensor)
-    return DenseGraph(graph.program, module, delta.inputs)
+    return DenseProgram(old.program, module, delta.inputs)
 
 
 def _rebind(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor in the place of another one, which other modules may use."""
+    """Replace a parameter or buffer by a new tensor; other programs may use the old one."""
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     if leaf in owner._parameters:
@@ -83,7 +88,7 @@ def _rebind(module: nn.Module, name: str, tensor: Tensor) -> None:
         owner._buffers[leaf] = tensor
 
 
-def input_tensor(one: Input, batch: Batch, gathered: Mapping[str, Tensor]) -> Tensor:
+def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]) -> Tensor:
     """The tensor of one input.
 
     Raises:
@@ -97,20 +102,20 @@ def input_tensor(one: Input, batch: Batch, gathered: Mapping[str, Tensor]) -> Te
         raise BadRequest(
             f"Predictor: expected column {one.name!r} in the batch, found {', '.join(batch.keys())}"
         )
-    found = (_dtype_name(tensor), tuple(tensor.shape))
+    dtype = _dtype_name(tensor)
     is_shape = len(one.shape) == tensor.dim() and all(
         size in (None, actual) for size, actual in zip(one.shape, tensor.shape, strict=True)
     )
-    if found[0] != one.dtype or not is_shape:
+    if dtype != one.dtype or not is_shape:
         shape = ", ".join("any" if size is None else str(size) for size in one.shape)
         raise BadRequest(
             f"Predictor: expected {one.role} {one.name!r} as {one.dtype} of shape ({shape}), found"
-            f" {found[0]} of shape {found[1]}"
+            f" {dtype} of shape {tuple(tensor.shape)}"
         )
     return tensor
 
 
-def _part(column: Column, one: Input) -> Tensor:
+def _part(column: Column, one: ProgramInput) -> Tensor:
     if one.role == "column" and isinstance(column, Tensor):
         return column
     part = getattr(column, one.role, None) if isinstance(column, Ragged) else None
@@ -126,6 +131,6 @@ def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def describe(role: str, name: str, tensor: Tensor) -> Input:
-    """The input that takes tensors as this one is."""
-    return Input(role, name, _dtype_name(tensor), tuple(tensor.shape))
+def program_input(role: str, name: str, tensor: Tensor) -> ProgramInput:
+    """The description of an input that takes tensors of this dtype and shape."""
+    return ProgramInput(role, name, _dtype_name(tensor), tuple(tensor.shape))

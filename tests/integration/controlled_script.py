@@ -1,7 +1,7 @@
-"""A stand-in for a training script: connects to the test, says who it is, and does as it is told.
+"""Stands in for a training script: connects to the test and executes the commands it receives.
 
-Run as `standin.py PORT`. Its connection closes when the process is gone, so that a test can wait
-for that without polling.
+Run as `controlled_script.py PORT`. The connection closes when the process ends, so a test can wait
+for the end without polling.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch import nn
 
 import trireme as tr
 from trireme.job.cluster import Cluster
-from trireme.train.checkpointing import checkpoint
+from trireme.train.checkpointing import save
 from trireme.worker.client import Client
 
 BATCH, NUM_KEYS, DIM = 8, 120, 3
@@ -78,8 +78,8 @@ class Data:
 def hold(where: str) -> None:
     """Wait to be killed at some call."""
     name, number, side = where.split(":")
-    of: Any = checkpoint if name == "save_checkpoint" else Client
-    method, num_calls = getattr(of, name), 0
+    target: Any = save if name == "save_checkpoint" else Client
+    method, num_calls = getattr(target, name), 0
 
     @functools.wraps(method)
     def held(*arguments: Any, **options: Any) -> Any:
@@ -92,7 +92,7 @@ def hold(where: str) -> None:
             wait_killed()
         return result
 
-    setattr(of, name, held)
+    setattr(target, name, held)
 
 
 def wait_killed() -> None:

@@ -1,5 +1,6 @@
-"""What a worker that was started again finds done: batches of the pass that its predecessor was
-killed in, and everything before.
+"""Pick up where a killed worker left off: its predecessor has trained on a part of the data.
+
+A worker that is started again runs its script from the first line, and skips what is done.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ log = logging.getLogger("trireme.train")
 
 
 @dataclass(frozen=True)
-class Inherited:
-    """What predecessors have made of a pass.
+class PredecessorProgress:
+    """How much of a pass predecessors have done.
 
-    is_over: all of it, and have gone on. num_pushes: so many pushes. has_left: all of it.
+    is_over: they have finished the pass. num_pushes: pushes that they made. has_left: they have
+    trained on all their batches, and may not have finished the pass.
     """
 
     is_over: bool = False
@@ -34,34 +36,34 @@ class Inherited:
     has_left: bool = False
 
     @property
-    def is_some(self) -> bool:
+    def has_begun(self) -> bool:
         return self.is_over or self.has_left or self.num_pushes > 0
 
+    @classmethod
+    def from_entered(cls, entered: Entered, sequence: int) -> PredecessorProgress:
+        """sequence: of the stream's last push that all servers have applied."""
+        if entered.is_over:
+            return cls(is_over=True)
+        if entered.note is None:
+            return cls()
+        if entered.end is not None:  # the last of its steps may not be applied yet
+            return cls(num_pushes=entered.end - entered.first_step, has_left=True)
+        return cls(num_pushes=sequence - entered.note[0])
 
-def inherited(entered: Entered, sequence: int) -> Inherited:
-    """sequence: of the last push of the stream that all servers have applied."""
-    if entered.is_over:
-        return Inherited(is_over=True)
-    if entered.note is None:
-        return Inherited()
-    if entered.end is not None:  # the last of its steps may not be applied yet
-        return Inherited(num_pushes=entered.end - entered.first_step, has_left=True)
-    return Inherited(num_pushes=sequence - entered.note[0])
 
-
-def check_loop(found: Inherited) -> None:
-    """Raises BadRequest: a loop that does not know what was done would train on it again."""
-    if found.is_some:
+def check_loop(progress: PredecessorProgress) -> None:
+    """Raises BadRequest: a loop that does not ask for the progress would repeat it."""
+    if progress.has_begun:
         raise BadRequest(
             "DistributedOptimizer.step: expected a loop that leaves out what a predecessor of this"
-            f" worker has trained on ({found.num_pushes} pushes of this pass), found one that does"
-            " not ask: train with Trainer.fit or tr.prefetch, call begin_pass() first and leave out"
-            " what it says, or start the job again and load the newest checkpoint"
+            f" worker has trained on ({progress.num_pushes} pushes of this pass), found one that"
+            " does not ask: train with Trainer.fit or tr.prefetch, call begin_pass() first and"
+            " leave out what it says, or start the job again and load the newest checkpoint"
         )
 
 
 def check_hybrid(cluster: Cluster) -> None:
-    """Raises BadRequest: a worker that was started again, in a mode that keeps weights in it."""
+    """Raises BadRequest: a restarted worker in a mode whose workers keep the weights."""
     if cluster.client.script.is_successor:
         raise BadRequest(
             "DistributedOptimizer: expected all workers to begin together in mode 'hybrid',"
@@ -71,8 +73,8 @@ def check_hybrid(cluster: Cluster) -> None:
 
 
 def check_order(dataset: Iterable[Any]) -> None:
-    """Raises BadRequest: the order of the data was drawn, so that nobody knows which batches a
-    predecessor has trained on.
+    """Raises BadRequest: the order of the data was random, so the batches that a predecessor has
+    trained on are unknown.
     """
     if isinstance(dataset, DataLoader) and any(
         getattr(sampler, "generator", sampler) is None for sampler in samplers(dataset)
@@ -85,10 +87,8 @@ def check_order(dataset: Iterable[Any]) -> None:
         )
 
 
-def warn_of_buffers(model: nn.Module, worker: int) -> None:
-    """Buffers (BatchNorm's statistics, say) are the worker's own: they died with the
-    predecessor.
-    """
+def warn_of_lost_buffers(model: nn.Module, worker: int) -> None:
+    """Module buffers (statistics of BatchNorm) are kept by the worker: they died with it."""
     names = [name for name, _ in model.named_buffers()]
     if names:
         log.warning(
@@ -98,9 +98,9 @@ def warn_of_buffers(model: nn.Module, worker: int) -> None:
         )
 
 
-def pass_over(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> None:
-    """Leave an epoch out that is over. What has no streams is read: its next order may depend on
-    that.
+def skip_epoch(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> None:
+    """Leave out a finished epoch. A dataset without streams is read, because its next order may
+    depend on that.
     """
     log.info("train: worker %d was started again: epoch %d is over", cluster.worker, epoch)
     if not hasattr(dataset, "stream"):
@@ -109,10 +109,8 @@ def pass_over(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> None:
             pass
 
 
-def figures_again(tally: Tally, cluster: Cluster, title: str) -> dict[str, float]:
-    """The figures of all workers that a predecessor has brought together; NaN where they are not
-    kept any more.
-    """
+def kept_figures(tally: Tally, cluster: Cluster, title: str) -> dict[str, float]:
+    """The figures of a finished pass, which the coordinator keeps; NaN if it has dropped them."""
     try:
         tally.merge(cluster, title)
     except ResourceExhausted as error:
@@ -120,9 +118,9 @@ def figures_again(tally: Tally, cluster: Cluster, title: str) -> dict[str, float
     return {**tally.figures(), "examples": tally.num_examples, "examples_per_s": 0.0}
 
 
-def dump_left(dump: Dump | None, cluster: Cluster, num_passes: int) -> Dump | None:
-    """What is left to dump of a fit of so many passes. Raises BadRequest: a part of what the killed
-    worker would have written.
+def remaining_dump(dump: Dump | None, cluster: Cluster, num_passes: int) -> Dump | None:
+    """What is left to dump of a fit of `num_passes` passes. Raises BadRequest: the predecessor was
+    killed within them, so its part of the dump is lost.
     """
     script = cluster.client.script
     if dump is None or not script.is_successor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,24 +13,24 @@ from trireme import interchange
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.modes import mode_of
 from trireme.errors import BadRequest, NotReady
-from trireme.fleet.clipping import ClipGradByGlobalNorm, ClipGradByValue
-from trireme.fleet.layers import Tables
-from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
-from trireme.fleet.strategy import DistributedStrategy
+from trireme.fleet.distributed_strategy import DistributedStrategy
+from trireme.fleet.embedding_layers import Tables
+from trireme.fleet.fetch import report_of
+from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByValue
+from trireme.fleet.role_makers import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.transpiler import DistributeTranspilerConfig
 from trireme.inference import Predictor
+from trireme.inference.export import Export, export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.storage.storage import open_storage
-from trireme.train import DistributedOptimizer, Trainer
-from trireme.train import row_life as life
-from trireme.train.checkpointing import checkpoint
-
-if TYPE_CHECKING:
-    from trireme.inference.export.exporting import Export
+from trireme.train import DistributedOptimizer, Trainer, row_life
+from trireme.train.checkpointing.load import load
+from trireme.train.checkpointing.location import Location
+from trireme.train.checkpointing.save import SaveOptions, save
 
 
 class Job:
@@ -149,25 +148,52 @@ class Job:
         return self._optimizer
 
     def train_from_dataset(
-        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
+        self,
+        trainer: Trainer,
+        dataset: Iterable[Any],
+        *,
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] = (),
+        print_period: int = 100,
+        debug: bool = False,
+        stat_var_names: Sequence[str] | None = None,
+        **options: Any,
     ) -> dict[str, float]:
-        """One pass over the data; every worker calls it. `save_persistables` then saves its
-        model.
+        """Train one pass over the data; every worker calls it. `save_persistables` then saves the
+        model of `trainer`.
 
         Args:
             trainer: in the place of Fleet's program.
             dataset: of this package, or any other.
-            options: as of Trainer.train_from_dataset: fetch_list, fetch_info, print_period, debug.
+            fetch_list: names of values that worker 0 prints every `print_period` batches; see
+                trireme.Report. fetch_info: what to call them; default their names.
+            debug: worker 0 also prints where the time goes.
+            stat_var_names: metrics whose figures are of all workers; None: all.
+            options: those of Trainer.fit: epochs, checkpoints, resume, dump, check_nan.
         """
         self._optimizer = trainer.optimizer
-        return trainer.train_from_dataset(dataset, **options)
+        metrics = [metric.name for metric in trainer.metrics]
+        report = report_of(metrics, fetch_list, fetch_info, print_period, debug, stat_var_names)
+        return trainer.fit(dataset, report=report, **options)
 
     def infer_from_dataset(
-        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
+        self,
+        trainer: Trainer,
+        dataset: Iterable[Any],
+        *,
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] = (),
+        print_period: int = 100,
+        debug: bool = False,
+        stat_var_names: Sequence[str] | None = None,
+        **options: Any,
     ) -> dict[str, float]:
-        """As `train_from_dataset`, without training."""
+        """As `train_from_dataset`, without training. options: those of Trainer.evaluate."""
         self._optimizer = trainer.optimizer
-        return trainer.infer_from_dataset(dataset, **options)
+        scores = options.get("labels", True) and options.get("model") is None
+        metrics = [metric.name for metric in trainer.metrics] if scores else []
+        report = report_of(metrics, fetch_list, fetch_info, print_period, debug, stat_var_names)
+        return trainer.evaluate(dataset, report=report, **options)
 
     def _trained(self) -> DistributedOptimizer:
         if self._optimizer is None:
@@ -205,9 +231,7 @@ class Job:
                 f" found {format!r} with {sorted(options)}"
             )
         else:
-            checkpoint.save(
-                self._trained(), checkpoint.Location(dirname), what=checkpoint.What(mode)
-            )
+            save(self._trained(), Location(dirname), options=SaveOptions(mode))
 
     def save_inference_model(
         self,
@@ -228,9 +252,8 @@ class Job:
         Args:
             mode: 0 or 2: everything. 1: a delta, what has changed since the export `follows`.
             batch: an example of what will be asked. dtype: of stored rows. See
-                Trainer.save_inference_model.
+                export_model.
         """
-        from trireme.inference.export import exporting as inference  # loads torch.export's parts
 
         given = {
             "executor": executor,
@@ -246,15 +269,7 @@ class Job:
                 "fleet.save_inference_model: expected mode 0 or 2, or 1 (delta) with"
                 f" follows=FOLDER, found {mode} with {follows!r}"
             )
-        optimizer = self._trained()
-        wish = inference.Wish(
-            optimizer.model,
-            Path(dirname),
-            batch,
-            dtype,
-            None if follows is None else Path(follows),
-        )
-        return inference.save(optimizer, wish)
+        return export_model(self._trained(), dirname, batch=batch, follows=follows, dtype=dtype)
 
     def load_inference_model(self, path: str, mode: int = 0) -> Predictor:
         """What a model answers that `save_inference_model` has written; it needs no servers.
@@ -283,7 +298,7 @@ class Job:
                 f"fleet.shrink: expected no threshold, found {threshold!r}: the delete_threshold of"
                 " a table's policy says what goes"
             )
-        return life.shrink(self._trained(), day_over=True)
+        return row_life.shrink(self._trained(), day_over=True)
 
     def load_model(self, path: str, mode: int = 0, **options: Any) -> None:
         """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
@@ -306,7 +321,7 @@ class Job:
                     f"fleet.load_model: expected a checkpoint of mode {mode} ({wanted}),"
                     f" found {found} in {path}"
                 )
-            checkpoint.load(self._trained(), checkpoint.Location(path))
+            load(self._trained(), Location(path))
 
 
 def _as_adam_d2sum(optimizer: torch.optim.Optimizer) -> AdamD2Sum:

@@ -13,7 +13,7 @@ import torch
 import trireme as tr
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.integration.planted import Linear, Named, bce
+from tests.integration.planted_model import Linear, Named, bce
 
 FIELDS = ("output", "label", "a")
 
@@ -37,7 +37,7 @@ def main() -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = tr.Trainer(model, sgd, loss=bce, metrics=[tr.metrics.AUC()], progress=False)
     dump = tr.Dump(path=arguments.path, fields=FIELDS, params=["bias"])
-    figures = trainer.infer_from_dataset(Named(arguments.count), dump=dump)
+    figures = trainer.evaluate(Named(arguments.count), dump=dump)
     print(f"figures {json.dumps(figures)}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the fit that it was taken in."""
+"""How far a fit is, as a checkpoint records it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 @dataclass
-class FitNote:
-    """begun_at: epochs made before the fit. num_epochs: made until now. is_under_way: whether an
-    epoch has begun and not ended. figures: of the last epoch, once all are done.
+class FitProgress:
+    """begun_at: epochs made before the fit. num_epochs: epochs made until now. is_under_way:
+    whether an epoch has begun and not ended. figures: of the last epoch.
     """
 
     begun_at: int = 0
@@ -24,8 +24,8 @@ class FitNote:
         return {**vars(self), "figures": figures}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> FitNote:
-        """Values that are not there are those of a run that has not trained."""
+    def from_json(cls, values: Mapping[str, Any]) -> FitProgress:
+        """Missing values are those of a run that has not trained."""
         figures = {
             k: math.nan if v is None else float(v) for k, v in values.get("figures", {}).items()
         }

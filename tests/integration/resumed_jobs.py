@@ -1,4 +1,4 @@
-"""Jobs of real processes that run resumer.py, to be killed."""
+"""Jobs of real processes that run resumed_script.py, to be killed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.integration import resumer
+from tests.integration import resumed_script
 from tests.programs import Program, Template
 
-RESUMER = str(Path(resumer.__file__))
+RESUMED_SCRIPT = str(Path(resumed_script.__file__))
 SERVER = ["-m", "trireme", "server"]
 
 
@@ -60,7 +60,7 @@ class Jobs:
             "TRIREME_INDEX": str(index),
         }
         return self._programs.start(
-            f"worker {index}", [RESUMER, *arguments], {**self._env, **place}
+            f"worker {index}", [RESUMED_SCRIPT, *arguments], {**self._env, **place}
         )
 
     def run(self, *arguments: str) -> None:

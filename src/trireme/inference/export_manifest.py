@@ -1,4 +1,4 @@
-"""What an export's manifest says; docs/format/export.md specifies it.
+"""The manifest of an export; docs/format/export.md specifies it.
 
 manifest.json             everything else: tables, what the model reads, files with checksums
 tables/N/LO-HI.rows       frozen rows of table number N in buckets LO..HI
@@ -20,13 +20,13 @@ from trireme.errors import BadRequest, Corruption
 FORMAT = 1
 KIND = "inference"
 MANIFEST = "manifest.json"
-GRAPH = "dense.pt2"
+PROGRAM = "dense.pt2"
 WEIGHTS = "dense.safetensors"
 READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class ExportFile:
     """A file of the export: its path in the folder, its length and SHA-256."""
 
     path: str
@@ -35,16 +35,16 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePart:
-    """A table: what its keys and absent keys are, and its files. Where its features have dims of
-    their own, there is a part for each dim: name and dim together are distinct.
+class ExportedTable:
+    """A table: its keys, the values of absent keys, and its files. Each dim of a table with several
+    dims is an ExportedTable: name and dim together are distinct.
 
-    dim: weights of a row. statistics: numbers before them: show and click where the trained table
-        gave them to the model, as they were at the time of the export, else none.
-    dtype: of the rows as they are stored: float32, float16 or int8 (with a scale per row).
-    initializer, seed: of initial weights, as in a TableSchema. initial_weights: how many of them a
-        key without a row answers; those behind are zeros. initial_dtype: float32, bfloat16 or
-        float16, to which they are rounded.
+    dim: weights of a row. statistics: numbers before the weights: show and click at the time of the
+        export if the model reads them, else none.
+    dtype: of stored rows: float32, float16 or int8 (with a scale per row).
+    initializer, seed: of initial weights, see TableSchema. initial_weights: how many weights of a
+        key without a row are initial ones; the others are zeros. initial_dtype: float32, bfloat16
+        or float16, to which they are rounded.
     salt: whether each feature has a key space of its own.
     rows, removed: keys with a row; keys that a delta removes.
     max_error, rms_error: of stored weights against trained ones.
@@ -63,14 +63,14 @@ class TablePart:
     removed: int
     max_error: float
     rms_error: float
-    files: tuple[File, ...]
+    files: tuple[ExportFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
-    """One reading of an embedding module: which features of which table, and how ids are summed.
+class ModuleLookup:
+    """What an embedding module looks up: features of a table, and how their rows are summed.
 
-    table, dim: name and dim of the TablePart.
+    table, dim: of the ExportedTable.
     mode: "sum", "mean" or "sqrt" of a bag, or "none": each id for itself.
     """
 
@@ -83,10 +83,10 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """One tensor that the dense part takes.
+class ProgramInput:
+    """A tensor that the program of the dense part takes.
 
-    role: "lookup": what the lookup `name` gives; "column": the column `name` of the batch;
+    role: "lookup": the result of the lookup `name`; "column": the column `name` of the batch;
         "values", "offsets" or "weights" of the ragged column `name`.
     shape: sizes; None where it depends on the batch.
     """
@@ -98,14 +98,13 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """One export.
+class ExportManifest:
+    """The description of one export.
 
     id: of this export, unique.
-    follows: the id of the export that a delta goes on from, a base or another delta; None for a
-        base.
-    version: of the training state. since: that of the export that it follows; 0 for a base.
-    weights: parameters and buffers of the dense part: names and shapes.
+    follows: of a delta: the id of the export before it, a base or another delta; None for a base.
+    version: of the training state. since: that of the export before it; 0 for a base.
+    weights: shapes of the parameters and buffers of the dense part, by name.
     max_error, rms_error: of the outputs for the example batch against those of the trained model.
     """
 
@@ -113,14 +112,14 @@ class Manifest:
     follows: str | None
     version: int
     since: int
-    tables: tuple[TablePart, ...]
-    lookups: tuple[Lookup, ...]
-    inputs: tuple[Input, ...]
+    tables: tuple[ExportedTable, ...]
+    lookups: tuple[ModuleLookup, ...]
+    inputs: tuple[ProgramInput, ...]
     outputs: tuple[str, ...]
     weights: Mapping[str, tuple[int, ...]]
     max_error: float
     rms_error: float
-    dense: File
+    dense: ExportFile
 
     @property
     def is_delta(self) -> bool:
@@ -133,8 +132,8 @@ class Manifest:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether the folder's manifest says that it is one. What cannot be read is left to the
-    reader of checkpoints, who says what is wrong.
+    """Whether the folder's manifest is that of an export. False also for a damaged manifest, which
+    the reader of checkpoints reports.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -143,7 +142,7 @@ def is_export(folder: Path) -> bool:
         return b'"kind": "' + KIND.encode() + b'"' in file.read(READ_BYTES)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ExportManifest:
     """The manifest of an export.
 
     Raises:
@@ -168,41 +167,44 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _digest(export: Any) -> str:
-    """Of the values: keys in order, no blanks."""
+    """SHA-256 of the values as JSON with sorted keys and no blanks."""
     text = json.dumps(export, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _manifest(body: Mapping[str, Any]) -> Manifest:
-    return Manifest(
+def _manifest(body: Mapping[str, Any]) -> ExportManifest:
+    return ExportManifest(
         id=str(body["id"]),
         follows=None if body["follows"] is None else str(body["follows"]),
         version=int(body["version"]),
         since=int(body["since"]),
         tables=tuple(_table(part) for part in body["tables"]),
         lookups=tuple(
-            Lookup(**{**part, "features": tuple(part["features"])}) for part in body["lookups"]
+            ModuleLookup(**{**part, "features": tuple(part["features"])})
+            for part in body["lookups"]
         ),
-        inputs=tuple(Input(**{**part, "shape": tuple(part["shape"])}) for part in body["inputs"]),
+        inputs=tuple(
+            ProgramInput(**{**part, "shape": tuple(part["shape"])}) for part in body["inputs"]
+        ),
         outputs=tuple(str(name) for name in body["outputs"]),
-        weights={str(name): tuple(map(int, of)) for name, of in body["weights"].items()},
+        weights={str(name): tuple(map(int, shape)) for name, shape in body["weights"].items()},
         max_error=float(body["max_error"]),
         rms_error=float(body["rms_error"]),
-        dense=File(**body["dense"]),
+        dense=ExportFile(**body["dense"]),
     )
 
 
-def _table(part: Mapping[str, Any]) -> TablePart:
+def _table(part: Mapping[str, Any]) -> ExportedTable:
     kind, a, b = part["initializer"]
-    files = tuple(File(**file) for file in part["files"])
-    return TablePart(**{**part, "initializer": (str(kind), float(a), float(b)), "files": files})
+    files = tuple(ExportFile(**file) for file in part["files"])
+    return ExportedTable(**{**part, "initializer": (str(kind), float(a), float(b)), "files": files})
 
 
-def located(folder: Path, file: File, *, verify: bool) -> Path:
-    """Where a file of the manifest is, after its length has been checked, and its bytes.
+def located(folder: Path, file: ExportFile, *, verify: bool) -> Path:
+    """The path of a file of the manifest, whose length has been checked.
 
     Args:
-        verify: whether to read the file and compare its checksum.
+        verify: also read the file and compare its checksum.
 
     Raises:
         Corruption: it is missing, or its length or checksum differs; the message names it.
@@ -219,7 +221,7 @@ def located(folder: Path, file: File, *, verify: bool) -> Path:
     return path
 
 
-def expect_digest(path: Path, file: File, digest: str) -> None:
+def expect_digest(path: Path, file: ExportFile, digest: str) -> None:
     if digest != file.sha256:
         raise Corruption(f"{path}: expected SHA-256 {file.sha256}, found {digest}")
 
