@@ -24,7 +24,7 @@ from trireme.inference.export import Export, export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
-from trireme.launch.roles import Role
+from trireme.launch.roles import ProcessRole
 from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.storage.storage import open_storage
 from trireme.train import DistributedOptimizer, Trainer, row_life
@@ -37,7 +37,7 @@ class Job:
     """One process' part in a job, under Fleet's names."""
 
     def __init__(self) -> None:
-        self._place: Role | None = None
+        self._place: ProcessRole | None = None
         self._optimizer: DistributedOptimizer | None = None
         self.tables = Tables()
 
@@ -54,7 +54,7 @@ class Job:
         self.tables.clear()
         log.info("%s", self._place.describe())
 
-    def _role(self) -> Role:
+    def _role(self) -> ProcessRole:
         if self._place is None:
             raise NotReady("fleet: expected fleet.init() first")
         return self._place

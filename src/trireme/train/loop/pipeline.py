@@ -5,7 +5,7 @@ time (sync).
 
 In async the pull for the next batch starts when the loop has taken the current one and the pushes
 made until then have been applied. So weights are one step old when they are used, whatever the
-depth: depth hides the time of reading and planning, never adds staleness. In sync the loop itself
+depth: depth hides the time of spec and planning, never adds staleness. In sync the loop itself
 pulls, after its last step has been applied everywhere; and where several threads share the loop,
 each pulls for itself while the others compute. In geo it pulls from the worker's cache, for which
 the pull thread has fetched what this lacked.
@@ -27,7 +27,7 @@ from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
-from trireme.nn import Plan, Planner
+from trireme.nn import BatchPlan, Planner
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.threads import settled
@@ -46,7 +46,7 @@ from trireme.worker.lookups import PendingLookups, RowLookup
 class _Planned(NamedTuple):
     number: int
     batch: Batch
-    plan: Plan
+    plan: BatchPlan
 
     def keys(self) -> dict[RowClassId, Keys]:
         return {part.table.class_id: part.keys for part in self.plan.tables}
