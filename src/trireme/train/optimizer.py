@@ -8,7 +8,7 @@ steps here: the servers run its class on their blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,8 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
 from trireme.protocol.dense_optimizers import GroupValues, group_values, needs_whole, optimizer_spec
-from trireme.protocol.gradients import DenseGradient, Step, TableGradient
+from trireme.protocol.gradients import DenseGradient, KeysByClass, Step, TableGradient
 from trireme.protocol.membership import Pace
-from trireme.protocol.routing import Keys
 from trireme.strategy import Strategy
 from trireme.table import RowClassId
 from trireme.train.checks import check_blocks, check_scales, named_parameters, table_group
@@ -196,9 +195,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.hybrid is None:
             self.replica.install(self._fetch({}, blocks=True))
 
-    def _fetch(
-        self, keys: Mapping[RowClassId, Keys], *, blocks: bool, pace: Pace | None = None
-    ) -> Pulled:
+    def _fetch(self, keys: KeysByClass, *, blocks: bool, pace: Pace | None = None) -> Pulled:
         pulled = self.cluster.client.pull(
             keys,
             blocks=blocks,
@@ -239,9 +236,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Whether streams advance together, from a step on that all know."""
         return self.strategy.mode in ("sync", "bounded")
 
-    def pull(
-        self, keys: Mapping[RowClassId, Keys], *, blocks: bool, number: int | None = None
-    ) -> Pulled:
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         """Rows for training, and dense weights if asked; begins a pass if none is running.
 
         number: of the batch in the run (`begin_run`), if each batch makes a step; else None.
@@ -259,13 +254,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             pace = Pace(step, min(done, step - 1), self.strategy.staleness)
         return self._fetch(keys, blocks=blocks, pace=pace)
 
-    def pull_rows(self, keys: Mapping[RowClassId, Keys], *, training: bool) -> Pulled:
+    def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled:
         """Rows of a forward pass without a pipeline."""
         if training:
             return self.pull(keys, blocks=False)
         return self.cluster.client.pull(keys, time=self.data_time())
 
-    def _touch(self, geo: Geo, keys: Mapping[RowClassId, Keys]) -> None:
+    def _touch(self, geo: Geo, keys: KeysByClass) -> None:
         while not geo.touch(keys, self.data_time()):
             self._exchange(geo)
 

@@ -22,9 +22,9 @@ from trireme import _core
 from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
 from trireme.protocol.clipping import NormReply, norm_of_step
 from trireme.protocol.dense_optimizers import GroupValues
-from trireme.protocol.gradients import DenseGradient, Step, TableGradient
+from trireme.protocol.gradients import DenseGradient, KeysByClass, Step, TableGradient
 from trireme.protocol.membership import Pace, Stop
-from trireme.protocol.routing import BucketMap, Floats, Keys, Split
+from trireme.protocol.routing import BucketMap, Floats, Split
 from trireme.protocol.wire import Array, BlocksPush, Push, TablePush
 from trireme.rpc import Call, Reply
 from trireme.table import RowClassId, TableSchema
@@ -192,7 +192,7 @@ class Client:
 
     def pull(
         self,
-        keys: Mapping[RowClassId, Keys],
+        keys: KeysByClass,
         *,
         blocks: bool = False,
         staged: int = 0,

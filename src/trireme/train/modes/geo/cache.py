@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from trireme import _core
 from trireme.errors import ResourceExhausted
-from trireme.protocol.gradients import TableGradient
+from trireme.protocol.gradients import KeysByClass, TableGradient
 from trireme.protocol.routing import Floats, Keys
 from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.rows import CachedRows, Found
@@ -48,7 +48,7 @@ class RowCache:
         """Whether the window has rows."""
         return any(rows.num_touched for rows in self.tables.values())
 
-    def find(self, keys: Mapping[RowClassId, Keys]) -> dict[RowClassId, Found]:
+    def find(self, keys: KeysByClass) -> dict[RowClassId, Found]:
         """Per part what the window has, until rows are touched or it ends."""
         return {part: self.tables[part].find(keys_K, self.window) for part, keys_K in keys.items()}
 

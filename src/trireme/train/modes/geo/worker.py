@@ -11,8 +11,7 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.protocol.dense_optimizers import GroupValues
-from trireme.protocol.gradients import DenseGradient, TableGradient
-from trireme.protocol.routing import Keys
+from trireme.protocol.gradients import DenseGradient, KeysByClass, TableGradient
 from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.cache import RowCache
 from trireme.train.modes.geo.rows import Found
@@ -29,7 +28,7 @@ class _Fetched(NamedTuple):
     found: dict[RowClassId, Found]
     pulled: Pulled
 
-    def is_of(self, keys: Mapping[RowClassId, Keys]) -> bool:
+    def is_of(self, keys: KeysByClass) -> bool:
         return keys.keys() == self.found.keys() and all(
             self.found[part].keys is keys_K for part, keys_K in keys.items()
         )
@@ -78,7 +77,7 @@ class Geo:
         """Whether the window has had all its steps."""
         return self.num_steps >= self._k
 
-    def fetch(self, keys: Mapping[RowClassId, Keys], time: int) -> None:
+    def fetch(self, keys: KeysByClass, time: int) -> None:
         """Bring what the next `touch`, of these arrays, will miss, while the batch touched last is
         trained on. Nothing where the window ends with that batch: rows from before the exchange
         would lack this worker's own differences.
@@ -94,7 +93,7 @@ class Geo:
         """Whether windows have batches to fetch for while one is trained on."""
         return self._k > 1
 
-    def touch(self, keys: Mapping[RowClassId, Keys], time: int) -> bool:
+    def touch(self, keys: KeysByClass, time: int) -> bool:
         """Bring those of these rows into the window that it has not touched yet. The first call in
         a window brings the dense weights, too.
 
@@ -126,7 +125,7 @@ class Geo:
         blocks = not self._is_open and len(self._dense) > 0
         return self._client.pull(missing, blocks=blocks, time=time)
 
-    def read(self, keys: Mapping[RowClassId, Keys]) -> Pulled:
+    def read(self, keys: KeysByClass) -> Pulled:
         """The rows of a batch, which have been touched."""
         rows = {part: self.cache.tables[part].read(keys_K) for part, keys_K in keys.items()}
         return Pulled(rows, None, self.versions, dict.fromkeys(keys, 0))
