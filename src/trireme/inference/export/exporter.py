@@ -121,7 +121,7 @@ def _export(
     previous = None if follows is None else read_manifest(Path(follows))
     body: dict[str, Any] = {"mode": "inference", "follows": "" if previous is None else previous.id}
     with published(path) as folder, _evaluating(model):
-        versions = cluster.client.ask_coordinator("coord.export", body)
+        versions = cluster.client.servers.ask_coordinator("coord.export", body)
         example = ExampleBatch(cluster, model, batch)
         writer = _FolderWriter(optimizer, folder, versions)
         if previous is None:
@@ -130,7 +130,7 @@ def _export(
             manifest = _write_delta(writer, example, previous, dtype)
         writer.write(MANIFEST, manifest.to_json().encode())
     body |= {"id": manifest.id, "version": manifest.version}
-    cluster.client.ask_coordinator("coord.published", body)
+    cluster.client.servers.ask_coordinator("coord.published", body)
     export = _export_of(path, manifest)
     log.info(
         "saved %s: version %d, %d rows; outputs differ from the model's by at most %.3g (rms %.3g)",
@@ -224,7 +224,7 @@ class _FolderWriter:
             "forget": self._forget,
             "time": self._time,
         }
-        replies = self._client.everywhere("export.save", body, timeout_s=SAVE_TIMEOUT_S)
+        replies = self._client.servers.everywhere("export.save", body, timeout_s=SAVE_TIMEOUT_S)
         by_table = zip(*(reply.body["tables"] for reply in replies), strict=True)
         saved = tuple(
             _exported_table(table, dtype, shards)

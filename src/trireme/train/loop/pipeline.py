@@ -39,8 +39,8 @@ from trireme.train.loop.timing import Timing
 from trireme.train.modes.geo import Geo
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import PredecessorProgress, check_order, skip_epoch
-from trireme.worker.client import Pulled
 from trireme.worker.lookups import PendingLookups, RowLookup
+from trireme.worker.pull import Pulled
 
 
 class _Planned(NamedTuple):
@@ -294,7 +294,7 @@ def _share_left(
     if found.num_pushes == 0:
         return share_of(dataset, cluster, epoch)
     check_order(dataset)
-    if cluster.client.script.has_met_within():
+    if cluster.client.script.has_attended_within():
         raise BadRequest(
             "prefetch: expected a loop without meetings of the workers to go on with, in the place"
             " of a worker that was killed, found one with them: start the job again and load the"

@@ -15,8 +15,9 @@ from trireme.protocol.gradients import DenseGradient, KeysByClass, TableGradient
 from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.cache import RowCache
 from trireme.train.modes.geo.rows import Found
-from trireme.worker.client import Client, Pulled
+from trireme.worker.client import Client
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
 
