@@ -22,7 +22,7 @@ def time_of(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None]:
     if not time:
         yield
         return
-    before = optimizer.time
+    before = optimizer.stream.time
     optimizer.set_time(time)
     try:
         yield
