@@ -21,6 +21,7 @@ from torch import nn
 import trireme as tr
 from trireme.job.cluster import Cluster
 from trireme.train.checkpointing import save
+from trireme.worker import passes
 from trireme.worker.client import Client
 
 BATCH, NUM_KEYS, DIM = 8, 120, 3
@@ -78,7 +79,8 @@ class Data:
 def hold(where: str) -> None:
     """Wait to be killed at some call."""
     name, number, side = where.split(":")
-    target: Any = save if name == "save_checkpoint" else Client
+    modules = {"save_checkpoint": save, "begin_pass": passes, "leave": passes}
+    target: Any = modules.get(name, Client)
     method, num_calls = getattr(target, name), 0
 
     @functools.wraps(method)

@@ -121,8 +121,8 @@ def save_of_unlike_moments(folder: Path, optimizer: Optimizers = torch.optim.NAd
         run = Run(cluster, SMALL, optimizer=optimizer)
         run.train(AT)
         client: Any = cluster.client
-        everywhere = client._push.call_all
-        client._push.call_all = lambda calls, timeout_s: everywhere(calls[:1], timeout_s)
+        everywhere = client.servers.pushes.call_all
+        client.servers.pushes.call_all = lambda calls, timeout_s: everywhere(calls[:1], timeout_s)
         run.train(AT + 1)
         save(run.optimizer, Location(folder / "saved"))
     return folder / "saved"

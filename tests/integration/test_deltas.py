@@ -139,7 +139,7 @@ def test_many_deltas_are_merged_and_removed_keys_go(
         job.run(1, run)
 
 
-def remove(state: ServerState, plan: tr.nn.Plan) -> None:
+def remove(state: ServerState, plan: tr.nn.BatchPlan) -> None:
     """Take the rows of a batch out of the table, as expiry does."""
     [part] = plan.tables
     assert state.tables["t"].rows.erase(part.keys, _core.Pool(1)) > 50

@@ -36,7 +36,7 @@ from trireme.fleet import util
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
 from trireme.job.embedded import embedded
-from trireme.worker import stream_calls
+from trireme.worker import passes
 
 NUM_STREAMS = 3
 
@@ -168,10 +168,10 @@ def test_a_coordinator_that_stays_away_is_given_up(
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
         fail_first(cluster, monkeypatch, [NotAdmitted("not listed"), error])
         with pytest.raises(NotAdmitted):
-            stream_calls.take(cluster.client, None, lambda: False)
+            passes.take(cluster.client, None, lambda: False)
         cluster.client.timeout_s = 0.0
         with pytest.raises(type(error)):
-            stream_calls.take(cluster.client, None, lambda: False)
+            passes.take(cluster.client, None, lambda: False)
 
 
 def test_a_loop_that_is_left_early_gives_its_stream_back(job: Job) -> None:

@@ -50,7 +50,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     before = set(os.listdir("/proc/self/fd"))
     yield
     assert set(os.listdir("/proc/self/fd")) == before
-    keepers = children(os.getpid(), "child.py")
+    keepers = children(os.getpid(), "keeper_program.py")
     assert len(keepers) == 1
     assert children(keepers[0]) == []
     assert not [t for t in threading.enumerate() if t.name.startswith("trireme")]
@@ -300,7 +300,7 @@ def test_an_interpreter_that_dies_while_it_waits_is_replaced(tmp_path: Path, fil
     with Pipe(reader(tmp_path)) as pipe:
         with pipe.open(file) as stream:
             read(stream)
-        (keeper,) = children(os.getpid(), "child.py")
+        (keeper,) = children(os.getpid(), "keeper_program.py")
         (waiting,) = children(keeper)
         pidfd = os.pidfd_open(waiting)
         os.kill(waiting, signal.SIGKILL)

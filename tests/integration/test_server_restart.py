@@ -28,6 +28,7 @@ from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, Sche
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
+from trireme.worker.passes import begin_pass, leave
 
 NUM_KEYS, DIM = 400, 2
 NUM_PUSHES = {"process": pick(short=100, long=2000), "machine": pick(short=40, long=500)}
@@ -147,12 +148,12 @@ def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_pa
         def work(cluster: Cluster) -> tuple[list[int], list[list[int]]]:
             steps, met, sequence, client = [], [], 0, cluster.client
             for number in range(num_rounds):
-                steps.append(client.begin_pass().first_step)
+                steps.append(begin_pass(client).first_step)
                 for step in range(steps[-1], steps[-1] + 2 + cluster.worker):
                     sequence += 1
                     push(cluster, sequence, step=step)
                     client.pull({}, staged=step)
-                client.leave(step + 1)
+                leave(client, step + 1)
                 brought = {"round": number, "worker": cluster.worker}
                 gathered = client.gather(brought, [np.arange(number)], purpose=f"{number}")
                 met.append([body["worker"] for body, _ in gathered])

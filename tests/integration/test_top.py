@@ -16,7 +16,7 @@ from trireme.commands import cli
 from trireme.errors import BadRequest, Unavailable
 from trireme.protocol.routing import BucketMap
 from trireme.rpc import Client, Handler, Reply, Request, Server, make_keys
-from trireme.top.snapshot import take
+from trireme.top.job_snapshot import take
 
 TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
 SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]

@@ -76,7 +76,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     for needed in (
         "trireme/py.typed",
         "trireme/_core.pyi",
-        "trireme/children/child.py",
+        "trireme/children/keeper_program.py",
         "trireme/fleet/reader_utils/common_ps.py",
         "trireme/models/lr.yaml",
     ):

@@ -27,7 +27,7 @@ def limited(text: str) -> Iterator[Cluster]:
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1, timeout_s=30) as cluster:
         set_default(cluster)  # modules find it
         yield cluster
-        cluster.client.everywhere("ps.stats", {})
+        cluster.client.servers.everywhere("ps.stats", {})
 
 
 def test_limits_are_read_from_one_text() -> None:
@@ -106,7 +106,7 @@ def test_rows_stop_growing_at_their_limit_and_are_still_served() -> None:
     with limited("table_bytes_max=16MiB") as cluster:
         with pytest.raises(ResourceExhausted, match=r"table_bytes_max is 16777216, found \d+"):
             steps(cluster, 200)
-        [reply] = cluster.client.everywhere("ps.stats", {})
+        [reply] = cluster.client.servers.everywhere("ps.stats", {})
         held = reply.body["tables"]["t"]
         assert 0 < held["rows"] < 200_000
         assert held["bytes"] < 32 << 20
@@ -139,7 +139,7 @@ def test_an_import_stops_at_the_limit() -> None:
         )
         with pytest.raises(ResourceExhausted, match="table_bytes_max is 16777216"):
             tr.interchange.import_arrays(trainer, "t", rows)
-        [reply] = cluster.client.everywhere("ps.stats", {})
+        [reply] = cluster.client.servers.everywhere("ps.stats", {})
         assert reply.body["tables"]["t"]["rows"] == 0
 
 

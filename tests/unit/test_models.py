@@ -89,7 +89,7 @@ def test_a_model_learns_a_planted_signal(name: str) -> None:
 def test_every_option_shapes_the_model(name: str) -> None:
     def shapes(**changed: Any) -> list[tuple[int, ...]]:
         model = MODELS[name](**{**OPTIONS, **changed})
-        rows = [part.table.dim for part in model.modules() if hasattr(part, "readings")]
+        rows = [part.table.dim for part in model.modules() if hasattr(part, "lookup_specs")]
         return [(len(rows), *rows), *(tuple(p.shape) for p in model.parameters())]
 
     changes: dict[str, Any] = {"num_dense": 2}

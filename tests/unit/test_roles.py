@@ -9,7 +9,7 @@ import pytest
 
 from trireme.errors import BadRequest
 from trireme.job.durability import Durability
-from trireme.launch.roles import VARIABLES, Role, read_role
+from trireme.launch.roles import VARIABLES, ProcessRole, read_role
 
 LIST = "10.89.176.11:36000,10.89.176.12:36000"
 SERVERS = ("10.89.176.11:36000", "10.89.176.12:36000")
@@ -241,7 +241,7 @@ def test_read_role_reads_the_real_environment_by_default(monkeypatch: pytest.Mon
     for name, value in OWN_WORKER.items():
         monkeypatch.setenv(name, value)
     assert read_role() == read_role(OWN_WORKER)
-    assert isinstance(read_role(), Role)
+    assert isinstance(read_role(), ProcessRole)
 
 
 def test_servers_are_told_what_to_keep_and_embedded_tables_cannot() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from trireme.commands.options import KEYS, add_common, add_config, add_infer, seconds
 from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.launch import local
-from trireme.launch.plan import LaunchConfig
+from trireme.launch import local_job as local
+from trireme.launch.placement import LaunchConfig
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.settings import Settings
 

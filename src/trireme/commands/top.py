@@ -57,7 +57,7 @@ def _top(arguments: argparse.Namespace) -> int:
 
     from trireme.launch.key_folder import client_keys
     from trireme.rpc import Client
-    from trireme.top.snapshot import take
+    from trireme.top.job_snapshot import take
     from trireme.top.view import view
 
     role = roles.read_role(

@@ -57,7 +57,7 @@ def exchange(
         BadRequest: this worker may not listen where the others could reach it.
         DeadlineExceeded, Unavailable: another worker did not answer within the cluster's timeout.
     """
-    if cluster.client.script.has_come():
+    if cluster.client.script.has_attended_next():
         raise BadRequest(
             "global_shuffle: expected examples that the other workers send, found a worker that was"
             " started again when the shuffle was under way or over: start the job again and load"
@@ -136,7 +136,7 @@ def _server(cluster: Cluster, keys: Sequence[str | None], inbox: _Inbox) -> Serv
         admitted = frozenset(key for key in keys if key is not None)
         own = ServerKeys(own=cluster.keys.own, admitted=admitted)
     return Server(
-        f"{own_host(cluster.client.map.servers[0])}:0",
+        f"{own_host(cluster.client.servers.map.servers[0])}:0",
         {"exchange.piece": inbox.on_piece},
         name=f"worker {cluster.worker}",
         keys=own,

@@ -29,7 +29,7 @@ from io import FileIO
 import numpy as np
 from numpy.typing import NDArray
 
-from trireme.children import Child
+from trireme.children import ChildCommand
 from trireme.data.byte_streams import BLOCK_BYTES, ByteStream, open_bytes
 from trireme.data.sources import File
 from trireme.errors import BadRequest, DataError, Internal
@@ -258,7 +258,7 @@ class _Process:
         words = plain_words(command) or ["/bin/sh", "-c", command]
         try:
             with offer:
-                self._child = Child(
+                self._child = ChildCommand(
                     words,
                     env=os.environ,
                     stdin=stdin,
@@ -273,9 +273,9 @@ class _Process:
         finally:
             os.close(stderr)
 
-    def sources(self) -> list[FileIO | socket.socket | Child]:
+    def sources(self) -> list[FileIO | socket.socket | ChildCommand]:
         """What to wait for."""
-        found: list[FileIO | socket.socket | Child] = []
+        found: list[FileIO | socket.socket | ChildCommand] = []
         if self._has_errors:
             found.append(self._errors)
         if self._has_offer:
@@ -467,7 +467,7 @@ def plain_words(command: str) -> list[str] | None:
     return [os.path.abspath(program), *words[1:]] if program else None
 
 
-def _ready(sources: Iterable[FileIO | socket.socket | Child], timeout_s: float) -> set[int]:
+def _ready(sources: Iterable[FileIO | socket.socket | ChildCommand], timeout_s: float) -> set[int]:
     """Descriptors with something to read, or at their end."""
     poll = select.poll()
     for source in sources:

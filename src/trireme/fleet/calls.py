@@ -24,7 +24,7 @@ from trireme.inference.export import Export, export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
-from trireme.launch.roles import Role
+from trireme.launch.roles import ProcessRole
 from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.storage.storage import open_storage
 from trireme.train import DistributedOptimizer, Trainer, row_life
@@ -37,7 +37,7 @@ class FleetJob:
     """The part of one process in a job, under Fleet's names."""
 
     def __init__(self) -> None:
-        self._own_role: Role | None = None
+        self._own_role: ProcessRole | None = None
         self._optimizer: DistributedOptimizer | None = None
         self.tables = NamedTables()
 
@@ -54,7 +54,7 @@ class FleetJob:
         self.tables.clear()
         log.info("%s", self._own_role.describe())
 
-    def _role(self) -> Role:
+    def _role(self) -> ProcessRole:
         if self._own_role is None:
             raise NotReady("fleet: expected fleet.init() first")
         return self._own_role

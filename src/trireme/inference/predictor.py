@@ -19,10 +19,10 @@ from trireme import _core
 from trireme.errors import BadRequest
 from trireme.inference.dense_program import DenseProgram, load_program, update_program
 from trireme.inference.export_manifest import ExportedTable, ExportManifest, read_manifest
-from trireme.inference.gathering import gather_readings
+from trireme.inference.gathering import gather_lookups
 from trireme.inference.input_batch import batch_of
 from trireme.inference.row_layers import Layers, map_rows, merge_deltas
-from trireme.nn.plan import Plan, Planner, Reading
+from trireme.nn.planner import BatchPlan, LookupSpec, Planner
 from trireme.policy import ScorePolicy
 from trireme.table import Table
 
@@ -92,7 +92,7 @@ class Predictor:
                 " open its base and apply() it"
             )
         self._pool = _core.Pool(threads or _num_cores())
-        self._planner = Planner.of_readings(_readings(manifest), pool=self._pool)
+        self._planner = Planner.of_specs(_specs(manifest), pool=self._pool)
         self._verify = verify
         self._applying = threading.Lock()
         layers = {
@@ -124,7 +124,7 @@ class Predictor:
         with torch.inference_mode():
             plan = self._planner.plan(batch, train=False)
             rows, num_missing = self._rows(served, plan)
-            gathered = gather_readings(self._planner.readings, batch, plan, rows, self._pool)
+            gathered = gather_lookups(self._planner.specs, batch, plan, rows, self._pool)
             outputs = served.program(batch, gathered)
         num_keys = sum(len(part.keys) for part in plan.tables)
         return Prediction(outputs, num_keys, num_missing, served.version)
@@ -162,7 +162,7 @@ class Predictor:
         }
         return _ServedVersion(export.id, export.version, layers, tables, program)
 
-    def _rows(self, served: _ServedVersion, plan: Plan) -> tuple[dict[str, Tensor], int]:
+    def _rows(self, served: _ServedVersion, plan: BatchPlan) -> tuple[dict[str, Tensor], int]:
         """`Table.part` -> (K, W) rows; and how many keys have none."""
         rows, num_missing = {}, 0
         for part in plan.tables:
@@ -190,10 +190,10 @@ def _frozen_table(part: ExportedTable, layers: Layers) -> _core.FrozenTable:
     )
 
 
-def _readings(manifest: ExportManifest) -> list[Reading]:
+def _specs(manifest: ExportManifest) -> list[LookupSpec]:
     tables = {part.name: _table(part, manifest) for part in manifest.tables}
     return [
-        Reading(
+        LookupSpec(
             tables[lookup.table].of_feature(lookup.features[0]),
             lookup.features,
             lookup.mode,

@@ -17,9 +17,10 @@ from trireme.errors import Stopped, TriremeError
 from trireme.job.heartbeat import Heartbeat, StopRequest
 from trireme.protocol.routing import Keys
 from trireme.table import Table
-from trireme.worker.client import Client, Pulled
+from trireme.worker.client import Client
 from trireme.worker.lookups import PendingLookups
 from trireme.worker.monitoring import WorkerMetrics
+from trireme.worker.pull import Pulled
 from trireme.worker.transport import Transport
 
 log = logging.getLogger("trireme")

@@ -15,7 +15,7 @@ from trireme.job import connecting
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.launch.key_folder import client_keys, server_keys
-from trireme.launch.roles import REFUSED, Role, read_role
+from trireme.launch.roles import REFUSED, ProcessRole, read_role
 
 log = logging.getLogger("trireme")
 
@@ -80,7 +80,7 @@ def init(
     return made
 
 
-def connect(place: Role) -> Cluster:
+def connect(place: ProcessRole) -> Cluster:
     """Join the job as the worker that `place` says, or embed everything."""
     torch_compiler.keep_unloaded()
     if place.role == "embedded":
@@ -116,7 +116,7 @@ def log_to_stderr() -> None:
         root.setLevel(logging.INFO)
 
 
-def serve_role(place: Role) -> int:
+def serve_role(place: ProcessRole) -> int:
     """Serve as the role says, until the job is over; returns the exit code: 0, or REFUSED where the
     place or the state is wrong, so that it would be refused again.
     """
@@ -128,7 +128,7 @@ def serve_role(place: Role) -> int:
     return 0
 
 
-def _serve(place: Role) -> None:
+def _serve(place: ProcessRole) -> None:
     from trireme.job.durability import Durability
     from trireme.job.serving import serve
     from trireme.protocol.server_limits import parse_limits  # a worker never needs these

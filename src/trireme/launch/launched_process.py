@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from trireme.children import SHIM
+from trireme.children import PROGRAM
 from trireme.errors import Internal
 
 _READ_BYTES = 1 << 16
@@ -33,7 +33,7 @@ _LINE_BYTES_MAX = 1 << 16
 _CONTROL = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
-class Child:
+class LaunchedProcess:
     """A started process. `name` is "worker 0" or the like; threads: used by one only."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Child:
         log = log_path.open("ab" if appends else "wb")
         self.mirror = Mirror(log, console) if console is not None else None
         output = self.mirror.input_fd if self.mirror else log.fileno()
-        shim = [sys.executable, "-I", "-S", SHIM, "run", str(os.getpid())]
+        shim = [sys.executable, "-I", "-S", PROGRAM, "run", str(os.getpid())]
         try:
             self._process = subprocess.Popen(
                 [*shim, *command],
@@ -109,7 +109,7 @@ class Child:
                 self._process.wait(_END_S)
             except subprocess.TimeoutExpired as error:
                 raise Internal(
-                    f"Child: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
+                    f"LaunchedProcess: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
                 ) from error
         if self.mirror:
             for _ in range(_LAST_READS_MAX):  # bounded: a daemon it left behind may write for ever

@@ -72,7 +72,7 @@ _FLEET_ROLES = {"PSERVER": "server", "TRAINER": "worker"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
+class ProcessRole:
     """The place of this process in its job.
 
     A server may have been told its address only: then `servers` is empty, `num_workers` is 0 and
@@ -147,7 +147,7 @@ def read_role(
     threads: int | None = None,
     metrics: str | int | None = None,
     limits: str | None = None,
-) -> Role:
+) -> ProcessRole:
     """Find out what this process is. Arguments win over the environment (`None`: not given).
 
     Args:
@@ -297,11 +297,11 @@ def _torchrun_facts(env: Mapping[str, str]) -> _Facts:
     )
 
 
-def _check(facts: _Facts) -> Role:
-    """One Role out of the facts, or an error that names what is missing or contradicts."""
+def _check(facts: _Facts) -> ProcessRole:
+    """One ProcessRole out of the facts, or an error that names what is missing or contradicts."""
     place = [key for key in _PLACE if key in facts]
     names = dict.fromkeys(name for key in place for name in facts[key].name.split("/"))
-    base = Role(
+    base = ProcessRole(
         role="embedded",
         timeout_s=_seconds(facts.get("timeout_s")),
         insecure=_flag(facts.get("insecure")),
@@ -348,7 +348,7 @@ def _listens_alone(facts: _Facts) -> bool:
     return "listen" in facts and facts["listen"].name in own and "index" not in facts
 
 
-def _embedded(facts: _Facts, base: Role) -> Role:
+def _embedded(facts: _Facts, base: ProcessRole) -> ProcessRole:
     """An argument may embed a process of a job, which its source then says; a variable may not."""
     _refuse_durability(base, facts)
     role = facts["role"]
@@ -360,7 +360,7 @@ def _embedded(facts: _Facts, base: Role) -> Role:
     return replace(base, source=f"from {role.name}" + (f", not {others}" if others else ""))
 
 
-def _worker(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:
+def _worker(facts: _Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
     if listen := facts.get("listen") or facts.get("listen_fd"):
         raise BadRequest(
             f"init: expected no address to listen on for a worker, "
@@ -378,7 +378,7 @@ def _worker(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:
     return replace(base, role="worker", index=index, num_workers=num, servers=servers)
 
 
-def _late(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:
+def _late(facts: _Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
     for key in ("index", "num", "streams"):
         if key in facts:
             raise BadRequest(
@@ -388,7 +388,7 @@ def _late(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:
     return replace(base, role="worker", is_late=True, num_workers=0, servers=servers)
 
 
-def _server(facts: _Facts, servers: tuple[str, ...], base: Role) -> Role:
+def _server(facts: _Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
     listen = _address(facts["listen"]) if "listen" in facts else None
     index = _server_index(facts, servers, listen)
     return replace(
@@ -480,7 +480,7 @@ def _durability(facts: _Facts) -> str:
     return mode
 
 
-def _refuse_durability(base: Role, facts: _Facts) -> None:
+def _refuse_durability(base: ProcessRole, facts: _Facts) -> None:
     if base.durability != "none":
         raise BadRequest(
             f"init: expected servers for {facts['durability'].name}={base.durability}, found tables"

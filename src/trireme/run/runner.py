@@ -18,12 +18,12 @@ from trireme.errors import BadRequest, DataError, writing
 from trireme.inference.export import export_model
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr, serve_role
-from trireme.launch.roles import Role, read_role
+from trireme.launch.roles import ProcessRole, read_role
 from trireme.metrics import AUC
 from trireme.run.data import make_dataset
-from trireme.run.keys import warn_of_unused
 from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
+from trireme.run.unused_keys import warn_of_unused
 from trireme.train import Dump, Recipe, Report, Trainer
 from trireme.train.loop.share import Closes
 
@@ -56,7 +56,7 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
         return work.infer() if infer else work.train()
 
 
-def serve_models(place: Role, settings: Settings) -> None:
+def serve_models(place: ProcessRole, settings: Settings) -> None:
     """Serve, and keep models where the configuration says. Ends the process if that is refused."""
     root = settings.model_root(place.root)
     make_folder("run: cannot keep models in", root)

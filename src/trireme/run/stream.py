@@ -15,10 +15,9 @@ from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr
 from trireme.launch.roles import read_role
 from trireme.run.data import dataset_of
-from trireme.run.keys import warn_of_unused_in_stream
+from trireme.run.day_folders import passes_of
 from trireme.run.model import create_recipe
 from trireme.run.online_settings import OnlineSettings
-from trireme.run.passes import passes_of
 from trireme.run.runner import (
     dump_of,
     make_folder,
@@ -28,6 +27,7 @@ from trireme.run.runner import (
     warm_start,
 )
 from trireme.run.settings import Settings
+from trireme.run.unused_keys import warn_of_unused_in_stream
 from trireme.train import Recipe, Trainer
 from trireme.train.online.passes import Pass
 from trireme.train.online.publishing import Publishing

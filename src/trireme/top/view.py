@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trireme.top.snapshot import Snapshot, Told
+from trireme.top.job_snapshot import ServerSamples, Snapshot
 
 _REQUESTS = "trireme_server_request_seconds"
 _NONE = "-"
@@ -33,18 +33,18 @@ class _Between:
         self.seconds = max(now.at - before.at, 1e-9)
         self._told_before = {told.endpoint: told for told in before.servers}
 
-    def rate(self, name: str, of: Told | None = None, **labels: str) -> float:
+    def rate(self, name: str, of: ServerSamples | None = None, **labels: str) -> float:
         """Growth of a counter per second, of a server or all; one that began anew grew from 0."""
         servers = self.now.servers if of is None else [of]
         return sum(self._growth(told, name, **labels) for told in servers) / self.seconds
 
-    def _growth(self, told: Told, name: str, **labels: str) -> float:
+    def _growth(self, told: ServerSamples, name: str, **labels: str) -> float:
         before = self._told_before.get(told.endpoint)
         value = told.total(name, **labels)
         past = 0.0 if before is None else before.total(name, **labels)
         return value - past if value >= past else value
 
-    def mean_s(self, told: Told, method: str) -> float | None:
+    def mean_s(self, told: ServerSamples, method: str) -> float | None:
         """Mean time of the requests of a method that were answered in between; None: none was."""
         count = self._growth(told, f"{_REQUESTS}_count", method=method)
         return self._growth(told, f"{_REQUESTS}_sum", method=method) / count if count else None

@@ -19,7 +19,7 @@ def let_first_worker(
     """
     outcome: dict[str, Any] = {}
     error: BaseException | None = None
-    if cluster.worker == 0 and not cluster.client.script.has_come():
+    if cluster.worker == 0 and not cluster.client.script.has_attended_next():
         try:
             outcome = {"returned": act()}
         except Exception as raised:  # noqa: BLE001 raised below, when the others know

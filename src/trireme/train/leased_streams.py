@@ -12,9 +12,9 @@ from trireme.job.cluster import Cluster
 from trireme.protocol.membership import LeasedStream
 from trireme.train.loop.share import BEGIN, Place, share_of
 from trireme.train.stream_checks import check_data
-from trireme.worker import stream_calls
+from trireme.worker import passes
 from trireme.worker.client import StreamPosition
-from trireme.worker.script import Entered
+from trireme.worker.passes import EnteredPass
 
 if TYPE_CHECKING:
     from trireme.train.optimizer import DistributedOptimizer
@@ -55,9 +55,9 @@ class LeasedPass:
         self._optimizer, self._dataset, self._epoch = optimizer, dataset, epoch
         self._resumes, self._is_trainers = resumes, is_trainers
         optimizer.flush()
-        entered = stream_calls.enter(optimizer.cluster.client, optimizer.num_steps)
+        entered = passes.enter(optimizer.cluster.client, optimizer.num_steps)
         self.is_over = entered.is_over
-        optimizer.enter(Entered(is_over=entered.is_over), entered.num_steps)
+        optimizer.enter(EnteredPass(is_over=entered.is_over), entered.num_steps)
 
     def streams(self) -> Iterator[StreamBatches]:
         """The streams that this worker leases, until all of the pass are done. A stream is done
@@ -67,7 +67,7 @@ class LeasedPass:
             Stopped: this worker alone was asked to stop, and has left the job.
         """
         cluster, lease = self._optimizer.cluster, None
-        while taken := stream_calls.take(cluster.client, lease, self._has_to_stop):
+        while taken := passes.take(cluster.client, lease, self._has_to_stop):
             lease, position = taken
             self._optimizer.stand_at(position)
             start = self._start(lease, position)
@@ -83,7 +83,7 @@ class LeasedPass:
             if self._has_to_stop():
                 break
         if self._has_to_stop():
-            stream_calls.give_back(cluster.client, parts=cluster.stop_request.is_alone)
+            passes.give_back(cluster.client, parts=cluster.stop_request.is_alone)
             if cluster.stop_request.is_alone:
                 log.info("%s: others go on with its stream", cluster.stop_request.reason)
                 raise Stopped(cluster.stop_request.reason)
@@ -94,7 +94,7 @@ class LeasedPass:
             return
         try:
             self._optimizer.flush()
-            stream_calls.give_back(self._optimizer.cluster.client, parts=False)
+            passes.give_back(self._optimizer.cluster.client, parts=False)
         except TriremeError as error:  # the loop has gone: nobody would catch it
             log.warning("prefetch: others have to wait for the stream of this worker: %s", error)
 

@@ -2,8 +2,7 @@
 
 It is a real torch.optim.Optimizer. Its param groups are those of the optimizer it wraps, for the
 dense parameters, and one per table, whose tensors are the rows of the step; so any scheduler drives
-both, and all group values travel with each push. The wrapped optimizer itself never
-steps here: the servers run its class on their blocks.
+both, and all group values travel with each push. The wrapped optimizer never steps here.
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ from trireme.train.modes.local_dense import LocalDense
 from trireme.train.predecessor import PredecessorProgress, check_hybrid, check_loop
 from trireme.train.stopping import is_last_step
 from trireme.train.stream_checks import agree_on_model, check_own_stream, check_sharing
-from trireme.worker.client import Pulled, StreamPosition
+from trireme.worker import passes
+from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.lookups import PendingLookups
-from trireme.worker.script import Entered
+from trireme.worker.pull import Pulled
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -105,7 +105,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             group["params"] = PendingRows(group["table"], lambda: self.replica.pending)
         self.timing = Timing()
         self._pusher: Pusher | None = None
-        self._entered: Entered | None = None  # the pass that this worker is in
+        self._entered: passes.EnteredPass | None = None  # the pass that this worker is in
         self._first_step: int | None = None
         self._failed_push: BaseException | None = None
         self._staged = 0
@@ -181,7 +181,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The next push is of the batch behind this position."""
         self.sequence, self.position, self._failed_push = at.sequence, at.position, None
 
-    def enter(self, entered: Entered, num_steps: int) -> None:
+    def enter(self, entered: passes.EnteredPass, num_steps: int) -> None:
         """This worker has come to a pass whose streams are shared out. num_steps: of workers that
         were there from the beginning; one that was not goes on counting there.
         """
@@ -283,9 +283,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.data_time()
 
     def data_time(self) -> int:
-        """Data time in whole seconds, 0 for none. Raises BadRequest for one that pushes cannot
-        carry.
-        """
+        """Data time in whole seconds, 0 for none. Raises BadRequest if out of range."""
         time = self.time() if callable(self.time) else self.time
         if isinstance(time, bool) or not 0 <= time < 2**32:
             raise BadRequest(f"set_time: expected seconds from 0 to {2**32 - 1}, found {time!r}")
@@ -305,17 +303,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return PredecessorProgress()
         self.flush()  # what is on its way belongs to the passes before
         counts = [] if self._steps_before is None else [self._steps_before]
-        note = [self.sequence, self.num_steps, *counts]
-        entered = self.cluster.client.begin_pass(
-            note, together=self.has_passes, staged=self.is_sync
-        )
+        note, together = [self.sequence, self.num_steps, *counts], self.has_passes
+        client, staged = self.cluster.client, self.is_sync
+        entered = passes.begin_pass(client, note, together=together, staged=staged)
         self._entered, self._is_inherited = entered, False
         found = PredecessorProgress.from_entered(entered, self.sequence)
         if not found.is_over:
             self._go_on(entered, found, note if entered.note is None else entered.note)
         return found
 
-    def _go_on(self, entered: Entered, found: PredecessorProgress, note: Sequence[int]) -> None:
+    def _go_on(
+        self, entered: passes.EnteredPass, found: PredecessorProgress, note: Sequence[int]
+    ) -> None:
         """Count on from where the pass began, and from what has been made of it."""
         begun_at, self.num_steps, *counts = note
         self.sequence = begun_at + found.num_pushes
@@ -353,7 +352,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.hybrid is not None:
             self.hybrid.end()
         if self._first_step is not None:
-            self.cluster.client.leave(self._next_step(), staged=self.is_sync)
+            passes.leave(self.cluster.client, self._next_step(), staged=self.is_sync)
             self._first_step = None
         self._entered = None
         self.refresh()

@@ -18,7 +18,7 @@ from trireme.job.cluster import Cluster
 from trireme.train.dump import Dump
 from trireme.train.loop.share import samplers, share_of
 from trireme.train.loop.tally import Tally
-from trireme.worker.script import Entered
+from trireme.worker.passes import EnteredPass
 
 log = logging.getLogger("trireme.train")
 
@@ -40,7 +40,7 @@ class PredecessorProgress:
         return self.is_over or self.has_left or self.num_pushes > 0
 
     @classmethod
-    def from_entered(cls, entered: Entered, sequence: int) -> PredecessorProgress:
+    def from_entered(cls, entered: EnteredPass, sequence: int) -> PredecessorProgress:
         """sequence: of the stream's last push that all servers have applied."""
         if entered.is_over:
             return cls(is_over=True)

@@ -31,7 +31,7 @@ def at_data_time(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None
 
 
 def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> expiry_calls.KeyCounts:
-    """See Trainer.shrink. Worker 0 shrinks all tables once all pushes of all workers are applied."""
+    """See Trainer.shrink. Worker 0 acts when the pushes of all workers have been applied."""
     cluster = optimizer.cluster
     optimizer.flush()
     optimizer.refresh()  # in sync, the last step is staged until then

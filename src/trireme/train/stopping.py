@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trireme.job.cluster import Cluster
-from trireme.worker.client import Pulled
+from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
 

@@ -59,7 +59,7 @@ class ServerJobs:
             raise
 
     def _everywhere(self, method: str, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        replies = self._client.everywhere(method, dict(body), aside=True)
+        replies = self._client.servers.everywhere(method, dict(body), aside=True)
         return [reply.body for reply in replies]
 
     def _wait(self, job: str) -> list[Mapping[str, Any]]:

@@ -77,7 +77,7 @@ def save_checkpoint(
         order["budgets"] = budgets_of(anew("save", lambda: jobs.run("count")), hot)
 
     def attempt() -> Manifest:
-        export = client.ask_coordinator("coord.export", {"mode": name})
+        export = client.servers.ask_coordinator("coord.export", {"mode": name})
         version, chain = int(export["version"]), _chain(export["chain"])
         order.update(
             version=version,
@@ -122,7 +122,7 @@ def _finish(
 ) -> None:
     published = {"id": manifest.id, "mode": manifest.mode, "version": manifest.version}
     published["chain"] = dict(manifest.chain)
-    forget = int(client.ask_coordinator("coord.published", published)["forget"])
+    forget = int(client.servers.ask_coordinator("coord.published", published)["forget"])
     anew("save", lambda: jobs.run("settle", forget=forget))
     if keep is not None:
         retain(place, keep)
@@ -239,14 +239,14 @@ def load_checkpoint(
         "chain": dict(manifest.chain) if manifest.mode != "delta" else {},
         "whole": tables is None and manifest.mode != "hot",
     }
-    client.ask_coordinator("coord.loaded", loaded)
+    client.servers.ask_coordinator("coord.loaded", loaded)
     return manifest
 
 
 def _check_follows(client: Client, place: Storage, manifest: Manifest) -> None:
     if manifest.mode != "delta":
         return
-    loaded = client.ask_coordinator("coord.chain", {})["loaded"]
+    loaded = client.servers.ask_coordinator("coord.chain", {})["loaded"]
     if loaded not in manifest.chain:
         versions = sorted(set(manifest.chain.values()))
         found = "none" if loaded is None else f"another one, {loaded}"

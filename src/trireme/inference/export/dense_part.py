@@ -18,7 +18,7 @@ from trireme.data.batch import Batch, Column, Ragged
 from trireme.errors import BadRequest
 from trireme.inference.dense_program import input_tensor, program_input
 from trireme.inference.export_manifest import ProgramInput
-from trireme.nn.plan import Reading
+from trireme.nn.planner import LookupSpec
 from trireme.train.loop.scoring import outputs_by_name
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ RAGGED = ("values", "offsets", "weights")
 
 
 def export_program(
-    model: nn.Module, batch: Batch, readings: Sequence[Reading], gathered: Mapping[str, Tensor]
+    model: nn.Module, batch: Batch, specs: Sequence[LookupSpec], gathered: Mapping[str, Tensor]
 ) -> tuple[ExportedProgram, tuple[ProgramInput, ...], dict[str, Tensor]]:
     """The program, its inputs, and the outputs for the batch.
 
     Args:
         model: in evaluation mode.
         batch: an example of what it will be given, without sizes of 1.
-        readings: of its embedding modules. gathered: what these return for the batch.
+        specs: of its embedding modules. gathered: what these return for the batch.
 
     Raises:
         BadRequest: torch cannot export the model, or only for batches of this size.
@@ -43,7 +43,7 @@ def export_program(
     recorded = _RecordedBatch(batch, gathered)
     with torch.no_grad():
         outputs = outputs_by_name(model(recorded))
-    inputs = [program_input("lookup", reading.name, gathered[reading.name]) for reading in readings]
+    inputs = [program_input("lookup", spec.name, gathered[spec.name]) for spec in specs]
     for name in recorded.used:
         inputs += _column_inputs(name, batch[name])
     tensors = tuple(input_tensor(one, batch, gathered) for one in inputs)
@@ -53,10 +53,10 @@ def export_program(
                 f"export_model: expected an example batch with ids of {one.role} {one.name!r},"
                 " found none"
             )
-    bags = {reading.name for reading in readings if reading.mode != "none"}
+    bags = {spec.name for spec in specs if spec.mode != "none"}
     axes = [_varying_axes(one, t, bags) for one, t in zip(inputs, tensors, strict=True)]
     shapes = tuple(dict.fromkeys(varying, torch.export.Dim.AUTO) for varying in axes)
-    dense = _DensePart(model, inputs, _lookup_by_example(readings, batch))
+    dense = _DensePart(model, inputs, _lookup_by_example(specs, batch))
     try:
         with torch.no_grad():
             program = torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
@@ -129,10 +129,10 @@ class _RecordedBatch(Batch):
         return column
 
 
-def _lookup_by_example(readings: Sequence[Reading], batch: Batch) -> str | None:
-    for reading in readings:
-        if reading.mode != "none" or isinstance(batch[reading.features[0]], Tensor):
-            return reading.name
+def _lookup_by_example(specs: Sequence[LookupSpec], batch: Batch) -> str | None:
+    for spec in specs:
+        if spec.mode != "none" or isinstance(batch[spec.features[0]], Tensor):
+            return spec.name
     return None
 
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from trireme import _core
 from trireme.data.batch import Batch, Column, Ragged, Strings
-from trireme.inference.gathering import gather_readings
+from trireme.inference.gathering import gather_lookups
 from trireme.inference.input_batch import batch_of
 from trireme.job.cluster import Cluster
-from trireme.nn.plan import Planner
+from trireme.nn.planner import Planner
 from trireme.protocol.frozen_rows import encode
 from trireme.train.loop.scoring import outputs_by_name
 
@@ -29,7 +29,7 @@ class ExampleBatch:
         self.batch = _without_sizes_of_one(batch_of(source))
         self._pool = cluster.pool
         self._plan = self.planner.plan(self.batch, train=False)
-        self.tables = tuple(dict.fromkeys(reading.table for reading in self.planner.readings))
+        self.tables = tuple(dict.fromkeys(spec.table for spec in self.planner.specs))
         for table in self.planner.tables:
             cluster.ensure_table(table)
         keys = {part.table.part: part.keys for part in self._plan.tables}
@@ -44,7 +44,7 @@ class ExampleBatch:
             weights = rows_KW[:, table.width - table.dim :]
             weights[:] = encode(weights, dtype, table.name)[1]
             rows[table.part] = torch.from_numpy(rows_KW)
-        return gather_readings(self.planner.readings, self.batch, self._plan, rows, self._pool)
+        return gather_lookups(self.planner.specs, self.batch, self._plan, rows, self._pool)
 
     def outputs(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the model returns, by name."""

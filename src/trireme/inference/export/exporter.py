@@ -31,7 +31,7 @@ from trireme.inference.export_manifest import (
     ModuleLookup,
     read_manifest,
 )
-from trireme.nn.plan import Reading
+from trireme.nn.planner import LookupSpec
 from trireme.protocol.frozen_rows import DTYPES
 from trireme.storage.folders import published, written
 from trireme.table import Table
@@ -121,7 +121,7 @@ def _export(
     previous = None if follows is None else read_manifest(Path(follows))
     body: dict[str, Any] = {"mode": "inference", "follows": "" if previous is None else previous.id}
     with published(path) as folder, _evaluating(model):
-        versions = cluster.client.ask_coordinator("coord.export", body)
+        versions = cluster.client.servers.ask_coordinator("coord.export", body)
         example = ExampleBatch(cluster, model, batch)
         writer = _FolderWriter(optimizer, folder, versions)
         if previous is None:
@@ -130,7 +130,7 @@ def _export(
             manifest = _write_delta(writer, example, previous, dtype)
         writer.write(MANIFEST, manifest.to_json().encode())
     body |= {"id": manifest.id, "version": manifest.version}
-    cluster.client.ask_coordinator("coord.published", body)
+    cluster.client.servers.ask_coordinator("coord.published", body)
     export = _export_of(path, manifest)
     log.info(
         "saved %s: version %d, %d rows; outputs differ from the model's by at most %.3g (rms %.3g)",
@@ -141,7 +141,7 @@ def _export(
 
 def _write_base(writer: _FolderWriter, example: ExampleBatch, dtype: str) -> ExportManifest:
     program, inputs, outputs = export_program(
-        example.model, example.batch, example.planner.readings, example.gathered()
+        example.model, example.batch, example.planner.specs, example.gathered()
     )
     packed = io.BytesIO()
     torch.export.save(program, packed)
@@ -154,7 +154,7 @@ def _write_base(writer: _FolderWriter, example: ExampleBatch, dtype: str) -> Exp
         version=writer.version,
         since=0,
         tables=writer.save_tables(example.tables, dtype),
-        lookups=tuple(map(_module_lookup, example.planner.readings)),
+        lookups=tuple(map(_module_lookup, example.planner.specs)),
         inputs=inputs,
         outputs=tuple(outputs),
         weights=_shapes(program_weights(example.model)),
@@ -175,7 +175,7 @@ def _write_delta(
         )
     outputs = example.outputs(example.gathered())
     weights = program_weights(example.model)
-    lookups = tuple(map(_module_lookup, example.planner.readings))
+    lookups = tuple(map(_module_lookup, example.planner.specs))
     found = (lookups, tuple(outputs), _shapes(weights))
     expected = (previous.lookups, previous.outputs, previous.weights)
     if found != expected:
@@ -224,7 +224,7 @@ class _FolderWriter:
             "forget": self._forget,
             "time": self._time,
         }
-        replies = self._client.everywhere("export.save", body, timeout_s=SAVE_TIMEOUT_S)
+        replies = self._client.servers.everywhere("export.save", body, timeout_s=SAVE_TIMEOUT_S)
         by_table = zip(*(reply.body["tables"] for reply in replies), strict=True)
         saved = tuple(
             _exported_table(table, dtype, shards)
@@ -284,14 +284,14 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
-def _module_lookup(reading: Reading) -> ModuleLookup:
+def _module_lookup(spec: LookupSpec) -> ModuleLookup:
     return ModuleLookup(
-        name=reading.name,
-        table=reading.table.name,
-        dim=reading.table.dim,
-        features=reading.features,
-        mode=reading.mode,
-        padding_key=reading.padding_key,
+        name=spec.name,
+        table=spec.table.name,
+        dim=spec.table.dim,
+        features=spec.features,
+        mode=spec.mode,
+        padding_key=spec.padding_key,
     )
 
 

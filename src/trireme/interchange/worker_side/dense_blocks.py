@@ -75,7 +75,7 @@ def _given(request: Request) -> dict[str, dict[str, torch.Tensor]]:
 def read_blocks(client: Client) -> tuple[str | None, BlockTensors]:
     """The class of the dense optimizer, and all blocks: by id, then by tensor's name, flat."""
     optimizer, found = None, BlockTensors()
-    for reply in client.everywhere("export.blocks", {}, timeout_s=TIMEOUT_S):
+    for reply in client.servers.everywhere("export.blocks", {}, timeout_s=TIMEOUT_S):
         optimizer = reply.body["optimizer"] or optimizer
         rest = iter(reply.arrays)
         for block_id, names in reply.body["blocks"]:
@@ -86,8 +86,9 @@ def read_blocks(client: Client) -> tuple[str | None, BlockTensors]:
 def write_blocks(client: Client, blocks: Mapping[str, Mapping[str, Array]]) -> None:
     """Give these tensors, by block id and name, to the servers that own the blocks."""
     calls = []
-    for server, endpoint in enumerate(client.map.servers):
-        owned = [block_id for block_id in client.map.blocks_of(server) if block_id in blocks]
+    bucket_map = client.servers.map
+    for server, endpoint in enumerate(bucket_map.servers):
+        owned = [block_id for block_id in bucket_map.blocks_of(server) if block_id in blocks]
         body = {"blocks": [[block_id, list(blocks[block_id])] for block_id in owned]}
         arrays = [
             np.ascontiguousarray(values, np.float32)
@@ -95,4 +96,4 @@ def write_blocks(client: Client, blocks: Mapping[str, Mapping[str, Array]]) -> N
             for values in blocks[block_id].values()
         ]
         calls.append(Call(endpoint, "import.blocks", body, arrays))
-    client.call_all(calls, TIMEOUT_S)
+    client.servers.call_all(calls, TIMEOUT_S)

@@ -44,7 +44,7 @@ def importing(client: Client, tables: Sequence[str], *, replace: bool) -> Iterat
             the same keys, the others stay.
     """
     for table in tables:
-        client.everywhere("import.begin", {"table": table}, timeout_s=TIMEOUT_S)
+        client.servers.everywhere("import.begin", {"table": table}, timeout_s=TIMEOUT_S)
     try:
         yield
     except BaseException:
@@ -53,14 +53,14 @@ def importing(client: Client, tables: Sequence[str], *, replace: bool) -> Iterat
         raise
     for table in tables:
         body = {"table": table, "commit": True, "replace": replace}
-        client.everywhere("import.end", body, timeout_s=TIMEOUT_S)
+        client.servers.everywhere("import.end", body, timeout_s=TIMEOUT_S)
 
 
 def _forget(client: Client, table: str) -> None:
     """What cannot be told is no loss: the next import begins anew."""
     try:
         body = {"table": table, "commit": False, "replace": False}
-        client.everywhere("import.end", body)
+        client.servers.everywhere("import.end", body)
     except TriremeError as error:
         log.warning("import: the servers keep unfinished rows of table %r: %s", table, error)
 
@@ -96,12 +96,12 @@ def _read(
     client: Client, method: str, body: Mapping[str, Any], files: Sequence[str], watch: Watch
 ) -> int:
     """Some files at a time, so that there is something to watch."""
-    lines = [0] * len(client.map.servers)
+    lines = [0] * len(client.servers.map.servers)
     replies: Sequence[Reply] = []
     step = max(FILES_PER_ORDER_MIN, -(-len(files) // ORDERS_MAX))
     for begin in range(0, len(files), step):
         part = list(files[begin : begin + step])
-        replies = client.everywhere(method, {**body, "files": part}, timeout_s=TIMEOUT_S)
+        replies = client.servers.everywhere(method, {**body, "files": part}, timeout_s=TIMEOUT_S)
         lines = [n + int(of.body["lines"]) for n, of in zip(lines, replies, strict=True)]
         watch((begin + len(part)) / len(files))
     return _count(body["table"], files, set(lines), replies)
@@ -168,8 +168,8 @@ def write_fleet_rows(
         "shard_num": shard_num,
         "gzip": compress,
     }
-    replies = client.everywhere("export.fleet", body, timeout_s=TIMEOUT_S)
-    client.everywhere("export.join", body, timeout_s=TIMEOUT_S)
+    replies = client.servers.everywhere("export.fleet", body, timeout_s=TIMEOUT_S)
+    client.servers.everywhere("export.join", body, timeout_s=TIMEOUT_S)
     found = len(list_files(str(folder)))
     if found != shard_num:
         raise Corruption(
@@ -243,13 +243,13 @@ def send_rows(
         is_last = begin + ROWS_PER_MESSAGE >= num_rows
         body = {"table": table, "names": list(columns), "time": int(time), "is_last": is_last}
         part = {name: values[begin : begin + ROWS_PER_MESSAGE] for name, values in columns.items()}
-        split = Split(part["key"], client.map, pool)
+        split = Split(part["key"], client.servers.map, pool)
         parts = [split.parts(values) for values in part.values()]
         calls = [
             Call(endpoint, "import.rows", body, [of[server] for of in parts])
-            for server, endpoint in enumerate(client.map.servers)
+            for server, endpoint in enumerate(client.servers.map.servers)
         ]
-        replies = client.call_all(calls, TIMEOUT_S)
+        replies = client.servers.call_all(calls, TIMEOUT_S)
         num_keys = sum(int(reply.body["keys"]) for reply in replies)
     if num_keys != num_rows:
         raise DataError(
@@ -274,5 +274,5 @@ def write_parquet(
         "state": state,
         "storage_options": dict(storage_options or {}),
     }
-    replies = client.everywhere("export.parquet", body, timeout_s=TIMEOUT_S)
+    replies = client.servers.everywhere("export.parquet", body, timeout_s=TIMEOUT_S)
     return sum(int(reply.body["rows"]) for reply in replies)

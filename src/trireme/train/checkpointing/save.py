@@ -101,7 +101,7 @@ def _finish_predecessors_save(
 
 def _save_id(optimizer: DistributedOptimizer) -> str:
     """Identifies this save among all saves of all jobs."""
-    return f"{optimizer.cluster.client.job} {optimizer.cluster.client.script.here}"
+    return f"{optimizer.cluster.client.servers.job} {optimizer.cluster.client.script.location}"
 
 
 def write(

@@ -5,7 +5,7 @@ time (sync).
 
 In async the pull for the next batch starts when the loop has taken the current one and the pushes
 made until then have been applied. So weights are one step old when they are used, whatever the
-depth: depth hides the time of reading and planning, never adds staleness. In sync the loop itself
+depth: depth hides the time of spec and planning, never adds staleness. In sync the loop itself
 pulls, after its last step has been applied everywhere; and where several threads share the loop,
 each pulls for itself while the others compute. In geo it pulls from the worker's cache, for which
 the pull thread has fetched what this lacked.
@@ -27,7 +27,7 @@ from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
-from trireme.nn import Plan, Planner
+from trireme.nn import BatchPlan, Planner
 from trireme.protocol.routing import Keys
 from trireme.threads import settled
 from trireme.train.leased_streams import LeasedPass
@@ -38,14 +38,14 @@ from trireme.train.loop.timing import Timing
 from trireme.train.modes.geo import Geo
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import PredecessorProgress, check_order, skip_epoch
-from trireme.worker.client import Pulled
 from trireme.worker.lookups import PendingLookups, RowLookup
+from trireme.worker.pull import Pulled
 
 
 class _Planned(NamedTuple):
     number: int
     batch: Batch
-    plan: Plan
+    plan: BatchPlan
 
     def keys(self) -> dict[str, Keys]:
         return {part.table.part: part.keys for part in self.plan.tables}
@@ -293,7 +293,7 @@ def _share_left(
     if found.num_pushes == 0:
         return share_of(dataset, cluster, epoch)
     check_order(dataset)
-    if cluster.client.script.has_met_within():
+    if cluster.client.script.has_attended_within():
         raise BadRequest(
             "prefetch: expected a loop without meetings of the workers to go on with, in the place"
             " of a worker that was killed, found one with them: start the job again and load the"

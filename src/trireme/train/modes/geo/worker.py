@@ -16,8 +16,9 @@ from trireme.protocol.routing import Keys
 from trireme.table import Table
 from trireme.train.modes.geo.cache import RowCache
 from trireme.train.modes.geo.rows import Found
-from trireme.worker.client import Client, Pulled
+from trireme.worker.client import Client
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
 

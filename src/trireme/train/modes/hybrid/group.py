@@ -33,7 +33,7 @@ class WorkerGroup:
     def __init__(self, cluster: Cluster, device: torch.device) -> None:
         self._cluster = cluster
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
-        host = own_host(cluster.client.map.servers[0]).strip("[]")
+        host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
         _check(host, device, cluster)
         self._group: Any = self._join(host, device)
 

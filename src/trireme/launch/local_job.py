@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trireme.errors import BadRequest
-from trireme.launch.launched_process import Child
-from trireme.launch.plan import LaunchConfig, Plan, make_plan
+from trireme.launch.launched_process import LaunchedProcess
+from trireme.launch.placement import LaunchConfig, Placement, choose_placement
 from trireme.launch.roles import PLACE_VARIABLES, REFUSED
 from trireme.telemetry.address import nth_address
 
@@ -45,12 +45,12 @@ def launch(config: LaunchConfig) -> int:
         BadRequest: the configuration is wrong; nothing was started.
     """
     _check_restarts(config)
-    plan = make_plan(config)
+    placement = choose_placement(config)
     try:
         _make_folder(config.log_dir)
-        return _Job(config, plan).run()
+        return _LocalJob(config, placement).run()
     finally:
-        plan.close()
+        placement.close()
 
 
 def _check_restarts(config: LaunchConfig) -> None:
@@ -86,17 +86,17 @@ def say(text: str) -> None:
     print(f"trireme launch: {text}", file=sys.stderr, flush=True)
 
 
-class _Job:
+class _LocalJob:
     """The running processes, and why they were stopped, if they were."""
 
-    def __init__(self, config: LaunchConfig, plan: Plan) -> None:
+    def __init__(self, config: LaunchConfig, placement: Placement) -> None:
         self._config = config
-        self._plan = plan
-        self._servers: dict[int, Child] = {}
-        self._workers: dict[int, Child] = {}
+        self._placement = placement
+        self._servers: dict[int, LaunchedProcess] = {}
+        self._workers: dict[int, LaunchedProcess] = {}
         self._num_restarts: Counter[str] = Counter()  # of each process, by its name
-        self._failed: Child | None = None
-        self._late: list[Child] = []  # servers that did not end after the workers
+        self._failed: LaunchedProcess | None = None
+        self._late: list[LaunchedProcess] = []  # servers that did not end after the workers
         self._signals: list[signal.Signals] = []
         self._selector = selectors.DefaultSelector()
 
@@ -116,28 +116,28 @@ class _Job:
         return self._conclude(failure, time.monotonic() - start)
 
     @property
-    def _children(self) -> list[Child]:
+    def _children(self) -> list[LaunchedProcess]:
         return [*self._servers.values(), *self._workers.values()]
 
     def _start(self) -> None:
-        config, plan = self._config, self._plan
+        config, placement = self._config, self._placement
         joining = " that join" if config.join else ""
-        num_workers = plan.num_workers or len(plan.workers)
+        num_workers = placement.num_workers or len(placement.workers)
         say(
-            f"servers {', '.join(plan.servers)}; {_count(num_workers, 'worker')}{joining}; "
+            f"servers {', '.join(placement.servers)}; {_count(num_workers, 'worker')}{joining}; "
             f"logs in {config.log_dir}/"
         )
         cores = len(os.sched_getaffinity(0))
-        self._threads = _choose_threads(cores, len(plan.sockets), len(plan.workers))
-        for index in plan.sockets:
+        self._threads = _choose_threads(cores, len(placement.sockets), len(placement.workers))
+        for index in placement.sockets:
             self._start_server(index)
-        for index in plan.workers:
+        for index in placement.workers:
             self._start_worker(index)
 
     def _start_server(self, index: int) -> None:
-        with self._plan.listen(index) as listening:  # then it is the server's alone
+        with self._placement.listen(index) as listening:  # then it is the server's alone
             place = {
-                "TRIREME_LISTEN": self._plan.servers[index],
+                "TRIREME_LISTEN": self._placement.servers[index],
                 "TRIREME_LISTEN_FD": str(listening.fileno()),
             }
             env = self._environment("server", index) | place | self._durability(index)
@@ -149,20 +149,20 @@ class _Job:
 
     def _environment(self, role: str, index: int) -> dict[str, str]:
         """This process's environment, less what it says of a place in a job, plus the child's."""
-        config, plan = self._config, self._plan
+        config, placement = self._config, self._placement
         inherited = {
             name: value for name, value in os.environ.items() if name not in PLACE_VARIABLES
         }
         own = {
             "TRIREME_ROLE": role,
-            "TRIREME_SERVERS": ",".join(plan.servers),
+            "TRIREME_SERVERS": ",".join(placement.servers),
             "PYTHONUNBUFFERED": "1",
         }
         if config.join:
             inherited.pop("TRIREME_STREAMS", None)
             own["TRIREME_JOIN"] = "1"
         else:
-            own |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(plan.num_workers)}
+            own |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(placement.num_workers)}
         if config.streams is not None:
             own["TRIREME_STREAMS"] = str(config.streams)
         if config.insecure:
@@ -176,7 +176,7 @@ class _Job:
         if config.timeout_s is not None:
             own["TRIREME_TIMEOUT_S"] = str(config.timeout_s)
         if metrics := config.metrics or os.environ.get(_METRICS, "").strip():
-            first = 0 if role == "server" else len(plan.servers)
+            first = 0 if role == "server" else len(placement.servers)
             own[_METRICS] = nth_address(metrics, first + index)
         return self._threads[role] | inherited | own
 
@@ -193,11 +193,13 @@ class _Job:
             own["TRIREME_LOG_BYTES"] = str(config.log_bytes)
         return own
 
-    def _child(self, role: str, index: int, env: dict[str, str], pass_fds: list[int]) -> Child:
+    def _child(
+        self, role: str, index: int, env: dict[str, str], pass_fds: list[int]
+    ) -> LaunchedProcess:
         name, is_first_worker = f"{role} {index}", role == "worker" and index == 0
         # Those of several commands that join may write to one folder.
         kind = f"late{role}log.{os.getpid()}" if self._config.join else f"{role}log"
-        child = Child(
+        child = LaunchedProcess(
             name,
             [sys.executable, *self._config.command],
             env,
@@ -225,7 +227,7 @@ class _Job:
             running = [child for child, state in states.items() if state != 0]  # or about to be
             if self._failed or not running:
                 return
-            workers_ended = len(self._workers) == self._plan.num_workers and not any(
+            workers_ended = len(self._workers) == self._placement.num_workers and not any(
                 child in running for child in self._workers.values()
             )
             if not workers_ended:
@@ -254,13 +256,13 @@ class _Job:
                 self._end(child)
                 start(index)
 
-    def _is_lost(self, child: Child, state: int | None) -> bool:
+    def _is_lost(self, child: LaunchedProcess, state: int | None) -> bool:
         """Whether it has failed and may not be started again."""
         has_failed = state not in (None, 0)
         has_more = self._num_restarts[child.name] < self._config.max_restart
         return has_failed and (state == REFUSED or not has_more)
 
-    def _end(self, child: Child) -> None:
+    def _end(self, child: LaunchedProcess) -> None:
         """Nothing is left of it, and what it has written is shown."""
         if child.mirror and child.mirror.output_fd in self._selector.get_map():
             self._selector.unregister(child.mirror.output_fd)
@@ -340,14 +342,14 @@ class _Job:
         if running := self._running():
             say(f"killing {_names(running)}, which did not end at SIGTERM")
 
-    def _tell(self, children: list[Child]) -> None:
+    def _tell(self, children: list[LaunchedProcess]) -> None:
         running = [child for child in children if child.status() is None]
         if running:
             say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
         for child in running:
             child.ask_to_stop()
 
-    def _running(self) -> list[Child]:
+    def _running(self) -> list[LaunchedProcess]:
         return [child for child in self._children if child.status() is None]
 
     def _conclude(self, failure: tuple[int, str] | None, seconds: float) -> int:
@@ -365,7 +367,7 @@ class _Job:
         return code
 
 
-def _names(children: list[Child]) -> str:
+def _names(children: list[LaunchedProcess]) -> str:
     return ", ".join(child.name for child in children)
 
 

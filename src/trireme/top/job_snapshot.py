@@ -16,7 +16,7 @@ Labels = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Told:
+class ServerSamples:
     """What one server told.
 
     Attributes:
@@ -45,10 +45,10 @@ class Snapshot:
     """All servers at the time `at` (time.monotonic())."""
 
     at: float
-    servers: Sequence[Told]
+    servers: Sequence[ServerSamples]
 
     @property
-    def answering(self) -> list[Told]:
+    def answering(self) -> list[ServerSamples]:
         return [server for server in self.servers if not server.error]
 
     def total(self, name: str, **labels: str) -> float:
@@ -95,13 +95,13 @@ def _servers(client: Client, known: Sequence[str], timeout_s: float) -> Sequence
     raise answer
 
 
-def _told(endpoint: str, answer: Reply | TriremeError) -> Told:
+def _told(endpoint: str, answer: Reply | TriremeError) -> ServerSamples:
     if isinstance(answer, TriremeError):
-        return Told(endpoint, {}, str(answer))
+        return ServerSamples(endpoint, {}, str(answer))
     if len(answer.arrays) != 1:
         raise BadRequest(f"top: expected one text of {endpoint}, found {len(answer.arrays)}")
     samples: dict[str, list[tuple[Labels, float]]] = {}
     for family in text_string_to_metric_families(answer.arrays[0].tobytes().decode()):
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return Told(endpoint, samples)
+    return ServerSamples(endpoint, samples)

@@ -1,13 +1,13 @@
-"""Commands that end when the process that wants them ends, however it ends.
+"""A program that starts commands and ends them when its parent process ends.
 
-Run by path and not imported, in a bare interpreter (`python -I -S`), because Python code between
-fork and exec may deadlock once threads exist:
+It runs in a bare interpreter (`python -I -S`), because Python code between fork and exec may
+deadlock once a process has threads:
 
-child.py run PARENT COMMAND...   ask the kernel to kill this process with PARENT; become the command
-child.py keep FD                 start and end commands as the socket FD orders; see `Keeper`
+keeper_program.py run PARENT COMMAND...   the kernel kills this process with PARENT; exec COMMAND
+keeper_program.py keep FD                 start and end commands on orders from the socket FD
 
-One keeper serves all threads of a process: the kernel's signal goes by the thread that has started
-a child, and threads come and go. A keeper also ends what the commands have started themselves.
+The kernel's signal is sent when the thread ends that started a child. Threads come and go, so one
+keeper process serves all threads. It also kills the processes that the commands have started.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ import sys
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; kept across exec
 
-# An order: this byte, which the descriptors stdin, stdout, stderr, handle and perhaps offer come
-# with, the length of its text in so many bytes, its text.
+# An order is this byte, sent with the descriptors stdin, stdout, stderr, handle and optionally
+# offer; then HEADER_BYTES with the length of the text; then the text.
 START = b"."
 HEADER_BYTES = 4
 FDS_MAX = 5
-_CANNOT_EXECUTE = 126  # as a shell says it
+_CANNOT_EXECUTE = 126  # the exit code of shells
 
 
 def main() -> None:
@@ -36,20 +36,20 @@ def main() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Be killed by the kernel when the parent is gone."""
+    """Let the kernel kill this process when the parent ends."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it ended before the kernel was asked
+    if os.getppid() != parent:  # it ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Command:
-    """A started command; its process leads a group of its own.
+class StartedCommand:
+    """A started command, the leader of a process group of its own.
 
-    It is reaped once it has ended and its handle is closed: until then its process id, and so its
-    group's, cannot become anyone else's.
+    It is reaped when it has ended and its handle is closed. Until then the kernel does not reuse
+    its process id, which is also the id of the group.
     """
 
     def __init__(self, pid: int, handle: socket.socket) -> None:
@@ -59,12 +59,12 @@ class Command:
         self.has_ended = False
         self.is_closed = False
 
-    def say_end(self) -> None:
-        """Tell the other side how it ended; not reaped yet."""
+    def report_end(self) -> None:
+        """Send the exit code to the other side; the process is not reaped yet."""
         result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert result is not None
         is_exit = result.si_code == os.CLD_EXITED
-        with contextlib.suppress(ConnectionError):  # nobody asks any more
+        with contextlib.suppress(ConnectionError):  # the other side has gone
             self.handle.send(b"%d" % (result.si_status if is_exit else -result.si_status))
 
     def kill(self) -> None:
@@ -77,11 +77,11 @@ class Command:
 
 
 class Keeper:
-    """Serves a socket of orders, each of them a command to start.
+    """Serves a socket of orders, each of which starts a command.
 
-    The handle of a command says its exit code, or minus the signal that killed it, once it has
-    ended. When the other side shuts the handle, the whole group is killed; when the command is
-    reaped the handle is closed here too. At the end of the orders everything is killed.
+    When a command has ended, its exit code, or minus the signal that killed it, is sent on its
+    handle. When the other side closes the handle, the whole group is killed. The handle is closed
+    on this side when the command is reaped. When the socket ends, all commands are killed.
     """
 
     def __init__(self, orders: socket.socket) -> None:
@@ -89,7 +89,7 @@ class Keeper:
         self._orders = orders
         self._poll = select.poll()
         self._poll.register(orders, select.POLLIN)
-        self._commands: dict[int, Command] = {}  # by pidfd and by handle, while awaited
+        self._commands: dict[int, StartedCommand] = {}  # by pidfd and by handle, while polled
 
     def serve(self) -> None:
         is_open = True
@@ -104,7 +104,7 @@ class Keeper:
             command.reap()
 
     def _take_order(self) -> bool:
-        """Start what the next order names; False at the end of the orders."""
+        """Start the command of the next order. False at the end of the socket."""
         start, fds, _, _ = socket.recv_fds(self._orders, len(START), FDS_MAX)
         for fd in fds:
             os.set_inheritable(fd, False)
@@ -123,19 +123,19 @@ class Keeper:
         finally:
             for fd in fds:
                 os.close(fd)
-        command = Command(pid, handle)
+        command = StartedCommand(pid, handle)
         for fd in (command.pidfd, handle.fileno()):
             self._commands[fd] = command
             self._poll.register(fd, select.POLLIN)
         return True
 
     def _advance(self, fd: int) -> None:
-        """A command has ended (its pidfd is ready), or the other side has done with it."""
+        """Handle the end of a command (its pidfd is ready) or of the interest in it."""
         command = self._commands.pop(fd)
         self._poll.unregister(fd)
         if fd == command.pidfd:
             command.has_ended = True
-            command.say_end()
+            command.report_end()
         else:
             command.is_closed = True
             command.kill()
@@ -154,30 +154,31 @@ def _start(text: bytes, fds: list[int]) -> int:
             os.write(2, f"{error}\n".encode())
         finally:
             os._exit(_CANNOT_EXECUTE)
-    # By whoever comes first, so that the group is there from now on.
+    # Parent and child both try, so that the group exists when either goes on.
     with contextlib.suppress(PermissionError, ProcessLookupError):
         os.setpgid(pid, pid)
     return pid
 
 
 def _become(text: bytes, fds: list[int], keeper: int) -> None:
-    """The text: working directory, number of arguments, arguments, environment; NUL between them.
+    """Execute the command of an order.
 
-    An offer, a socket through which the command may ask for more files, is named in its
-    environment as TRIREME_PIPE_FD=FD:PID. Whoever finds a process id there that is not its own has
-    inherited it by accident.
+    text: working directory, number of arguments, arguments and environment, separated by NUL.
+
+    An offer is a socket through which the command may request more files. The variable
+    TRIREME_PIPE_FD=FD:PID names it. A process with another id has only inherited the variable.
     """
     folder, num, *rest = text.split(b"\0")
     command, settings = rest[: int(num)], rest[int(num) :]
     env = dict(setting.split(b"=", 1) for setting in settings)
     os.setpgid(0, 0)
     die_with(keeper)
-    for to, fd in enumerate(fds[:3]):
-        os.dup2(fd, to)
+    for target, fd in enumerate(fds[:3]):
+        os.dup2(fd, target)
     if len(fds) > 3:
         os.set_inheritable(fds[3], True)
         env[b"TRIREME_PIPE_FD"] = b"%d:%d" % (fds[3], os.getpid())
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # that Python ignores
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these
         signal.signal(number, signal.SIG_DFL)
     os.chdir(folder)
     os.execve(command[0], command, env)

@@ -55,7 +55,7 @@ class LaunchConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Placement:
     """The whole job's servers, and what of it runs here. num_workers: that the job begins with; 0:
     it runs already, and those here join it.
     """
@@ -87,8 +87,8 @@ class Plan:
             held.close()
 
 
-def make_plan(config: LaunchConfig) -> Plan:
-    """Decide what runs here and take its ports. The caller closes the plan.
+def choose_placement(config: LaunchConfig) -> Placement:
+    """Decide what runs here and take its ports. The caller closes the placement.
 
     Raises:
         BadRequest: the configuration contradicts itself, or a port is in use.
@@ -124,10 +124,10 @@ def make_plan(config: LaunchConfig) -> Plan:
                 f"{','.join(servers)} and --workers {','.join(listed)}, found none"
             )
         stack.pop_all()
-    return Plan(servers, worker_num, sockets, workers)
+    return Placement(servers, worker_num, sockets, workers)
 
 
-def _plan_to_join(config: LaunchConfig) -> Plan:
+def _plan_to_join(config: LaunchConfig) -> Placement:
     """Workers here that join a job whose servers run."""
     others = {
         "--server_num": config.server_num,
@@ -141,7 +141,7 @@ def _plan_to_join(config: LaunchConfig) -> Plan:
             f" {', '.join(given)}"
         )
     worker_num = 1 if config.worker_num is None else config.worker_num
-    return Plan(config.join, 0, {}, tuple(range(_number("worker", worker_num, ()))))
+    return Placement(config.join, 0, {}, tuple(range(_number("worker", worker_num, ()))))
 
 
 def _number(role: str, num: int | None, addresses: tuple[str, ...]) -> int:

@@ -39,10 +39,10 @@ if TYPE_CHECKING:  # planning for inference needs nothing of servers
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LookupSpec:
     """What one lookup of a module reads: which bags of which features, and how they are summed.
 
-    name: the key of the lookup in `Batch.lookups`; equal readings have equal names.
+    name: the key of the lookup in `Batch.lookups`; equal specs have equal names.
     mode: "sum", "mean" or "sqrt" of a bag (EmbeddingBag), or "none": each id for itself.
     padding_key: ids equal to it (as uint64) have no row; None: every id has one.
     """
@@ -82,7 +82,7 @@ class _Positions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class BatchPlan:
     """The distinct keys of a batch per table, and where their rows are used.
 
     num_examples: B.
@@ -119,7 +119,7 @@ class Plan:
         }
 
     def lookups(self, leaves: Mapping[str, Tensor]) -> dict[str, Lookup]:
-        """Reading name -> what the module computes from."""
+        """LookupSpec name -> what the module computes from."""
         return {
             name: Lookup(leaves[positions.table], *positions.tensors)
             for name, positions in self._positions.items()
@@ -140,27 +140,27 @@ class Planner:
 
     def __init__(self, *modules: nn.Module, pool: _core.Pool) -> None:
         self._pool = pool
-        self._readings = _by_table(_readings_of(modules))
+        self._specs = _by_table(_specs_of(modules))
 
     @classmethod
-    def of_readings(cls, readings: Iterable[Reading], *, pool: _core.Pool) -> Planner:
+    def of_specs(cls, specs: Iterable[LookupSpec], *, pool: _core.Pool) -> Planner:
         """A planner of what modules read, where there are no modules. Raises as the constructor."""
         planner = cls(pool=pool)
-        planner._readings = _by_table(readings)
+        planner._specs = _by_table(specs)
         return planner
 
     @property
-    def readings(self) -> tuple[Reading, ...]:
-        """All that is read, equal readings once."""
-        return tuple(reading for of_table in self._readings.values() for reading in of_table)
+    def specs(self) -> tuple[LookupSpec, ...]:
+        """All that is read, equal specs once."""
+        return tuple(spec for of_table in self._specs.values() for spec in of_table)
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """The tables that the modules read, in the order of the modules."""
-        tables = (readings[0].table.parts[0] for readings in self._readings.values())
+        tables = (specs[0].table.parts[0] for specs in self._specs.values())
         return tuple(dict.fromkeys(tables))
 
-    def plan(self, batch: Columns, *, train: bool = True) -> Plan:
+    def plan(self, batch: Columns, *, train: bool = True) -> BatchPlan:
         """The distinct keys of `batch` and where each is used.
 
         Args:
@@ -176,21 +176,21 @@ class Planner:
         positions: dict[str, _Positions] = {}
         uniques: dict[tuple[object, ...], _Unique] = {}  # tables that read the same ids share them
         num_examples = 0
-        for readings in self._readings.values():
-            table, features = readings[0].table, _union(readings)
-            source = (features, readings[0].padding_key, table.salt)
+        for specs in self._specs.values():
+            table, features = specs[0].table, _union(specs)
+            source = (features, specs[0].padding_key, table.salt)
             if source not in uniques:
                 ids = read_ids(batch, features, f"Planner.plan of table {table.name!r}")
-                uniques[source] = _Unique(ids, readings[0].padding_key, table.salt, self._pool)
+                uniques[source] = _Unique(ids, specs[0].padding_key, table.salt, self._pool)
             unique = uniques[source]
             num_examples = unique.index.num_examples
             scale = unique.fleet_scale(table) if _is_scaled_here(table) else None
             columns = unique.columns(table, batch) if train else {}
             tables.append(TablePlan(table, unique.keys, scale, columns))
-            for reading in readings:
-                tensors = unique.positions(reading.features, reading.mode)
-                positions[reading.name] = _Positions(table.part, tensors)
-        return Plan(num_examples, tuple(tables), positions)
+            for spec in specs:
+                tensors = unique.positions(spec.features, spec.mode)
+                positions[spec.name] = _Positions(table.part, tensors)
+        return BatchPlan(num_examples, tuple(tables), positions)
 
 
 def salt_of(feature: str) -> int:
@@ -349,40 +349,40 @@ def _leaf(part: TablePlan, rows: Tensor | None, train: bool) -> Tensor:
     if rows is None or tuple(rows.shape) != expected or rows.dtype != torch.float32:
         found = "none" if rows is None else f"{rows.dtype} of shape {tuple(rows.shape)}"
         raise BadRequest(
-            f"Plan.attach: expected rows of table {part.table.name!r} as float32 of shape "
+            f"BatchPlan.attach: expected rows of table {part.table.name!r} as float32 of shape "
             f"{expected}, found {found}"
         )
     return rows.detach().requires_grad_(train)
 
 
-def _union(readings: Iterable[Reading]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for reading in readings for name in reading.features))
+def _union(specs: Iterable[LookupSpec]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for spec in specs for name in spec.features))
 
 
-def _readings_of(modules: Iterable[nn.Module]) -> Iterator[Reading]:
+def _specs_of(modules: Iterable[nn.Module]) -> Iterator[LookupSpec]:
     for module in modules:
         for part in module.modules():
-            yield from getattr(part, "readings", ())
+            yield from getattr(part, "lookup_specs", ())
 
 
-def _by_table(all_readings: Iterable[Reading]) -> dict[str, list[Reading]]:
+def _by_table(all_specs: Iterable[LookupSpec]) -> dict[str, list[LookupSpec]]:
     """What is read of each `Table.part`."""
-    by_table: dict[str, list[Reading]] = {}
+    by_table: dict[str, list[LookupSpec]] = {}
     tables: dict[str, Table] = {}
-    for reading in all_readings:
-        name, table = reading.table.name, reading.table.parts[0]
+    for spec in all_specs:
+        name, table = spec.table.name, spec.table.parts[0]
         if tables.setdefault(name, table) is not table:
             raise BadRequest(
                 f"Planner: expected one Table named {name!r}, found two; share the object"
             )
-        first = by_table.setdefault(reading.table.part, [reading])[0]
-        _expect_same_padding(first, reading)
-        if all(reading.name != other.name for other in by_table[reading.table.part]):
-            by_table[reading.table.part].append(reading)
+        first = by_table.setdefault(spec.table.part, [spec])[0]
+        _expect_same_padding(first, spec)
+        if all(spec.name != other.name for other in by_table[spec.table.part]):
+            by_table[spec.table.part].append(spec)
     return by_table
 
 
-def _expect_same_padding(first: Reading, other: Reading) -> None:
+def _expect_same_padding(first: LookupSpec, other: LookupSpec) -> None:
     if other.padding_key != first.padding_key:
         raise BadRequest(
             f"Planner: expected one padding_key for all modules on table {first.table.name!r}, "
