@@ -1,4 +1,4 @@
-"""Tables of the core as the tests make and compare them."""
+"""Core tables as the tests make and compare them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ import numpy as np
 import trireme as tr
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from trireme import _core
-from trireme.interchange.worker_side import orders
+from trireme.interchange.formats.files import list_files
+from trireme.interchange.worker_side.import_requests import importing, read_fleet_rows
 from trireme.job.embedded import embedded
 
 TAIL = 8
@@ -45,11 +46,11 @@ def _measure(num_rows: int, _: int) -> Run:
             )
             home.ensure_table(table)
             started, cpu_started = time.perf_counter(), time.process_time()
-            with orders.importing(home.client, [table.name], replace=True):
-                found = orders.read_fleet_rows(
+            with importing(home.client, [table.name], replace=True):
+                found = read_fleet_rows(
                     home.client,
                     table.name,
-                    orders.list_files(folder),
+                    list_files(folder),
                     accessor="SparseAccessor",
                     betas=(0.0, 0.0),
                     time=0,

@@ -23,7 +23,8 @@ import numpy as np
 import trireme as tr
 from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme import _core
-from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group

@@ -1,4 +1,4 @@
-"""What a job should have come to, and what its last checkpoint says that it has come to."""
+"""Compares what a job should have computed with what its last checkpoint holds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a small job says to its server, recorded from the calls of a real worker; and a server's
-handlers in the state that this leaves.
+"""Messages of a small job, recorded from the calls of a real worker, and server handlers in the
+state after these calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Saves a table of a million rows; prints the process' memory before, and the most meanwhile."""
+"""Saves a table of a million rows; prints the memory before, and the peak during the save."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 import trireme as tr
 from trireme import _core
-from trireme.checkpoint.worker_side.save_load import save_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient

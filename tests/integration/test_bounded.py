@@ -1,4 +1,4 @@
-"""bounded(s): no push is applied more than s steps ahead of the slowest, whatever the delays."""
+"""Mode bounded(s): no push is applied more than s steps ahead of the slowest worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, loadable on any number of servers."""
+"""Checkpoints are complete or absent, and load on any number of servers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_save_that_fails_leaves_nothing_behind(
     with embedded() as cluster:
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
-        monkeypatch.setattr("trireme.checkpoint.format.block_files.write_tensors", full_disk)
+        monkeypatch.setattr("trireme.checkpoint.server_side.save.write_tensors", full_disk)
         with pytest.raises(ResourceExhausted, match=r"cannot write .*: No space left"):
             trainer.save(tmp_path / "c")
     assert list(tmp_path.iterdir()) == []

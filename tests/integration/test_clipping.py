@@ -1,4 +1,4 @@
-"""Clipped gradients: in sync of the whole step as in one process, elsewhere of each worker."""
+"""Gradient clipping: in sync over the whole step as in one process, otherwise per worker."""
 
 from __future__ import annotations
 

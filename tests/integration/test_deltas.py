@@ -1,4 +1,4 @@
-"""Deltas of exports: a Predictor goes on with the training, and is never between two versions."""
+"""Deltas of exports: a Predictor follows the training and never mixes two versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables whose features have dims of their own, in whole jobs: trained, saved, moved, exported."""
+"""Tables whose features have different dims, in whole jobs: trained, saved, moved, exported."""
 
 from __future__ import annotations
 

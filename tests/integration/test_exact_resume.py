@@ -1,5 +1,5 @@
-"""Jobs that are killed, or told to stop, and go on from their newest checkpoint. In sync they end
-with the same bytes as one that was never stopped; in async every batch is applied exactly once.
+"""Jobs that are killed or stopped resume from their newest checkpoint: in sync with the same bytes
+as an undisturbed job, in async with every batch applied exactly once.
 """
 
 from __future__ import annotations

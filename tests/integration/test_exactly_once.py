@@ -1,6 +1,4 @@
-"""Every push is applied exactly once, whatever is lost, repeated, reordered or re-planned on the
-way.
-"""
+"""Every push is applied exactly once, whatever is lost, repeated, reordered or re-planned."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Every push is applied exactly once over a network that loses, repeats, delays and reorders
-requests, loses answers, and cuts connections.
+messages and cuts connections.
 
 The rows count: `tr.optim.Count` adds 1 per update. So does the dense parameter: its gradient is
 always 1 and SGD's rate is 1. All numbers are small integers, exact in float32.

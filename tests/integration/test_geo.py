@@ -1,4 +1,4 @@
-"""geo(k): a worker trains on its cache; servers add the differences, each once."""
+"""Mode geo(k): workers train on a cache, and servers add each difference exactly once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""torch.amp.GradScaler: gradients of rows are unscaled and judged as those of parameters, and what
-is not finite is not pushed.
+"""torch.amp.GradScaler: row gradients are unscaled and checked like those of parameters, and non-
+finite ones are not pushed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exports: what the trained model answers, without it."""
+"""Exports: a Predictor answers as the trained model does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables from and for other systems: Fleet's text, Parquet, arrays; whole or not at all, on any
+"""Tables from and for other systems: Fleet's text, Parquet, arrays; complete or not at all, on any
 number of servers.
 """
 

@@ -1,4 +1,4 @@
-"""`trireme launch` with stand-ins for training scripts: real processes, told what to do."""
+"""`trireme launch` with controlled scripts: real processes that execute the test's commands."""
 
 from __future__ import annotations
 

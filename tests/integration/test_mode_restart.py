@@ -1,5 +1,5 @@
-"""Servers are killed and started again under geo and bounded: every update counts once, and no
-stream gets further ahead than it may, nor waits for ever.
+"""Servers are killed and restarted under geo and bounded: every update counts once, and no stream
+exceeds its bound or waits forever.
 """
 
 from __future__ import annotations

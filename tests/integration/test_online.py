@@ -1,4 +1,4 @@
-"""`trireme stream`: days of a service that changes, killed and gone on with, served meanwhile."""
+"""`trireme stream`: days of changing data, with kills and resumes, while exports are served."""
 
 from __future__ import annotations
 

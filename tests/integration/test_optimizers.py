@@ -1,4 +1,6 @@
-"""docs/optimizers.md is true: every optimizer of torch is in its table, and does what that says."""
+"""docs/optimizers.md is correct: its table lists every torch optimizer, and each behaves as
+described.
+"""
 
 from __future__ import annotations
 

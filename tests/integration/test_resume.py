@@ -1,5 +1,5 @@
-"""Checkpoints of a fit, and how another run goes on from them: whatever the data is read from,
-whatever is damaged, and in async.
+"""Checkpoints during fit, and how another run resumes from them: every kind of data, damaged files,
+and async.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Checkpoints while four workers push at full speed: every row is of one moment, every bucket
-agrees with its marks, and a run that goes on from such a checkpoint loses and repeats nothing.
+"""Checkpoints while four workers push at full speed: all rows belong to one moment, buckets agree
+with their marks, and a resumed run loses and repeats nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tests.jobs import InProcessServer, Job, in_threads
 from tests.long import pick
 from tests.seeds import SEED
 from trireme import _core
-from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient

@@ -1,5 +1,5 @@
-"""Servers are killed at random moments and started again: no push that was acknowledged is lost,
-none is applied twice, and in sync nothing differs from a run that nobody has disturbed.
+"""Servers are killed at random moments and restarted: no acknowledged push is lost, none is applied
+twice, and sync training keeps its exact bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tests.long import pick
 from tests.programs import Template
 from tests.seeds import SEED
 from trireme import _core
-from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group

@@ -1,4 +1,4 @@
-"""Shows, clicks, features and data time on their way from batches to the rows of servers."""
+"""Shows, clicks, features and data time travel from batches to the rows of servers."""
 
 from __future__ import annotations
 

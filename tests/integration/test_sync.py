@@ -1,4 +1,4 @@
-"""Sync training is exact: any number of servers gives the same bits; workers together equal plain
+"""Sync training is exact: the same bits on any number of servers, and several workers equal plain
 torch.
 """
 

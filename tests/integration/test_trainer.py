@@ -1,4 +1,4 @@
-"""Training loops of every form, on embedded tables and on servers."""
+"""Training loops of every form, with embedded tables and with servers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Workers are killed, anywhere, and their script is started again: the job goes on as if nothing
-had happened. In sync all weights and states are those of an undisturbed run, to the bit; in async
-every batch counts once.
+"""Workers are killed anywhere and their script is restarted: in sync all weights and states keep
+the bits of an undisturbed run, in async every batch counts once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Accessors count, select and remove as Fleet's do, over random histories of pushes, days, saves
-and shrinks.
+"""Accessors count, select and remove rows as Fleet's do, over random histories of pushes, days,
+saves and shrinks.
 """
 
 from __future__ import annotations

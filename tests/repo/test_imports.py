@@ -1,4 +1,4 @@
-"""Arrows point one way: a module imports only what stands before it in this list."""
+"""A module imports only from lower layers of this list."""
 
 from __future__ import annotations
 

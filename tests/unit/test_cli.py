@@ -1,4 +1,4 @@
-"""The command line: its flags are frozen, its errors help."""
+"""The command line: its flags are frozen, and its errors help."""
 
 from __future__ import annotations
 

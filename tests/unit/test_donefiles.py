@@ -1,4 +1,4 @@
-"""Done-files: Fleet's lines, written whole, and what is said of lines that are none."""
+"""Done-files: complete lines in Fleet's format, and errors about malformed lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fleet's scaling of gradients: times the examples of the batch, by shows for Adagrad."""
+"""Fleet's scaling of gradients: by the batch's examples, and by shows for Adagrad."""
 
 from __future__ import annotations
 

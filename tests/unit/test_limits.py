@@ -1,4 +1,4 @@
-"""The limits of a server's config: how they are written, and the typed refusals that name them."""
+"""Limits in a server's configuration: how they are written, and the errors that name them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The click models learn a planted signal of ids and numbers, every option shapes them, and they
-are what their papers say.
-"""
+"""The click models learn a generated signal, follow their papers, and use every option."""
 
 from __future__ import annotations
 

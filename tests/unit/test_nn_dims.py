@@ -1,4 +1,4 @@
-"""Features of one table with dims of their own: values, gradients, rows, and what is refused.
+"""Features of one table with different dims: values, gradients, rows, and refused settings.
 
 Legend: B examples, D columns of a feature.
 """

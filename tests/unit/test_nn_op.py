@@ -1,4 +1,4 @@
-"""The custom operators: on every kernel, under torch.compile and under torch.export."""
+"""The custom operators: every kernel, under torch.compile and under torch.export."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Days and passes of a configuration, and the data that they wait for."""
+"""Days and passes in a configuration, and the data they wait for."""
 
 from __future__ import annotations
 

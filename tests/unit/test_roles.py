@@ -1,4 +1,4 @@
-"""Roles: what the environment says about a process, and what it must not say."""
+"""Roles: which role the environment assigns to a process, and which settings are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zoo: every model is found by its name, and made from its configuration."""
+"""The zoo: every model is found by its name and created from its configuration."""
 
 from __future__ import annotations
 

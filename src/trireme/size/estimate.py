@@ -15,7 +15,7 @@ from statistics import NormalDist
 import pyarrow as pa
 
 from trireme import _core
-from trireme.checkpoint.format.row_files import Columns
+from trireme.checkpoint.format.row_columns import RowColumns
 from trireme.errors import BadRequest
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.wide_rows import RowLayout
@@ -157,7 +157,7 @@ class Need:
     @cached_property
     def file_row_bytes(self) -> int:
         """Of a row in a checkpoint."""
-        return sum(_cell_bytes(field.type) for field in Columns.of(self.layout).schema)
+        return sum(_cell_bytes(field.type) for field in RowColumns.of(self.layout).schema)
 
     @property
     def checkpoint(self) -> float:

@@ -16,7 +16,7 @@ from trireme.data.batch import Batch, Column, Strings
 from trireme.data.schema import Content, Schema
 from trireme.errors import BadRequest, TriremeError, class_of_code, writing
 from trireme.job.cluster import Cluster
-from trireme.storage.part import Part
+from trireme.storage.atomic_file import PendingFile
 from trireme.train import dump_text
 from trireme.train.loop.reporting import check_names
 from trireme.train.loop.scoring import ExampleIds, Scored
@@ -75,7 +75,7 @@ class DumpFile:
         )
         self._what = f"Dump: cannot write part-{worker:05d} in {dump.path}"
         self._has_params = worker == 0 and bool(dump.params)
-        self._parts: list[Part] = []
+        self._parts: list[PendingFile] = []
         with writing(self._what):
             self._fs.makedirs(self._folder, exist_ok=True)
             self._fs.invalidate_cache()
@@ -140,8 +140,8 @@ class DumpFile:
         for part in self._parts:
             part.discard()
 
-    def _part(self, name: str) -> Part:
-        part = Part(self._fs, self._folder, name)
+    def _part(self, name: str) -> PendingFile:
+        part = PendingFile(self._fs, self._folder, name)
         self._parts.append(part)
         return part
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from trireme.checkpoint.format.manifest import Manifest, read_manifest
-from trireme.checkpoint.worker_side.save_load import load_checkpoint
+from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
+from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 from trireme.train.checkpointing.location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.save import parameter_shapes
@@ -146,7 +146,7 @@ def load_part(
 
 
 def _parameters_to_load(
-    optimizer: DistributedOptimizer, manifest: Manifest, location: Location, dense: Dense
+    optimizer: DistributedOptimizer, manifest: CheckpointManifest, location: Location, dense: Dense
 ) -> list[str]:
     """Names of dense parameters. Raises SchemaMismatch: with "strict" a shape differs."""
     saved = manifest.extra.get("shapes")
@@ -184,7 +184,7 @@ def _load_on_servers(
     cluster.client.gather({}, [], purpose="load")
 
     def load_one(location: Location) -> dict[str, Any]:
-        def check(manifest: Manifest) -> None:
+        def check(manifest: CheckpointManifest) -> None:
             if parameters is None and manifest.blocks:  # servers know elements, not shapes
                 _parameters_to_load(optimizer, manifest, location, "strict")
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from trireme.checkpoint.worker_side.calls import SAVE_TIMEOUT_S
+from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.location import NumberedFolders
 from trireme.train.checkpointing.random_state import RandomState

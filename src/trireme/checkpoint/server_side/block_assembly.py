@@ -1,8 +1,8 @@
-"""Blocks made of what was saved, however that was cut.
+"""Blocks made from saved ones, whatever the cut of either.
 
-A parameter's elements are one sequence. Blocks that were saved with another size are sliced and put
-together; pieces that had seen unlike pushes stay apart (`BlockStore.restore`), so that each push is
-applied to each element once whatever the cut.
+A parameter's elements are one sequence. Saved blocks of another size are sliced and put together.
+Parts that have seen different pushes stay apart (`BlockStore.restore`), so that each push is
+applied to each element once.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from trireme.protocol.block_spec import BlockSpec
 from trireme.server.block_store import Part
 
 
-class Recut:
-    """wanted: the blocks to be made. saved: those that there are.
+class BlockAssembly:
+    """Assembles the wanted blocks from saved ones, in whatever order these come.
 
     Attributes:
-        sources: ids of saved blocks that are needed.
+        sources: ids of the saved blocks that are needed.
 
     Raises:
-        SchemaMismatch: elements of a wanted block were not saved, or an optimizer that looks at
-            whole parameters wants one that was cut or has another shape.
+        SchemaMismatch: elements of a wanted block were not saved, or its optimizer needs a whole
+            parameter that was saved in several blocks or with another shape.
     """
 
     def __init__(self, wanted: Iterable[BlockSpec], saved: Iterable[BlockSpec], where: str) -> None:
-        of_param: dict[str, list[BlockSpec]] = defaultdict(list)
+        of_parameter: dict[str, list[BlockSpec]] = defaultdict(list)
         for spec in saved:
-            of_param[spec.param].append(spec)
-        for specs in of_param.values():
+            of_parameter[spec.param].append(spec)
+        for specs in of_parameter.values():
             specs.sort(key=lambda spec: spec.start)
         self._targets: dict[str, list[BlockSpec]] = defaultdict(list)
-        self._missing: dict[str, int] = {}
-        self._found: dict[str, list[Part]] = defaultdict(list)
+        self._num_missing: dict[str, int] = {}
+        self._parts: dict[str, list[Part]] = defaultdict(list)
         for spec in wanted:
-            sources = _sources(spec, of_param[spec.param], where)
-            self._missing[spec.id] = len(sources)
+            sources = _sources(spec, of_parameter[spec.param], where)
+            self._num_missing[spec.id] = len(sources)
             for source in sources:
                 self._targets[source.id].append(spec)
         self.sources = frozenset(self._targets)
@@ -48,27 +48,23 @@ class Recut:
     def add(
         self, saved: BlockSpec, tensors: Mapping[str, Tensor], marks: Mapping[int, int]
     ) -> Iterator[tuple[BlockSpec, list[Part]]]:
-        """Take what was saved of a block; returns the blocks that are complete with it, their parts
-        in order.
-        """
+        """Take a saved block; returns the wanted blocks that it completes, their parts in order."""
         part = Part(saved.start, tensors, marks)
         for spec in self._targets[saved.id]:
             start, end = max(spec.start, saved.start), min(spec.end, saved.end)
-            self._found[spec.id].append(part.sliced(start, end))
-            self._missing[spec.id] -= 1
-            if self._missing[spec.id] == 0:
-                yield spec, sorted(self._found.pop(spec.id), key=lambda part: part.start)
+            self._parts[spec.id].append(part.sliced(start, end))
+            self._num_missing[spec.id] -= 1
+            if self._num_missing[spec.id] == 0:
+                yield spec, sorted(self._parts.pop(spec.id), key=lambda part: part.start)
 
 
 def _sources(spec: BlockSpec, saved: Sequence[BlockSpec], where: str) -> list[BlockSpec]:
-    """The saved blocks that have elements of one."""
-    at = max(bisect_right(saved, spec.start, key=lambda other: other.start) - 1, 0)
+    """The saved blocks that have elements of a wanted one; `saved` is in the order of elements."""
+    first = max(bisect_right(saved, spec.start, key=lambda other: other.start) - 1, 0)
     sources = []
     reached = spec.start
-    for other in saved[at:]:
-        if reached >= spec.end:
-            break
-        if other.start > reached or other.end <= reached:
+    for other in saved[first:]:
+        if reached >= spec.end or not other.start <= reached < other.end:
             break
         sources.append(other)
         reached = other.end
