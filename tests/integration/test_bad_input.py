@@ -27,7 +27,7 @@ from trireme.data import InMemoryDataset, QueueDataset
 from trireme.errors import BadRequest, DataError
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.launch import roles
+from trireme.launch import environment
 
 CONFIG = """
 format: {format}
@@ -87,7 +87,7 @@ def fleets_memory(path: Path, schema: tr.data.Schema) -> Any:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in roles.VARIABLES:
+    for name in environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

@@ -22,7 +22,7 @@ from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
-from trireme.train.modes.geo import RowCache
+from trireme.train.modes.geo.cache import RowCache
 from trireme.worker.dense_parameters import DenseParameters
 
 DIM = 3
@@ -80,7 +80,7 @@ def train(
     optimizer.refresh()
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
     rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
-    counted = optimizer.geo.counters()
+    counted = optimizer.mode.counters()
     cached = {"rows_cached": counted.pop("rows"), **counted}
     return {"rows": rows, "top": model.top.detach().numpy().copy(), **cached}
 
@@ -157,7 +157,7 @@ def test_rows_that_come_ahead_do_not_undo_a_step_made_meanwhile(
 ) -> None:
     model = Model()
     with embedded(threads=1) as cluster:
-        geo = make_optimizer(model, cluster, 10).geo
+        geo = make_optimizer(model, cluster, 10).mode.window
         pull = cluster.client.pull
 
         def pull_while_another_batch_is_trained_on(*given: Any, **options: Any) -> Any:

@@ -162,7 +162,7 @@ def test_whole_parameters_train_in_geo_too() -> None:
             cluster=cluster,
         )
         for step in range(STEPS):
-            optimizer.pull({}, blocks=True)
+            optimizer.mode.pull({}, blocks=True)
             set_gradients(model, step)
             optimizer.step(examples=8)
         optimizer.end_pass()
@@ -188,7 +188,7 @@ def test_whole_parameters_go_on_from_a_checkpoint_in_geo(name: str, tmp_path: Pa
             for step in range(6 if goes_on else 0, 12):
                 if step == 6:
                     (trainer.load if goes_on else trainer.save)(tmp_path / "saved")
-                trainer.optimizer.pull({}, blocks=True)
+                trainer.optimizer.mode.pull({}, blocks=True)
                 set_gradients(model, step)
                 trainer.optimizer.step(examples=8)
             trainer.optimizer.end_pass()

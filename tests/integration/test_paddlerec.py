@@ -13,7 +13,7 @@ from tests.integration.processes import Processes, clean_environment
 from tests.paddlerec import sample
 from tests.programs import Template
 from trireme.commands import cli
-from trireme.launch import roles
+from trireme.launch import environment
 
 MODELS = {"dnn": "ctr_dnn", "wide_deep": "wide_deep", "slot_dnn": "slot_dnn"}
 NUM_TRAIN = {"dnn": 3000, "wide_deep": 3000, "slot_dnn": 450}
@@ -21,7 +21,7 @@ NUM_TRAIN = {"dnn": 3000, "wide_deep": 3000, "slot_dnn": 450}
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    for name in roles.VARIABLES:
+    for name in environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", clean_environment()["PYTHONPATH"])  # of reader scripts
     caplog.set_level(logging.INFO)

@@ -14,7 +14,7 @@ from tests.integration.processes import Processes, clean_environment
 from tests.paddlerec import sample
 from tests.programs import Template
 from trireme.commands import cli
-from trireme.launch import roles
+from trireme.launch import environment
 
 CONFIG = """
 runner:
@@ -56,7 +56,7 @@ def create(config):
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in roles.VARIABLES:
+    for name in environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

@@ -24,7 +24,7 @@ from trireme.inference.export import Export, export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
-from trireme.launch.roles import ProcessRole
+from trireme.launch.process_role import ProcessRole
 from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.storage.location import open_storage
 from trireme.train import DistributedOptimizer, Trainer, row_life

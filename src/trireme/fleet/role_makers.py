@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 
 from trireme.errors import BadRequest
-from trireme.launch import roles
+from trireme.launch import process_role
 
 
 class Role(enum.IntEnum):
@@ -26,7 +26,7 @@ class PaddleCloudRoleMaker:
     def __init__(self, is_collective: bool = False) -> None:
         if is_collective:
             raise BadRequest("fleet: expected a job with servers; collective comes later")
-        self.role = roles.read_role()
+        self.role = process_role.read_role()
 
 
 class UserDefinedRoleMaker:
@@ -42,7 +42,7 @@ class UserDefinedRoleMaker:
     def __init__(
         self, *, current_id: int, role: Role, worker_num: int, server_endpoints: Sequence[str]
     ) -> None:
-        self.role = roles.read_role(
+        self.role = process_role.read_role(
             role="server" if role == Role.SERVER else "worker",
             index=current_id,
             num=worker_num,

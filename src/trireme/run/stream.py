@@ -13,7 +13,7 @@ from trireme.config import Config
 from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr
-from trireme.launch.roles import read_role
+from trireme.launch.process_role import read_role
 from trireme.run.data import dataset_of
 from trireme.run.day_folders import passes_of
 from trireme.run.model import create_recipe

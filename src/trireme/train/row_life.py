@@ -22,7 +22,7 @@ def at_data_time(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None
     if not time:
         yield
         return
-    before = optimizer.time
+    before = optimizer.stream.time
     optimizer.set_time(time)
     try:
         yield

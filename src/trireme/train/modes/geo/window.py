@@ -1,8 +1,7 @@
-"""A worker in mode geo: fetch, train on the cache, exchange."""
+"""What a worker in mode geo trains on between two exchanges: its cache and its dense weights."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,32 +14,30 @@ from trireme.protocol.gradients import DenseGradient, TableGradient
 from trireme.protocol.routing import Keys
 from trireme.table import Table
 from trireme.train.modes.geo.cache import RowCache
-from trireme.train.modes.geo.rows import Found
+from trireme.train.modes.geo.rows import CachedKeys
 from trireme.worker.client import Client
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.pull import Pulled
 
-log = logging.getLogger("trireme.train")
-
 
 class _Fetched(NamedTuple):
-    """What the window lacked of the rows of a batch at some moment of it."""
+    """Rows of a batch that the window lacked when it had this version."""
 
-    moment: int
-    found: dict[str, Found]
+    version: int
+    cached: dict[str, CachedKeys]
     pulled: Pulled
 
     def is_of(self, keys: Mapping[str, Keys]) -> bool:
-        return keys.keys() == self.found.keys() and all(
-            self.found[part].keys is keys_K for part, keys_K in keys.items()
+        return keys.keys() == self.cached.keys() and all(
+            self.cached[part].keys is keys_K for part, keys_K in keys.items()
         )
 
 
-class Geo:
-    """The cache of a worker and its window. One thread uses it; another may `fetch` meanwhile.
+class Window:
+    """The steps between two exchanges. One thread uses it; another may `fetch` meanwhile.
 
     Args:
-        tables: of the model. dense: its parameters, trained here by `optimizer`.
+        tables: of the model. dense: its parameters, which `optimizer` steps here.
         k: steps of a window. cache_bytes: see RowCache.
 
     Attributes:
@@ -65,14 +62,13 @@ class Geo:
         self.versions: list[int] = []
         self.has_ended = False
         self._client, self._dense, self._optimizer, self._k = client, dense, optimizer, k
-        self._base: dict[str, Tensor] = {}
+        self._base: dict[str, Tensor] = {}  # dense weights when the window began
         self._is_open = False
-        # Counts touches and ends of windows, behind what they change: whoever reads it before
-        # anything else and finds it the same later has seen no half of a change.
-        self._moment = 0
-        self._is_last = True  # the batch touched last, in the window; also before the first
+        # Grows after each change. A reader that finds the same version before and after reading
+        # has seen no half of a change.
+        self._version = 0
+        self._is_last = True  # whether the window ends with the batch touched last
         self._fetched: _Fetched | None = None
-        self._num_reported = 0
 
     @property
     def is_due(self) -> bool:
@@ -80,55 +76,49 @@ class Geo:
         return self.num_steps >= self._k
 
     def fetch(self, keys: Mapping[str, Keys], time: int) -> None:
-        """Bring what the next `touch`, of these arrays, will miss, while the batch touched last is
-        trained on. Nothing where the window ends with that batch: rows from before the exchange
+        """Pull what the next `touch`, of these arrays, will lack, while the batch touched last is
+        trained on. Does nothing if the window ends with that batch: rows from before the exchange
         would lack this worker's own differences.
         """
-        moment = self._moment
+        version = self._version
         if self._is_last:
             return
-        found = self.cache.find(keys)
-        self._fetched = _Fetched(moment, found, self._pull(found, time))
-
-    @property
-    def may_fetch(self) -> bool:
-        """Whether windows have batches to fetch for while one is trained on."""
-        return self._k > 1
+        cached = self.cache.find(keys)
+        self._fetched = _Fetched(version, cached, self._pull(cached, time))
 
     def touch(self, keys: Mapping[str, Keys], time: int) -> bool:
-        """Bring those of these rows into the window that it has not touched yet. The first call in
-        a window brings the dense weights, too.
+        """Bring these rows into the window. The first call in a window also brings dense weights.
 
         Returns:
-            False: there is no room before the window has ended: exchange, and call again.
+            False: there is no room until the window has ended: exchange, and call again.
 
         Raises:
-            ResourceExhausted: no room at all.
+            ResourceExhausted: the rows do not fit into the whole cache.
         """
         fetched, self._fetched = self._fetched, None
-        if fetched is not None and not (fetched.moment == self._moment and fetched.is_of(keys)):
+        if fetched is not None and not (fetched.version == self._version and fetched.is_of(keys)):
             fetched = None
-        found = self.cache.find(keys) if fetched is None else fetched.found
-        if not self.cache.make_room(found):
+        cached = self.cache.find(keys) if fetched is None else fetched.cached
+        if not self.cache.make_room(cached):
             return False
-        pulled = self._pull(found, time) if fetched is None else fetched.pulled
-        self.cache.touch(found, pulled.rows)
+        pulled = self._pull(cached, time) if fetched is None else fetched.pulled
+        self.cache.touch(cached, pulled.rows)
         if not self._is_open:
             self._open(pulled)
         self._is_last = self.num_steps + 1 >= self._k
-        self._moment += 1
+        self._version += 1
         return True
 
-    def _pull(self, found: Mapping[str, Found], time: int) -> Pulled:
-        """The rows that are missing; in a window that has none yet the dense weights, too."""
-        missing = {part: of.missing for part, of in found.items()}
+    def _pull(self, cached: Mapping[str, CachedKeys], time: int) -> Pulled:
+        """The rows that are missing; also the dense weights if the window has no rows yet."""
+        missing = {part: keys.missing for part, keys in cached.items()}
         if self._is_open and not any(map(len, missing.values())):
             return self.read(missing)
         blocks = not self._is_open and len(self._dense) > 0
         return self._client.pull(missing, blocks=blocks, time=time)
 
     def read(self, keys: Mapping[str, Keys]) -> Pulled:
-        """The rows of a batch, which have been touched."""
+        """Rows that the window has touched."""
         rows = {part: self.cache.tables[part].read(keys_K) for part, keys_K in keys.items()}
         return Pulled(rows, None, self.versions, dict.fromkeys(keys, 0))
 
@@ -139,9 +129,7 @@ class Geo:
         self.versions, self._is_open = pulled.versions, True
 
     def step(self, tables: Mapping[str, TableGradient], examples: int) -> None:
-        """Train on the cache: rows that have been touched by these gradients, dense parameters by
-        their own.
-        """
+        """Train the cache on the gradients of touched rows, and the dense parameters on theirs."""
         for part, gradient in tables.items():
             self.cache.tables[part].update(gradient, examples)
         if self._optimizer is not None:
@@ -160,32 +148,14 @@ class Geo:
             dense = DenseGradient({name: now[name] - self._base[name] for name in now}, groups)
         return self.cache.differences(), dense
 
-    def end_window(self) -> None:
-        """The servers have the differences."""
+    def end(self) -> None:
+        """Begin another window: the servers have the differences."""
         self.cache.end_window()
         self.num_steps = self.num_examples = 0
         self._is_open, self._is_last, self.has_ended = False, True, True
-        self._moment += 1
+        self._version += 1
 
     def forget(self) -> None:
-        """Begin anew, as after a load: without rows."""
-        self.end_window()
+        """Begin another window without cached rows, as after a load."""
+        self.end()
         self.cache.clear()
-
-    def report(self) -> None:
-        """Say how many rows have lost their optimizer state since the last report."""
-        lost = self.cache.num_lost - self._num_reported
-        self._num_reported = self.cache.num_lost
-        if lost:
-            log.warning(
-                "geo: %d rows left the cache of %d bytes, and their optimizer state is lost; it is"
-                " kept with a larger one, Strategy('geo', cache_bytes=...)",
-                lost,
-                self.cache.budget,
-            )
-
-    def counters(self) -> dict[str, int]:
-        """Rows in the cache; rows that have left it, and how many optimizer states with them."""
-        cache = self.cache
-        rows = sum(rows.num_rows for rows in cache.tables.values())
-        return {"rows": rows, "evicted": cache.num_evicted, "states_lost": cache.num_lost}
