@@ -23,7 +23,7 @@ from tests.s3_server import put, s3_server
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, DataError
-from trireme.fleet import calls as fleet_job
+from trireme.fleet.calls import FleetJob
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 
@@ -379,7 +379,7 @@ def test_fleets_names_for_it(tmp_path):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
         tr.interchange.import_arrays(trainer, "t", columns())
-        job = fleet_job.Job()
+        job = FleetJob()
         job.infer_from_dataset(trainer, batches(1))
         job.save_persistables(dirname=str(tmp_path / "f"), format="fleet", shard_num=2)
         tr.interchange.import_arrays(trainer, "t", columns(100, seed=3), replace=True)

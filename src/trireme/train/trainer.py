@@ -194,7 +194,7 @@ class Trainer:
         with (
             stopping_on_sigterm(self.cluster),
             self.cluster.client.script.section(),
-            row_life.time_of(dataset, self.optimizer),
+            row_life.at_data_time(dataset, self.optimizer),
             dumping(left, dataset, self.model, self.cluster) as file,
             saving(checkpoints, self.optimizer, state.random, progress.to_json) as saver,
         ):
@@ -264,7 +264,7 @@ class Trainer:
             arrivals = self.cluster.client.gather(arrival, [], purpose=title, patient=True)
             self.optimizer.refresh()
             with (
-                row_life.time_of(dataset, self.optimizer),
+                row_life.at_data_time(dataset, self.optimizer),
                 dumping(dump, dataset, self.model, self.cluster) as file,
             ):
                 watch = _watch(dataset, report, file, check_nan)
