@@ -10,7 +10,7 @@ from tests.repo import tree
 # do not know each other. A module belongs to the longest unit that is a prefix of its name.
 LAYERS = (
     ("errors",),
-    ("children", "drawing", "progress", "storage"),
+    ("bounded_queue", "children", "drawing", "progress", "storage"),
     ("config",),
     ("telemetry",),
     ("_core",),
