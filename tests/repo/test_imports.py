@@ -139,7 +139,7 @@ def test_only_roles_reads_the_environment() -> None:
 ENVIRONMENT = {
     "src/trireme/launch/roles.py": "the one place",
     "src/trireme/launch/local_job.py": "hands its own on to the processes it starts",
-    "src/trireme/data/pipe.py": "hands its own on to the commands it starts",
+    "src/trireme/data/pipe_process.py": "hands its own on to the commands it starts",
     "src/trireme/fleet/generator.py": "runs in a pipe's command, which is told so",
     "src/trireme/fleet/reader_utils/common_ps.py": "runs in a reader script, which is told so",
 }

@@ -81,7 +81,7 @@ class ArrayDataset:
                 )
         self._numbers: dict[str, Tensor] = {}
         keys_F, sizes_F = [], []
-        self._strings: dict[str, _Bags] = {}
+        self._strings: dict[str, _RaggedColumns] = {}
         for field in schema.fields:
             if isinstance(field, (InsId, Content)):
                 self._strings[field.name] = _texts(field.name, columns[field.name])
@@ -95,7 +95,7 @@ class ArrayDataset:
                 if isinstance(field, Weight):
                     _require(field.name, "weights >= 0", numbers, numbers >= 0)
                 self._numbers[field.name] = torch.from_numpy(numbers)
-        self._bags = _Bags(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
+        self._bags = _RaggedColumns(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
 
     def __len__(self) -> int:
         """Batches of one pass over everything."""
@@ -150,7 +150,7 @@ class ArrayDataset:
         return Batch(columns, Bags(self.schema.sparse, *self._bags.of(rows_B)))
 
 
-class _Bags:
+class _RaggedColumns:
     """Bags of values of F features of N examples: bag f*N + n is that of example n.
 
     values: of all bags, one behind the other. sizes_FN: how many each has.
@@ -227,7 +227,7 @@ def _numbers(name: str, column: Column, dim: int | None) -> NDArray[np.float32]:
     return numbers
 
 
-def _texts(name: str, column: Column) -> _Bags:
+def _texts(name: str, column: Column) -> _RaggedColumns:
     encoded = []
     for text in [] if isinstance(column, Ragged) else column:
         if not isinstance(text, str):
@@ -235,7 +235,7 @@ def _texts(name: str, column: Column) -> _Bags:
         encoded.append(text.encode())
     data = np.frombuffer(b"".join(encoded), np.uint8).copy()
     sizes = torch.tensor([[len(text) for text in encoded]], dtype=torch.int64)
-    return _Bags(torch.from_numpy(data), sizes)
+    return _RaggedColumns(torch.from_numpy(data), sizes)
 
 
 def _bags(name: str, column: Column) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trireme.data.read_ahead import ReadAhead
-from trireme.data.sources import File, filesystem, reason
+from trireme.data.sources import DataFile, filesystem, reason
 from trireme.errors import DataError, Internal
 
 BLOCK_BYTES = 1 << 18  # read ahead at a time
@@ -46,7 +46,7 @@ class ByteStream(Protocol):
         """Release everything. Twice does nothing."""
 
 
-def open_bytes(file: File, offset: int = 0) -> ByteStream:
+def open_bytes(file: DataFile, offset: int = 0) -> ByteStream:
     """The bytes of a file from `offset` on; of its text, from the beginning, if it is compressed.
 
     Raises:
@@ -59,7 +59,7 @@ def open_bytes(file: File, offset: int = 0) -> ByteStream:
     return _DecodedStream(file, file.codec)
 
 
-def open_stored(file: File) -> pa.NativeFile:
+def open_stored(file: DataFile) -> pa.NativeFile:
     """The bytes of a file as they are stored, for Arrow, which reads local ones without the GIL.
 
     Raises:
@@ -93,7 +93,7 @@ def read_full(stream: ByteStream, buffer: NDArray[np.uint8]) -> int:
 class _PlainStream:
     """Exactly the bytes that the file had when it was found."""
 
-    def __init__(self, file: File, offset: int) -> None:
+    def __init__(self, file: DataFile, offset: int) -> None:
         self.num_bytes_in = offset
         self._file = file
         self._raw: Any
@@ -129,7 +129,7 @@ class _PlainStream:
 class _DecodedStream:
     """The text of a compressed file; its parts may be compressed one by one and concatenated."""
 
-    def __init__(self, file: File, codec: str) -> None:
+    def __init__(self, file: DataFile, codec: str) -> None:
         self.num_bytes_in = 0
         self._file = file
         self._num_bytes_out = 0
@@ -165,7 +165,7 @@ class AheadStream:
         self, opener: Callable[[], ByteStream], *, bytes_ahead: int = _BYTES_AHEAD
     ) -> None:
         self.num_bytes_in = 0
-        self._source = _Source(opener)
+        self._source = _BlockSource(opener)
         self._ahead = ReadAhead(
             self._source.blocks(),
             depth=max(bytes_ahead // BLOCK_BYTES, 2),
@@ -238,7 +238,7 @@ class StreamsAhead:
             stream.close()
 
 
-class _Source:
+class _BlockSource:
     """What the thread of an AheadStream runs, and how to stop it."""
 
     def __init__(self, opener: Callable[[], ByteStream]) -> None:
@@ -273,12 +273,12 @@ class _Source:
             self._stream.stop()
 
 
-def _open(file: File) -> Any:
+def _open(file: DataFile) -> Any:
     if file.storage_options is None:
         return FileIO(file.path)
     filesystem_of, path = filesystem(file.path, file.storage_options)
     return filesystem_of.open(path, "rb", block_size=_REMOTE_BLOCK_BYTES)
 
 
-def _cannot_read(file: File, error: Exception) -> DataError:
+def _cannot_read(file: DataFile, error: Exception) -> DataError:
     return DataError(f"QueueDataset: cannot read {file.path}: {reason(error)}")

@@ -3,7 +3,7 @@
 Every worker serves one method, `exchange.piece`, to the others while it lasts. In a round each
 takes a slice out of its store, sends every other worker its part of it, and appends what it got, in
 the order of the workers; so no more than a few slices are in memory twice. A worker begins a round
-when it has all pieces of the one before, so none is ahead of another by more than one round.
+when it has all parts of the one before, so none is ahead of another by more than one round.
 
 What a worker ends up with depends on the examples, the workers and `deal` alone.
 """
@@ -31,7 +31,7 @@ SLICE_BYTES_MAX = 64 << 20
 SLICE_BYTES_MIN = 1 << 20
 SLICES = 16
 
-Piece = NDArray[np.uint8]
+PackedRows = NDArray[np.uint8]
 Deal = Callable[[_core.ColumnStore, int], NDArray[np.uint32]]
 """(a slice, the round) -> the worker that each of its rows goes to."""
 
@@ -84,16 +84,16 @@ def exchange(
         received = new_store(_has_weights([of["weights"] for of in met]))
         rounds = max(int(of["rounds"]) for of in met)
         for number in range(rounds):
-            piece = store.take_chunks(-(-store.num_chunks // (rounds - number)))
-            pieces = piece.split(deal(piece, number), cluster.num_workers, pool)
-            del piece
+            part = store.take_chunks(-(-store.num_chunks // (rounds - number)))
+            parts = part.split(deal(part, number), cluster.num_workers, pool)
+            del part
             inbox.begin(number)
-            outbox.send(inbox.token, number, pieces)
+            outbox.send(inbox.token, number, parts)
             for worker in range(cluster.num_workers):
                 own = worker == cluster.worker
-                received.append_piece(pieces[worker] if own else inbox.take(number, worker))
-            del pieces
-        # Nobody stops serving before everybody has heard that the last piece arrived.
+                received.append_piece(parts[worker] if own else inbox.take(number, worker))
+            del parts
+        # Nobody stops serving before everybody has heard that the last part arrived.
         _meet(cluster, {}, "end of global shuffle")
     return received
 
@@ -157,7 +157,7 @@ def own_host(server: str) -> str:
 
 
 class _Outbox:
-    """Sends pieces to the other workers; one client per key that a worker must prove to have."""
+    """Sends parts to the other workers; one client per key that a worker must prove to have."""
 
     def __init__(
         self, cluster: Cluster, keys: Sequence[str | None], endpoints: Sequence[str]
@@ -174,13 +174,13 @@ class _Outbox:
                 self._clients[key] = Client(name=f"worker {cluster.worker} (exchange)", keys=own)
             self._client_of.append(self._clients[key])
 
-    def send(self, token: str, number: int, pieces: Sequence[Piece]) -> None:
-        """Each worker its piece of this round, but for the own one; returns when all have it."""
+    def send(self, token: str, number: int, parts: Sequence[PackedRows]) -> None:
+        """Each worker its part of this round, but for the own one; returns when all have it."""
         body = {"exchange": token, "round": number, "worker": self._worker}
         for client in self._clients.values():
             calls = [
-                Call(self._endpoints[to], "exchange.piece", body, [piece])
-                for to, piece in enumerate(pieces)
+                Call(self._endpoints[to], "exchange.piece", body, [part])
+                for to, part in enumerate(parts)
                 if to != self._worker and self._client_of[to] is client
             ]
             client.call_all(calls, timeout_s=self._timeout_s)
@@ -197,17 +197,17 @@ class _Inbox:
         self.token = ""
         self._num_workers, self._timeout_s = num_workers, timeout_s
         self._changed = threading.Condition()
-        self._pieces: dict[tuple[int, int], Piece] = {}
+        self._pieces: dict[tuple[int, int], PackedRows] = {}
         self._seen: set[tuple[int, int]] = set()
         self._round = 0
 
     def begin(self, number: int) -> None:
-        """From now on pieces of the round after this one may come: before this one's are sent."""
+        """From now on parts of the round after this one may come: before this one's are sent."""
         with self._changed:
             self._round = number
 
     def on_piece(self, request: Request) -> Reply:
-        """A piece that comes twice, as after a lost answer, is one."""
+        """A part that comes twice, as after a lost answer, is one."""
         body = request.body
         number, worker = body.get("round"), body.get("worker")
         with self._changed:
@@ -229,8 +229,8 @@ class _Inbox:
                 self._changed.notify_all()
         return Reply()
 
-    def take(self, number: int, worker: int) -> Piece:
-        """The piece of a round from a worker, once."""
+    def take(self, number: int, worker: int) -> PackedRows:
+        """The part of a round from a worker, once."""
         deadline = time.monotonic() + self._timeout_s
         with self._changed:
             while (number, worker) not in self._pieces:

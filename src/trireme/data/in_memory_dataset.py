@@ -16,7 +16,7 @@ from trireme import _core
 from trireme.data.batch import Batch
 from trireme.data.column_layout import ColumnLayout
 from trireme.data.global_shuffle import exchange
-from trireme.data.loading import Loaded, Preload, load
+from trireme.data.loading import LoadedExamples, Preload, load
 from trireme.data.queue_dataset import QueueDataset
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths
@@ -162,7 +162,7 @@ class InMemoryDataset:
         self._place = (0, 1) if of is None else (of.worker, of.num_workers)
         return files.stream(*self._place)
 
-    def _take(self, loaded: Loaded) -> None:
+    def _take(self, loaded: LoadedExamples) -> None:
         with self._lock:
             self._store = loaded.store
             self._num_loaded = loaded.store.num_rows

@@ -20,7 +20,7 @@ _JOIN_S = 30.0
 
 
 @dataclass
-class Loaded:
+class LoadedExamples:
     """What a load brought."""
 
     store: _core.ColumnStore
@@ -29,7 +29,7 @@ class Loaded:
 
 def load(
     stream: Stream, layout: ColumnLayout, pool: _core.Pool, is_stopped: threading.Event
-) -> Loaded:
+) -> LoadedExamples:
     """Everything that the stream has; says every few seconds how far it is.
 
     Raises:
@@ -55,7 +55,7 @@ def load(
                     f"{store.num_bytes / 1e6:,.0f}",
                 )
         num_broken_lines = stream.num_broken_lines
-    return Loaded(store or layout.new_store(has_weights=False), num_broken_lines)
+    return LoadedExamples(store or layout.new_store(has_weights=False), num_broken_lines)
 
 
 class Preload:
@@ -65,7 +65,7 @@ class Preload:
     """
 
     def __init__(self, stream: Stream, layout: ColumnLayout, pool: _core.Pool) -> None:
-        self._outcome: list[Loaded | BaseException] = []
+        self._outcome: list[LoadedExamples | BaseException] = []
         is_stopped = threading.Event()
         self._thread = threading.Thread(
             target=_load,
@@ -76,7 +76,7 @@ class Preload:
         self._stop = weakref.finalize(self, _stop, is_stopped, self._thread)
         self._thread.start()
 
-    def wait(self) -> Loaded:
+    def wait(self) -> LoadedExamples:
         """What it brought, once it has ended; raises what it raised."""
         self._thread.join()
         self._stop.detach()
@@ -93,7 +93,7 @@ def _load(
     layout: ColumnLayout,
     pool: _core.Pool,
     is_stopped: threading.Event,
-    outcome: list[Loaded | BaseException],
+    outcome: list[LoadedExamples | BaseException],
 ) -> None:
     try:
         outcome.append(load(stream, layout, pool, is_stopped))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trireme.data.batch import Bags, Batch
 from trireme.errors import BadRequest, DataError
 
-_PIECE = 10_000  # words whose pairs are made at once
+_CHUNK = 10_000  # words whose pairs are made at once
 _NOISE_POWER = 0.75
 _NAMES = ("center", "context", "negatives")
 
@@ -49,7 +49,7 @@ class SkipGramDataset:
     distance drawn from 1 to `window`. Negatives are drawn by count to the power of 0.75; one may be
     the context itself. Pairs of 10,000 words are made at once and mixed; a window ends with them.
 
-    The pairs of an epoch depend on text, seed and epoch alone; streams cut the text into pieces of
+    The pairs of an epoch depend on text, seed and epoch alone; streams cut the text into chunks of
     equal size.
 
     Args:
@@ -114,8 +114,8 @@ class SkipGramDataset:
         self._seed, self._epoch = seed, 0
 
     @property
-    def num_pieces(self) -> int:
-        return -(-len(self._words) // _PIECE)
+    def num_chunks(self) -> int:
+        return -(-len(self._words) // _CHUNK)
 
     def __iter__(self) -> SkipGramStream:
         epoch, self._epoch = self._epoch, self._epoch + 1
@@ -124,7 +124,7 @@ class SkipGramDataset:
     def stream(
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> SkipGramStream:
-        """Stream `index` of `num_streams`: every piece of the text in exactly one.
+        """Stream `index` of `num_streams`: every chunk of the text in exactly one.
 
         Args:
             start: the `position` of a batch of this stream and epoch: the stream goes on behind
@@ -139,19 +139,19 @@ class SkipGramDataset:
                 "SkipGramDataset.stream: expected 0 <= index < num_streams and epoch >= 0, "
                 f"found {index}, {num_streams} and {epoch}"
             )
-        begin, end = (self.num_pieces * i // num_streams for i in (index, index + 1))
+        begin, end = (self.num_chunks * i // num_streams for i in (index, index + 1))
         start = tuple(start or (begin, 0))
         if len(start) != 2 or not begin <= start[0] <= end or start[1] < 0:
             raise BadRequest(
-                f"SkipGramDataset.stream: expected a position (piece {begin} to {end}, pairs), "
+                f"SkipGramDataset.stream: expected a position (chunk {begin} to {end}, pairs), "
                 f"found {start}"
             )
         return SkipGramStream(self, range(begin, end), index, epoch, (start[0], start[1]))
 
-    def pairs(self, piece: int, epoch: int) -> NDArray[np.int64]:
-        """(P, 2 + negatives): center, context and negatives of each pair of one piece."""
-        rng = np.random.default_rng([self._seed, epoch, piece])
-        part = slice(piece * _PIECE, (piece + 1) * _PIECE)
+    def pairs(self, chunk: int, epoch: int) -> NDArray[np.int64]:
+        """(P, 2 + negatives): center, context and negatives of each pair of one chunk."""
+        rng = np.random.default_rng([self._seed, epoch, chunk])
+        part = slice(chunk * _CHUNK, (chunk + 1) * _CHUNK)
         words, sentences = self._words[part], self._sentences[part]
         stays = rng.random(len(words)) < self._stays[words]
         words, sentences = words[stays], sentences[stays]
@@ -171,7 +171,7 @@ class SkipGramDataset:
 class SkipGramStream(Iterator[Batch]):
     """The batches of one stream; made by SkipGramDataset.stream.
 
-    position: (piece, pairs of it), behind the latest batch handed out.
+    position: (chunk, pairs of it), behind the latest batch handed out.
 
     Threads: one at a time.
     """
@@ -179,41 +179,41 @@ class SkipGramStream(Iterator[Batch]):
     def __init__(
         self,
         dataset: SkipGramDataset,
-        pieces: range,
+        chunks: range,
         index: int,
         epoch: int,
         start: tuple[int, int],
     ) -> None:
         self.position: tuple[int, int] = start
-        self._dataset, self._pieces = dataset, pieces
+        self._dataset, self._chunks = dataset, chunks
         self._index, self._epoch = index, epoch
-        self._piece: tuple[int, NDArray[np.int64]] | None = None
+        self._chunk: tuple[int, NDArray[np.int64]] | None = None
 
     def __next__(self) -> Batch:
         parts, wanted = [], self._dataset.batch_size
-        piece, done = self.position
-        while wanted and piece < self._pieces.stop:
-            part = self._pairs(piece)[done : done + wanted]
+        chunk, done = self.position
+        while wanted and chunk < self._chunks.stop:
+            part = self._pairs(chunk)[done : done + wanted]
             if len(part):
                 parts.append(part)
             wanted, done = wanted - len(part), done + len(part)
             if wanted:
-                piece, done = piece + 1, 0
+                chunk, done = chunk + 1, 0
         if not parts:
             raise StopIteration
-        self.position = (piece, done)
+        self.position = (chunk, done)
         batch = _batch(np.concatenate(parts))
         batch.stream, batch.position = self._index, self.position
         return batch
 
     def fraction_read(self) -> float:
-        """How much of the stream has been handed out, 0 to 1, to the nearest piece."""
-        return (self.position[0] - self._pieces.start) / max(len(self._pieces), 1)
+        """How much of the stream has been handed out, 0 to 1, to the nearest chunk."""
+        return (self.position[0] - self._chunks.start) / max(len(self._chunks), 1)
 
-    def _pairs(self, piece: int) -> NDArray[np.int64]:
-        if self._piece is None or self._piece[0] != piece:
-            self._piece = (piece, self._dataset.pairs(piece, self._epoch))
-        return self._piece[1]
+    def _pairs(self, chunk: int) -> NDArray[np.int64]:
+        if self._chunk is None or self._chunk[0] != chunk:
+            self._chunk = (chunk, self._dataset.pairs(chunk, self._epoch))
+        return self._chunk[1]
 
 
 def _batch(pairs_BC: NDArray[np.int64]) -> Batch:

@@ -27,7 +27,7 @@ _CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 
 @dataclass(frozen=True)
-class File:
+class DataFile:
     """A file as it was when the dataset was made; what is appended later is not read.
 
     path: a local path or a location of fsspec.
@@ -50,7 +50,9 @@ class File:
         return self.storage_options is None
 
 
-def find_files(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> tuple[File, ...]:
+def find_files(
+    paths: Paths, storage_options: Mapping[str, Any] | None = None
+) -> tuple[DataFile, ...]:
     """The files of a path, a glob pattern or a list of them.
 
     The order of a list is kept; the matches of one pattern come in natural order (part-2 before
@@ -76,7 +78,7 @@ def find_files(paths: Paths, storage_options: Mapping[str, Any] | None = None) -
     return tuple(files)
 
 
-def file_starts(files: Iterable[File]) -> list[int]:
+def file_starts(files: Iterable[DataFile]) -> list[int]:
     """Where each file begins when all are laid end to end, and where the last one ends."""
     return list(accumulate((file.num_bytes for file in files), initial=0))
 
@@ -168,7 +170,7 @@ def _without_local_protocol(path: str) -> str:
     return path
 
 
-def _find(pattern: str, storage_options: Mapping[str, Any]) -> list[File]:
+def _find(pattern: str, storage_options: Mapping[str, Any]) -> list[DataFile]:
     if "://" in pattern and not os.path.lexists(pattern):
         return _find_remote(pattern, storage_options)
     return [_local_file(path) for path in _expand(pattern)]
@@ -185,7 +187,7 @@ def _expand(pattern: str) -> list[str]:
     return sorted(matches, key=natural_key)
 
 
-def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[File]:
+def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[DataFile]:
     filesystem_of, path = filesystem(pattern, storage_options)
     try:
         filesystem_of.invalidate_cache()  # files may have come since the folder was last listed
@@ -208,15 +210,15 @@ def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[File]
 
 def _remote_file(
     location: str, info: Mapping[str, Any], storage_options: Mapping[str, Any]
-) -> File:
+) -> DataFile:
     if info["type"] == "directory":
         raise _is_directory(location)
     if info.get("size") is None:
         raise DataError(f"QueueDataset: expected a file of known size, found {location!r}")
-    return _not_empty(File(location, int(info["size"]), dict(storage_options)))
+    return _not_empty(DataFile(location, int(info["size"]), dict(storage_options)))
 
 
-def _local_file(path: str) -> File:
+def _local_file(path: str) -> DataFile:
     try:
         status = os.stat(path)
     except OSError as error:
@@ -225,7 +227,7 @@ def _local_file(path: str) -> File:
         raise _is_directory(path)
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"QueueDataset: expected a regular file, found another kind at {path!r}")
-    return _not_empty(File(path, status.st_size))
+    return _not_empty(DataFile(path, status.st_size))
 
 
 def _is_directory(path: str) -> DataError:
@@ -235,7 +237,7 @@ def _is_directory(path: str) -> DataError:
     )
 
 
-def _not_empty(file: File) -> File:
+def _not_empty(file: DataFile) -> DataFile:
     if file.num_bytes == 0:
         raise DataError(f"QueueDataset: expected data, found the empty file {file.path!r}")
     return file
