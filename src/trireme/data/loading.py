@@ -1,4 +1,4 @@
-"""Reads a stream of batches into a column store, in a thread if asked to."""
+"""Loads a stream of batches into a column store, also in the background."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _JOIN_S = 30.0
 
 @dataclass
 class LoadedExamples:
-    """What a load brought."""
+    """The outcome of a load."""
 
     store: _core.ColumnStore
     num_broken_lines: int
@@ -30,10 +30,10 @@ class LoadedExamples:
 def load(
     stream: Stream, layout: ColumnLayout, pool: _core.Pool, is_stopped: threading.Event
 ) -> LoadedExamples:
-    """Everything that the stream has; says every few seconds how far it is.
+    """Load the whole stream; the log shows progress every few seconds.
 
     Raises:
-        Unavailable: told to stop. And what reading raises.
+        Unavailable: `is_stopped` was set. And what reading raises.
     """
     store: _core.ColumnStore | None = None
     started = reported = time.monotonic()
@@ -59,7 +59,7 @@ def load(
 
 
 class Preload:
-    """A load in a thread of its own; dropping the object, or the end of the interpreter, stops it.
+    """A load in a thread of its own. It stops when the object is dropped or the interpreter ends.
 
     Threads: one at a time.
     """
@@ -77,7 +77,7 @@ class Preload:
         self._thread.start()
 
     def wait(self) -> LoadedExamples:
-        """What it brought, once it has ended; raises what it raised."""
+        """Wait for its end; returns the outcome, or raises its error."""
         self._thread.join()
         self._stop.detach()
         if not self._outcome:
