@@ -21,13 +21,13 @@ from trireme.data.strings import arrow_string_keys
 
 
 class RaggedArray(NamedTuple):
-    """Piece i is values[offsets[i]:offsets[i + 1]]: the keys of a bag, or the bytes of a string."""
+    """Part i is values[offsets[i]:offsets[i + 1]]: the keys of a bag, or the bytes of a string."""
 
     values: NDArray[Any]
     offsets: NDArray[np.int64]  # (n1,)
 
     def cut(self, begin: int, end: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The values of ragged [begin, end), and how many each has."""
+        """The values of parts [begin, end), and the size of each."""
         offsets = self.offsets[begin : end + 1]
         return self.values[offsets[0] : offsets[-1]], np.diff(offsets)
 
@@ -43,7 +43,7 @@ class ConvertedRows:
 
     numbers: name -> (n,) or (n, dim) float32.
     ragged: name -> bags of keys, or strings.
-    numbers_of_rows: (n,) where in its file each row is.
+    row_numbers: (n,) of each row in its file.
     """
 
     numbers: dict[str, NDArray[np.float32]]
@@ -55,7 +55,7 @@ class ConvertedRows:
 
 
 def why_not(field: Field, kind: pa.DataType) -> str | None:
-    """What a field expects of its column, if the column's type is not that."""
+    """What a field expects of its column; None: the column's type fits."""
     if isinstance(field, Sparse):
         inner = _without_list(kind)
         if isinstance(inner, pa.DictionaryType):
@@ -74,10 +74,10 @@ def why_not(field: Field, kind: pa.DataType) -> str | None:
 def convert(
     schema: Schema, batch: pa.RecordBatch, first_row: int
 ) -> tuple[ConvertedRows, NDArray[np.bool_], BrokenRow | None]:
-    """The rows of a batch of Arrow, which has the columns of the schema, of types that they accept.
+    """Convert a batch of Arrow whose columns fit the schema.
 
     Returns:
-        The rows; (n,) whether a row is broken; the first broken one and what is wrong with it.
+        The rows; (n,) whether a row is broken; the first broken row and what is wrong with it.
     """
     numbers: dict[str, NDArray[np.float32]] = {}
     ragged: dict[str, RaggedArray] = {}
@@ -94,14 +94,14 @@ def convert(
             broken_n |= wrong_n
             if wrong_n.any() and (first is None or int(wrong_n.argmax()) < first.row):
                 row = int(wrong_n.argmax())
-                found = array[row].as_py()
-                first = BrokenRow(row, f"column {field.name!r}: expected {expected}, found {found}")
+                value = array[row].as_py()
+                first = BrokenRow(row, f"column {field.name!r}: expected {expected}, found {value}")
     row_numbers = np.arange(first_row, first_row + batch.num_rows)
     return ConvertedRows(numbers, ragged, row_numbers), broken_n, first
 
 
 def join_rows(schema: Schema, parts: Sequence[tuple[ConvertedRows, int, int]]) -> Batch:
-    """One batch of the rows [begin, end) of several."""
+    """One batch of the rows [begin, end) of each part."""
     columns: dict[str, Any] = {}
     values, lengths = [], []
     for field in schema.fields:
@@ -154,19 +154,19 @@ def _vectors(array: pa.Array, dim: int) -> tuple[NDArray[np.float32], NDArray[np
 
 
 def _floats(array: pa.Array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The numbers, and where there is none that is finite."""
+    """The numbers, and where they are missing or not finite."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     elif pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
     numbers = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):  # found below
+    with np.errstate(over="ignore"):  # checked below
         floats = numbers.astype(np.float32)
     return floats, _nulls(array) | ~np.isfinite(floats)
 
 
 def _bags(field: Sparse, array: pa.Array) -> RaggedArray:
-    """A bag per row; what is null or an empty string has no key."""
+    """A bag per row; null and empty strings have no key."""
     bounds = np.arange(len(array) + 1)
     if _without_list(array.type) != array.type:
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
@@ -199,7 +199,7 @@ def _keys(field: Sparse, array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _strings(array: pa.Array) -> RaggedArray:
-    """The bytes of each string; null is an empty one."""
+    """The bytes of each string; null is empty."""
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
     if pa.types.is_integer(array.type):
@@ -233,7 +233,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Strings, bytes, or nothing: a column without any value has no other type."""
+    """Strings, bytes, or null, the type of a column without values."""
     types = pa.types
     return any(
         is_kind(kind)

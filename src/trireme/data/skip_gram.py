@@ -1,7 +1,7 @@
 """Pairs of words with sampled negatives, from text: what skip-gram trains on.
 
 Mikolov et al., "Distributed Representations of Words and Phrases and their Compositionality", NIPS
-2013. All that is random in it is drawn here, so that a batch names every row it needs.
+2013. All random numbers are drawn here, so that a batch names every row it needs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _NAMES = ("center", "context", "negatives")
 
 def words_of(text: str) -> list[list[str]]:
     """The words of a text in lower case, a list for each paragraph. A word is a run of letters."""
-    found = [re.findall(r"[^\W\d_]+", part) for part in re.split(r"\n\s*\n", text.lower())]
-    return [words for words in found if words]
+    paragraphs = re.split(r"\n\s*\n", text.lower())
+    words = [re.findall(r"[^\W\d_]+", paragraph) for paragraph in paragraphs]
+    return [paragraph for paragraph in words if paragraph]
 
 
 def read_words(paths: Iterable[str | os.PathLike[str]]) -> list[list[str]]:
@@ -44,10 +45,11 @@ def read_words(paths: Iterable[str | os.PathLike[str]]) -> list[list[str]]:
 class SkipGramDataset:
     """Batches of (center, context, negatives), each a word's number in `words`.
 
-    Words that are frequent are left out at random: one with share f of the text stays with
+    Frequent words are left out at random: one that is a fraction f of the text stays with
     probability sqrt(t / f) + t / f. Then a word is paired with the neighbours on both sides up to a
     distance drawn from 1 to `window`. Negatives are drawn by count to the power of 0.75; one may be
-    the context itself. Pairs of 10,000 words are made at once and mixed; a window ends with them.
+    the context itself. Pairs of 10,000 words are made and shuffled together; no window reaches
+    beyond them.
 
     The pairs of an epoch depend on text, seed and epoch alone; streams cut the text into chunks of
     equal size.
@@ -59,16 +61,16 @@ class SkipGramDataset:
         negatives: per pair.
         min_count: rarer words are left out.
         subsample: t above; 0 keeps every word.
-        seed: of all that is drawn.
+        seed: of all random numbers.
 
     Attributes:
         words: the vocabulary, frequent words first.
-        counts: (V,) how often each occurs.
+        counts: (V,) number of occurrences of each.
 
     Raises:
         BadRequest: an argument out of range. DataError: no word is frequent enough.
 
-    Threads: share it for streams; iterating itself counts epochs: one thread.
+    Threads: any for streams; one at a time for iterating, which counts epochs.
     """
 
     def __init__(
@@ -127,9 +129,9 @@ class SkipGramDataset:
         """Stream `index` of `num_streams`: every chunk of the text in exactly one.
 
         Args:
-            start: the `position` of a batch of this stream and epoch: the stream goes on behind
+            start: the `position` of a batch of this stream and epoch: the stream continues behind
                 that batch. None or (): from its beginning.
-            epoch: other draws for each; any number >= 0.
+            epoch: determines the random numbers; any number >= 0.
 
         Raises:
             BadRequest: index, num_streams, start or epoch out of range.
@@ -156,14 +158,14 @@ class SkipGramDataset:
         stays = rng.random(len(words)) < self._stays[words]
         words, sentences = words[stays], sentences[stays]
         reach = rng.integers(1, self.window + 1, len(words))
-        found = []
+        by_distance = []
         for distance in range(1, self.window + 1):
             left = np.flatnonzero(sentences[:-distance] == sentences[distance:])
             right = left + distance
             for center, context in ((left, right), (right, left)):
                 near = reach[center] >= distance
-                found.append(np.stack([words[center[near]], words[context[near]]], 1))
-        pairs = rng.permutation(np.concatenate(found))
+                by_distance.append(np.stack([words[center[near]], words[context[near]]], 1))
+        pairs = rng.permutation(np.concatenate(by_distance))
         draws = rng.random((len(pairs), self.negatives))
         return np.concatenate([pairs, np.searchsorted(self._noise, draws, side="right")], 1)
 
@@ -171,7 +173,7 @@ class SkipGramDataset:
 class SkipGramStream(Iterator[Batch]):
     """The batches of one stream; made by SkipGramDataset.stream.
 
-    position: (chunk, pairs of it), behind the latest batch handed out.
+    position: (chunk, pairs of it), behind the latest batch returned.
 
     Threads: one at a time.
     """
@@ -207,7 +209,7 @@ class SkipGramStream(Iterator[Batch]):
         return batch
 
     def fraction_read(self) -> float:
-        """How much of the stream has been handed out, 0 to 1, to the nearest chunk."""
+        """The fraction of the stream that has been returned, 0 to 1, to the nearest chunk."""
         return (self.position[0] - self._chunks.start) / max(len(self._chunks), 1)
 
     def _pairs(self, chunk: int) -> NDArray[np.int64]:
