@@ -1,4 +1,4 @@
-"""Dumps of what a model makes of each example: every one once, in order, complete or not there."""
+"""Dumps of a model's outputs: every example once, in order, complete or absent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trireme.errors import BadRequest, NotFinite
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.storage import part
+from trireme.storage import atomic_file
 
 DUMP_SCRIPT = str(Path(__file__).with_name("dump_script.py"))
 
@@ -240,8 +240,8 @@ def test_a_part_that_cannot_get_its_name_takes_those_of_the_others(
         return fails
 
     if not has_nameless:
-        monkeypatch.setattr(part, "_open_nameless", lambda folder: None)
-    monkeypatch.setattr(part, "_link", failing(part._link))
+        monkeypatch.setattr(atomic_file, "_open_nameless", lambda folder: None)
+    monkeypatch.setattr(atomic_file, "_link", failing(atomic_file._link))
     monkeypatch.setattr(LocalFileSystem, "mv", failing(LocalFileSystem.mv))
 
     def work(cluster: Cluster) -> str:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from trireme.checkpoint.worker_side.calls import SAVE_TIMEOUT_S
+from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.errors import BadRequest, Corruption
 from trireme.inference.dense_program import input_tensor
 from trireme.inference.export.dense_part import export_program, program_weights
@@ -33,7 +33,8 @@ from trireme.inference.export_manifest import (
 )
 from trireme.nn.planner import LookupSpec
 from trireme.protocol.frozen_rows import DTYPES
-from trireme.storage.folders import published, written
+from trireme.storage.atomic_folder import new_folder
+from trireme.storage.checked_file import written_for_mapping
 from trireme.table import Table
 from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
@@ -120,10 +121,10 @@ def _export(
     cluster = optimizer.cluster
     previous = None if follows is None else read_manifest(Path(follows))
     body: dict[str, Any] = {"mode": "inference", "follows": "" if previous is None else previous.id}
-    with published(path) as folder, _evaluating(model):
+    with new_folder(path) as folder, _evaluating(model):
         versions = cluster.client.servers.ask_coordinator("coord.export", body)
         example = ExampleBatch(cluster, model, batch)
-        writer = _FolderWriter(optimizer, folder, versions)
+        writer = _FolderWriter(optimizer, Path(folder), versions)
         if previous is None:
             manifest = _write_base(writer, example, dtype or DTYPES[0])
         else:
@@ -209,9 +210,9 @@ class _FolderWriter:
         self._forget = int(versions["forget"])
 
     def write(self, name: str, data: bytes) -> ExportFile:
-        with written(self._folder / name) as (file, entry):
+        with written_for_mapping(self._folder, name) as (file, entry):
             file.write(data)
-        return ExportFile(path=name, **entry)
+        return ExportFile(**entry)
 
     def save_tables(self, tables: Sequence[Table], dtype: str) -> tuple[ExportedTable, ...]:
         body = {

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from trireme.checkpoint.format.manifest import Manifest, read_manifest
-from trireme.checkpoint.worker_side.save_load import load_checkpoint
+from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
+from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 from trireme.train.checkpointing.location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.save import parameter_shapes
@@ -132,7 +132,7 @@ def load_part(
     parameters = _parameters_to_load(optimizer, manifest, location, dense)
     loaded = _load_on_servers(optimizer, lambda load_one: load_one(location), wanted, parameters)
     assert loaded is not None
-    optimizer.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
+    optimizer.mode.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
     kept = [name for name in own if name not in wanted]
     kept += [name for name in parameter_shapes(optimizer) if name not in parameters]
     if dense == "skip":
@@ -140,13 +140,13 @@ def load_part(
     else:
         where, match = f"checkpoint {location.path}", dense == "match"
         kept += install_buffers(location.tensors(), optimizer.model, 0, where=where, match=match)
-    optimizer.resume()
-    optimizer.adopt()
+    optimizer.mode.resume()
+    optimizer.mode.adopt()
     return kept
 
 
 def _parameters_to_load(
-    optimizer: DistributedOptimizer, manifest: Manifest, location: Location, dense: Dense
+    optimizer: DistributedOptimizer, manifest: CheckpointManifest, location: Location, dense: Dense
 ) -> list[str]:
     """Names of dense parameters. Raises SchemaMismatch: with "strict" a shape differs."""
     saved = manifest.extra.get("shapes")
@@ -184,7 +184,7 @@ def _load_on_servers(
     cluster.client.gather({}, [], purpose="load")
 
     def load_one(location: Location) -> dict[str, Any]:
-        def check(manifest: Manifest) -> None:
+        def check(manifest: CheckpointManifest) -> None:
             if parameters is None and manifest.blocks:  # servers know elements, not shapes
                 _parameters_to_load(optimizer, manifest, location, "strict")
 
@@ -202,7 +202,7 @@ def _load_on_servers(
         return {"path": str(location.path), "extra": dict(manifest.extra)}
 
     def act() -> dict[str, Any]:
-        optimizer.publish()  # what is not loaded stays as it is
+        optimizer.mode.publish()  # what is not loaded stays as it is
         return choose(load_one) or {}
 
     return let_first_worker(cluster, "load", act) or None
@@ -219,10 +219,10 @@ def _load_on_worker(
     steps = extra["optimizer"]
     optimizer.load_state_dict(steps)
     tensors = _load_buffers(optimizer, location)
-    optimizer.resume()
-    if optimizer.counts_its_steps and optimizer.sequence:
-        optimizer.set_num_steps(int(steps["before"]) + optimizer.sequence)
-    optimizer.adopt()
+    optimizer.mode.resume()
+    if optimizer.mode.pushes_are_steps and optimizer.sequence:
+        optimizer.mode.set_num_steps(int(steps["before"]) + optimizer.sequence)
+    optimizer.mode.adopt()
     own = random_state_of(tensors, optimizer.cluster.worker)
     random.restore(own)
     return LoadedCheckpoint(path, extra["user"], int(extra["num_workers"]), own)

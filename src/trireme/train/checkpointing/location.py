@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.worker_side.save_load import read_tensors
+from trireme.checkpoint.worker_side.load import saved_tensors
 from trireme.errors import BadRequest, Corruption
 from trireme.progress import display
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 
 log = logging.getLogger("trireme.train")
 
@@ -47,7 +47,7 @@ class Location:
             yield report
 
     def tensors(self) -> dict[str, Tensor]:
-        return read_tensors(self.path, self.storage_options)
+        return saved_tensors(self.path, self.storage_options)
 
 
 class NumberedFolders:

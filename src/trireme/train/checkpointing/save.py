@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.format.modes import mode_of
-from trireme.checkpoint.server_side.hot import check_hot
-from trireme.checkpoint.worker_side.save_load import finish_save, save_checkpoint
+from trireme.checkpoint.format.modes import check_hot, mode_of
+from trireme.checkpoint.worker_side.save import finish_save, save_checkpoint
 from trireme.errors import BadRequest
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 from trireme.train.checkpointing.location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.worker_state import WorkerState, checkpoint_tensors, gather_states
@@ -69,7 +68,7 @@ def save(
         def act() -> dict[str, Any]:
             if not _finish_predecessors_save(optimizer, location, options):
                 groups = optimizer.state_dict()
-                optimizer.publish()
+                optimizer.mode.publish()
                 write(optimizer, location, states, groups, extra or {}, options)
             return {}
 

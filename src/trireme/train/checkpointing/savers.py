@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from trireme.checkpoint.worker_side.calls import SAVE_TIMEOUT_S
+from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.location import NumberedFolders
 from trireme.train.checkpointing.random_state import RandomState
@@ -81,7 +81,7 @@ def saving(
         return
     kind: type[Saver] = Saver
     if isinstance(settings, Checkpoints):
-        kind = SyncSaver if optimizer.is_sync else AsyncSaver
+        kind = SyncSaver if optimizer.mode.in_lockstep else AsyncSaver
     saver = kind(settings, optimizer, random, extra)
     try:
         yield saver
@@ -215,7 +215,7 @@ class AsyncSaver(_PeriodicSaver):
             raise error
 
     def _start(self) -> None:
-        self.optimizer.publish()
+        self.optimizer.mode.publish()
         states = {0: WorkerState.current(self.optimizer, self.random)}
         groups, extra = self.optimizer.state_dict(), self.extra()
 

@@ -1,4 +1,4 @@
-"""How imports and exports run: every worker calls them, worker 0 has the servers act."""
+"""What all imports and exports share: every worker calls them, worker 0 has the servers act."""
 
 from __future__ import annotations
 

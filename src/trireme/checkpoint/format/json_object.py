@@ -1,4 +1,4 @@
-"""Values of a manifest, which may hold anything: each is checked before it is used."""
+"""Checked access to the values of a manifest, which may hold anything."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from trireme.errors import BadRequest, Corruption
-from trireme.storage.storage import checked_path
+from trireme.storage.location import checked_path
 
 T = TypeVar("T")
 _SHOWN_CHARACTERS = 120
 
 
-class Fields:
-    """A JSON object and where it stands, as "PATH/manifest.json: tables.t"."""
+class JsonObject:
+    """A JSON object and where it is, as "PATH/manifest.json: tables.t", for errors.
+
+    Every method raises Corruption for a value of another kind or range.
+    """
 
     def __init__(self, value: Any, where: str) -> None:
         self.where = where
@@ -22,9 +25,9 @@ class Fields:
             raise self.wrong("an object", value)
         self._values: Mapping[str, Any] = value
 
-    def wrong(self, expected: str, found: Any, field: str = "") -> Corruption:
+    def wrong(self, expected: str, value: Any, field: str = "") -> Corruption:
         where = f"{self.where}.{field}" if field else self.where
-        shown = textwrap.shorten(repr(found), _SHOWN_CHARACTERS)
+        shown = textwrap.shorten(repr(value), _SHOWN_CHARACTERS)
         return Corruption(f"{where}: expected {expected}, found {shown}")
 
     @property
@@ -73,13 +76,13 @@ class Fields:
     def optional(self, field: str, read: Callable[[str], T]) -> T | None:
         return None if self.any(field) is None else read(field)
 
-    def object(self, field: str) -> Fields:
-        return Fields(self.any(field), f"{self.where}.{field}")
+    def object(self, field: str) -> JsonObject:
+        return JsonObject(self.any(field), f"{self.where}.{field}")
 
-    def items(self) -> Iterator[tuple[str, Fields]]:
-        """All fields, which must be objects."""
+    def items(self) -> Iterator[tuple[str, JsonObject]]:
+        """All fields; each must be an object."""
         for name, value in self._values.items():
-            yield name, Fields(value, f"{self.where}.{name}")
+            yield name, JsonObject(value, f"{self.where}.{name}")
 
     def list(self, field: str) -> list[Any]:
         value = self.any(field)
@@ -87,9 +90,9 @@ class Fields:
             raise self.wrong("a list", value, field)
         return value
 
-    def objects(self, field: str) -> Iterator[Fields]:
+    def objects(self, field: str) -> Iterator[JsonObject]:
         for number, value in enumerate(self.list(field)):
-            yield Fields(value, f"{self.where}.{field}[{number}]")
+            yield JsonObject(value, f"{self.where}.{field}[{number}]")
 
     def texts(self, field: str) -> tuple[str, ...]:
         values = self.list(field)
@@ -105,12 +108,12 @@ class Fields:
 
     def pairs(self, field: str, high: int) -> dict[int, int]:
         """[[number, number], ...], the first ones distinct."""
-        found: dict[int, int] = {}
+        pairs: dict[int, int] = {}
         for pair in self.list(field):
             if not isinstance(pair, list) or len(pair) != 2:
                 raise self.wrong("pairs of numbers", pair, field)
             key = self._whole(pair[0], 0, high, field)
-            if key in found:
+            if key in pairs:
                 raise self.wrong("distinct first numbers", pair, field)
-            found[key] = self._whole(pair[1], 0, high, field)
-        return found
+            pairs[key] = self._whole(pair[1], 0, high, field)
+        return pairs

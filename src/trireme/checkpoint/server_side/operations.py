@@ -1,35 +1,28 @@
-"""Long work of a server: begun by one call, asked after by others, stopped by another.
+"""Long operations of a server: one call starts one, others ask for its status or stop it.
 
-So no call takes long, a repeated one does nothing twice, and worker 0 sees how far all are.
+So no call takes long, a repeated call starts nothing twice, and worker 0 sees the progress.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from trireme.errors import (
-    BadRequest,
-    Internal,
-    ResourceExhausted,
-    TriremeError,
-    Unavailable,
-)
+from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError, Unavailable
 from trireme.rpc import Reply
+from trireme.storage.checked_file import FILE_THREADS
 
 log = logging.getLogger("trireme.checkpoint")
 
 RUNNING_MAX = 8
 KEPT_MAX = 32
-THREADS = max(2, min(8, os.cpu_count() or 1))
 
 
-class Progress:
-    """How far a job is, in bytes. Threads: any."""
+class OperationProgress:
+    """How much of an operation is done. Threads: any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,14 +30,14 @@ class Progress:
         self.done = 0
         self.total = 0
 
-    def expect(self, num_bytes: int) -> None:
+    def expect(self, amount: int) -> None:
         with self._lock:
-            self.total += num_bytes
+            self.total += amount
 
-    def add(self, num_bytes: int) -> None:
-        """Raises BadRequest once the job is to stop."""
+    def add(self, amount: int) -> None:
+        """Raises BadRequest after `stop`."""
         with self._lock:
-            self.done += num_bytes
+            self.done += amount
         if self._stopped.is_set():
             raise BadRequest("checkpoint: stopped, because its worker or another server failed")
 
@@ -52,9 +45,9 @@ class Progress:
         self._stopped.set()
 
 
-def in_parallel(tasks: Iterable[Callable[[], None]], progress: Progress) -> None:
-    """Run the tasks on a few threads. After the first error the others stop, and it is raised."""
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="trireme-file") as threads:
+def in_parallel(tasks: Iterable[Callable[[], None]], progress: OperationProgress) -> None:
+    """Run the tasks on a few threads. The first error stops the others, and is raised."""
+    with ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="trireme-file") as threads:
         futures = [threads.submit(task) for task in tasks]
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         failed = next((f.exception() for f in futures if f in done and f.exception()), None)
@@ -65,9 +58,11 @@ def in_parallel(tasks: Iterable[Callable[[], None]], progress: Progress) -> None
             raise failed
 
 
-class Job:
-    def __init__(self, work: Callable[[Progress], dict[str, Any]]) -> None:
-        self.progress = Progress()
+class Operation:
+    """Work in a thread of its own, with its progress and result."""
+
+    def __init__(self, work: Callable[[OperationProgress], dict[str, Any]]) -> None:
+        self.progress = OperationProgress()
         self._work = work
         self._result: dict[str, Any] | None = None
         self._error: TriremeError | None = None
@@ -92,7 +87,7 @@ class Job:
         return self._thread.is_alive()
 
     def status(self) -> Reply:
-        is_running = self.is_running  # first: the result is there once it is False
+        is_running = self.is_running  # first: once it is False, the result is complete
         body: dict[str, Any] = {
             "running": is_running,
             "done": self.progress.done,
@@ -105,36 +100,34 @@ class Job:
         return Reply(body)
 
 
-class Jobs:
-    """The jobs of one server, by the names that their workers gave. Threads: any."""
+class Operations:
+    """The operations of one server, by the names that workers gave them. Threads: any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: dict[str, Job] = {}
+        self._operations: dict[str, Operation] = {}
 
-    def start(self, name: str, work: Callable[[Progress], dict[str, Any]]) -> None:
-        """Begin, unless it has begun. Raises ResourceExhausted when too many run."""
+    def start(self, name: str, work: Callable[[OperationProgress], dict[str, Any]]) -> None:
+        """Start an operation unless it exists. Raises ResourceExhausted when too many run."""
         with self._lock:
-            if name in self._jobs:
+            if name in self._operations:
                 return
-            running = [job for job in self._jobs.values() if job.is_running]
-            if len(running) >= RUNNING_MAX:
+            ended = [other for other, op in self._operations.items() if not op.is_running]
+            if len(self._operations) - len(ended) >= RUNNING_MAX:
                 raise ResourceExhausted(
                     f"checkpoint: expected at most {RUNNING_MAX} saves and loads at a time"
                 )
-            for ended in [of for of, job in self._jobs.items() if not job.is_running]:
-                if len(self._jobs) < KEPT_MAX:
-                    break
-                del self._jobs[ended]
-            self._jobs[name] = Job(work)
+            for other in ended[: max(0, len(self._operations) - KEPT_MAX + 1)]:
+                del self._operations[other]
+            self._operations[name] = Operation(work)
 
-    def get(self, name: str) -> Job:
+    def get(self, name: str) -> Operation:
         with self._lock:
-            job = self._jobs.get(name)
-        if job is None:
+            operation = self._operations.get(name)
+        if operation is None:
             error = Unavailable(
                 f"checkpoint: job {name!r} is not known: the server has been started again since"
             )
             error.details = {"lost_job": name}
             raise error
-        return job
+        return operation

@@ -1,23 +1,46 @@
-"""A file that gets its name when it is complete."""
+"""Files that appear complete or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 
-_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOSYS)
+from trireme.storage.local import sync_folder
+
+_NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOSYS)
 
 
-class Part:
-    """A file being written. A local one has no name until publish(), where its file system has
-    nameless files: however the process ends, nothing of it is left. Else it has a hidden one.
+def replace_file(path: Path, data: bytes, *, is_synced: bool = True) -> None:
+    """Replace the content of a file: a reader finds the old content or the new one.
+
+    is_synced: survive a crash of the machine, not of the process alone. Raises OSError.
+    """
+    aside = path.with_name(f".{path.name}")
+    with aside.open("wb", buffering=0) as file:
+        rest = memoryview(data)
+        while rest:  # a raw file may take less than it is given
+            rest = rest[file.write(rest) :]
+        if is_synced:
+            os.fsync(file.fileno())
+    aside.rename(path)
+    if is_synced:
+        sync_folder(path.parent)
+
+
+class PendingFile:
+    """A new file being written, which gets its name by publish().
+
+    Until then a local one has no name, where its file system has nameless files: however the
+    process ends, nothing of it is left. Elsewhere it has a hidden name.
 
     Args:
-        filesystem: of fsspec. folder: which exists there.
+        filesystem: of fsspec.
+        folder: an existing one there.
 
     Raises:
         OSError: by any method: it cannot be written.
@@ -36,7 +59,7 @@ class Part:
         self._file.write(data)
 
     def finish(self) -> None:
-        """Nothing more comes: have all of it on the disk, or at the store."""
+        """Make all that was written durable; no write follows."""
         if self._is_local:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -53,7 +76,7 @@ class Part:
         self._name = self._path
 
     def discard(self) -> None:
-        """Leave nothing behind, published or not."""
+        """Remove it, published or not."""
         with contextlib.suppress(OSError):  # of a full disk, again
             self._file.close()
         if self._name is not None and self._filesystem.exists(self._name):
@@ -61,17 +84,17 @@ class Part:
 
 
 def _open_nameless(folder: str) -> BinaryIO | None:
-    """None: not on this file system."""
+    """None: this file system has no nameless files."""
     try:
         return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
     except OSError as error:
-        if error.errno in _NO_NAMELESS:
+        if error.errno in _NO_NAMELESS_FILES:
             return None
         raise
 
 
 def _link(descriptor: int, path: str) -> None:
-    """As open(2) says under O_TMPFILE; os.link follows links only if told where they are."""
+    """As open(2) says under O_TMPFILE; os.link follows links only with a folder's descriptor."""
     root = os.open("/", os.O_PATH)
     try:
         link = f"/proc/self/fd/{descriptor}"

@@ -1,7 +1,7 @@
-"""Folders of exported files: they appear whole or not at all.
+"""Folders that appear complete or not at all.
 
-A local folder is written under another name beside its place, and renamed. In a location such as
-s3://bucket/key, which cannot be renamed at once, an empty file _SUCCESS comes last.
+A local folder is written under another name beside its place, synced and renamed. In a location
+such as s3://bucket/key, which cannot be renamed at once, an empty file _SUCCESS comes last.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import fsspec
 
 from trireme.errors import BadRequest, writing
+from trireme.storage.local import sync_folder, sync_tree
 
-log = logging.getLogger("trireme.interchange")
+log = logging.getLogger("trireme.storage")
 
 SUCCESS = "_SUCCESS"
 
 
 @contextmanager
-def published_folder(
+def new_folder(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
-    """Where to write the files, a path or location; they are seen at `path` when the block has
-    ended well.
+    """A path or location to write files into; they appear at `path` when the block ends without an
+    error.
 
     Raises:
-        BadRequest: there is something already, or one cannot write there. ResourceExhausted: the
-            disk is full.
+        BadRequest: `path` exists or cannot be written. ResourceExhausted: the disk is full.
     """
     path = os.fspath(path)
     with writing(f"export: cannot write {path}"):
@@ -48,30 +48,29 @@ def published_folder(
             yield from _local(Path(path).absolute())
 
 
+def partial_path(path: Path, id: str) -> Path:
+    """Where the folder `path` is while it is written."""
+    return path.parent / f".{path.name}.{id}.partial"
+
+
+def publish_folder(partial: Path, path: Path, *, syncs_files: bool) -> None:
+    """Let a folder appear at `path`, durably. syncs_files: False: its files are durable already."""
+    sync_tree(partial, files=syncs_files)
+    partial.rename(path)
+    sync_folder(path.parent)
+
+
 def _local(path: Path) -> Iterator[str]:
     if path.exists():
-        raise BadRequest(f"export: expected a new folder, found {path} existing; name another")
-    partial = path.parent / f".{path.name}.{uuid.uuid4().hex}.partial"
+        raise _occupied(path)
+    partial = partial_path(path, uuid.uuid4().hex)
     try:
         partial.mkdir(parents=True)
         yield str(partial)
-        for file in partial.rglob("*"):
-            _sync(file)
-        _sync(partial)
-        partial.rename(path)
-        _sync(path.parent)
+        publish_folder(partial, path, syncs_files=True)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remote(location: str, options: Mapping[str, Any]) -> Iterator[str]:
@@ -80,7 +79,7 @@ def _remote(location: str, options: Mapping[str, Any]) -> Iterator[str]:
     except (ImportError, ValueError) as error:
         raise BadRequest(f"export: cannot write {location}: {error}") from error
     if filesystem.exists(root):
-        raise BadRequest(f"export: expected a new folder, found {location} existing; name another")
+        raise _occupied(location)
     try:
         yield location
         filesystem.pipe_file(f"{root}/{SUCCESS}", b"")
@@ -92,10 +91,5 @@ def _remote(location: str, options: Mapping[str, Any]) -> Iterator[str]:
         raise
 
 
-def create(folder: str, name: str, storage_options: Mapping[str, Any] | None = None) -> IO[bytes]:
-    """A new file in the folder, which is made if need be."""
-    if "://" not in folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return (Path(folder) / name).open("xb")
-    file: IO[bytes] = fsspec.open(f"{folder}/{name}", "wb", **(storage_options or {})).open()
-    return file
+def _occupied(path: str | Path) -> BadRequest:
+    return BadRequest(f"export: expected a new folder, found {path} existing; name another")
