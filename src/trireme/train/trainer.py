@@ -17,10 +17,10 @@ from trireme.job.default import default
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
 from trireme.train import row_life
+from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import load_part
-from trireme.train.checkpointing.location import Location
 from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver, saving
 from trireme.train.dump import Dump, DumpFile, dumping
