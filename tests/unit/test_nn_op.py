@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.data import Bags, Batch
 from trireme.nn import EmbeddingBag, Lookup, Planner, gather_rows, op
@@ -42,7 +43,7 @@ class Model(nn.Module):
 def attach(model, batch, *, train):
     plan = Planner(model, pool=_core.Pool(1)).plan(batch)
     rows = torch.randn(len(plan.tables[0].keys), D, generator=torch.Generator().manual_seed(7))
-    return plan.attach(batch, {"t": rows}, train=train)["t"]
+    return plan.attach(batch, {T_ROWS: rows}, train=train)[T_ROWS]
 
 
 def random_lookup(*, is_ragged, is_weighted, seed=0):
@@ -83,7 +84,7 @@ def test_gradients_of_any_layout_are_read_right():
     wide = torch.randn(B, F * D + 6)
     wide[:, 2:-4] = grad.flatten(1)
     slice_of_wide = wide[:, 2:-4].view(B, F, D)
-    assert op._in_pieces(slice_of_wide).data_ptr() == slice_of_wide.data_ptr()
+    assert op._readable(slice_of_wide).data_ptr() == slice_of_wide.data_ptr()
     for layout in (slice_of_wide, grad.transpose(0, 2).contiguous().transpose(0, 2)):
         assert torch.equal(op._scatter_core(layout, *args), expected)
     ones = torch.ones(1, 1, 1).expand(B, F, D)
