@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import types
+import copy
 
 import numpy as np
 import pytest
@@ -78,7 +78,8 @@ def test_without_the_scale_a_gradient_is_that_of_the_loss(home, rule):
 
 def test_several_workers_in_sync_cannot_have_the_scale(home):
     model = EmbeddingBag(tr.Table("t", dim=2, optimizer=tr.optim.FleetSGD()), features=["a", "b"])
-    two = types.SimpleNamespace(pool=home.pool, num_workers=2)
+    two = copy.copy(home)
+    two.num_workers = 2
     with pytest.raises(BadRequest, match="expected scale='loss' for table 't' in sync with 2"):
         tr.DistributedOptimizer(None, model, strategy=tr.Strategy("sync"), cluster=two)
 
