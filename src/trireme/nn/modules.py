@@ -54,33 +54,33 @@ class TableModule(nn.Module):
         self.padding_key = None if padding_key is None else padding_key % 2**64
         self.lookup_specs: tuple[LookupSpec, ...] = ()
 
-    def _lookups(self, batch: Columns) -> tuple[int, list[Lookup]]:
-        """B, and a lookup for each spec: from the plan of the batch, else pulled here."""
+    def _lookups(self, batch: Columns) -> tuple[int, list[Lookup], _core.Pool | None]:
+        """B, a lookup for each spec, and threads: of the plan of the batch, else pulled here."""
         if isinstance(batch, Batch) and batch.lookups:
-            num_examples, lookups = batch.num_examples, batch.lookups
+            num_examples, lookups, pool = batch.num_examples, batch.lookups, batch.pool
         else:
-            num_examples, lookups = self._pull(batch)
-        found = []
+            num_examples, lookups, pool = self._pull(batch)
+        chosen = []
         for spec in self.lookup_specs:
             if spec.name not in lookups:
                 raise self._wrong(f"lookup {spec.name!r} in the planned batch", list(lookups))
-            found.append(lookups[spec.name])
-        if self._is_learning() and not all(lookup.rows.requires_grad for lookup in found):
+            chosen.append(lookups[spec.name])
+        if self._is_learning() and not all(lookup.rows.requires_grad for lookup in chosen):
             raise self._wrong("a batch planned for training, as this module is in training", "not")
-        return num_examples, found
+        return num_examples, chosen, pool
 
     def _gathered(self, batch: Columns) -> list[Tensor]:
         """What stands in a batch in place of lookups when a model is exported: for each spec,
         what this module makes of it. Empty for other batches.
         """
         lookups = batch.lookups if isinstance(batch, Batch) else {}
-        found = [lookups.get(spec.name) for spec in self.lookup_specs]
-        return [ready for ready in found if isinstance(ready, Tensor)]
+        gathered = [lookups.get(spec.name) for spec in self.lookup_specs]
+        return [tensor for tensor in gathered if isinstance(tensor, Tensor)]
 
     @not_compiled
-    def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup]]:
+    def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup], _core.Pool]:
         home = default()
-        plan = Planner(self, pool=home.pool).plan(batch, train=self._is_learning())
+        plan = Planner(self, pool=home.pool).plan(as_batch(batch), train=self._is_learning())
         home.ensure_table(self.table)
         keys = {part.table.part: part.keys for part in plan.tables}
         pulled = home.pull(keys, training=self._is_learning())
@@ -92,7 +92,7 @@ class TableModule(nn.Module):
                 looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
                 home.pending.add(looked_up, plan.num_examples)
             home.pending.pulled_at(pulled.versions)
-        return plan.num_examples, plan.lookups(leaves)
+        return plan.num_examples, plan.lookups(leaves), plan.pool
 
     def _is_learning(self) -> bool:
         return self.training and torch.is_grad_enabled()
@@ -169,15 +169,17 @@ class Embedding(TableModule):
         batch = as_batch(batch)
         rows = tuple(self._gathered(batch))
         if not rows:
-            _, lookups = self._lookups(batch)
+            _, lookups, pool = self._lookups(batch)
             rows = tuple(
-                self._rows_of(batch[spec.features[0]], lookup, spec.table.width)
+                self._rows_of(batch[spec.features[0]], lookup, spec.table.width, pool)
                 for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
             )
         return rows if self.returns_tuple else rows[0]
 
-    def _rows_of(self, column: object, lookup: Lookup, width: int) -> Tensor:
-        out = gather_rows(lookup, lookup.index.shape[0], 1)
+    def _rows_of(
+        self, column: object, lookup: Lookup, width: int, pool: _core.Pool | None
+    ) -> Tensor:
+        out = gather_rows(lookup, lookup.index.shape[0], 1, pool)
         if isinstance(column, Tensor):
             return out.view(*column.shape, width)
         return out.squeeze(1)
@@ -244,9 +246,9 @@ class EmbeddingBag(TableModule):
         """
         pieces = self._gathered(batch)
         if not pieces:
-            num_examples, lookups = self._lookups(batch)
+            num_examples, lookups, pool = self._lookups(batch)
             pieces = [
-                gather_rows(lookup, num_examples, len(spec.features))
+                gather_rows(lookup, num_examples, len(spec.features), pool)
                 for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
             ]
         if len(pieces) == 1:

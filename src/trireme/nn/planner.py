@@ -27,9 +27,8 @@ from torch import Tensor, nn
 
 from trireme import _core
 from trireme.data.batch import Batch
-from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
-from trireme.nn.ids import Columns, Ids, read_ids
+from trireme.nn.ids import Ids, read_ids
 from trireme.nn.lookup import Lookup
 from trireme.nn.shows import feature_numbers, read_shows
 from trireme.table import Table
@@ -87,17 +86,19 @@ class BatchPlan:
 
     num_examples: B.
     tables: one entry per table.
+    pool: threads for gathering and scattering the rows.
     """
 
     num_examples: int
     tables: tuple[TablePlan, ...]
+    pool: _core.Pool
     _positions: Mapping[str, _Positions]
 
     def attach(self, batch: Batch, rows: Mapping[str, Tensor], *, train: bool) -> dict[str, Tensor]:
         """Give the batch the rows of its keys; modules then compute from them.
 
         Args:
-            batch: the batch that was planned; its lookups are replaced.
+            batch: the batch that was planned; gets lookups and pool.
             rows: `Table.part` -> (K, W) float32, row k for keys[k]. Not copied.
             train: whether gradients are wanted.
 
@@ -109,7 +110,7 @@ class BatchPlan:
             BadRequest: rows are missing or have another shape; the message names the table.
         """
         leaves = self.leaves(rows, train=train)
-        batch.lookups = self.lookups(leaves)
+        batch.lookups, batch.pool = self.lookups(leaves), self.pool
         return leaves
 
     def leaves(self, rows: Mapping[str, Tensor], *, train: bool) -> dict[str, Tensor]:
@@ -160,18 +161,16 @@ class Planner:
         tables = (specs[0].table.parts[0] for specs in self._specs.values())
         return tuple(dict.fromkeys(tables))
 
-    def plan(self, batch: Columns, *, train: bool = True) -> BatchPlan:
+    def plan(self, batch: Batch, *, train: bool = True) -> BatchPlan:
         """The distinct keys of `batch` and where each is used.
 
         Args:
-            batch: a Batch, or what `as_batch` makes one of.
             train: whether its gradients will be pushed, with what tables want to know besides.
 
         Raises:
             BadRequest: a feature, or in training a column of shows or clicks, is missing or has
                 another form than expected (named).
         """
-        batch = as_batch(batch)
         tables: list[TablePlan] = []
         positions: dict[str, _Positions] = {}
         uniques: dict[tuple[object, ...], _Unique] = {}  # tables that read the same ids share them
@@ -190,7 +189,7 @@ class Planner:
             for spec in specs:
                 tensors = unique.positions(spec.features, spec.mode)
                 positions[spec.name] = _Positions(table.part, tensors)
-        return BatchPlan(num_examples, tuple(tables), positions)
+        return BatchPlan(num_examples, tuple(tables), self._pool, positions)
 
 
 def salt_of(feature: str) -> int:
