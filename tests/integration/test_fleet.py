@@ -125,7 +125,7 @@ def test_a_role_by_arguments_reads_no_environment() -> None:
     maker = fleet.UserDefinedRoleMaker(
         current_id=1, role=fleet.Role.WORKER, worker_num=2, server_endpoints=["127.0.0.1:1"]
     )
-    assert (maker.place.role, maker.place.index, maker.place.num_workers) == ("worker", 1, 2)
+    assert (maker.role.role, maker.role.index, maker.role.num_workers) == ("worker", 1, 2)
     with pytest.raises(BadRequest, match="collective comes later"):
         fleet.PaddleCloudRoleMaker(is_collective=True)
 

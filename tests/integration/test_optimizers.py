@@ -16,6 +16,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import fleet
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
@@ -290,7 +291,7 @@ def test_schedulers_drive_groups_and_tables_as_torchs_own_parameters(
     inner = dense(groups_of(model), **options)
     optimizer = tr.DistributedOptimizer(inner, model)
     found = fit(model, optimizer, SCHEDULERS[name](optimizer))
-    rows = default_cluster.client.pull({"t": np.arange(NUM_KEYS, dtype=np.uint64)}).rows["t"]
+    rows = default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
     plain = Plain()
     groups = [*groups_of(plain), {"params": plain.rows.parameters(), "lr": 0.2}]
     optimizer_of_torch = dense(groups, **options)
@@ -314,7 +315,7 @@ def test_values_of_the_dense_optimizer_are_not_those_of_tables(
         momentum=0.9,
     )
     fit(plain, momentum, SCHEDULERS["StepLR"](momentum))
-    rows = default_cluster.client.pull({"t": np.arange(NUM_KEYS, dtype=np.uint64)}).rows["t"]
+    rows = default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
     np.testing.assert_allclose(rows, plain.rows.weight.detach().numpy(), atol=1e-5, rtol=0)
 
 

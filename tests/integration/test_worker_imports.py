@@ -55,6 +55,7 @@ def test_a_worker_loads_no_module_of_another_role(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     [*_, last] = done.stdout.splitlines()
     loaded = last.split()
-    assert loaded[0] == "loaded" and "trireme.worker.client" in loaded
+    assert loaded[0] == "loaded"
+    assert "trireme.worker.client" in loaded
     wrong = [name for name in loaded[1:] if is_of_another_role(name)]
     assert not wrong, wrong

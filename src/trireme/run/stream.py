@@ -30,7 +30,8 @@ from trireme.run.settings import Settings
 from trireme.run.unused_keys import warn_of_unused_in_stream
 from trireme.train import Recipe, Trainer
 from trireme.train.online.passes import Pass
-from trireme.train.online.train_passes import PassReport, Publishing, train_passes
+from trireme.train.online.publishing import Publishing
+from trireme.train.online.train_passes import PassReport, train_passes
 
 log = logging.getLogger("trireme")
 

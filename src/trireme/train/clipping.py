@@ -15,7 +15,7 @@ from trireme.errors import BadRequest, NotFinite
 from trireme.protocol.clipping import Clip
 from trireme.protocol.gradients import TableGradient
 from trireme.protocol.routing import Floats
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 
 
 def make_clip(norm: float | None, value: float | None, tables: Iterable[Table]) -> Clip | None:
@@ -36,8 +36,8 @@ def make_clip(norm: float | None, value: float | None, tables: Iterable[Table]) 
 
 
 def clip_gradients(
-    clip: Clip | None, tables: dict[str, TableGradient], parameters: Iterable[Tensor]
-) -> dict[str, TableGradient]:
+    clip: Clip | None, tables: dict[RowClassId, TableGradient], parameters: Iterable[Tensor]
+) -> dict[RowClassId, TableGradient]:
     """Clip the gradients of a step, those of the parameters in place; returns those of the rows.
 
     Raises:
@@ -64,7 +64,7 @@ def clip_tensor(clip: Clip, gradient: Tensor, norm: float | None) -> None:
         gradient.mul_(factor)
 
 
-def _norm(tables: Mapping[str, TableGradient], dense: Iterable[Tensor]) -> float:
+def _norm(tables: Mapping[RowClassId, TableGradient], dense: Iterable[Tensor]) -> float:
     sums = [_squares(part.gradients) for part in tables.values()]
     sums += [_squares(gradient.detach().float().cpu().numpy()) for gradient in dense]
     total = math.fsum(sums)

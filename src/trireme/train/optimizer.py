@@ -8,7 +8,7 @@ they run the class of the wrapped optimizer, which itself never steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +20,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
 from trireme.protocol.dense_optimizers import needs_whole
-from trireme.protocol.gradients import Step
-from trireme.protocol.routing import Keys
+from trireme.protocol.gradients import KeysByClass, Step
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
 from trireme.train.creation import check_blocks, create_on_servers, named_parameters, table_group
@@ -151,7 +150,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Data time in whole seconds, 0 for none. Raises BadRequest: pushes cannot carry it."""
         return self.stream.data_time()
 
-    def pull_rows(self, keys: Mapping[str, Keys], *, training: bool) -> Pulled:
+    def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled:
         """Rows of a forward pass without a pipeline."""
         if training:
             return self.mode.pull(keys, blocks=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
+from trireme.table import RowClassId
 from trireme.train.loop.pusher import Pusher
 from trireme.train.loop.timing import Stopwatch
 from trireme.worker.client import StreamPosition
@@ -62,7 +63,7 @@ class PushStream:
     def push(
         self,
         step: Step,
-        tables: Mapping[str, TableGradient],
+        tables: Mapping[RowClassId, TableGradient],
         dense: DenseGradient | None,
         *,
         behind: bool = False,

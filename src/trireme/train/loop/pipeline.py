@@ -30,6 +30,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import BatchPlan, Planner
 from trireme.protocol.routing import Keys
+from trireme.table import RowClassId
 from trireme.threads import settled
 from trireme.train.leased_streams import LeasedPass
 from trireme.train.loop.replica import Replica
@@ -54,8 +55,8 @@ class _Prepared:
     plan: BatchPlan
     pulled: Pulled | None = None
 
-    def keys(self) -> dict[str, Keys]:
-        return {part.table.part: part.keys for part in self.plan.tables}
+    def keys(self) -> dict[RowClassId, Keys]:
+        return {part.table.class_id: part.keys for part in self.plan.tables}
 
 
 class Pipeline:
@@ -211,7 +212,7 @@ class Pipeline:
         if self._training:
             pending.pulled_at(pulled.versions)
             for part in plan.tables:
-                leaf = leaves[part.table.part]
+                leaf = leaves[part.table.class_id]
                 looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
                 pending.add(looked_up, plan.num_examples)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import ClassVar
 
-from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.routing import Keys
+from trireme.protocol.gradients import KeysByClass, Step, TableGradient
+from trireme.table import RowClassId
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.local_training import LocalTraining
 from trireme.train.predecessor import PredecessorProgress, check_loop
@@ -43,7 +43,7 @@ class Mode:
         """Whether to pull rows while the batch before is trained on. steps: each batch is one."""
         return True
 
-    def fetcher(self) -> Callable[[Mapping[str, Keys]], None] | None:
+    def fetcher(self) -> Callable[[KeysByClass], None] | None:
         """What a thread does for the keys of the next batch where `pull` may not be ahead."""
         return None
 
@@ -51,14 +51,14 @@ class Mode:
         """Number the batches that come now from 0."""
         self.join_pass()
 
-    def pull(self, keys: Mapping[str, Keys], *, blocks: bool, number: int | None = None) -> Pulled:
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         """Rows to train on, and dense weights if asked, as soon as the mode allows it; number: of
         the batch, where each makes a step.
         """
         self.join_pass()
         return self.read(keys, blocks=blocks)
 
-    def read(self, keys: Mapping[str, Keys], *, blocks: bool) -> Pulled:
+    def read(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
         """Rows as they are now, behind this worker's steps."""
         return self.client.pull(keys, blocks=blocks, time=self.stream.data_time())
 
@@ -75,15 +75,15 @@ class Mode:
         return 0
 
     def clip(
-        self, tables: dict[str, TableGradient], dense: DenseParameters
-    ) -> dict[str, TableGradient]:
+        self, tables: dict[RowClassId, TableGradient], dense: DenseParameters
+    ) -> dict[RowClassId, TableGradient]:
         """Clip what the worker clips before a step. Raises NotFinite: no step is to be made."""
         return clip_gradients(self.local.clip, tables, dense.parameters.values())
 
     def step(
         self,
         step: Step,
-        tables: dict[str, TableGradient],
+        tables: dict[RowClassId, TableGradient],
         dense: DenseParameters,
         *,
         behind: bool,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.gradients import KeysByClass, Step, TableGradient
 from trireme.protocol.membership import Pace
-from trireme.protocol.routing import Keys
+from trireme.table import RowClassId
 from trireme.train.modes.local_training import LocalTraining
 from trireme.train.modes.numbered_steps import NumberedSteps
 from trireme.worker.dense_parameters import DenseParameters
@@ -31,7 +29,7 @@ class Bounded(NumberedSteps):
         super().begin_run()
         self._run_from = self.next_step()
 
-    def pull(self, keys: Mapping[str, Keys], *, blocks: bool, number: int | None = None) -> Pulled:
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         self.join_pass()
         done = self._last_step
         self.flush()
@@ -42,7 +40,7 @@ class Bounded(NumberedSteps):
     def step(
         self,
         step: Step,
-        tables: dict[str, TableGradient],
+        tables: dict[RowClassId, TableGradient],
         dense: DenseParameters,
         *,
         behind: bool,

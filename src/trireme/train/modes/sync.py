@@ -6,13 +6,13 @@ the pulls for the next step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import Clip
-from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.routing import Keys
+from trireme.protocol.gradients import KeysByClass, Step, TableGradient
+from trireme.table import RowClassId
 from trireme.train.modes.local_training import LocalTraining
 from trireme.train.modes.numbered_steps import NumberedSteps
 from trireme.train.predecessor import PredecessorProgress
@@ -43,7 +43,7 @@ class Sync(NumberedSteps):
     def may_pull_ahead(self, *, steps: bool) -> bool:
         return False
 
-    def read(self, keys: Mapping[str, Keys], *, blocks: bool) -> Pulled:
+    def read(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
         """Rows with the last step of this worker, once it has been applied everywhere."""
         pulled = self.client.pull(
             keys,
@@ -56,15 +56,15 @@ class Sync(NumberedSteps):
         return pulled
 
     def clip(
-        self, tables: dict[str, TableGradient], dense: DenseParameters
-    ) -> dict[str, TableGradient]:
+        self, tables: dict[RowClassId, TableGradient], dense: DenseParameters
+    ) -> dict[RowClassId, TableGradient]:
         """The gradient of a step is the sum of all workers', which servers have: they clip it."""
         return tables if self._server_clip is not None else super().clip(tables, dense)
 
     def step(
         self,
         step: Step,
-        tables: dict[str, TableGradient],
+        tables: dict[RowClassId, TableGradient],
         dense: DenseParameters,
         *,
         behind: bool,

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 
 from trireme import _core
 from trireme.errors import ResourceExhausted
-from trireme.protocol.gradients import TableGradient
+from trireme.protocol.gradients import KeysByClass, TableGradient
 from trireme.protocol.routing import Floats, Keys
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.rows import CachedKeys, CachedRows
 
 WINDOWS_MAX = 1 << 24  # clocks are floats
 
 
 class RowCache:
-    """Rows of several tables, by `Table.part`. One thread uses it; any may `find`.
+    """Rows of several tables, by `Table.class_id`. One thread uses it; any may `find`.
 
     Args:
         budget: bytes of all rows. The rows of one window stay until it has ended.
@@ -28,13 +28,13 @@ class RowCache:
 
     def __init__(self, tables: Iterable[Table], pool: _core.Pool, budget: int) -> None:
         self.tables = {
-            part.part: CachedRows(part, pool) for table in tables for part in table.parts
+            part.class_id: CachedRows(part, pool) for table in tables for part in table.parts
         }
         self.window, self.num_evicted, self.num_lost = 1, 0, 0
         self.budget = budget
         # (window, part, keys) of the windows that have ended, the oldest first. For a key in
         # several entries the last one counts.
-        self._queue: deque[tuple[int, str, Keys]] = deque()
+        self._queue: deque[tuple[int, RowClassId, Keys]] = deque()
         self._num_queued = 0
 
     @property
@@ -47,11 +47,11 @@ class RowCache:
         """Whether the window has touched any row."""
         return any(rows.num_touched for rows in self.tables.values())
 
-    def find(self, keys: Mapping[str, Keys]) -> dict[str, CachedKeys]:
+    def find(self, keys: KeysByClass) -> dict[RowClassId, CachedKeys]:
         """Which of the keys the window has; true until rows are touched or the window ends."""
         return {part: self.tables[part].find(keys_K, self.window) for part, keys_K in keys.items()}
 
-    def make_room(self, cached: Mapping[str, CachedKeys]) -> bool:
+    def make_room(self, cached: Mapping[RowClassId, CachedKeys]) -> bool:
         """Evict rows until all missing ones fit. Returns False: the window must end first.
 
         Raises:
@@ -69,12 +69,14 @@ class RowCache:
             f" {self.budget}; use smaller batches or Strategy('geo', cache_bytes=...)"
         )
 
-    def touch(self, cached: Mapping[str, CachedKeys], weights: Mapping[str, Floats]) -> None:
+    def touch(
+        self, cached: Mapping[RowClassId, CachedKeys], weights: Mapping[RowClassId, Floats]
+    ) -> None:
         """Put these rows into the window. weights: per part, of the rows that were missing."""
         for part, keys in cached.items():
             self.tables[part].touch(keys, weights[part], self.window)
 
-    def differences(self) -> dict[str, TableGradient]:
+    def differences(self) -> dict[RowClassId, TableGradient]:
         """What the window has changed, per part with updated rows."""
         by_part = {part: rows.differences() for part, rows in self.tables.items()}
         return {part: gradient for part, gradient in by_part.items() if gradient is not None}
@@ -114,7 +116,7 @@ class RowCache:
 
     def _compact(self) -> None:
         """Drop from the queue the keys that later windows have touched."""
-        compacted: deque[tuple[int, str, Keys]] = deque()
+        compacted: deque[tuple[int, RowClassId, Keys]] = deque()
         for window, part, keys in self._queue:
             kept = keys[self.tables[part].touched_at(keys) == window]
             if len(kept):

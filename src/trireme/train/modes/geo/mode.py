@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from trireme.errors import BadRequest
-from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.routing import Keys
+from trireme.protocol.gradients import KeysByClass, Step, TableGradient
+from trireme.table import RowClassId
 from trireme.train.modes.base import Mode
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.local_dense import LocalDense
@@ -51,18 +51,18 @@ class Geo(Mode):
         """No: rows come from the cache, behind the step before."""
         return False
 
-    def fetcher(self) -> Callable[[Mapping[str, Keys]], None] | None:
+    def fetcher(self) -> Callable[[KeysByClass], None] | None:
         """Fetch what the cache lacks, where windows have a batch to fetch for meanwhile."""
         return self._fetch if self.local.strategy.k > 1 else None
 
-    def _fetch(self, keys: Mapping[str, Keys]) -> None:
+    def _fetch(self, keys: KeysByClass) -> None:
         self.window.fetch(keys, self.stream.data_time())
 
-    def pull(self, keys: Mapping[str, Keys], *, blocks: bool, number: int | None = None) -> Pulled:
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         self._touch(keys)
         return self.window.read(keys)
 
-    def _touch(self, keys: Mapping[str, Keys]) -> None:
+    def _touch(self, keys: KeysByClass) -> None:
         while not self.window.touch(keys, self.stream.data_time()):
             self._exchange()
 
@@ -71,7 +71,7 @@ class Geo(Mode):
     def step(
         self,
         step: Step,
-        tables: dict[str, TableGradient],
+        tables: dict[RowClassId, TableGradient],
         dense: DenseParameters,
         *,
         behind: bool,

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.protocol.dense_optimizers import GroupValues
-from trireme.protocol.gradients import DenseGradient, TableGradient
-from trireme.protocol.routing import Keys
-from trireme.table import Table
+from trireme.protocol.gradients import DenseGradient, KeysByClass, TableGradient
+from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.cache import RowCache
 from trireme.train.modes.geo.rows import CachedKeys
 from trireme.worker.client import Client
@@ -24,10 +23,10 @@ class _Fetched(NamedTuple):
     """Rows of a batch that the window lacked when it had this version."""
 
     version: int
-    cached: dict[str, CachedKeys]
+    cached: dict[RowClassId, CachedKeys]
     pulled: Pulled
 
-    def is_of(self, keys: Mapping[str, Keys]) -> bool:
+    def is_of(self, keys: KeysByClass) -> bool:
         return keys.keys() == self.cached.keys() and all(
             self.cached[part].keys is keys_K for part, keys_K in keys.items()
         )
@@ -75,7 +74,7 @@ class Window:
         """Whether the window has had all its steps."""
         return self.num_steps >= self._k
 
-    def fetch(self, keys: Mapping[str, Keys], time: int) -> None:
+    def fetch(self, keys: KeysByClass, time: int) -> None:
         """Pull what the next `touch`, of these arrays, will lack, while the batch touched last is
         trained on. Does nothing if the window ends with that batch: rows from before the exchange
         would lack this worker's own differences.
@@ -86,7 +85,7 @@ class Window:
         cached = self.cache.find(keys)
         self._fetched = _Fetched(version, cached, self._pull(cached, time))
 
-    def touch(self, keys: Mapping[str, Keys], time: int) -> bool:
+    def touch(self, keys: KeysByClass, time: int) -> bool:
         """Bring these rows into the window. The first call in a window also brings dense weights.
 
         Returns:
@@ -109,7 +108,7 @@ class Window:
         self._version += 1
         return True
 
-    def _pull(self, cached: Mapping[str, CachedKeys], time: int) -> Pulled:
+    def _pull(self, cached: Mapping[RowClassId, CachedKeys], time: int) -> Pulled:
         """The rows that are missing; also the dense weights if the window has no rows yet."""
         missing = {part: keys.missing for part, keys in cached.items()}
         if self._is_open and not any(map(len, missing.values())):
@@ -117,7 +116,7 @@ class Window:
         blocks = not self._is_open and len(self._dense) > 0
         return self._client.pull(missing, blocks=blocks, time=time)
 
-    def read(self, keys: Mapping[str, Keys]) -> Pulled:
+    def read(self, keys: KeysByClass) -> Pulled:
         """Rows that the window has touched."""
         rows = {part: self.cache.tables[part].read(keys_K) for part, keys_K in keys.items()}
         return Pulled(rows, None, self.versions, dict.fromkeys(keys, 0))
@@ -128,7 +127,7 @@ class Window:
         self._base = self._dense.copies()
         self.versions, self._is_open = pulled.versions, True
 
-    def step(self, tables: Mapping[str, TableGradient], examples: int) -> None:
+    def step(self, tables: Mapping[RowClassId, TableGradient], examples: int) -> None:
         """Train the cache on the gradients of touched rows, and the dense parameters on theirs."""
         for part, gradient in tables.items():
             self.cache.tables[part].update(gradient, examples)
@@ -140,7 +139,7 @@ class Window:
 
     def differences(
         self, groups: list[GroupValues]
-    ) -> tuple[dict[str, TableGradient], DenseGradient | None]:
+    ) -> tuple[dict[RowClassId, TableGradient], DenseGradient | None]:
         """What the window has changed."""
         dense = None
         if len(self._dense):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from trireme.errors import BadRequest
 from trireme.protocol.dense_optimizers import needs_whole
-from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.routing import Keys
+from trireme.protocol.gradients import KeysByClass, Step, TableGradient
+from trireme.table import RowClassId
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
 from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
@@ -41,7 +39,7 @@ class Hybrid(Mode):
         self._dense = ReplicatedDense(self.cluster, parameters, local.optimizer, local.clip)
         self._local_dense = LocalDense(self.client, parameters, local.optimizer)
 
-    def pull(self, keys: Mapping[str, Keys], *, blocks: bool, number: int | None = None) -> Pulled:
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         return super().pull(keys, blocks=False, number=number)
 
     def refresh(self) -> None:
@@ -49,15 +47,15 @@ class Hybrid(Mode):
         self.flush()
 
     def clip(
-        self, tables: dict[str, TableGradient], dense: DenseParameters
-    ) -> dict[str, TableGradient]:
+        self, tables: dict[RowClassId, TableGradient], dense: DenseParameters
+    ) -> dict[RowClassId, TableGradient]:
         """Clip the rows; dense gradients are clipped behind the all-reduce."""
         return clip_gradients(self.local.clip, tables, ())
 
     def step(
         self,
         step: Step,
-        tables: dict[str, TableGradient],
+        tables: dict[RowClassId, TableGradient],
         dense: DenseParameters,
         *,
         behind: bool,
