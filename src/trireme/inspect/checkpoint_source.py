@@ -21,7 +21,7 @@ from trireme.policy import ScorePolicy, policy_of
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 
 class CheckpointTable(TableSource):

@@ -10,7 +10,7 @@ from trireme.inference.export_manifest import is_export
 from trireme.inspect.checkpoint_source import CheckpointSource
 from trireme.inspect.export_source import ExportSource
 from trireme.inspect.source import Source
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 
 SHOWN_MAX = 8
 

@@ -21,7 +21,7 @@ from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX
 from trireme.storage.checked_file import written
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 
 FORMAT = 2
