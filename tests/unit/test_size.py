@@ -20,7 +20,7 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
 from trireme.protocol.core_table import make_core_table
-from trireme.size.estimate import Need
+from trireme.size.estimate import ServerEstimate
 from trireme.table import Table
 from trireme.train import Trainer
 
@@ -55,7 +55,7 @@ def test_memory_is_that_of_a_table(name: str) -> None:
     schema = Table("t", **options).schema
     table = make_core_table(schema)
     fill(table, num_rows)
-    need = Need(schema, table.rows)
+    need = ServerEstimate(schema, table.rows)
     assert need.memory == pytest.approx(table.bytes, rel=0.05)
     assert sum(need.parts_of_row().values()) == need.row_bytes
 
@@ -65,7 +65,9 @@ def test_memory_of_heads() -> None:
     schema = Table("t", **options).schema
     table = make_core_table(schema)
     fill(table, 500_000)  # a push each: no score is near embedx_threshold
-    assert Need(schema, table.rows, head_share=1.0).memory == pytest.approx(table.bytes, rel=0.05)
+    assert ServerEstimate(schema, table.rows, head_share=1.0).memory == pytest.approx(
+        table.bytes, rel=0.05
+    )
 
 
 def test_memory_of_rows_of_several_dims() -> None:
@@ -87,7 +89,7 @@ def test_memory_of_rows_of_several_dims() -> None:
         table.update(keys, grads, [(0, sequence)], values, POOL, show_click=show_click)
     whole = sum(num_rows[:3])
     shares = tuple(num / whole for num in num_rows[:3])
-    need = Need(schema, table.rows, head_share=num_rows[3] / table.rows, shares=shares)
+    need = ServerEstimate(schema, table.rows, head_share=num_rows[3] / table.rows, shares=shares)
     assert need.memory == pytest.approx(table.bytes, rel=0.05)
     assert sum(need.parts_of_row().values()) == pytest.approx(need.row_bytes)
 
@@ -98,7 +100,7 @@ def test_memory_of_keys_that_wait(sketch_bytes: int | None) -> None:
     schema = Table("t", dim=4, admit=admit).schema
     table = make_core_table(schema)
     fill(table, 300_000)
-    need = Need(schema, table.rows, num_pending=300_000 - table.rows)
+    need = ServerEstimate(schema, table.rows, num_pending=300_000 - table.rows)
     assert need.memory == pytest.approx(table.bytes, rel=0.05)
 
 
@@ -122,7 +124,7 @@ def test_disk_is_that_of_a_checkpoint(
         trainer.fit([Batch({"label": torch.ones(1)}, bags)])
 
     fit(0, 300_000)
-    need = Need(model.table.schema, 300_000)
+    need = ServerEstimate(model.table.schema, 300_000)
     trainer.save(tmp_path / "full")
     assert need.checkpoint == pytest.approx(bytes_of(tmp_path / "full"), rel=0.05)
     fit(0, 30_000)
@@ -136,20 +138,25 @@ def bytes_of(folder: Path) -> int:
 
 def test_servers_share_and_have_a_limit() -> None:
     schema = Table("t", dim=16).schema
-    alone, part = Need.on_one_of(1, schema, 10**9), Need.on_one_of(3, schema, 10**9)
+    alone, part = (
+        ServerEstimate.on_one_of(1, schema, 10**9),
+        ServerEstimate.on_one_of(3, schema, 10**9),
+    )
     assert part.num_buckets == 1366
     assert part.memory == pytest.approx(alone.memory * 1366 / 4096, rel=0.01)
     with pytest.raises(BadRequest, match=r"found 5,000,000,000; give --server_num 2 or more"):
-        Need.on_one_of(1, schema, 5 * 10**9)
+        ServerEstimate.on_one_of(1, schema, 5 * 10**9)
 
 
-def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert cli.main(["size", *argv]) == 0
     return capsys.readouterr().out
 
 
 def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--keys", "1e9", "--dim", "16", "--optimizer", "adam", "--server_num", "4")
+    text = output_of(
+        capsys, "--keys", "1e9", "--dim", "16", "--optimizer", "adam", "--server_num", "4"
+    )
     assert "table table: 1,000,000,000 rows of 16 float32 weights, rule adam" in text
     lines = {
         line.split("  ")[1].strip(): line.split() for line in text.splitlines() if line[:1] == " "
@@ -160,13 +167,13 @@ def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[s
     assert "while a checkpoint is written" in text
     assert "no tier on SSD" in text
     options = ["--policy", "score", "--count_filter", "3", "--pending_keys", "1e9"]
-    text = said(capsys, "--keys", "1e6", "--dims", "16=10", "4=90", "--optimizer", "adam")
+    text = output_of(capsys, "--keys", "1e6", "--dims", "16=10", "4=90", "--optimizer", "adam")
     assert "1,000,000 rows of 16, 4 float32 weights" in text
     weights = next(line.split() for line in text.splitlines() if line.startswith("  weights"))
     assert weights[1:3] == [f"{4 * (1.6 + 3.6):.1f}", "B"]
-    waits = said(capsys, "--keys", "1e6", "--dim", "9", *options)
-    assert "policy score, admission count_filter" in waits
-    assert "keys that wait" in waits
+    pending = output_of(capsys, "--keys", "1e6", "--dim", "9", *options)
+    assert "policy score, admission count_filter" in pending
+    assert "pending keys" in pending
 
 
 def test_the_command_reads_a_configuration(
@@ -174,7 +181,7 @@ def test_the_command_reads_a_configuration(
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("hyper_parameters: {sparse_feature_dim: 9}\n")
-    text = said(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
+    text = output_of(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
     assert "2 tables: " in text or "table " in text
     command = ["size", "-m", str(path), "--keys", "1e6", "--heads", "50", "-o", "model=wide_deep"]
     assert cli.main(command) == 2

@@ -93,8 +93,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from trireme.size.estimate import Need  # brings torch, which a wrong command can do without
-    from trireme.size.report import of_table
+    from trireme.size.estimate import ServerEstimate  # imports torch, slow for a wrong command
+    from trireme.size.report import table_lines
 
     if arguments.server_num < 1 or arguments.worker_num < 1:
         raise BadRequest(
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
             f" SparseAccessor, found policy {tables[0].schema.policy['name']}"
         )
     needs = [
-        Need.on_one_of(
+        ServerEstimate.on_one_of(
             arguments.server_num,
             table.schema,
             arguments.keys,
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         for table in tables
     ]
     for need in needs:
-        for line in of_table(need, arguments.keys, arguments.server_num, arguments.delta):
+        for line in table_lines(need, arguments.keys, arguments.server_num, arguments.delta):
             sys.stdout.write(line + "\n")
         sys.stdout.write("\n")
     if len(needs) > 1:

@@ -1,7 +1,7 @@
-"""How many bytes a table needs, from how the core lays rows and index out and what files hold.
+"""How many bytes a table needs, from the core's layout of rows and index and the format of files.
 
-Estimates are of `_core.Table.bytes`, which counts memory taken from the system, and of the files of
-a checkpoint; both agree with what is measured within 5 %.
+Estimated are `_core.Table.bytes`, which counts memory taken from the system, and the files of a
+checkpoint; both agree with measurements within 5 %.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from trireme.table import TableSchema
 
 MARKS_BYTES = 8 * _core.NUM_BUCKETS
 LINE_BYTES, LINE_SLOTS, LOAD_PERCENT = 64, 12, 82  # core/store/index.h
-LINES_MIN = 3  # that a bucket grows by, core/store/index.cc
+LINES_MIN = 3  # by which a bucket grows, core/store/index.cc
 PENDING_KEY_BYTES = 16 * (16 + 23) / 32  # core/table/pending_counts.h: between 16 and 23
 PENDING_KEY_FILE_BYTES = 16
 QUANTILES = 33
 
 
 @dataclass(frozen=True)
-class Need:
-    """What one server needs for its part of a table.
+class ServerEstimate:
+    """What one server needs for its share of a table.
 
     Attributes:
-        num_rows: rows here.
-        num_buckets: buckets here, of 4096.
-        num_streams: of training data: one per worker.
-        num_pending: keys that an exact CountFilter counts here.
-        head_share: part of the rows that have a head alone; the policy must have such rows.
-        shares: of a schema with several dims, what part of the other rows has each; none: all are
-            of the largest.
+        num_rows: rows on this server.
+        num_buckets: buckets on this server, of 4096.
+        num_streams: of training data, one per worker.
+        num_pending: keys that an exact CountFilter counts on this server.
+        head_share: part of the rows with only a head; the policy must have such rows.
+        shares: for a schema with several dims, the part of the other rows that has each dim;
+            empty: all have the largest.
     """
 
     schema: TableSchema
@@ -61,19 +61,23 @@ class Need:
         num_pending: int = 0,
         head_share: float = 0.0,
         shares: tuple[float, ...] = (),
-    ) -> Need:
-        """Of the server with the most buckets. Raises BadRequest if it cannot number its rows."""
+    ) -> ServerEstimate:
+        """For the server with the most buckets. Raises BadRequest if it has more rows than it can
+        number.
+        """
         num_buckets = math.ceil(_core.NUM_BUCKETS / num_servers)
         share = num_buckets / _core.NUM_BUCKETS
         rows, pending = math.ceil(num_rows * share), math.ceil(num_pending * share)
-        need = Need(schema, rows, num_buckets, num_streams, pending, head_share, shares)
-        if rows > need.rows_max:
+        estimate = ServerEstimate(
+            schema, rows, num_buckets, num_streams, pending, head_share, shares
+        )
+        if rows > estimate.rows_max:
             raise BadRequest(
-                f"size: expected at most {need.rows_max:,} rows of table {schema.name!r} on a"
+                f"size: expected at most {estimate.rows_max:,} rows of table {schema.name!r} on a"
                 f" server, found {rows:,}; give --server_num"
-                f" {math.ceil(num_rows / need.rows_max)} or more"
+                f" {math.ceil(num_rows / estimate.rows_max)} or more"
             )
-        return need
+        return estimate
 
     @cached_property
     def table(self) -> _core.Table:
@@ -86,24 +90,24 @@ class Need:
 
     @property
     def rows_max(self) -> int:
-        """Rows are numbered with 32 bits, some of which say the class."""
+        """Rows are numbered with 32 bits, some of which are the class."""
         bits = 32 - (len(self.table.class_bytes) - 1).bit_length()
         return (1 << bits) - 2
 
     @property
     def row_bytes(self) -> float:
-        """Of a row in memory, index aside; of several classes, in the mean."""
+        """Bytes of a row in memory without index, the mean over classes."""
         whole, head = self._mean(self.table.class_bytes), self.table.class_bytes[-1]
         return whole + self.head_share * (head - whole)
 
     def _mean(self, of_classes: Sequence[float]) -> float:
-        """Over rows that are not a head alone."""
+        """The mean over rows that have more than a head."""
         dims = self.schema.dims
         shares = self.shares or [float(dim == max(dims)) for dim in dims]
-        return sum(share * of for share, of in zip(shares, of_classes, strict=False))
+        return sum(share * value for share, value in zip(shares, of_classes, strict=False))
 
     def parts_of_row(self) -> dict[str, float]:
-        """Where the bytes of a row are, index aside; of several classes, in the mean."""
+        """The bytes of each part of a row without index, the mean over classes."""
         share, dim = 1 - self.head_share, self._mean(self.schema.dims)
         whole, statistics = (
             self._mean(self.table.class_bytes),
@@ -132,7 +136,7 @@ class Need:
 
     @property
     def index_max(self) -> float:
-        """When every bucket has just grown."""
+        """The index when every bucket has just grown."""
         return self.num_rows * LINE_BYTES / (LINE_SLOTS * LOAD_PERCENT / 100) * 9 / 8
 
     @property
@@ -141,7 +145,7 @@ class Need:
 
     @property
     def pending(self) -> float:
-        """What admission counts of keys without a row."""
+        """Counts that admission keeps of keys without a row."""
         return self._pending(PENDING_KEY_BYTES)
 
     def _pending(self, bytes_of_key: float) -> float:
@@ -156,7 +160,7 @@ class Need:
 
     @cached_property
     def file_row_bytes(self) -> int:
-        """Of a row in a checkpoint."""
+        """Bytes of a row in a checkpoint."""
         return sum(_cell_bytes(field.type) for field in RowColumns.of(self.layout).schema)
 
     @property
@@ -164,12 +168,12 @@ class Need:
         return self.num_rows * self.file_row_bytes + self._pending(PENDING_KEY_FILE_BYTES)
 
     def delta(self, share: float) -> float:
-        """A checkpoint of the rows that changed, with what is pending."""
+        """A checkpoint of the changed share of rows, with pending counts."""
         return self.num_rows * share * self.file_row_bytes + self._pending(PENDING_KEY_FILE_BYTES)
 
 
 def _mean_lines(mean_rows: float) -> float:
-    """Lines of a bucket, over buckets with as many rows as chance gives them (Poisson, taken as
+    """The mean number of lines of a bucket whose number of rows is random (Poisson, approximated as
     normal).
     """
     spread = NormalDist(mean_rows, math.sqrt(mean_rows)) if mean_rows else None
@@ -180,7 +184,7 @@ def _mean_lines(mean_rows: float) -> float:
 
 
 def _lines(num_rows: int) -> int:
-    """Lines of a bucket that has grown row by row, as Index::reserve has it."""
+    """Lines of a bucket that has grown row by row, as in Index::reserve."""
     needed = math.ceil(num_rows * 100 / (LINE_SLOTS * LOAD_PERCENT))
     lines = 0
     while lines < needed:

@@ -1,14 +1,16 @@
-"""What `trireme size` writes of a table."""
+"""The output of `trireme size` for a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from trireme.drawing import columns, size
-from trireme.size.estimate import PENDING_KEY_BYTES, Need
+from trireme.size.estimate import PENDING_KEY_BYTES, ServerEstimate
 
 
-def of_table(need: Need, num_rows: int, num_servers: int, delta_share: float) -> Iterator[str]:
+def table_lines(
+    need: ServerEstimate, num_rows: int, num_servers: int, delta_share: float
+) -> Iterator[str]:
     """need: of the server with the most buckets. num_rows: on all servers together."""
     schema = need.schema
     admission = "" if schema.admission is None else f", admission {schema.admission['name']}"
@@ -27,27 +29,27 @@ def of_table(need: Need, num_rows: int, num_servers: int, delta_share: float) ->
     yield from _notes(need)
 
 
-def _memory(need: Need, num_rows: int, num_servers: int) -> Iterator[list[str]]:
+def _memory(need: ServerEstimate, num_rows: int, num_servers: int) -> Iterator[list[str]]:
     scale = num_rows / max(need.num_rows, 1)
     parts = need.parts_of_row()
     parts["index"] = need.index / max(need.num_rows, 1)
     for name, per_row in parts.items():
         yield _line(name, per_row, per_row * num_rows, per_row * need.num_rows)
     if need.pending:
-        yield _line("keys that wait", None, need.pending * scale, need.pending)
+        yield _line("pending keys", None, need.pending * scale, need.pending)
     fixed = need.marks + need.table.bytes
     yield _line("marks and the like", None, fixed * num_servers, fixed)
     everywhere = (need.memory - fixed) * scale + fixed * num_servers
     yield _line("all", sum(parts.values()), everywhere, need.memory)
 
 
-def _disk(need: Need, num_rows: int, delta_share: float) -> Iterator[list[str]]:
+def _disk(need: ServerEstimate, num_rows: int, delta_share: float) -> Iterator[list[str]]:
     scale = num_rows / max(need.num_rows, 1)
-    for name, here in (
+    for name, each in (
         ("full checkpoint", need.checkpoint),
         (f"delta of {100 * delta_share:g} %", need.delta(delta_share)),
     ):
-        yield _line(name, need.file_row_bytes, here * scale, here)
+        yield _line(name, need.file_row_bytes, each * scale, each)
 
 
 def _line(name: str, per_row: float | None, everywhere: float, each: float) -> list[str]:
@@ -55,27 +57,26 @@ def _line(name: str, per_row: float | None, everywhere: float, each: float) -> l
     return [f"  {name}", row, size(everywhere), size(each)]
 
 
-def _notes(need: Need) -> Iterator[str]:
+def _notes(need: ServerEstimate) -> Iterator[str]:
     growth = max(need.index_max - need.index, 0.0)
     yield (
-        "growing: rows take memory 2 MiB at a time, the index an eighth of a bucket at a time: at"
+        "growth: rows take memory 2 MiB at a time, the index an eighth of a bucket at a time: at"
         f" most {size(growth)} more on a server"
     )
     if need.schema.head_class is not None and not need.head_share:
         yield (
-            "rows with a head alone (embedx_threshold): none here; --heads P says how many per cent"
-            " they are"
+            "rows with only a head (embedx_threshold): none counted; --heads P sets their per cent"
         )
     if len(need.schema.dims) > 1 and not need.shares:
         yield (
             f"dims: all rows are counted with {max(need.schema.dims)} weights; --dims with the per"
-            " cent of rows that have each dim says it closer"
+            " cent of rows of each dim gives a better estimate"
         )
     admission = need.schema.admission or {}
     if admission.get("name") == "count_filter" and admission["sketch_bytes"] is None:
         yield (
             f"admission: about {PENDING_KEY_BYTES:.0f} B for each key that was seen and has no row"
-            " yet (--pending_keys); shrink() forgets old ones as it does rows"
+            " yet (--pending_keys); shrink() removes old ones as it does rows"
         )
     yield "while a checkpoint is written: up to a tenth more memory"
     yield "not counted: dense parameters, batches, torch, keys removed since an export (12 B each)"
