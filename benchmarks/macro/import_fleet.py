@@ -21,6 +21,7 @@ from trireme import _core
 from trireme.interchange.formats.file_lists import list_files
 from trireme.interchange.worker_side.import_requests import importing, read_fleet_rows
 from trireme.job.embedded import embedded
+from trireme.table import RowClassId
 
 TAIL = 8
 NUM_FILES = 10
@@ -60,7 +61,7 @@ def _measure(num_rows: int, _: int) -> Run:
             if found != num_rows:
                 raise BenchError(f"import_fleet: expected {num_rows} rows, found {found}")
             keys = _core.unique(_keys(num_rows)[:1000], home.pool)[0]
-            rows = home.client.pull({table.name: keys}).rows[table.name]
+            rows = home.client.pull({RowClassId(table.name): keys}).rows[RowClassId(table.name)]
     digest = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
     detail = {"rows": num_rows, "bytes": num_bytes, "wall_s": round(wall_s, 3)}
     return Run(num_bytes / cpu_s / 1e6, hash=digest, detail=detail)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         prefetch,
     )
     from trireme.train.online.passes import Pass
-    from trireme.train.online.train_passes import Publishing, train_passes
+    from trireme.train.online.publishing import Publishing
+    from trireme.train.online.train_passes import train_passes
 
 __all__ = [
     "Blocks",
@@ -64,7 +65,7 @@ _HOMES = {
     "DistributedOptimizer": "trireme.train",
     "Dump": "trireme.train",
     "Pass": "trireme.train.online.passes",
-    "Publishing": "trireme.train.online.train_passes",
+    "Publishing": "trireme.train.online.publishing",
     "Recipe": "trireme.train",
     "Report": "trireme.train",
     "Strategy": "trireme.strategy",

@@ -1,4 +1,4 @@
-"""A little of `make chaos`, each kind of event once, and that the suite sees what it looks for."""
+"""A small part of `make chaos`: each kind of event once, and each kind of error is detected."""
 
 from __future__ import annotations
 

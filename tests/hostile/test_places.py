@@ -1,4 +1,4 @@
-"""No path from the wire leads out of a server's root folder, whatever it looks like."""
+"""No path in a message leads outside a server's root folder."""
 
 from __future__ import annotations
 

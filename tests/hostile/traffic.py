@@ -1,5 +1,5 @@
-"""What a small job says to its server, recorded from the calls of a real worker; and a server's
-handlers in the state that this leaves.
+"""Messages of a small job, recorded from the calls of a real worker, and server handlers in the
+state after these calls.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _run(cluster: Cluster, folder: Path) -> None:
     torch.manual_seed(1)
     trainer = _trainer(cluster, folder.name, Model())
     trainer.fit(batches(3, seed=1))
-    if trainer.optimizer.is_sync:  # as a worker of several does that clip a step by its norm
+    if trainer.optimizer.mode.in_lockstep:  # as one of several workers that clip by the norm
         cluster.client.pull({}, staged=3, clipped=True)
     trainer.save(folder / "full")
     trainer.fit(batches(2, seed=2))

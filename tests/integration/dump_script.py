@@ -1,4 +1,4 @@
-"""A script for the tests of dumps: what an untrained model makes of `count` examples, into PATH."""
+"""Script for tests of dumps: dumps an untrained model's outputs for `count` examples to PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that keep their state: real processes, to be killed and started again where they were."""
+"""Server processes with durable state, which tests kill and restart at the same addresses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A training script for jobs with leased streams. It prints `step N of S` behind the N-th batch
-of its process, of stream S, and its figures and `done` at the end.
+"""A training script for jobs with leased streams.
 
-At the steps of --hold it stops there, prints `held`, and goes on when a line comes on its standard
+It prints `step N of S` after the N-th batch of its process, which is of stream S, and at the end
+its metrics and `done`. At the steps of --hold it prints `held` and waits for a line on its standard
 input.
 """
 

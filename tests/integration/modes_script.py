@@ -1,4 +1,4 @@
-"""A worker's script for test_modes: MODE as JSON, then the number of batches of each worker."""
+"""Training script of test_modes: takes MODE as JSON, then the batch count of each worker."""
 
 from __future__ import annotations
 

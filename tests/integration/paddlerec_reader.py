@@ -1,5 +1,7 @@
-"""A reader script as PaddleRec's are: PIPE_COMMAND YAML_PATH UTILS_PATH, one example a line of
-blank-separated name:value pairs in; what it changed to come here is the first import.
+"""A reader script of PaddleRec, unchanged except for its first import.
+
+It runs as `PIPE_COMMAND YAML_PATH UTILS_PATH` and reads one example per line: name:value pairs
+separated by blanks.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A small planted model with its data, and trainers of it, for the tests of training."""
+"""A small model whose best weights are known, its data, and trainers for it."""
 
 from __future__ import annotations
 

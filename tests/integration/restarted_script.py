@@ -1,8 +1,8 @@
-"""A training script whose workers are killed, anywhere, and started again as they were.
+"""A training script whose workers are killed anywhere and restarted with the same arguments.
 
-With --hold METHOD:N:before or after, a process stops at its N-th call of a client's method, prints
-`held` and waits to be killed. It prints `step N` behind its N-th forward pass, and at the end its
-figures and `done`.
+With --hold METHOD:N:before (or after), a process stops at its N-th call of a client's method,
+prints `held` and waits to be killed. It prints `step N` after its N-th forward pass, and at the end
+its metrics and `done`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs of real processes that run resumed_script.py, to be killed."""
+"""Jobs of real processes that run resumed_script.py; tests kill them and compare checkpoints."""
 
 from __future__ import annotations
 

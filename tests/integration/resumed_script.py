@@ -1,9 +1,9 @@
-"""A training script that takes checkpoints and goes on from the newest one. It prints `step N`
-behind the N-th forward pass of this process, and `done` when all is trained, saved and closed.
+"""A training script that takes checkpoints and resumes from the newest one.
 
-The model has what a resumed run could get wrong: dropout, BatchNorm, optimizers with state, keys
-that wait for their row, shows and clicks. The streams are shuffled, in another order in each epoch,
-and of unequal lengths.
+It prints `step N` after the N-th forward pass of this process, and `done` when all is trained,
+saved and closed. The model has what a resumed run could get wrong: dropout, BatchNorm, optimizers
+with state, keys that wait for admission, shows and clicks. Streams are shuffled differently in each
+epoch, and their lengths differ.
 """
 
 from __future__ import annotations

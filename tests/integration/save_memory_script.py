@@ -1,4 +1,4 @@
-"""Saves a table of a million rows; prints the process' memory before, and the most meanwhile."""
+"""Saves a table of a million rows; prints the memory before, and the peak during the save."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import trireme as tr
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.embedded import embedded
@@ -30,7 +31,7 @@ def main(folder: str) -> None:
             distinct = _core.unique(keys.astype(np.uint64), cluster.pool)[0]
             values = values_of_group(table.optimizer.group(), number)
             gradient = TableGradient(distinct, np.ones((len(distinct), DIM), np.float32), values)
-            cluster.client.push(Step(number, 0, [], 1), {"t": gradient})
+            cluster.client.push(Step(number, 0, [], 1), {T_ROWS: gradient})
         before = kib("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         save_checkpoint(cluster.client, folder, extra={}, tensors={})

@@ -1,4 +1,4 @@
-"""The rows of a checkpoint, read as any Arrow reader would."""
+"""Reads the rows of a checkpoint with plain Arrow."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A worker that loads its share of some files and takes part in a global shuffle; for the tests of
-shuffling. It prints `loaded N`, then `held N SUM ORDER` (see digests), then for every batch
-`batch POSITION REST`: the digest of what comes behind it.
+"""A worker that loads its share of some files and takes part in a global shuffle.
+
+It prints `loaded N`, then `held N SUM ORDER` (see `digests`), then for every batch
+`batch POSITION REST`, where REST is the digest of the batches after it.
 """
 
 from __future__ import annotations

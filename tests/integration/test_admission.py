@@ -1,6 +1,4 @@
-"""Admission in whole jobs: which keys get rows is the same for any number of servers, follows from
-the data, and goes on where a checkpoint was made.
-"""
+"""Admission in whole jobs: the same keys get rows on any number of servers, and after a resume."""
 
 from __future__ import annotations
 

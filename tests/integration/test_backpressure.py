@@ -1,4 +1,4 @@
-"""A server that is slow makes its clients slow; nothing piles up on either side."""
+"""A slow server slows its clients down; no queue grows on either side."""
 
 from __future__ import annotations
 

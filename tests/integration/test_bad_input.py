@@ -1,5 +1,5 @@
-"""Data that is wrong in any way, at every entry: an error of one line that names file, line and
-value, an exit code that is not 0, and nothing half-written.
+"""Bad data at every entry point: a one-line error with file, line and value, a nonzero exit code,
+and nothing half-written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trireme.data import InMemoryDataset, QueueDataset
 from trireme.errors import BadRequest, DataError
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.launch import roles
+from trireme.launch import environment
 
 CONFIG = """
 format: {format}
@@ -87,7 +87,7 @@ def fleets_memory(path: Path, schema: tr.data.Schema) -> Any:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in roles.VARIABLES:
+    for name in environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -215,14 +215,16 @@ def test_a_failed_training_may_be_tried_again(tmp_path: Path) -> None:
         assert trainer.fit(good)["examples"] == NUM_LINES
 
 
-def command(folder: Path, *arguments: str, file_bytes: int = -1) -> tuple[int, str]:
+def command(
+    folder: Path, *arguments: str, python: str = sys.executable, file_bytes: int = -1
+) -> tuple[int, str]:
     """Run the command on the configuration in the folder: its exit code and stderr.
 
     file_bytes: the most that a file of its processes may have, as on a disk that is full.
     """
     name, *options = arguments
     done = subprocess.run(
-        [sys.executable, "-m", "trireme", name, "-m", "config.yaml", *options],
+        [python, "-m", "trireme", name, "-m", "config.yaml", *options],
         cwd=folder,
         env=clean_environment(),
         capture_output=True,
@@ -233,10 +235,10 @@ def command(folder: Path, *arguments: str, file_bytes: int = -1) -> tuple[int, s
     return done.returncode, done.stderr
 
 
-def launch(folder: Path, workers: int, *options: str, file_bytes: int = -1) -> tuple[int, str]:
-    """A job of one server."""
+def launch(folder: Path, workers: int, *options: str, **how: Any) -> tuple[int, str]:
+    """A job of one server, as `command` runs it."""
     numbers = ["--server_num", "1", "--worker_num", str(workers)]
-    return command(folder, "launch", *numbers, "-o", *options, file_bytes=file_bytes)
+    return command(folder, "launch", *numbers, "-o", *options, **how)
 
 
 @pytest.mark.parametrize(
@@ -255,13 +257,13 @@ def launch(folder: Path, workers: int, *options: str, file_bytes: int = -1) -> t
     ],
 )
 def test_a_job_ends_with_the_error_of_the_worker_that_failed(
-    tmp_path: Path, workers: int, options: list[str], says: str
+    tmp_path: Path, programs: Template, workers: int, options: list[str], says: str
 ) -> None:
     good, (broken, _) = text(TEXT["multislot"]), TEXT["multislot"].broken["a word"]
     bad = compressed(text(TEXT["multislot"], broken), ".gz")
     put(tmp_path, {"data/0": good, "bad/0.gz": compressed(good, ".gz"), "bad/1.gz": bad})
     configure(tmp_path, "multislot", "data")
-    code, stderr = launch(tmp_path, workers, *options)
+    code, stderr = launch(tmp_path, workers, *options, python=programs.python)
     assert code == 2
     assert re.search(f"    trireme run: error: QueueDataset.*{says}", stderr)
     assert "Traceback" not in stderr

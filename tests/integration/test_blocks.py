@@ -1,5 +1,5 @@
-"""How dense parameters are cut and placed changes nothing but where they are, and
-checkpoints of one cut load in any other.
+"""The cut and the placement of dense parameters change no result, and a checkpoint of one cut loads
+into any other.
 """
 
 from __future__ import annotations

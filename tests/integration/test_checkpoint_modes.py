@@ -1,5 +1,5 @@
-"""What checkpoints of each mode hold, chains of deltas and what of them is kept, and other readers
-of their rows.
+"""What checkpoints of each mode hold, chains of deltas and their retention, and other readers of
+the rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, which cannot rename: the manifest comes last and says all."""
+"""Checkpoints in an object store, which cannot rename: the manifest is written last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deltas of exports: a Predictor goes on with the training, and is never between two versions."""
+"""Deltas of exports: a Predictor follows the training and never mixes two versions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def answers(trainer: tr.Trainer) -> torch.Tensor:
     """Of the trained model itself, in evaluation."""
     model = trainer.model.eval()
     plan = tr.nn.Planner(model, pool=trainer.cluster.pool).plan(EXAMPLES)
-    pulled = trainer.cluster.pull({part.table.name: part.keys for part in plan.tables})
+    pulled = trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
     batch = tr.data.Batch(dict(EXAMPLES))
     rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
     plan.attach(batch, rows, train=False)

@@ -1,4 +1,4 @@
-"""Tables whose features have dims of their own, in whole jobs: trained, saved, moved, exported."""
+"""Tables whose features have different dims, in whole jobs: trained, saved, moved, exported."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def rows_in(cluster: Cluster, model: nn.Module) -> dict[str, torch.Tensor]:
     plan = planner.plan(batch, train=False)
     for table in planner.tables:
         cluster.ensure_table(table)
-    pulled = cluster.pull({part.table.part: part.keys for part in plan.tables})
+    pulled = cluster.pull({part.table.class_id: part.keys for part in plan.tables})
     rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
     plan.attach(batch, rows, train=False)
     return {name: module.eval()(batch).clone() for name, module in modules.items()}
@@ -276,7 +276,7 @@ def answer_of(trainer: tr.Trainer, batch: Batch) -> torch.Tensor:
     """Of the trained model itself, in evaluation."""
     model = trainer.model.eval()
     plan = tr.nn.Planner(model, pool=trainer.cluster.pool).plan(batch, train=False)
-    pulled = trainer.cluster.pull({part.table.part: part.keys for part in plan.tables})
+    pulled = trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
     rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
     with torch.no_grad():
         lookups = plan.lookups(plan.leaves(rows, train=False))

@@ -1,4 +1,4 @@
-"""Dumps of what a model makes of each example: every one once, in order, complete or not there."""
+"""Dumps of a model's outputs: every example once, in order, complete or absent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every push is applied exactly once, whatever is lost, repeated, reordered or re-planned on the
-way.
-"""
+"""Every push is applied exactly once, whatever is lost, repeated, reordered or re-planned."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import pytest
 
 import trireme as tr
 from tests.jobs import Job
-from tests.tables import restore
+from tests.tables import T_ROWS, restore
 from trireme import _core
 from trireme.errors import Fenced, NotReady
 from trireme.job.cluster import Cluster
@@ -35,12 +33,12 @@ def all_keys(cluster: Cluster) -> np.ndarray:
 
 def push(cluster: Cluster, sequence: int, keys: np.ndarray, *, step: int = 0) -> None:
     gradient = TableGradient(keys, np.zeros((len(keys), 2), dtype=np.float32), VALUES)
-    cluster.client.push(Step(sequence, step, [], examples=1), {"t": gradient}, staged=step > 0)
+    cluster.client.push(Step(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0)
 
 
 def counts(cluster: Cluster) -> dict[int, float]:
     keys = all_keys(cluster)
-    rows = cluster.client.pull({"t": keys}).rows["t"]
+    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
     assert np.array_equal(rows[:, 0], rows[:, 1])
     return dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True))
 

@@ -1,4 +1,4 @@
-"""Nothing hangs: what real processes say, and how they end, when others fail.
+"""Nothing hangs: what real processes print, and how they end, when others fail.
 
 Everything that fails here fails within a deadline of a few seconds (TRIREME_TIMEOUT_S); a process
 that ends too late fails the test in `Program.finish`.

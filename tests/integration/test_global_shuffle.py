@@ -1,4 +1,4 @@
-"""A global shuffle of real processes: nothing lost, the same again, and an end when one dies."""
+"""Global shuffle of real processes: loses nothing, is repeatable, and ends when a worker dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports: what the trained model answers, without it."""
+"""Exports: a Predictor answers as the trained model does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Exported:
         model = self.trainer.model.eval()
         planner = tr.nn.Planner(model, pool=self.trainer.cluster.pool)
         plan = planner.plan(batch, train=False)
-        pulled = self.trainer.cluster.pull({part.table.name: part.keys for part in plan.tables})
+        pulled = self.trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
         rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
         plan.attach(batch, rows, train=False)
         with torch.no_grad():

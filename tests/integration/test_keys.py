@@ -1,4 +1,4 @@
-"""Jobs of real processes with keys of `trireme keys`; those without a listed key are kept out."""
+"""Jobs of real processes with keys of `trireme keys`: unlisted keys are refused."""
 
 from __future__ import annotations
 

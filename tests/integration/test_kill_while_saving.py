@@ -1,5 +1,5 @@
-"""Servers and workers are killed at random moments of saves, one after the other: what has been
-published before is whole and right, what has not is never taken for a checkpoint.
+"""Servers and workers are killed at random moments of saves: published checkpoints are complete and
+correct, unpublished ones are never loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`trireme launch` with stand-ins for training scripts: real processes, told what to do."""
+"""`trireme launch` with controlled scripts: real processes that execute the test's commands."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ def test_streams_are_told_to_all_and_not_named_by_who_joins(launcher: Launcher) 
         peer.send("exit 0")
     assert launcher.finish()[0] == 0
     for options, message in (
-        (["--join", "a:1", "--streams", "8"], "because the job says the rest, found --streams"),
+        (["--join", "a:1", "--streams", "8"], "because the job has the rest, found --streams"),
         (["--server_num", "1", "--worker_num", "1", "--streams", "0"], "--streams of at least 1"),
     ):
         run = subprocess.run(

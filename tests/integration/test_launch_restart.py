@@ -1,5 +1,5 @@
-"""`trireme launch --max_restart`: a real job whose processes are killed ends as one left alone; and
-how it stops when it is told to.
+"""`trireme launch --max_restart`: a job whose processes are killed ends like an undisturbed one;
+and a job stops on SIGTERM.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 from tests.integration import leased_streams_script as script
 from tests.integration.durable_servers import DurableServers
 from tests.programs import Program, Template
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.embedded import embedded
 
@@ -92,7 +93,7 @@ def assert_each_batch_counted_once(path: Path) -> None:
     with embedded(threads=1) as cluster:
         script.make_trainer(script.Model(), cluster).load(path)
         keys = _core.unique(np.arange(script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({"t": keys}).rows["t"]
+        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
         found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
     assert {key: count for key, count in found.items() if count} == dict(expected)
 

@@ -1,6 +1,6 @@
-"""What a server keeps beside pushes: rows that were loaded or removed, what deltas are since.
-A random life of tables is lived twice, once with servers that are killed between its events: what
-it saves is the same. And what a server makes of a damaged snapshot, or of keys.
+"""What a server logs besides pushes: loaded rows, removed rows, deltas. A random history runs
+twice, once with kills between its events, and saves the same; damaged snapshots and keys are
+handled.
 """
 
 from __future__ import annotations

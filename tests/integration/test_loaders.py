@@ -1,4 +1,4 @@
-"""Loaders of other kinds, shared among workers: IterableDataset, DataLoader, TorchRec's batches."""
+"""Other kinds of loaders divided among workers: IterableDataset, DataLoader, TorchRec's batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real processes tell over HTTP, and that docs/metrics.md lists all of it."""
+"""What real processes serve over HTTP, and that docs/metrics.md lists all of it."""
 
 from __future__ import annotations
 

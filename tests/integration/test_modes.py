@@ -1,4 +1,4 @@
-"""Every mode in real processes, with workers whose data ends at unlike times or is none at all."""
+"""Every mode in real processes, with workers that have unequal data or none."""
 
 from __future__ import annotations
 

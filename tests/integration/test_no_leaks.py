@@ -1,5 +1,5 @@
-"""A job at full speed keeps its memory and its file descriptors: seconds here, ten minutes in
-`make long`.
+"""A job at full speed keeps its memory and file descriptors: seconds here, ten minutes in `make
+long`.
 """
 
 from __future__ import annotations

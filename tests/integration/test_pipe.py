@@ -1,4 +1,4 @@
-"""Files through commands: real processes, and all the ways in which they fail."""
+"""Files read through commands: real processes, and all the ways in which they fail."""
 
 from __future__ import annotations
 

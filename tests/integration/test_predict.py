@@ -1,4 +1,4 @@
-"""`trireme predict`: files of every format, answered as the trained model answers them."""
+"""`trireme predict`: files of every format get the trained model's answers."""
 
 from __future__ import annotations
 

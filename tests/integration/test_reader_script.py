@@ -1,4 +1,4 @@
-"""PaddleRec's reader scripts run as they are, but for one import."""
+"""PaddleRec's reader scripts run unchanged except for one import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data at locations of fsspec: an S3 server on loopback, local://, and what goes wrong."""
+"""Data at fsspec locations: an S3 server on loopback, local://, and their errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checkpoints of a fit, and how another run goes on from them: whatever the data is read from,
-whatever is damaged, and in async.
+"""Checkpoints during fit, and how another run resumes from them: every kind of data, damaged files,
+and async.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import trireme as tr
 from tests.integration import resumed_script
 from tests.integration.resumed_script import BATCH, NUM_BATCHES, array_dataset, columns
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, Corruption, ResourceExhausted
 from trireme.job.cluster import Cluster
@@ -68,7 +69,7 @@ def run(
             cluster.abandon()
             return {}
         keys = _core.unique(np.arange(resumed_script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+        rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
         model = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
         model |= {name: t.numpy().copy() for name, t in trainer.model.named_buffers()}
         random = {"torch": torch.rand(3).numpy()}

@@ -1,4 +1,4 @@
-"""What a save takes of memory, beside what is there."""
+"""The memory that a save needs beyond the tables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Servers are killed at random moments and started again: no push that was acknowledged is lost,
-none is applied twice, and in sync nothing differs from a run that nobody has disturbed.
+"""Servers are killed at random moments and restarted: no acknowledged push is lost, none is applied
+twice, and sync training keeps its exact bits.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.jobs import Job, in_threads
 from tests.long import pick
 from tests.programs import Template
 from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.checkpoint.worker_side.save import save_checkpoint
@@ -46,7 +47,7 @@ def some_keys(cluster: Cluster, seed: int) -> np.ndarray:
 def push(cluster: Cluster, sequence: int, *, step: int = 0) -> np.ndarray:
     keys = some_keys(cluster, 10_000 * cluster.worker + sequence)
     gradient = TableGradient(keys, np.zeros((len(keys), DIM), dtype=np.float32), VALUES)
-    cluster.client.push(Step(sequence, step, [], examples=1), {"t": gradient}, staged=step > 0)
+    cluster.client.push(Step(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0)
     return keys
 
 
@@ -54,7 +55,7 @@ def counts(cluster: Cluster) -> np.ndarray:
     """How often each key was pushed, as the servers have it."""
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
     found = np.zeros(NUM_KEYS)
-    found[keys.astype(np.int64)] = cluster.client.pull({"t": keys}).rows["t"][:, 0]
+    found[keys.astype(np.int64)] = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS][:, 0]
     return found
 
 

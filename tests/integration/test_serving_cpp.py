@@ -1,4 +1,4 @@
-"""examples/serving_cpp reads an export in C++, with the numbers that Python finds."""
+"""examples/serving_cpp reads an export in C++ and gets the same numbers as Python."""
 
 from __future__ import annotations
 

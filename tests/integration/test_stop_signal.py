@@ -1,4 +1,4 @@
-"""What SIGTERM does to one process that trains embedded."""
+"""SIGTERM to one process that trains embedded."""
 
 from __future__ import annotations
 

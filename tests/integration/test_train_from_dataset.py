@@ -1,4 +1,4 @@
-"""What fit and evaluate print, refuse and leave alone, under native names and Fleet's."""
+"""train_from_dataset and infer_from_dataset: what they print, refuse and leave unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with several outputs, losses that read the batch, and metrics of their own choice."""
+"""Models with several outputs, losses that read the batch, and custom metrics."""
 
 from __future__ import annotations
 

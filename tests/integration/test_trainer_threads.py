@@ -1,4 +1,4 @@
-"""Trainer(threads=): order, age of the weights, rows of each thread, and errors in one of them."""
+"""Trainer(threads=): order, age of the weights, rows of each thread, and errors in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trireme verify`: what is whole is said to be, what is damaged is named."""
+"""`trireme verify`: confirms intact checkpoints and names what is damaged."""
 
 from __future__ import annotations
 

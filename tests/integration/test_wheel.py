@@ -1,4 +1,5 @@
-"""The wheel: built from this tree, installed into a clean environment, trains from an empty folder.
+"""The wheel, built from this tree and installed into a clean environment, trains from an empty
+folder.
 
 The environment sees the dependencies of the running one, through a path file, but not its trireme:
 nothing is fetched from a network.

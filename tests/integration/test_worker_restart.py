@@ -1,6 +1,5 @@
-"""Workers are killed, anywhere, and their script is started again: the job goes on as if nothing
-had happened. In sync all weights and states are those of an undisturbed run, to the bit; in async
-every batch counts once.
+"""Workers are killed anywhere and their script is restarted: in sync all weights and states keep
+the bits of an undisturbed run, in async every batch counts once.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from tests.integration.resumed_jobs import SERVER, assert_same
 from tests.long import pick
 from tests.programs import Program, Template
 from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.embedded import embedded
 
@@ -180,6 +180,6 @@ def counts(path: Path) -> dict[int, int]:
         model = restarted_script.Model(tr.optim.Count())
         restarted_script.make_trainer("async", model, cluster).load(path)
         keys = _core.unique(np.arange(restarted_script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({"t": keys}).rows["t"]
+        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
         found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
         return {key: count for key, count in found.items() if count}

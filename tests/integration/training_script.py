@@ -1,5 +1,7 @@
-"""A small training script for the tests of failure. It prints `batch N` for each batch it reads and
-ends its data after `--batches`, or when a line comes on its standard input.
+"""A small training script, used by tests of failures, metrics and keys.
+
+It prints `batch N` for each batch it reads. Its data ends after `--batches`, or when a line comes
+on its standard input.
 """
 
 from __future__ import annotations

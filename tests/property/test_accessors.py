@@ -1,5 +1,5 @@
-"""Accessors count, select and remove as Fleet's do, over random histories of pushes, days, saves
-and shrinks.
+"""Accessors count, select and remove rows as Fleet's do, over random histories of pushes, days,
+saves and shrinks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import trireme as tr
 from tests.jobs import Job
 from tests.property.accessor_model import Accessor
 from tests.seeds import SEED, named_in_failure
-from tests.tables import POOL, buckets_of
+from tests.tables import POOL, T_ROWS, buckets_of
 from trireme import _core
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
@@ -151,8 +151,8 @@ class Servers(Ours):
         number = self._sequence if self._sync else 0
         step = Step(self._sequence, number, [], examples=1, time=time)
         client = self._cluster.client
-        client.push(step, {"t": push}, staged=self._sync)
-        pulled = client.pull({"t": KEYS}, staged=number, time=time).rows["t"]
+        client.push(step, {T_ROWS: push}, staged=self._sync)
+        pulled = client.pull({T_ROWS: KEYS}, staged=number, time=time).rows[T_ROWS]
         assert pulled.shape[1] == self.tables[0].schema.width_of(0)
 
     def shrink(self, time: int) -> int:

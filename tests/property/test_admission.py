@@ -1,5 +1,5 @@
-"""Random operations on tables with admission against a plain model: rows, rejections and pending
-bytes are the same for any number of threads and servers.
+"""Tables with admission equal a plain model under random operations: the same rows, rejections and
+pending bytes for any number of threads and servers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Random requests to a server that starts again now and then, with and without snapshots between,
-and to one that does not: both hold the same bytes.
+"""Random requests to a server that restarts now and then, with and without snapshots, and to one
+that does not: both hold the same bytes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Stop after any batch, go on from its position: the same batches, for every kind of file, one and
-three streams, and another number of threads.
+"""Stop after any batch and resume from its position: the same batches, for every kind of file, one
+and three streams, and another number of threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many callers of one table: each sees what it would see alone, and only ever whole rows."""
+"""Many concurrent callers of one table: each sees its own updates, and never a torn row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every instruction set computes the same bits: what is looked up, initial rows, all rules."""
+"""Every instruction set computes the same bits: lookups, initial rows, all update rules."""
 
 from __future__ import annotations
 

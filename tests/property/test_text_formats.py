@@ -1,4 +1,4 @@
-"""Text formats: what was printed is read back; damaged lines are judged as plain Python does."""
+"""Text formats: printed examples are read back; damaged lines are judged as plain Python does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down twice is equal, and what is referred to exists."""
+"""Facts written twice agree, and references lead to something that exists."""
 
 from __future__ import annotations
 

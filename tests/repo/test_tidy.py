@@ -1,4 +1,4 @@
-"""House rules that a machine can check. An exception is listed with its reason, or it fails."""
+"""House rules that a machine can check. Exceptions are listed with their reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of dense blocks are safetensors, as the package of that name reads them."""
+"""Files of dense blocks are valid safetensors files."""
 
 from __future__ import annotations
 

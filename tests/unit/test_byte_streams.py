@@ -1,4 +1,4 @@
-"""Bytes of files: decompressed, from any offset, ahead of their reader; errors name the file."""
+"""Streams of file bytes: decompression, offsets, read-ahead; errors name the file."""
 
 from __future__ import annotations
 

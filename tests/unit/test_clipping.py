@@ -1,4 +1,4 @@
-"""The norm of a step: exact sums of squares, whoever holds which part."""
+"""The gradient norm of a step: an exact sum of squares, however gradients are divided."""
 
 from __future__ import annotations
 

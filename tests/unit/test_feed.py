@@ -1,4 +1,4 @@
-"""The batch work of the core, called from Python, against NumPy and torch.
+"""Batch operations of the core, called from Python, against NumPy and torch.
 
 The C++ tests compare every result with a plain model; here are the bindings and other oracles.
 """

@@ -1,4 +1,4 @@
-"""InMemoryDataset: what it holds, in which order, its positions, and calls in the wrong order."""
+"""InMemoryDataset: contents, orders, positions, and calls in the wrong order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Predictor needs neither servers nor training code."""
+"""A Predictor imports neither servers nor training code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""trireme inspect: statistics and differences against NumPy; what a user reads."""
+"""`trireme inspect`: statistics and differences against NumPy, and its output."""
 
 from __future__ import annotations
 

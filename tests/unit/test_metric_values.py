@@ -1,4 +1,4 @@
-"""Every metric equals its definition in plain NumPy, and merges to the same bits in any order."""
+"""Every metric equals its definition in NumPy, and merges to the same bits in any order."""
 
 from __future__ import annotations
 

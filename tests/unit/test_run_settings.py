@@ -1,4 +1,4 @@
-"""What the runner reads of a configuration, refuses, and warns of."""
+"""Settings of the runner: read, refused, or warned about."""
 
 from __future__ import annotations
 

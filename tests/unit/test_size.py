@@ -1,4 +1,4 @@
-"""trireme size: what it says is what tables and files take, within 5 per cent."""
+"""`trireme size`: its estimates are within 5 percent of real tables and files."""
 
 from __future__ import annotations
 

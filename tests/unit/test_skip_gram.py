@@ -1,6 +1,4 @@
-"""Pairs of words: what they are, that draws have the promised distribution, and that a stream goes
-on where it stopped.
-"""
+"""Skip-gram pairs of words: contents, the promised distribution, and resuming a stream."""
 
 from __future__ import annotations
 

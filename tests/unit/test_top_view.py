@@ -1,4 +1,4 @@
-"""What `trireme top` shows of two snapshots whose numbers are known."""
+"""What `trireme top` shows of two known snapshots."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trireme.launch import roles
+from trireme.launch import process_role
 
 KEYS = """
 Keys: a server's folder holds server.key and clients.pub (the public keys it admits, one per line),
@@ -51,7 +51,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
         "--timeout_s",
         type=seconds,
         metavar="S",
-        help=f"seconds to wait for other processes; default: {roles.TIMEOUT_S_DEFAULT:g}",
+        help=f"seconds to wait for other processes; default: {process_role.TIMEOUT_S_DEFAULT:g}",
     )
     add("--keys", metavar="DIR", help="encrypt and authenticate with the keys in this folder")
     add(
@@ -73,7 +73,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--durability",
-        choices=roles.DURABILITIES,
+        choices=process_role.DURABILITIES,
         help="what of a server outlives it: nothing (the default), what it has acknowledged when it"
         " is killed, or also when the machine goes down",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from trireme.commands.options import KEYS, add_common
-from trireme.launch import roles
+from trireme.launch import process_role
 
 SUMMARY = "be a server, without a script"
 EXAMPLES = (
@@ -38,7 +38,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
 def _server(arguments: argparse.Namespace) -> int:
     from trireme.launch import init  # brings torch, which the launcher can do without
 
-    role = roles.read_role(
+    role = process_role.read_role(
         role="server",
         listen=arguments.listen,
         timeout_s=arguments.timeout_s,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trireme.commands.options import KEYS, seconds
-from trireme.launch import roles
+from trireme.launch import process_role
 
 SUMMARY = "show a running job: servers, tables, workers"
 EXAMPLES = (
@@ -60,7 +60,7 @@ def _top(arguments: argparse.Namespace) -> int:
     from trireme.top.job_snapshot import take
     from trireme.top.view import view
 
-    role = roles.read_role(
+    role = process_role.read_role(
         role="worker", servers=arguments.servers, index=0, num=1, keys=arguments.keys
     )
     keys = None if role.keys is None else client_keys(Path(role.keys))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.modes import mode_of
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.distributed_strategy import DistributedStrategy
-from trireme.fleet.embedding_layers import Tables
+from trireme.fleet.embedding_layers import NamedTables
 from trireme.fleet.fetch import report_of
 from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByValue
 from trireme.fleet.role_makers import PaddleCloudRoleMaker, UserDefinedRoleMaker
@@ -24,7 +24,7 @@ from trireme.inference.export import Export, export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
-from trireme.launch.roles import ProcessRole
+from trireme.launch.process_role import ProcessRole
 from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.storage.storage import open_storage
 from trireme.train import DistributedOptimizer, Trainer, row_life
@@ -33,31 +33,31 @@ from trireme.train.checkpointing.location import Location
 from trireme.train.checkpointing.save import SaveOptions, save
 
 
-class Job:
-    """One process' part in a job, under Fleet's names."""
+class FleetJob:
+    """The part of one process in a job, under Fleet's names."""
 
     def __init__(self) -> None:
-        self._place: ProcessRole | None = None
+        self._own_role: ProcessRole | None = None
         self._optimizer: DistributedOptimizer | None = None
-        self.tables = Tables()
+        self.tables = NamedTables()
 
     def init(
         self,
         role_maker: PaddleCloudRoleMaker | UserDefinedRoleMaker | None = None,
         is_collective: bool = False,
     ) -> None:
-        """Take the place in the job that the role maker names; default, the environment's."""
+        """Take the role that the role maker names; by default the one in the environment."""
         maker = role_maker or PaddleCloudRoleMaker(is_collective)
         log_to_stderr()
-        self._place = maker.place
+        self._own_role = maker.role
         self._optimizer = None
         self.tables.clear()
-        log.info("%s", self._place.describe())
+        log.info("%s", self._own_role.describe())
 
     def _role(self) -> ProcessRole:
-        if self._place is None:
+        if self._own_role is None:
             raise NotReady("fleet: expected fleet.init() first")
-        return self._place
+        return self._own_role
 
     def is_server(self) -> bool:
         return self._role().role == "server"
@@ -72,14 +72,14 @@ class Job:
         return self._cluster().worker if self._role().is_late else self._role().index
 
     def worker_num(self) -> int:
-        """Workers that the job begins with."""
+        """Workers at the start of the job."""
         return self._cluster().num_workers if self._role().is_late else self._role().num_workers
 
     def server_num(self) -> int:
         return len(self._role().servers)
 
     def init_server(self, dirname: str | None = None) -> None:
-        """Nothing: a server gets its tables from the workers, a checkpoint through `load_model`."""
+        """Does nothing: workers create the tables, and `load_model` loads a checkpoint."""
         if dirname is not None:
             raise BadRequest(
                 f"fleet.init_server: expected no folder, found {dirname!r};"
@@ -87,23 +87,23 @@ class Job:
             )
 
     def run_server(self) -> None:
-        """Serve until all workers have said goodbye, then exit with 0; with 2 if the server's place
-        or state is wrong.
+        """Serve until all workers have left, then exit with 0; with 2 if the server's address or
+        state is wrong.
         """
         if not self.is_server():
             raise BadRequest(f"fleet.run_server: expected a server, this is a {self._role().role}")
         sys.exit(serve_role(self._role()))
 
     def _cluster(self) -> Cluster:
-        """Joined when first needed: a server process never does."""
+        """The default cluster, joined at the first call; a server process never joins."""
         if self.is_server():
             raise BadRequest("fleet: expected a worker, this process is a server")
         try:
             return default()
         except NotReady:
-            made = connect(self._role())
-            set_default(made)
-            return made
+            cluster = connect(self._role())
+            set_default(cluster)
+            return cluster
 
     def init_worker(self) -> None:
         """Wait for the servers and join them."""
@@ -114,7 +114,7 @@ class Job:
         self._cluster().client.gather({}, [])
 
     def stop_worker(self) -> None:
-        """Finish, and tell the servers that this worker has gone."""
+        """Finish all pushes and leave the job."""
         self._cluster().close()
 
     def distributed_optimizer(
@@ -125,11 +125,11 @@ class Job:
         model: nn.Module,
         grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None = None,
     ) -> DistributedOptimizer | torch.optim.Optimizer | None:
-        """The optimizer whose `step()` is the push; on a server the given one, as it is.
+        """The optimizer whose `step()` is the push; on a server `optimizer` itself.
 
         A table's update rule is part of the table: `trireme.Table(..., optimizer=...)`. With
-        `strategy.adam_d2sum` the dense optimizer is AdamD2Sum with the learning rates of the Adam
-        given; attach schedulers to what is returned. grad_clip: what Paddle's optimizers take.
+        `strategy.adam_d2sum` the dense optimizer becomes AdamD2Sum with the learning rates of the
+        Adam; attach schedulers to the returned optimizer. grad_clip: as Paddle's optimizers take.
         """
         if self.is_server():
             return optimizer
@@ -148,16 +148,7 @@ class Job:
         return self._optimizer
 
     def train_from_dataset(
-        self,
-        trainer: Trainer,
-        dataset: Iterable[Any],
-        *,
-        fetch_list: Sequence[str] = (),
-        fetch_info: Sequence[str] = (),
-        print_period: int = 100,
-        debug: bool = False,
-        stat_var_names: Sequence[str] | None = None,
-        **options: Any,
+        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
     ) -> dict[str, float]:
         """Train one pass over the data; every worker calls it. `save_persistables` then saves the
         model of `trainer`.
@@ -165,35 +156,23 @@ class Job:
         Args:
             trainer: in the place of Fleet's program.
             dataset: of this package, or any other.
-            fetch_list: names of values that worker 0 prints every `print_period` batches; see
-                trireme.Report. fetch_info: what to call them; default their names.
-            debug: worker 0 also prints where the time goes.
-            stat_var_names: metrics whose figures are of all workers; None: all.
-            options: those of Trainer.fit: epochs, checkpoints, resume, dump, check_nan.
+            options: Fleet's fetch_list, fetch_info, print_period, debug and stat_var_names (see
+                trireme.fleet.fetch.report_of), and those of Trainer.fit.
         """
         self._optimizer = trainer.optimizer
         metrics = [metric.name for metric in trainer.metrics]
-        report = report_of(metrics, fetch_list, fetch_info, print_period, debug, stat_var_names)
-        return trainer.fit(dataset, report=report, **options)
+        report, others = report_of(metrics, **options)
+        return trainer.fit(dataset, report=report, **others)
 
     def infer_from_dataset(
-        self,
-        trainer: Trainer,
-        dataset: Iterable[Any],
-        *,
-        fetch_list: Sequence[str] = (),
-        fetch_info: Sequence[str] = (),
-        print_period: int = 100,
-        debug: bool = False,
-        stat_var_names: Sequence[str] | None = None,
-        **options: Any,
+        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
     ) -> dict[str, float]:
-        """As `train_from_dataset`, without training. options: those of Trainer.evaluate."""
+        """Evaluate one pass over the data. options: Fleet's, and those of Trainer.evaluate."""
         self._optimizer = trainer.optimizer
-        scores = options.get("labels", True) and options.get("model") is None
-        metrics = [metric.name for metric in trainer.metrics] if scores else []
-        report = report_of(metrics, fetch_list, fetch_info, print_period, debug, stat_var_names)
-        return trainer.evaluate(dataset, report=report, **options)
+        has_metrics = options.get("labels", True) and options.get("model") is None
+        metrics = [metric.name for metric in trainer.metrics] if has_metrics else []
+        report, others = report_of(metrics, **options)
+        return trainer.evaluate(dataset, report=report, **others)
 
     def _trained(self) -> DistributedOptimizer:
         if self._optimizer is None:
@@ -215,8 +194,8 @@ class Job:
         `executor` and `main_program` have no counterpart here: pass None.
 
         Args:
-            mode: 0: full, 1: delta, 2: base, 3: batch, as of Trainer.save.
-            format: "fleet": what Paddle's Fleet reads; `options` as of
+            mode: 0: full, 1: delta, 2: base, 3: batch, see Trainer.save.
+            format: "fleet": what Paddle's Fleet reads; with the options of
                 interchange.export_fleet.
         """
         _check_none("save_persistables", executor=executor, main_program=main_program)
@@ -246,22 +225,20 @@ class Job:
         follows: str | None = None,
         dtype: str | None = None,
     ) -> Export:
-        """Write the model for inference into a new folder; every worker calls it. A model of
-        PyTorch says by itself what it is fed and what it returns: pass None for Fleet's names.
+        """Write the model for inference into a new folder; every worker calls it. Inputs and
+        outputs are those of the torch module: pass None for Fleet's names.
 
         Args:
             mode: 0 or 2: everything. 1: a delta, what has changed since the export `follows`.
-            batch: an example of what will be asked. dtype: of stored rows. See
-                export_model.
+            batch, dtype: see trireme.inference.export.export_model.
         """
-
-        given = {
-            "executor": executor,
-            "feeded_var_names": feeded_var_names,
-            "target_vars": target_vars,
-            "main_program": main_program,
-        }
-        _check_none("save_inference_model", **given)
+        _check_none(
+            "save_inference_model",
+            executor=executor,
+            feeded_var_names=feeded_var_names,
+            target_vars=target_vars,
+            main_program=main_program,
+        )
         if not dirname:
             raise BadRequest("fleet.save_inference_model: expected dirname=FOLDER, found none")
         if mode not in (0, 1, 2) or (mode == 1) != (follows is not None):
@@ -272,9 +249,9 @@ class Job:
         return export_model(self._trained(), dirname, batch=batch, follows=follows, dtype=dtype)
 
     def load_inference_model(self, path: str, mode: int = 0) -> Predictor:
-        """What a model answers that `save_inference_model` has written; it needs no servers.
+        """A predictor of what `save_inference_model` wrote; it needs no servers.
 
-        Fleet loads rows into servers; here apply() of what is returned takes the deltas of mode 1.
+        Fleet loads rows into servers; here the predictor's apply() takes the deltas of mode 1.
         """
         if mode not in (0, 2):
             raise BadRequest(
@@ -284,14 +261,12 @@ class Job:
         return Predictor(path)
 
     def shrink(self, threshold: Any = None) -> dict[str, dict[str, int]]:
-        """Remove the rows whose time is over, as of the end of the day of the data; every worker
-        calls it, once a day. Days are those of `set_date` of datasets, or Trainer.set_time.
+        """Remove expired rows as of the end of the day of the data; every worker calls it, once a
+        day. Returns what Trainer.shrink returns. Days are set by a dataset's `set_date`, or by
+        Trainer.set_time.
 
         Args:
-            threshold: None, as Fleet ignores it: tables' policies say what goes.
-
-        Returns:
-            As Trainer.shrink.
+            threshold: None, as Fleet ignores it: tables' policies decide.
         """
         if threshold is not None:
             raise BadRequest(
@@ -303,8 +278,8 @@ class Job:
     def load_model(self, path: str, mode: int = 0, **options: Any) -> None:
         """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
 
-        mode: as it was saved; 0: whatever the checkpoint says.
-        options: for Fleet's, those of interchange.import_fleet.
+        mode: as it was saved; 0: any.
+        options: for Fleet's files, those of interchange.import_fleet.
         """
         if interchange.is_fleet(path):
             _check_full(mode)
@@ -315,31 +290,31 @@ class Job:
                 f" found none in {path}"
             )
         else:
-            found, wanted = read_manifest(open_storage(path, None)).mode, mode_of(mode)
-            if mode != 0 and found != wanted:
+            saved, wanted = read_manifest(open_storage(path, None)).mode, mode_of(mode)
+            if mode != 0 and saved != wanted:
                 raise BadRequest(
                     f"fleet.load_model: expected a checkpoint of mode {mode} ({wanted}),"
-                    f" found {found} in {path}"
+                    f" found {saved} in {path}"
                 )
             load(self._trained(), Location(path))
 
 
 def _as_adam_d2sum(optimizer: torch.optim.Optimizer) -> AdamD2Sum:
-    """What Fleet makes of an Adam. Raises BadRequest for another one, or options that it lacks."""
+    """Fleet's replacement of an Adam. Raises BadRequest: another optimizer, or other options."""
     if type(optimizer) is not torch.optim.Adam:
         raise BadRequest(
             "DistributedStrategy.adam_d2sum: expected torch.optim.Adam as the dense optimizer,"
             f" found {type(optimizer).__name__}"
         )
-    untouched = torch.optim.Adam([torch.zeros(1)]).defaults
+    defaults = torch.optim.Adam([torch.zeros(1)]).defaults
     groups = []
     for group in optimizer.param_groups:
-        own = {k: v for k, v in group.items() if k in untouched and v != untouched[k]}
-        lr = own.pop("lr", untouched["lr"])
-        if own:
+        changed = {k: v for k, v in group.items() if k in defaults and v != defaults[k]}
+        lr = changed.pop("lr", defaults["lr"])
+        if changed:
             raise BadRequest(
                 f"DistributedStrategy.adam_d2sum: it has a learning rate and no other option of"
-                f" Adam, found {own}"
+                f" Adam, found {changed}"
             )
         groups.append({"params": group["params"], "lr": lr})
     return AdamD2Sum(groups)
@@ -356,8 +331,8 @@ def _check_full(mode: int) -> None:
         raise BadRequest(f"fleet: expected mode 0 (full) of Fleet's own format, found {mode}")
 
 
-# The one job of this process, as Fleet has it; its cluster is Trireme's default one.
-_job = Job()
+# As in Fleet, a process has one job; its cluster is Trireme's default one.
+_job = FleetJob()
 
 init = _job.init
 is_server = _job.is_server

@@ -1,4 +1,4 @@
-"""DistributedStrategy: Fleet's switches, each either meaning something here or refused by name."""
+"""DistributedStrategy: Fleet's switches. Each has a meaning here or is refused by name."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WITHOUT_EFFECT = (
     "runtime_split_send_recv",
     "lr_decay_steps",
 )
-# Other keys of a_sync_configs: the value that asks for nothing, and why another is refused.
+# Other keys of a_sync_configs: the value that is accepted, and why no other is.
 CONFIGS: dict[str, tuple[Any, str]] = {
     "launch_barrier": (True, "workers always wait for the servers"),
     "heter_worker_device_guard": ("cpu", "there are no workers of several kinds"),
     "use_ps_gpu": (0, "this version keeps no tables in GPU memory"),
 }
-# Attributes of Fleet's strategy that have another place here, or none.
+# Attributes of Fleet's strategy that are set elsewhere here, or not supported.
 ELSEWHERE = {
     "trainer_desc_configs": "give train_from_dataset dump=trireme.Dump(path=dump_fields_path,"
     " fields=dump_fields, params=dump_param), and stat_var_names",
@@ -57,11 +57,11 @@ ELSEWHERE = {
 
 
 class DistributedStrategy:
-    """Fleet's switches. One that has no place here is refused by name.
+    """Fleet's switches. One that has no counterpart here is refused by name.
 
     a_sync: True, the default: async, or with a_sync_configs k_steps > 0 mode geo; False: sync.
-    a_sync_configs: k_steps: 0 and -1 (in Fleet, to choose by itself) are as good as none.
-    adam_d2sum: whether the dense part, given as Adam, is trained by AdamD2Sum instead.
+    a_sync_configs: k_steps; 0 and -1 (in Fleet: automatic) have no effect.
+    adam_d2sum: train the dense part by AdamD2Sum in place of the Adam that is passed.
     """
 
     __slots__ = ("_a_sync", "_adam_d2sum", "_configs")
@@ -113,10 +113,10 @@ class DistributedStrategy:
         self._configs = dict(configs)
 
     def blocks(self) -> None:
-        """As they are by default; DistributeTranspilerConfig has words for them."""
+        """The default cut into blocks; DistributeTranspilerConfig can set another."""
 
     def mode(self) -> Strategy:
-        """The same in Trireme's words. Raises BadRequest: k_steps > 0 without a_sync."""
+        """The equivalent Strategy. Raises BadRequest: k_steps > 0 without a_sync."""
         k = self._configs.get("k_steps", 0)
         if k > 0 and not self._a_sync:
             raise BadRequest(
@@ -143,5 +143,7 @@ def _check_config(key: str, value: object) -> None:
             f"DistributedStrategy: expected k_steps, {' or '.join(CONFIGS)}, found {key!r}"
         )
     elif value != CONFIGS[key][0]:
-        nothing, why = CONFIGS[key]
-        raise BadRequest(f"DistributedStrategy: expected {key} {nothing!r}, found {value!r}: {why}")
+        accepted, why = CONFIGS[key]
+        raise BadRequest(
+            f"DistributedStrategy: expected {key} {accepted!r}, found {value!r}: {why}"
+        )

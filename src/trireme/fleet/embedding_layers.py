@@ -1,4 +1,4 @@
-"""fleet.sparse_embedding: Fleet's layer as a factory of modules over tables that share names."""
+"""fleet.sparse_embedding: Fleet's layer as a factory of modules; one table for each name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trireme.policy import (
 from trireme.table import Table
 
 POOLS = {"sum": "sum", "average": "mean", "sqrt": "sqrt"}
-# table_class -> why it is refused; "" if it is what a table is here.
+# table_class -> why it is refused; "": accepted.
 TABLE_CLASSES = {
     "MemorySparseTable": "",
     "CommonSparseTable": "",
@@ -34,7 +34,7 @@ TABLE_CLASSES = {
 
 @dataclass(frozen=True)
 class ParamAttr:
-    """The name of a table, and how its rows begin; None: as the update rule's family does."""
+    """The name of a table, and the initializer of its rows; None: that of the update rule."""
 
     name: str
     initializer: Initializer | None = None
@@ -42,9 +42,7 @@ class ParamAttr:
 
 @dataclass(frozen=True)
 class ShowClickEntry:
-    """Columns of the batch that say how often each example was shown and clicked: rows add them
-    up.
-    """
+    """Columns of the batch with the shows and clicks of each example, which rows sum up."""
 
     show_name: str
     click_name: str
@@ -52,8 +50,8 @@ class ShowClickEntry:
 
 @dataclass(frozen=True)
 class CountFilterEntry:
-    """A row begins with the push that makes its key's occurrences `count_filter`, >= 0. Fleet has
-    ignored it since 2.3; here it is `trireme.policy.CountFilter`, exact.
+    """A key gets a row with its `count_filter`-th occurrence, >= 0. Fleet has ignored it since 2.3;
+    here it is an exact `trireme.policy.CountFilter`.
     """
 
     count_filter: int
@@ -64,8 +62,8 @@ class CountFilterEntry:
 
 @dataclass(frozen=True)
 class ProbabilityEntry:
-    """Every push of a key without a row begins one with this probability, in (0, 1). Fleet has
-    ignored it since 2.3; here it is `trireme.policy.Probability`.
+    """A push of a key without a row makes one with this probability, in (0, 1). Fleet has ignored
+    it since 2.3; here it is `trireme.policy.Probability`.
     """
 
     probability: float
@@ -78,8 +76,8 @@ AdmittingEntry = CountFilterEntry | ProbabilityEntry
 Entry = ShowClickEntry | AdmittingEntry
 
 
-class Tables:
-    """The tables of a job by name, so that layers that name the same parameter share its rows."""
+class NamedTables:
+    """The tables of a job by name: layers that name the same table share its rows."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, tuple[Table, tuple[object, ...]]] = {}
@@ -100,42 +98,42 @@ class Tables:
         optimizer: Rule | None = None,
         policy: Policy | None = None,
     ) -> Embedding | EmbeddingBag:
-        """A module that looks a feature up in the table that `param_attr` names.
+        """A module that looks up a feature in the table that `param_attr` names.
 
-        Fleet's layer takes a variable and gives one; here a model is a torch module, so this makes
-        the part of it, once, in `__init__`, and its `forward` takes the batch:
+        Fleet's layer maps a variable to a variable. A torch model makes this module once, in
+        `__init__`, and calls it with the batch in `forward`:
 
             self.emb = fleet.sparse_embedding("1", [0, 9], padding_idx=0, param_attr="embedding")
             ...
             rows = self.emb(batch)                                   # (N, 9), a row per id
             x = nn.sequence_pool(rows, batch["1"].offsets, "sum")    # (B, 9)
 
-        With `pool` lookup and sum are one operation, for any number of features: (B, F, D).
+        With `pool` lookup and pooling are one operation, for several features: (B, F, D).
 
         Args:
-            input: name of the feature, or of several.
-            size: [ignored, D], as in Fleet: a table has no number of rows.
-            padding_idx: the id, >= 0, that gives zeros, has no row and no gradient.
-            is_test: False; `model.eval()` is what makes no rows here.
-            entry: ShowClickEntry: rows count shows and clicks, by SparseAccessor with the numbers
-                that Fleet's Python fills in, or by `policy`. CountFilterEntry, ProbabilityEntry:
-                which keys get a row. All layers of a table must give the same.
+            input: name of the feature, or names of several.
+            size: [ignored, D]: a table has no number of rows.
+            padding_idx: the id, >= 0, that looks up zeros and has no row and no gradient.
+            is_test: False; `model.eval()` keeps lookups from making rows.
+            entry: ShowClickEntry: rows count shows and clicks, by SparseAccessor with Fleet's
+                Python defaults, or by `policy`. CountFilterEntry, ProbabilityEntry: which keys get
+                a row. The same in all layers of a table.
             table_class: "MemorySparseTable" or, the same, "CommonSparseTable".
-            param_attr: the name of the table. The rows begin as its initializer says.
+            param_attr: the name of the table, with the initializer of its rows.
             dtype: "float32".
-            slot: what rows that count shows call this feature; None: the number that its name is.
-            pool: None: a row per id. "sum", "average" (ids of padding do not count) or "sqrt".
-            optimizer: the table's update rule; default Fleet's, `optim.FleetAdagrad()`. With one of
-                Fleet's rules keys without a row look up zeros and rows begin as Fleet's do.
-            policy: how long rows live and what is exported, one of `trireme.policy`; of a
-                ScorePolicy `entry` names the columns. With CtrCommonAccessor or CtrDoubleAccessor D
-                counts show and click, which come first, as in Fleet.
+            slot: number of this feature in rows that count shows; None: its name is the number.
+            pool: None: a row per id. "sum", "average" (without padding) or "sqrt".
+            optimizer: the table's update rule; default `optim.FleetAdagrad()`. With one of Fleet's
+                rules keys without a row look up zeros, and rows begin as Fleet's do.
+            policy: of `trireme.policy`: how long rows live and what is exported. `entry` names the
+                columns of a ScorePolicy. With CtrCommonAccessor or CtrDoubleAccessor D counts show
+                and click, which come first, as in Fleet.
 
         Raises:
-            BadRequest: an argument without a meaning here, named.
-            SchemaMismatch: the table was declared with other values before.
+            BadRequest: an argument that has no meaning here.
+            SchemaMismatch: an earlier layer declared the table with other values.
         """
-        _refuse_what_has_no_meaning(padding_idx, is_test, table_class, dtype)
+        _check_arguments(padding_idx, is_test, table_class, dtype)
         if isinstance(size, int) or len(size) != 2:
             raise BadRequest(f"fleet.sparse_embedding: expected size=[ignored, D], found {size!r}")
         if pool is not None and pool not in POOLS:
@@ -143,7 +141,7 @@ class Tables:
                 f"fleet.sparse_embedding: expected pool to be one of {tuple(POOLS)}, found {pool!r}"
             )
         rule = FleetAdagrad() if optimizer is None else optimizer
-        policy, admit = _life(entry, policy)
+        policy, admit = _policy_and_admission(entry, policy)
         _check_slot(slot, input, policy)
         table = self._table(param_attr, size[1], rule, policy, admit)
         if slot is not None:
@@ -190,12 +188,13 @@ class Tables:
         return table
 
     def clear(self) -> None:
-        """Forget them: another job begins."""
+        """Forget all tables: another job begins."""
         self._by_name.clear()
 
 
-def _life(entry: Entry | None, policy: Policy | None) -> tuple[Policy, Admission | None]:
-    """The policy and the admission of a table."""
+def _policy_and_admission(
+    entry: Entry | None, policy: Policy | None
+) -> tuple[Policy, Admission | None]:
     subject = "fleet.sparse_embedding"
     if entry is not None and not isinstance(entry, Entry):
         raise BadRequest(
@@ -236,9 +235,7 @@ def _name_slot(table: Table, feature: str, slot: int) -> None:
         )
 
 
-def _refuse_what_has_no_meaning(
-    padding_idx: int | None, is_test: bool, table_class: str, dtype: str
-) -> None:
+def _check_arguments(padding_idx: int | None, is_test: bool, table_class: str, dtype: str) -> None:
     subject = "fleet.sparse_embedding"
     if padding_idx is not None and padding_idx < 0:
         raise BadRequest(

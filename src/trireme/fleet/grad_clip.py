@@ -6,7 +6,7 @@ from trireme.errors import BadRequest
 
 
 class ClipGradByGlobalNorm:
-    """As `clip_norm` of trireme.DistributedOptimizer: of parameters and rows together."""
+    """`clip_norm` of trireme.DistributedOptimizer: of parameters and rows together."""
 
     def __init__(self, clip_norm: float, group_name: str = "default_group") -> None:
         if group_name != "default_group":
@@ -17,7 +17,7 @@ class ClipGradByGlobalNorm:
 
 
 class ClipGradByValue:
-    """As `clip_value` of trireme.DistributedOptimizer. min: -max, which is its default."""
+    """`clip_value` of trireme.DistributedOptimizer. min: -max, its default."""
 
     def __init__(self, max: float, min: float | None = None) -> None:
         if min is not None and min != -max:
@@ -26,10 +26,10 @@ class ClipGradByValue:
 
 
 class ClipGradByNorm:
-    """Refused: each parameter by a norm of its own."""
+    """Refused: clips each parameter by its own norm."""
 
     def __init__(self, clip_norm: float) -> None:
         raise BadRequest(
             f"ClipGradByNorm: expected ClipGradByGlobalNorm({clip_norm}) or ClipGradByValue, found"
-            " a norm for each parameter, which blocks and rows have not"
+            " a norm for each parameter, which blocks and rows do not have"
         )

@@ -1,4 +1,4 @@
-"""Role makers: where a process' place in the job comes from."""
+"""Role makers: where the role of a process comes from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 
 from trireme.errors import BadRequest
-from trireme.launch import roles
+from trireme.launch import process_role
 
 
 class Role(enum.IntEnum):
@@ -17,20 +17,20 @@ class Role(enum.IntEnum):
 
 
 class PaddleCloudRoleMaker:
-    """The place that the environment names: TRAINING_ROLE, PADDLE_* and POD_IP, or Trireme's own.
+    """The role in the environment: TRAINING_ROLE, PADDLE_* and POD_IP, or Trireme's variables.
 
     Raises:
-        BadRequest: a collective job, or an environment that says half.
+        BadRequest: a collective job, or an incomplete environment.
     """
 
     def __init__(self, is_collective: bool = False) -> None:
         if is_collective:
             raise BadRequest("fleet: expected a job with servers; collective comes later")
-        self.place = roles.read_role()
+        self.role = process_role.read_role()
 
 
 class UserDefinedRoleMaker:
-    """The place that the arguments name.
+    """The role that the arguments name.
 
     Args:
         current_id: index among the processes of the role.
@@ -42,7 +42,7 @@ class UserDefinedRoleMaker:
     def __init__(
         self, *, current_id: int, role: Role, worker_num: int, server_endpoints: Sequence[str]
     ) -> None:
-        self.place = roles.read_role(
+        self.role = process_role.read_role(
             role="server" if role == Role.SERVER else "worker",
             index=current_id,
             num=worker_num,

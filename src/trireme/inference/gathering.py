@@ -10,13 +10,14 @@ from trireme import _core
 from trireme.data.batch import Batch
 from trireme.nn.lookup import gather
 from trireme.nn.planner import BatchPlan, LookupSpec
+from trireme.table import RowClassId
 
 
 def gather_lookups(
     specs: Iterable[LookupSpec],
     batch: Batch,
     plan: BatchPlan,
-    rows: Mapping[str, Tensor],
+    rows: Mapping[RowClassId, Tensor],
     pool: _core.Pool,
 ) -> dict[str, Tensor]:
     """The result of each module.
@@ -24,7 +25,7 @@ def gather_lookups(
     Args:
         specs: those that `plan` was made for.
         batch: the batch that was planned.
-        rows: `Table.part` -> (K, W) float32, row k for the plan's key k.
+        rows: `Table.class_id` -> (K, W) float32, row k for the plan's key k.
 
     Returns:
         Name of the reading -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or

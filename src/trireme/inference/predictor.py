@@ -24,7 +24,7 @@ from trireme.inference.input_batch import batch_of
 from trireme.inference.row_layers import Layers, map_rows, merge_deltas
 from trireme.nn.planner import BatchPlan, LookupSpec, Planner
 from trireme.policy import ScorePolicy
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 
 TableKey = tuple[str, int]
 """Name and dim of an ExportedTable."""
@@ -162,14 +162,16 @@ class Predictor:
         }
         return _ServedVersion(export.id, export.version, layers, tables, program)
 
-    def _rows(self, served: _ServedVersion, plan: BatchPlan) -> tuple[dict[str, Tensor], int]:
-        """`Table.part` -> (K, W) rows; and how many keys have none."""
+    def _rows(
+        self, served: _ServedVersion, plan: BatchPlan
+    ) -> tuple[dict[RowClassId, Tensor], int]:
+        """`Table.class_id` -> (K, W) rows; and how many keys have none."""
         rows, num_missing = {}, 0
         for part in plan.tables:
             rows_KW = torch.empty(len(part.keys), part.table.width)
             table = served.tables[part.table.name, part.table.dim]
             num_missing += table.lookup(part.keys, rows_KW.numpy(), self._pool)
-            rows[part.table.part] = rows_KW
+            rows[part.table.class_id] = rows_KW
         return rows, num_missing
 
 

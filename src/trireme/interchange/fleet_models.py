@@ -85,7 +85,7 @@ def import_fleet(
         tensors = None
         if parameters:
             tensors = read_parameters(optimizer, folder, parameters, dense_steps, storage_options)
-        optimizer.publish()  # what is not imported stays as it is
+        optimizer.mode.publish()  # what is not imported stays as it is
         client, counts = optimizer.cluster.client, dict[str, Any]()
         with importing(client, list(numbers), replace=True):
             for table, paths in files.items():
@@ -105,7 +105,7 @@ def import_fleet(
         return counts
 
     counts = on_first_worker(optimizer, "import_fleet", act)
-    optimizer.adopt()
+    optimizer.mode.adopt()
     return counts
 
 

@@ -190,7 +190,7 @@ def write_parameters(
     compress: bool,
 ) -> None:
     """Write a dense table into a new folder."""
-    optimizer.publish()
+    optimizer.mode.publish()
     kind, blocks = read_blocks(optimizer.cluster.client)
     state = fleet_dense.COLUMNS.get(str(kind))
     if state is None:

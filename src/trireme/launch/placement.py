@@ -1,9 +1,9 @@
 """Which processes of a job run on this machine, and the ports of its servers.
 
-The launcher binds the servers' addresses itself, so that a port in use is an error before anything
-has started, and no program gets one from the kernel while its server is down. It never listens
-there: who connects to a server that is down is refused. A server gets another socket, which listens
-(TRIREME_LISTEN_FD).
+The launcher binds the servers' addresses itself. So a port in use is an error before anything has
+started, and the kernel gives the port to no other program while its server is down. The launcher
+never listens on this socket: connections to a server that is down are refused. A server gets
+another socket, which listens (TRIREME_LISTEN_FD).
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trireme.errors import BadRequest
-from trireme.protocol.server_limits import parse_limits
 
 _BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """What to launch. Numbers are of processes on this machine; lists name those of all machines.
+    """What to launch. Each role has a number of processes on this machine, or a list of the
+    processes on all machines. A list entry belongs here if its host is an address of this machine.
 
-    A list entry belongs here if its host is an address of this machine. Give each role a number or
-    a list. `command` is what python runs: a script or -m and a module, then their arguments.
-    `grace_s`: between SIGTERM and SIGKILL. `state_dir`: each server has a folder of its own in it,
-    for what `durability` keeps; default `log_dir`/state. `max_restart`: how often each process is
-    started again when it has died, which needs a durability. `streams`: that workers share out;
-    default one of each worker's own. `join`: the servers of a job that shares out streams and runs,
-    which the workers join; the job's own command has started these servers.
+    Attributes:
+        command: arguments of python: a script, or -m and a module, then their arguments.
+        grace_s: between SIGTERM and SIGKILL.
+        state_dir: holds a folder for the state of each server; default `log_dir`/state.
+        max_restart: how often each process is started again when it dies; needs a durability.
+        streams: number of streams that the workers share; default: each has its own.
+        join: servers of a running job with shared streams, which the workers join. The job's own
+            command has started these servers.
     """
 
     command: tuple[str, ...]
@@ -56,20 +57,21 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The whole job's servers, and what of it runs here. num_workers: that the job begins with; 0:
-    it runs already, and those here join it.
+    """The servers of the job, and the processes that run here.
+
+    num_workers: at the start of the job; 0: the workers here join a running job.
     """
 
     servers: tuple[str, ...]
     num_workers: int
-    sockets: dict[int, socket.socket]  # server index -> bound to its address, for those here
+    sockets: dict[int, socket.socket]  # of each server here, bound to its address
     workers: tuple[int, ...]  # indices of the workers here
 
     def listen(self, server: int) -> socket.socket:
-        """A socket that listens at the address of a server, which is down. The caller closes it.
+        """A socket that listens at the address of a server that is down. The caller closes it.
 
         Raises:
-            BadRequest: something else listens there.
+            BadRequest: another program listens there.
         """
         held = self.sockets[server]
         listening = _open(held.family)
@@ -82,13 +84,13 @@ class Placement:
         return listening
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         for held in self.sockets.values():
             held.close()
 
 
 def choose_placement(config: LaunchConfig) -> Placement:
-    """Decide what runs here and take its ports. The caller closes the placement.
+    """Choose the processes of this machine and bind their ports. The caller closes the result.
 
     Raises:
         BadRequest: the configuration contradicts itself, or a port is in use.
@@ -98,7 +100,10 @@ def choose_placement(config: LaunchConfig) -> Placement:
             f"launch: expected a Python script to run, found no file {config.command[0]!r}"
         )
     _check_folders(config)
-    parse_limits(config.limits or "")
+    if config.limits is not None:
+        from trireme.protocol.server_limits import parse_limits  # loads NumPy
+
+        parse_limits(config.limits)
     if config.join:
         return _plan_to_join(config)
     if config.streams is not None and config.streams < 1:
@@ -106,10 +111,10 @@ def choose_placement(config: LaunchConfig) -> Placement:
     server_num = _number("server", config.server_num, config.servers)
     worker_num = _number("worker", config.worker_num, config.workers)
     listed = config.workers
-    workers = tuple(i for i in range(worker_num) if not listed or _is_here(listed[i]))
+    workers = tuple(i for i in range(worker_num) if not listed or _is_local(listed[i]))
     with contextlib.ExitStack() as stack:
         if config.servers:
-            servers, sockets = config.servers, _bind_here(config.servers, stack)
+            servers, sockets = config.servers, _bind_local(config.servers, stack)
         else:
             sockets = {i: stack.enter_context(_bind_anywhere()) for i in range(server_num)}
             servers = tuple(f"127.0.0.1:{held.getsockname()[1]}" for held in sockets.values())
@@ -128,17 +133,17 @@ def choose_placement(config: LaunchConfig) -> Placement:
 
 
 def _plan_to_join(config: LaunchConfig) -> Placement:
-    """Workers here that join a job whose servers run."""
+    """Workers here that join a running job."""
     others = {
         "--server_num": config.server_num,
         "--servers": config.servers,
         "--workers": config.workers,
         "--streams": config.streams,
     }
-    if given := [option for option, value in others.items() if value not in (None, ())]:
+    if options := [option for option, value in others.items() if value not in (None, ())]:
         raise BadRequest(
-            "launch: expected --join with --worker_num, because the job says the rest, found"
-            f" {', '.join(given)}"
+            "launch: expected only --worker_num with --join, because the job has the rest, found"
+            f" {', '.join(options)}"
         )
     worker_num = 1 if config.worker_num is None else config.worker_num
     return Placement(config.join, 0, {}, tuple(range(_number("worker", worker_num, ()))))
@@ -154,13 +159,13 @@ def _number(role: str, num: int | None, addresses: tuple[str, ...]) -> int:
             f"launch: expected --{role}_num to be the length of --{role}s = {len(addresses)} "
             f"({','.join(addresses)}), found {num}"
         )
-    found = len(addresses) if num is None else num
-    if found < 1:
+    count = len(addresses) if num is None else num
+    if count < 1:
         raise BadRequest(
-            f"launch: expected --{role}_num of at least 1, found {found}; "
+            f"launch: expected --{role}_num of at least 1, found {count}; "
             "to train without servers run the script with python"
         )
-    return found
+    return count
 
 
 def _check_folders(config: LaunchConfig) -> None:
@@ -174,10 +179,10 @@ def _check_folders(config: LaunchConfig) -> None:
 
 
 def _open(family: int) -> socket.socket:
-    """A TCP socket that may have the address of one that does not listen, or has just ended."""
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return made
+    """A TCP socket that may share its address with one that does not listen or has just closed."""
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return opened
 
 
 def _bind_anywhere() -> socket.socket:
@@ -186,8 +191,10 @@ def _bind_anywhere() -> socket.socket:
     return held
 
 
-def _bind_here(addresses: tuple[str, ...], stack: contextlib.ExitStack) -> dict[int, socket.socket]:
-    """Sockets bound to those addresses that are of this machine, by their position."""
+def _bind_local(
+    addresses: tuple[str, ...], stack: contextlib.ExitStack
+) -> dict[int, socket.socket]:
+    """Sockets bound to the addresses that belong to this machine, by position."""
     if len(set(addresses)) != len(addresses):
         raise BadRequest(
             f"launch: expected different addresses in --servers, found {','.join(addresses)}"
@@ -200,8 +207,8 @@ def _bind_here(addresses: tuple[str, ...], stack: contextlib.ExitStack) -> dict[
     return sockets
 
 
-def _is_here(address: str) -> bool:
-    """Whether the host of `host:port` is this machine; a worker listens nowhere, so any port."""
+def _is_local(address: str) -> bool:
+    """Whether the host of `host:port` is this machine. Workers do not listen: any port will do."""
     held = _bind(address.rpartition(":")[0] + ":0", low=0)
     if held is None:
         return False
@@ -210,8 +217,9 @@ def _is_here(address: str) -> bool:
 
 
 def _bind(address: str, *, low: int = 1) -> socket.socket | None:
-    """Binding is the test: the kernel refuses an address that is not of this machine. A port below
-    `low` is refused: 0 would choose one, of which other machines could not know.
+    """A socket bound to the address; None: the kernel refuses it, as of another machine.
+
+    low: the lowest port. With 0 the kernel would choose one that other machines do not know.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not low <= int(port) < 65536:
@@ -219,13 +227,13 @@ def _bind(address: str, *, low: int = 1) -> socket.socket | None:
             f"launch: expected host:port,host:port,... with ports of 1 to 65535, found {address!r}"
         )
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         raise BadRequest(f"launch: expected a host that has an address, found {host!r}") from error
-    family, _, _, _, where = found[0]
+    family, _, _, _, sockaddr = infos[0]
     held = _open(family)
     try:
-        held.bind(where)
+        held.bind(sockaddr)
     except OSError as error:
         held.close()
         if error.errno == errno.EADDRNOTAVAIL:

@@ -82,13 +82,13 @@ class TableModule(nn.Module):
         home = default()
         plan = Planner(self, pool=home.pool).plan(batch, train=self._is_learning())
         home.ensure_table(self.table)
-        keys = {part.table.part: part.keys for part in plan.tables}
+        keys = {part.table.class_id: part.keys for part in plan.tables}
         pulled = home.pull(keys, training=self._is_learning())
         rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
         leaves = plan.leaves(rows, train=self._is_learning())
         if self._is_learning():
             for part in plan.tables:
-                leaf = leaves[part.table.part]
+                leaf = leaves[part.table.class_id]
                 looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
                 home.pending.add(looked_up, plan.num_examples)
             home.pending.pulled_at(pulled.versions)

@@ -4,7 +4,7 @@ A plan is made once per batch and serves the whole step: its keys are pulled and
 indices say where each pulled row goes (gather) and where its gradient comes from (scatter).
 
     plan = planner.plan(batch)
-    pulled = client.pull({part.table.part: part.keys for part in plan.tables})
+    pulled = client.pull({part.table.class_id: part.keys for part in plan.tables})
     rows = {name: torch.from_numpy(rows) for name, rows in pulled.rows.items()}
     leaves = plan.attach(batch, rows, train=True)
     loss(model(batch)).backward()      # leaves[name].grad is the gradient of the table's keys
@@ -32,7 +32,7 @@ from trireme.errors import BadRequest
 from trireme.nn.ids import Columns, Ids, read_ids
 from trireme.nn.lookup import Lookup
 from trireme.nn.shows import feature_numbers, read_shows
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 
 if TYPE_CHECKING:  # planning for inference needs nothing of servers
     from trireme.protocol.columns import KeyColumns
@@ -77,7 +77,7 @@ class TablePlan:
 class _Positions:
     """A Lookup without its rows."""
 
-    table: str
+    class_id: RowClassId
     tensors: tuple[Tensor, ...]
 
 
@@ -93,17 +93,19 @@ class BatchPlan:
     tables: tuple[TablePlan, ...]
     _positions: Mapping[str, _Positions]
 
-    def attach(self, batch: Batch, rows: Mapping[str, Tensor], *, train: bool) -> dict[str, Tensor]:
+    def attach(
+        self, batch: Batch, rows: Mapping[RowClassId, Tensor], *, train: bool
+    ) -> dict[RowClassId, Tensor]:
         """Give the batch the rows of its keys; modules then compute from them.
 
         Args:
             batch: the batch that was planned; its lookups are replaced.
-            rows: `Table.part` -> (K, W) float32, row k for keys[k]. Not copied.
+            rows: `Table.class_id` -> (K, W) float32, row k for keys[k]. Not copied.
             train: whether gradients are wanted.
 
         Returns:
-            `Table.part` -> (K, W) leaf over the same memory; in training its .grad, after backward,
-            is the gradient of keys. It is None if the loss did not depend on the table.
+            `Table.class_id` -> (K, W) leaf over the same memory; in training its .grad, after
+            backward, is the gradient of keys. It is None if the loss did not depend on the table.
 
         Raises:
             BadRequest: rows are missing or have another shape; the message names the table.
@@ -112,16 +114,17 @@ class BatchPlan:
         batch.lookups = self.lookups(leaves)
         return leaves
 
-    def leaves(self, rows: Mapping[str, Tensor], *, train: bool) -> dict[str, Tensor]:
+    def leaves(self, rows: Mapping[RowClassId, Tensor], *, train: bool) -> dict[RowClassId, Tensor]:
         """The tensors that `attach` makes; see there."""
         return {
-            part.table.part: _leaf(part, rows.get(part.table.part), train) for part in self.tables
+            part.table.class_id: _leaf(part, rows.get(part.table.class_id), train)
+            for part in self.tables
         }
 
-    def lookups(self, leaves: Mapping[str, Tensor]) -> dict[str, Lookup]:
+    def lookups(self, leaves: Mapping[RowClassId, Tensor]) -> dict[str, Lookup]:
         """LookupSpec name -> what the module computes from."""
         return {
-            name: Lookup(leaves[positions.table], *positions.tensors)
+            name: Lookup(leaves[positions.class_id], *positions.tensors)
             for name, positions in self._positions.items()
         }
 
@@ -189,7 +192,7 @@ class Planner:
             tables.append(TablePlan(table, unique.keys, scale, columns))
             for spec in specs:
                 tensors = unique.positions(spec.features, spec.mode)
-                positions[spec.name] = _Positions(table.part, tensors)
+                positions[spec.name] = _Positions(table.class_id, tensors)
         return BatchPlan(num_examples, tuple(tables), positions)
 
 
@@ -365,9 +368,9 @@ def _specs_of(modules: Iterable[nn.Module]) -> Iterator[LookupSpec]:
             yield from getattr(part, "lookup_specs", ())
 
 
-def _by_table(all_specs: Iterable[LookupSpec]) -> dict[str, list[LookupSpec]]:
-    """What is read of each `Table.part`."""
-    by_table: dict[str, list[LookupSpec]] = {}
+def _by_table(all_specs: Iterable[LookupSpec]) -> dict[RowClassId, list[LookupSpec]]:
+    """What is read of each `Table.class_id`."""
+    by_table: dict[RowClassId, list[LookupSpec]] = {}
     tables: dict[str, Table] = {}
     for spec in all_specs:
         name, table = spec.table.name, spec.table.parts[0]
@@ -375,10 +378,10 @@ def _by_table(all_specs: Iterable[LookupSpec]) -> dict[str, list[LookupSpec]]:
             raise BadRequest(
                 f"Planner: expected one Table named {name!r}, found two; share the object"
             )
-        first = by_table.setdefault(spec.table.part, [spec])[0]
+        first = by_table.setdefault(spec.table.class_id, [spec])[0]
         _expect_same_padding(first, spec)
-        if all(spec.name != other.name for other in by_table[spec.table.part]):
-            by_table[spec.table.part].append(spec)
+        if all(spec.name != other.name for other in by_table[spec.table.class_id]):
+            by_table[spec.table.class_id].append(spec)
     return by_table
 
 

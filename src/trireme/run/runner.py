@@ -18,7 +18,7 @@ from trireme.errors import BadRequest, DataError, writing
 from trireme.inference.export import export_model
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr, serve_role
-from trireme.launch.roles import ProcessRole, read_role
+from trireme.launch.process_role import ProcessRole, read_role
 from trireme.metrics import AUC
 from trireme.run.data import make_dataset
 from trireme.run.model import create_recipe

@@ -13,7 +13,7 @@ from trireme.config import Config
 from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr
-from trireme.launch.roles import read_role
+from trireme.launch.process_role import read_role
 from trireme.run.data import dataset_of
 from trireme.run.day_folders import passes_of
 from trireme.run.model import create_recipe
@@ -30,7 +30,8 @@ from trireme.run.settings import Settings
 from trireme.run.unused_keys import warn_of_unused_in_stream
 from trireme.train import Recipe, Trainer
 from trireme.train.online.passes import Pass
-from trireme.train.online.train_passes import PassReport, Publishing, train_passes
+from trireme.train.online.publishing import Publishing
+from trireme.train.online.train_passes import PassReport, train_passes
 
 log = logging.getLogger("trireme")
 

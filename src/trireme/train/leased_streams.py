@@ -57,7 +57,7 @@ class LeasedPass:
         optimizer.flush()
         entered = passes.enter(optimizer.cluster.client, optimizer.num_steps)
         self.is_over = entered.is_over
-        optimizer.enter(EnteredPass(is_over=entered.is_over), entered.num_steps)
+        optimizer.passes.enter_shared(EnteredPass(is_over=entered.is_over), entered.num_steps)
 
     def streams(self) -> Iterator[StreamBatches]:
         """The streams that this worker leases, until all of the pass are done. A stream is done
@@ -69,7 +69,7 @@ class LeasedPass:
         cluster, lease = self._optimizer.cluster, None
         while taken := passes.take(cluster.client, lease, self._has_to_stop):
             lease, position = taken
-            self._optimizer.stand_at(position)
+            self._optimizer.stream.stand_at(position)
             start = self._start(lease, position)
             if start.batches:
                 log.info(

@@ -62,16 +62,6 @@ def check_loop(progress: PredecessorProgress) -> None:
         )
 
 
-def check_hybrid(cluster: Cluster) -> None:
-    """Raises BadRequest: a restarted worker in a mode whose workers keep the weights."""
-    if cluster.client.script.is_successor:
-        raise BadRequest(
-            "DistributedOptimizer: expected all workers to begin together in mode 'hybrid',"
-            " whose dense weights are in them, found one that was started again: start the job"
-            " again and load the newest checkpoint"
-        )
-
-
 def check_order(dataset: Iterable[Any]) -> None:
     """Raises BadRequest: the order of the data was random, so the batches that a predecessor has
     trained on are unknown.

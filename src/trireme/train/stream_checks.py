@@ -7,28 +7,9 @@ from collections.abc import Sequence
 
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
-from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.dump import Dump
 from trireme.worker.dense_parameters import DenseParameters
-
-_WHY_NOT = {
-    "sync": "every step is one of all workers, whose number then may not change",
-    "bounded": "a stream that waits for a worker would hold up all others",
-    "geo": "what a worker has not exchanged would be lost with it, for others to train on again"
-    " from other weights",
-    "hybrid": "the workers that sum their gradients are the same to the end",
-}
-
-
-def check_sharing(strategy: Strategy, cluster: Cluster) -> None:
-    """Raises BadRequest: a mode in which workers cannot share out streams."""
-    if cluster.num_streams and strategy.mode in _WHY_NOT:
-        raise BadRequest(
-            f"DistributedOptimizer: expected mode 'async' in a job whose workers share out"
-            f" {cluster.num_streams} streams, found {strategy.mode!r}, in which"
-            f" {_WHY_NOT[strategy.mode]}"
-        )
 
 
 def agree_on_model(

@@ -32,6 +32,7 @@ from trireme.train.loop.scoring import ExampleIds, Loss, Scorer
 from trireme.train.loop.share import share_of
 from trireme.train.loop.staleness import staleness
 from trireme.train.loop.tally import Tally, check_metrics
+from trireme.train.modes import mode_of
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import kept_figures, remaining_dump
 from trireme.train.recipe import Recipe
@@ -88,7 +89,8 @@ class Trainer:
         check_metrics(metrics, label)
         if threads < 1:
             raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
-        if threads > 1 and strategy is not None and strategy.mode not in ("async", "bounded"):
+        strategy = Strategy() if strategy is None else strategy
+        if threads > 1 and not mode_of(strategy.mode).trains_in_threads:
             raise BadRequest(
                 f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
                 " after the other; use more workers"
@@ -192,7 +194,7 @@ class Trainer:
         with (
             stopping_on_sigterm(self.cluster),
             self.cluster.client.script.section(),
-            row_life.time_of(dataset, self.optimizer),
+            row_life.at_data_time(dataset, self.optimizer),
             dumping(left, dataset, self.model, self.cluster) as file,
             saving(checkpoints, self.optimizer, state.random, progress.to_json) as saver,
         ):
@@ -262,7 +264,7 @@ class Trainer:
             arrivals = self.cluster.client.gather(arrival, [], purpose=title, patient=True)
             self.optimizer.refresh()
             with (
-                row_life.time_of(dataset, self.optimizer),
+                row_life.at_data_time(dataset, self.optimizer),
                 dumping(dump, dataset, self.model, self.cluster) as file,
             ):
                 watch = _watch(dataset, report, file, check_nan)

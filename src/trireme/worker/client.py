@@ -20,12 +20,11 @@ from trireme import _core
 from trireme.errors import DeadlineExceeded
 from trireme.protocol.clipping import NormReply, norm_of_step
 from trireme.protocol.dense_optimizers import GroupValues
-from trireme.protocol.gradients import DenseGradient, Step, TableGradient
+from trireme.protocol.gradients import DenseGradient, KeysByClass, Step, TableGradient
 from trireme.protocol.membership import Pace
-from trireme.protocol.routing import Keys
 from trireme.protocol.wire import Array, Push
 from trireme.rpc import Call, Reply
-from trireme.table import TableSchema
+from trireme.table import RowClassId, TableSchema
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.pull import Pulled, PullPlan
 from trireme.worker.push import split_blocks, split_tables
@@ -174,7 +173,7 @@ class Client:
 
     def pull(
         self,
-        keys: Mapping[str, Keys],
+        keys: KeysByClass,
         *,
         blocks: bool = False,
         staged: int = 0,
@@ -185,8 +184,8 @@ class Client:
         """Fetch the current weights of keys, and of all blocks if asked.
 
         Args:
-            keys: per `Table.part` (K,) uint64, distinct, in bucket order (as `_core.unique` gives
-                them).
+            keys: `Table.class_id` -> (K,) uint64, distinct, in bucket order, as `_core.unique`
+                returns them.
             blocks: the dense weights too.
             staged: sync only: the answer waits until this step, of which this stream has staged its
                 push, has been applied everywhere.
@@ -230,7 +229,7 @@ class Client:
     def push(
         self,
         step: Step,
-        tables: Mapping[str, TableGradient],
+        tables: Mapping[RowClassId, TableGradient],
         dense: DenseGradient | None = None,
         *,
         staged: bool = False,

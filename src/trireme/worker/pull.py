@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trireme import _core
+from trireme.protocol.gradients import KeysByClass
 from trireme.protocol.membership import Stop
-from trireme.protocol.routing import BucketMap, Floats, Keys, Split
+from trireme.protocol.routing import BucketMap, Floats, Split
 from trireme.rpc import Call, Reply
-from trireme.table import split_part
+from trireme.table import RowClassId
 
 
 @dataclass(frozen=True)
@@ -26,45 +27,47 @@ class Pulled:
         stop: the step of the pass behind which all stop, if a server has applied it.
     """
 
-    rows: dict[str, Floats]
+    rows: dict[RowClassId, Floats]
     blocks: list[tuple[list[str], Floats]] | None
     versions: list[int]
-    missing: dict[str, int]
+    missing: dict[RowClassId, int]
     stop: Stop | None = None
 
 
 class PullPlan:
     """The keys of a pull divided among the servers.
 
-    keys: per `Table.part` (K,) uint64, distinct, in bucket order.
+    keys: per `Table.class_id` (K,) uint64, distinct, in bucket order.
     """
 
-    def __init__(self, keys: Mapping[str, Keys], bucket_map: BucketMap, pool: _core.Pool) -> None:
+    def __init__(self, keys: KeysByClass, bucket_map: BucketMap, pool: _core.Pool) -> None:
         self._map = bucket_map
-        self._splits = {name: Split(keys_K, bucket_map, pool) for name, keys_K in keys.items()}
-        self._keys = {name: self._splits[name].parts(keys_K) for name, keys_K in keys.items()}
+        self._splits = {c: Split(keys_K, bucket_map, pool) for c, keys_K in keys.items()}
+        self._keys = [self._splits[c].parts(keys_K) for c, keys_K in keys.items()]
 
     def tables(self) -> dict[str, list[Any]]:
         """The fields of `ps.pull` that name tables and row classes."""
-        parts = [split_part(name) for name in self._keys]
-        return {"tables": [table for table, _ in parts], "classes": [kind for _, kind in parts]}
+        return {
+            "tables": [class_id.table for class_id in self._splits],
+            "classes": [class_id.row_class for class_id in self._splits],
+        }
 
     def calls(self, body: dict[str, Any]) -> list[Call]:
         """One call per server."""
         return [
-            Call(endpoint, "ps.pull", body, [parts[server] for parts in self._keys.values()])
+            Call(endpoint, "ps.pull", body, [parts[server] for parts in self._keys])
             for server, endpoint in enumerate(self._map.servers)
         ]
 
     def join(self, replies: Sequence[Reply], *, blocks: bool) -> Pulled:
         """The answers of all servers as one."""
         rows = {
-            name: split.join([reply.arrays[table] for reply in replies])
-            for table, (name, split) in enumerate(self._splits.items())
+            class_id: split.join([reply.arrays[i] for reply in replies])
+            for i, (class_id, split) in enumerate(self._splits.items())
         }
         missing = {
-            name: sum(int(reply.body["missing"][table]) for reply in replies)
-            for table, name in enumerate(self._splits)
+            class_id: sum(int(reply.body["missing"][i]) for reply in replies)
+            for i, class_id in enumerate(self._splits)
         }
         stops = (Stop.from_wire(reply.body.get("stop")) for reply in replies)
         return Pulled(

@@ -8,33 +8,32 @@ from trireme import _core
 from trireme.protocol.gradients import DenseGradient, TableGradient
 from trireme.protocol.routing import BucketMap, Split
 from trireme.protocol.wire import BlocksPush, TablePush
-from trireme.table import split_part
+from trireme.table import RowClassId
 from trireme.worker.dense_parameters import DenseParameters
 
 
 def split_tables(
-    tables: Mapping[str, TableGradient], bucket_map: BucketMap, pool: _core.Pool
+    tables: Mapping[RowClassId, TableGradient], bucket_map: BucketMap, pool: _core.Pool
 ) -> list[list[TablePush]]:
     """Per server its keys of each table, with their gradients and columns."""
-    by_table = [_split_table(name, part, bucket_map, pool) for name, part in tables.items()]
+    by_table = [_split_table(key, part, bucket_map, pool) for key, part in tables.items()]
     return [[parts[server] for parts in by_table] for server in range(len(bucket_map.servers))]
 
 
 def _split_table(
-    name: str, part: TableGradient, bucket_map: BucketMap, pool: _core.Pool
+    class_id: RowClassId, part: TableGradient, bucket_map: BucketMap, pool: _core.Pool
 ) -> list[TablePush]:
     split = Split(part.keys, bucket_map, pool)
     keys, gradients = split.parts(part.keys), split.parts(part.gradients)
     columns = {column: split.parts(values) for column, values in part.columns.items()}
-    table, row_class = split_part(name)
     return [
         TablePush(
-            table,
+            class_id.table,
             keys[server],
             gradients[server],
             part.values,
             {column: parts[server] for column, parts in columns.items()},
-            row_class,
+            class_id.row_class,
         )
         for server in range(len(bucket_map.servers))
     ]

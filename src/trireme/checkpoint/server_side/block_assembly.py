@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trireme.errors import SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
-from trireme.server.block_store import Part
+from trireme.server.block_slice import BlockSlice
 
 
 class BlockAssembly:
@@ -37,7 +37,7 @@ class BlockAssembly:
             specs.sort(key=lambda spec: spec.start)
         self._targets: dict[str, list[BlockSpec]] = defaultdict(list)
         self._num_missing: dict[str, int] = {}
-        self._parts: dict[str, list[Part]] = defaultdict(list)
+        self._parts: dict[str, list[BlockSlice]] = defaultdict(list)
         for spec in wanted:
             sources = _sources(spec, of_parameter[spec.param], where)
             self._num_missing[spec.id] = len(sources)
@@ -47,9 +47,9 @@ class BlockAssembly:
 
     def add(
         self, saved: BlockSpec, tensors: Mapping[str, Tensor], marks: Mapping[int, int]
-    ) -> Iterator[tuple[BlockSpec, list[Part]]]:
+    ) -> Iterator[tuple[BlockSpec, list[BlockSlice]]]:
         """Take a saved block; returns the wanted blocks that it completes, their parts in order."""
-        part = Part(saved.start, tensors, marks)
+        part = BlockSlice(saved.start, tensors, marks)
         for spec in self._targets[saved.id]:
             start, end = max(spec.start, saved.start), min(spec.end, saved.end)
             self._parts[spec.id].append(part.sliced(start, end))

@@ -148,7 +148,7 @@ def _save_blocks(server: ServerState, storage: Storage, prefix: str) -> list[dic
         blocks: list[_SavedBlock] = [
             (replace(spec, start=part.start, size=part.size), part.tensors, part.marks)
             for spec in server.blocks.specs()
-            for part in server.blocks.parts_of(spec.id)
+            for part in server.blocks.slices_of(spec.id)
         ]
     files = []
     for number, group in enumerate(_file_groups(blocks)):

@@ -32,7 +32,7 @@ class ExampleBatch:
         self.tables = tuple(dict.fromkeys(spec.table for spec in self.planner.specs))
         for table in self.planner.tables:
             cluster.ensure_table(table)
-        keys = {part.table.part: part.keys for part in self._plan.tables}
+        keys = {part.table.class_id: part.keys for part in self._plan.tables}
         pulled = cluster.pull(keys, training=False)
         self._rows = {name: _core.borrow(rows) for name, rows in pulled.rows.items()}
 
@@ -40,10 +40,10 @@ class ExampleBatch:
         """What the embedding modules return, from rows that are stored as `dtype`."""
         rows = {}
         for table in self.tables:
-            rows_KW = self._rows[table.part].copy()
+            rows_KW = self._rows[table.class_id].copy()
             weights = rows_KW[:, table.width - table.dim :]
             weights[:] = encode(weights, dtype, table.name)[1]
-            rows[table.part] = torch.from_numpy(rows_KW)
+            rows[table.class_id] = torch.from_numpy(rows_KW)
         return gather_lookups(self.planner.specs, self.batch, self._plan, rows, self._pool)
 
     def outputs(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from trireme.errors import BadRequest
 from trireme.protocol.wire import Arrays, need_list
 from trireme.rpc import Handler, Reply, Request
-from trireme.server.block_store import Part
+from trireme.server.block_slice import BlockSlice
 from trireme.server.state import ServerState
 
 
@@ -45,7 +45,7 @@ class BlockHandlers:
                     raise BadRequest(f"import.blocks: no block {block_id!r} on this server")
                 states[block_id] = store.state_with(block_id, tensors)
             for block_id, state in states.items():
-                store.restore(block_id, [Part(0, state, store.marks_of(block_id))])
+                store.restore(block_id, [BlockSlice(0, state, store.marks_of(block_id))])
 
 
 def _read(request: Request) -> dict[str, dict[str, torch.Tensor]]:

@@ -132,7 +132,7 @@ def load_part(
     parameters = _parameters_to_load(optimizer, manifest, location, dense)
     loaded = _load_on_servers(optimizer, lambda load_one: load_one(location), wanted, parameters)
     assert loaded is not None
-    optimizer.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
+    optimizer.mode.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
     kept = [name for name in own if name not in wanted]
     kept += [name for name in parameter_shapes(optimizer) if name not in parameters]
     if dense == "skip":
@@ -140,8 +140,8 @@ def load_part(
     else:
         where, match = f"checkpoint {location.path}", dense == "match"
         kept += install_buffers(location.tensors(), optimizer.model, 0, where=where, match=match)
-    optimizer.resume()
-    optimizer.adopt()
+    optimizer.mode.resume()
+    optimizer.mode.adopt()
     return kept
 
 
@@ -202,7 +202,7 @@ def _load_on_servers(
         return {"path": str(location.path), "extra": dict(manifest.extra)}
 
     def act() -> dict[str, Any]:
-        optimizer.publish()  # what is not loaded stays as it is
+        optimizer.mode.publish()  # what is not loaded stays as it is
         return choose(load_one) or {}
 
     return let_first_worker(cluster, "load", act) or None
@@ -219,10 +219,10 @@ def _load_on_worker(
     steps = extra["optimizer"]
     optimizer.load_state_dict(steps)
     tensors = _load_buffers(optimizer, location)
-    optimizer.resume()
-    if optimizer.counts_its_steps and optimizer.sequence:
-        optimizer.set_num_steps(int(steps["before"]) + optimizer.sequence)
-    optimizer.adopt()
+    optimizer.mode.resume()
+    if optimizer.mode.pushes_are_steps and optimizer.sequence:
+        optimizer.mode.set_num_steps(int(steps["before"]) + optimizer.sequence)
+    optimizer.mode.adopt()
     own = random_state_of(tensors, optimizer.cluster.worker)
     random.restore(own)
     return LoadedCheckpoint(path, extra["user"], int(extra["num_workers"]), own)

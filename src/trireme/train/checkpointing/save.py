@@ -68,7 +68,7 @@ def save(
         def act() -> dict[str, Any]:
             if not _finish_predecessors_save(optimizer, location, options):
                 groups = optimizer.state_dict()
-                optimizer.publish()
+                optimizer.mode.publish()
                 write(optimizer, location, states, groups, extra or {}, options)
             return {}
 

@@ -81,7 +81,7 @@ def saving(
         return
     kind: type[Saver] = Saver
     if isinstance(settings, Checkpoints):
-        kind = SyncSaver if optimizer.is_sync else AsyncSaver
+        kind = SyncSaver if optimizer.mode.in_lockstep else AsyncSaver
     saver = kind(settings, optimizer, random, extra)
     try:
         yield saver
@@ -215,7 +215,7 @@ class AsyncSaver(_PeriodicSaver):
             raise error
 
     def _start(self) -> None:
-        self.optimizer.publish()
+        self.optimizer.mode.publish()
         states = {0: WorkerState.current(self.optimizer, self.random)}
         groups, extra = self.optimizer.state_dict(), self.extra()
 

@@ -171,7 +171,7 @@ class Run:
         first.pending.take()  # of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
         turns = Turns(replicas)
-        behind = self.threads == 1 and not optimizer.is_sync
+        behind, in_lockstep = self.threads == 1, optimizer.mode.in_lockstep
         done = stream.start.batches + 1
 
         def work(replica: Replica) -> None:
@@ -193,15 +193,15 @@ class Run:
                             examples=batch.num_examples,
                             position=(self.epoch, done + replica.number, *batch.position),
                             behind=behind,
-                            stops=optimizer.cluster.stop_request.reason,
+                            stops=optimizer.cluster.stop_request.reason if in_lockstep else "",
                         )
                         optimizer.run_step_hooks()
                     for observe in observers:
                         observe(replica.model, scored)
                     if self.saver is not None:
                         self.saver.after_step()
-                if optimizer.cluster.stop_request.reason and not optimizer.is_sync:
-                    break  # in sync all at the same step, see Pipeline
+                if optimizer.cluster.stop_request.reason and not in_lockstep:
+                    break  # in lockstep all workers stop at the same step, see Pipeline
 
         def fail(replica: Replica) -> None:
             turns.fail(replica)

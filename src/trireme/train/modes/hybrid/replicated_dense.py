@@ -1,9 +1,9 @@
 """Dense parameters that every worker holds and steps alike.
 
-Each step has one all-reduce, of every gradient times the batch's examples, of which parameters have
-a gradient, of the examples, and of how many workers still have data. All divide the same sums and
-run the same optimizer from the same weights, so weights are equal bit for bit. A worker whose data
-has ended goes on with zeros until all have come to their end.
+Each step makes one all-reduce: of every gradient times the batch's examples, of a flag for each
+parameter that has a gradient, of the examples, and of the number of workers that still have data.
+All workers divide the same sums and run the same optimizer from the same weights, so their weights
+are equal bit for bit. A worker whose data has ended takes part with zeros until all have ended.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from trireme.train.modes.hybrid.group import WorkerGroup
 from trireme.worker.dense_parameters import DenseParameters
 
 
-class Hybrid:
-    """The dense side of a worker in mode hybrid.
-
-    The servers have blocks of these parameters, too, which no push changes (LocalDense).
+class ReplicatedDense:
+    """The dense parameters of one worker.
 
     Args:
-        dense: the model's parameters, all on one device. optimizer: that steps them.
+        dense: the model's parameters, all on one device. optimizer: steps them.
         clip: what gradients are clipped by, by value, before the step.
     """
 
@@ -49,25 +47,25 @@ class Hybrid:
         self._is_running = False
 
     def begin(self) -> None:
-        """Meet before the first step of a run: workers take unlike long until they have data."""
+        """Meet all workers before the first step: some need longer until they have data."""
         if not self._is_running and self._group is not None:
             self._cluster.client.gather({}, [], purpose="begin hybrid training", patient=True)
         self._is_running = True
 
     def end(self) -> None:
-        """This worker has no more data: take part in the others' steps until they have none."""
+        """Take part in the others' steps, without data, until no worker has any."""
         if self._is_running and self._group is not None:
             while self._reduce_and_step(0, is_active=False):
                 pass
         self._is_running = False
 
     def step(self, examples: int, *, is_skipped: bool = False) -> None:
-        """One step of all workers with the gradients that the parameters have; leaves none.
+        """Make one step of all workers with the parameters' gradients; leaves none.
 
-        is_skipped: this worker has no gradients in it, and no examples.
+        is_skipped: this worker has no gradients and no examples in it.
 
         Raises:
-            BadRequest: no examples. DeadlineExceeded, Unavailable: another worker did not come.
+            BadRequest: no examples. DeadlineExceeded, Unavailable: another worker is missing.
         """
         if self._group is None:
             self._step()

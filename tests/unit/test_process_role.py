@@ -1,4 +1,4 @@
-"""Roles: what the environment says about a process, and what it must not say."""
+"""Roles: which role the environment assigns to a process, and which settings are errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from trireme.errors import BadRequest
 from trireme.job.durability import Durability
-from trireme.launch.roles import VARIABLES, ProcessRole, read_role
+from trireme.launch.environment import VARIABLES
+from trireme.launch.process_role import ProcessRole, read_role
 
 LIST = "10.89.176.11:36000,10.89.176.12:36000"
 SERVERS = ("10.89.176.11:36000", "10.89.176.12:36000")
@@ -275,7 +276,7 @@ def test_a_worker_that_joins_needs_the_servers_alone() -> None:
     joining = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": LIST, "TRIREME_JOIN": "1"}
     role = read_role(joining)
     assert (role.role, role.is_late, role.servers) == ("worker", True, SERVERS)
-    assert role.describe().startswith("trireme: a worker that comes late, servers 10.89.176.11")
+    assert role.describe().startswith("trireme: a late worker, servers 10.89.176.11")
     for name in ("TRIREME_INDEX", "TRIREME_NUM_WORKERS", "TRIREME_STREAMS"):
         with pytest.raises(BadRequest, match=rf"joins a job \(TRIREME_JOIN\).* found {name}"):
             read_role({**joining, name: "1"})
