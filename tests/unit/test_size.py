@@ -13,6 +13,7 @@ import torch
 from tests.tables import POOL
 from trireme import _core, optim, policy
 from trireme.commands import cli
+from trireme.commands import size as size_command
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
@@ -20,7 +21,8 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
 from trireme.protocol.core_table import make_core_table
-from trireme.size.estimate import ServerEstimate
+from trireme.size import tables as size_tables
+from trireme.size.estimate import Need
 from trireme.table import Table
 from trireme.train import Trainer
 
@@ -55,7 +57,7 @@ def test_memory_is_that_of_a_table(name: str) -> None:
     schema = Table("t", **options).schema
     table = make_core_table(schema)
     fill(table, num_rows)
-    need = ServerEstimate(schema, table.rows)
+    need = Need(schema, table.rows)
     assert need.memory == pytest.approx(table.bytes, rel=0.05)
     assert sum(need.parts_of_row().values()) == need.row_bytes
 
@@ -65,9 +67,7 @@ def test_memory_of_heads() -> None:
     schema = Table("t", **options).schema
     table = make_core_table(schema)
     fill(table, 500_000)  # a push each: no score is near embedx_threshold
-    assert ServerEstimate(schema, table.rows, head_share=1.0).memory == pytest.approx(
-        table.bytes, rel=0.05
-    )
+    assert Need(schema, table.rows, head_share=1.0).memory == pytest.approx(table.bytes, rel=0.05)
 
 
 def test_memory_of_rows_of_several_dims() -> None:
@@ -89,7 +89,7 @@ def test_memory_of_rows_of_several_dims() -> None:
         table.update(keys, grads, [(0, sequence)], values, POOL, show_click=show_click)
     whole = sum(num_rows[:3])
     shares = tuple(num / whole for num in num_rows[:3])
-    need = ServerEstimate(schema, table.rows, head_share=num_rows[3] / table.rows, shares=shares)
+    need = Need(schema, table.rows, head_share=num_rows[3] / table.rows, shares=shares)
     assert need.memory == pytest.approx(table.bytes, rel=0.05)
     assert sum(need.parts_of_row().values()) == pytest.approx(need.row_bytes)
 
@@ -100,7 +100,7 @@ def test_memory_of_keys_that_wait(sketch_bytes: int | None) -> None:
     schema = Table("t", dim=4, admit=admit).schema
     table = make_core_table(schema)
     fill(table, 300_000)
-    need = ServerEstimate(schema, table.rows, num_pending=300_000 - table.rows)
+    need = Need(schema, table.rows, num_pending=300_000 - table.rows)
     assert need.memory == pytest.approx(table.bytes, rel=0.05)
 
 
@@ -124,7 +124,7 @@ def test_disk_is_that_of_a_checkpoint(
         trainer.fit([Batch({"label": torch.ones(1)}, bags)])
 
     fit(0, 300_000)
-    need = ServerEstimate(model.table.schema, 300_000)
+    need = Need(model.table.schema, 300_000)
     trainer.save(tmp_path / "full")
     assert need.checkpoint == pytest.approx(bytes_of(tmp_path / "full"), rel=0.05)
     fit(0, 30_000)
@@ -138,25 +138,20 @@ def bytes_of(folder: Path) -> int:
 
 def test_servers_share_and_have_a_limit() -> None:
     schema = Table("t", dim=16).schema
-    alone, part = (
-        ServerEstimate.on_one_of(1, schema, 10**9),
-        ServerEstimate.on_one_of(3, schema, 10**9),
-    )
+    alone, part = Need.on_one_of(1, schema, 10**9), Need.on_one_of(3, schema, 10**9)
     assert part.num_buckets == 1366
     assert part.memory == pytest.approx(alone.memory * 1366 / 4096, rel=0.01)
     with pytest.raises(BadRequest, match=r"found 5,000,000,000; give --server_num 2 or more"):
-        ServerEstimate.on_one_of(1, schema, 5 * 10**9)
+        Need.on_one_of(1, schema, 5 * 10**9)
 
 
-def output_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert cli.main(["size", *argv]) == 0
     return capsys.readouterr().out
 
 
 def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = output_of(
-        capsys, "--keys", "1e9", "--dim", "16", "--optimizer", "adam", "--server_num", "4"
-    )
+    text = said(capsys, "--keys", "1e9", "--dim", "16", "--optimizer", "adam", "--server_num", "4")
     assert "table table: 1,000,000,000 rows of 16 float32 weights, rule adam" in text
     lines = {
         line.split("  ")[1].strip(): line.split() for line in text.splitlines() if line[:1] == " "
@@ -167,13 +162,13 @@ def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[s
     assert "while a checkpoint is written" in text
     assert "no tier on SSD" in text
     options = ["--policy", "score", "--count_filter", "3", "--pending_keys", "1e9"]
-    text = output_of(capsys, "--keys", "1e6", "--dims", "16=10", "4=90", "--optimizer", "adam")
+    text = said(capsys, "--keys", "1e6", "--dims", "16=10", "4=90", "--optimizer", "adam")
     assert "1,000,000 rows of 16, 4 float32 weights" in text
     weights = next(line.split() for line in text.splitlines() if line.startswith("  weights"))
     assert weights[1:3] == [f"{4 * (1.6 + 3.6):.1f}", "B"]
-    pending = output_of(capsys, "--keys", "1e6", "--dim", "9", *options)
-    assert "policy score, admission count_filter" in pending
-    assert "pending keys" in pending
+    waits = said(capsys, "--keys", "1e6", "--dim", "9", *options)
+    assert "policy score, admission count_filter" in waits
+    assert "pending keys" in waits
 
 
 def test_the_command_reads_a_configuration(
@@ -181,7 +176,7 @@ def test_the_command_reads_a_configuration(
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("hyper_parameters: {sparse_feature_dim: 9}\n")
-    text = output_of(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
+    text = said(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
     assert "2 tables: " in text or "table " in text
     command = ["size", "-m", str(path), "--keys", "1e6", "--heads", "50", "-o", "model=wide_deep"]
     assert cli.main(command) == 2
@@ -218,3 +213,8 @@ def test_wrong_use_is_explained(
         code = int(str(ended.code))
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_choices_of_the_command_are_those_of_the_estimate() -> None:
+    assert tuple(sorted(size_tables.OPTIMIZERS)) == size_command.OPTIMIZERS
+    assert tuple(sorted(size_tables.POLICIES)) == size_command.POLICIES

@@ -1,1 +1,1 @@
-"""`trireme size`: memory and disk that a table will need."""
+"""`trireme size`: what a table costs in memory and on disk before it is made."""

@@ -1,7 +1,7 @@
-"""How many bytes a table needs, from the core's layout of rows and index and the format of files.
+"""Estimates of the bytes that a table needs, from the core's layout of rows and index.
 
-Estimated are `_core.Table.bytes`, which counts memory taken from the system, and the files of a
-checkpoint; both agree with measurements within 5 %.
+They estimate `_core.Table.bytes`, which counts memory taken from the system, and the files of a
+checkpoint. Both are within 5 % of measured values.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from trireme.table import TableSchema
 
 MARKS_BYTES = 8 * _core.NUM_BUCKETS
 LINE_BYTES, LINE_SLOTS, LOAD_PERCENT = 64, 12, 82  # core/store/index.h
-LINES_MIN = 3  # by which a bucket grows, core/store/index.cc
+LINES_MIN = 3  # smallest growth of a bucket, core/store/index.cc
 PENDING_KEY_BYTES = 16 * (16 + 23) / 32  # core/table/pending_counts.h: between 16 and 23
 PENDING_KEY_FILE_BYTES = 16
 QUANTILES = 33
 
 
 @dataclass(frozen=True)
-class ServerEstimate:
-    """What one server needs for its share of a table.
+class Need:
+    """The bytes that one server needs for its part of a table.
 
     Attributes:
-        num_rows: rows on this server.
-        num_buckets: buckets on this server, of 4096.
-        num_streams: of training data, one per worker.
-        num_pending: keys that an exact CountFilter counts on this server.
-        head_share: part of the rows with only a head; the policy must have such rows.
-        shares: for a schema with several dims, the part of the other rows that has each dim;
+        num_rows: rows here.
+        num_buckets: buckets here, of 4096.
+        num_streams: of training data: one per worker.
+        num_pending: keys that an exact CountFilter counts here.
+        head_share: share of the rows that have a head only; the policy must have such rows.
+        shares: for a schema with several dims, the share of the other rows that has each dim;
             empty: all have the largest.
     """
 
@@ -61,27 +61,23 @@ class ServerEstimate:
         num_pending: int = 0,
         head_share: float = 0.0,
         shares: tuple[float, ...] = (),
-    ) -> ServerEstimate:
-        """For the server with the most buckets. Raises BadRequest if it has more rows than it can
-        number.
-        """
+    ) -> Need:
+        """The need of the server with the most buckets. Raises BadRequest: too many rows for it."""
         num_buckets = math.ceil(_core.NUM_BUCKETS / num_servers)
         share = num_buckets / _core.NUM_BUCKETS
         rows, pending = math.ceil(num_rows * share), math.ceil(num_pending * share)
-        estimate = ServerEstimate(
-            schema, rows, num_buckets, num_streams, pending, head_share, shares
-        )
-        if rows > estimate.rows_max:
+        need = Need(schema, rows, num_buckets, num_streams, pending, head_share, shares)
+        if rows > need.rows_max:
             raise BadRequest(
-                f"size: expected at most {estimate.rows_max:,} rows of table {schema.name!r} on a"
+                f"size: expected at most {need.rows_max:,} rows of table {schema.name!r} on a"
                 f" server, found {rows:,}; give --server_num"
-                f" {math.ceil(num_rows / estimate.rows_max)} or more"
+                f" {math.ceil(num_rows / need.rows_max)} or more"
             )
-        return estimate
+        return need
 
     @cached_property
     def table(self) -> _core.Table:
-        """An empty one."""
+        """An empty table of the schema."""
         return make_core_table(self.schema)
 
     @cached_property
@@ -90,24 +86,24 @@ class ServerEstimate:
 
     @property
     def rows_max(self) -> int:
-        """Rows are numbered with 32 bits, some of which are the class."""
+        """Largest number of rows: row numbers have 32 bits, some of which are the row class."""
         bits = 32 - (len(self.table.class_bytes) - 1).bit_length()
         return (1 << bits) - 2
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row in memory without index, the mean over classes."""
+        """Mean bytes of a row in memory, without the index."""
         whole, head = self._mean(self.table.class_bytes), self.table.class_bytes[-1]
         return whole + self.head_share * (head - whole)
 
     def _mean(self, of_classes: Sequence[float]) -> float:
-        """The mean over rows that have more than a head."""
+        """Mean over the rows that are not a head only."""
         dims = self.schema.dims
         shares = self.shares or [float(dim == max(dims)) for dim in dims]
         return sum(share * value for share, value in zip(shares, of_classes, strict=False))
 
     def parts_of_row(self) -> dict[str, float]:
-        """The bytes of each part of a row without index, the mean over classes."""
+        """Mean bytes of a row by part, without the index."""
         share, dim = 1 - self.head_share, self._mean(self.schema.dims)
         whole, statistics = (
             self._mean(self.table.class_bytes),
@@ -136,7 +132,7 @@ class ServerEstimate:
 
     @property
     def index_max(self) -> float:
-        """The index when every bucket has just grown."""
+        """Bytes of the index when every bucket has just grown."""
         return self.num_rows * LINE_BYTES / (LINE_SLOTS * LOAD_PERCENT / 100) * 9 / 8
 
     @property
@@ -145,7 +141,7 @@ class ServerEstimate:
 
     @property
     def pending(self) -> float:
-        """Counts that admission keeps of keys without a row."""
+        """Bytes of the admission counts of keys without a row."""
         return self._pending(PENDING_KEY_BYTES)
 
     def _pending(self, bytes_of_key: float) -> float:
@@ -168,14 +164,12 @@ class ServerEstimate:
         return self.num_rows * self.file_row_bytes + self._pending(PENDING_KEY_FILE_BYTES)
 
     def delta(self, share: float) -> float:
-        """A checkpoint of the changed share of rows, with pending counts."""
+        """Bytes of a delta checkpoint of a share of the rows, with the pending counts."""
         return self.num_rows * share * self.file_row_bytes + self._pending(PENDING_KEY_FILE_BYTES)
 
 
 def _mean_lines(mean_rows: float) -> float:
-    """The mean number of lines of a bucket whose number of rows is random (Poisson, approximated as
-    normal).
-    """
+    """Mean number of lines of a bucket. Rows per bucket are Poisson, approximated as normal."""
     spread = NormalDist(mean_rows, math.sqrt(mean_rows)) if mean_rows else None
     if spread is None:
         return 0.0
