@@ -28,7 +28,7 @@ def gather_lookups(
         rows: `Table.class_id` -> (K, W) float32, row k for the plan's key k.
 
     Returns:
-        Name of the reading -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
+        Name of the lookup -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
         (B, L, W) where the feature is a tensor, (N, W) where it is Ragged.
     """
     lookups = plan.lookups(plan.leaves(rows, train=False))

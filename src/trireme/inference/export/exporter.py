@@ -177,12 +177,12 @@ def _write_delta(
     outputs = example.outputs(example.gathered())
     weights = program_weights(example.model)
     lookups = tuple(map(_module_lookup, example.planner.specs))
-    found = (lookups, tuple(outputs), _shapes(weights))
+    actual = (lookups, tuple(outputs), _shapes(weights))
     expected = (previous.lookups, previous.outputs, previous.weights)
-    if found != expected:
+    if actual != expected:
         raise BadRequest(
             f"export_model: expected a model as of export {previous.id}, with lookups, outputs and"
-            f" weights {expected}, found {found}"
+            f" weights {expected}, found {actual}"
         )
     max_error, rms_error = _difference(outputs, example.outputs(example.gathered(kept)))
     return replace(
