@@ -88,13 +88,8 @@ def _finish_predecessors_save(
         return False
     if manifest.extra.get("saved_by") != _save_id(optimizer):
         return False
-    finish_save(
-        client,
-        location.path,
-        manifest,
-        keep=options.keep,
-        storage_options=location.storage_options,
-    )
+    keep, storage_options = options.keep, location.storage_options
+    finish_save(client, location.path, manifest, keep=keep, storage_options=storage_options)
     return True
 
 
