@@ -12,7 +12,7 @@ from torch import Tensor
 from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.save import parameter_shapes

@@ -10,7 +10,7 @@ from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.modes import check_hot, mode_of
 from trireme.checkpoint.worker_side.save import finish_save, save_checkpoint
 from trireme.errors import BadRequest
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.worker_state import WorkerState, checkpoint_tensors, gather_states
