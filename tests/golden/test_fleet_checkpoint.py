@@ -111,7 +111,7 @@ def test_predictions_are_paddles(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_came_in_goes_out_the_same(case, tmp_path):
+def test_imported_files_are_exported_unchanged(case, tmp_path):
     """Every number of Paddle's text; the powers of betas up to its six digits."""
     accessor = case.split("-")[0]
     with embedded(threads=1) as cluster:

@@ -59,7 +59,7 @@ def fail(shun: Shun, host: str, count: int) -> None:
         shun.failed(host)
 
 
-def test_an_address_that_fails_too_often_is_not_heard_for_a_while(
+def test_an_address_that_fails_too_often_is_shunned_for_a_while(
     listener: socket.socket, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     shun = shun_of(listener, clock)
@@ -79,7 +79,7 @@ def test_an_address_that_fails_too_often_is_not_heard_for_a_while(
     assert is_heard(listener, "127.0.0.3")
 
 
-def test_connections_that_are_open_and_that_others_open_go_on(
+def test_open_connections_and_those_of_others_are_not_affected(
     listener: socket.socket, clock: Clock
 ) -> None:
     """Those accepted meanwhile inherit the filter, which lets them pass."""
@@ -188,7 +188,7 @@ def test_who_gets_the_socket_next_hears_all(listener: socket.socket, clock: Cloc
     assert is_heard(listener, "127.0.0.2")
 
 
-def test_where_the_kernel_takes_no_filter_the_log_says_so_and_all_are_heard(
+def test_without_packet_filters_the_log_says_so_and_all_are_served(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(socket.socket):
@@ -241,7 +241,7 @@ def test_a_filter_that_cannot_be_replaced_does_not_stay(
     assert "can shun no address, so all are heard" in caplog.text
 
 
-def test_where_few_addresses_fit_the_newest_are_shunned(
+def test_if_few_addresses_fit_the_newest_are_shunned(
     narrow: Narrow, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     shun = shun_of(narrow, clock)
@@ -257,7 +257,7 @@ def test_where_few_addresses_fit_the_newest_are_shunned(
     assert is_heard(narrow, "127.0.0.39")
 
 
-def test_where_no_address_fits_all_are_heard(narrow: Narrow, clock: Clock) -> None:
+def test_if_no_address_fits_all_are_served(narrow: Narrow, clock: Clock) -> None:
     shun = shun_of(narrow, clock)
     fail(shun, "127.0.0.2", 4)
     narrow.instructions_max = 0
@@ -267,7 +267,7 @@ def test_where_no_address_fits_all_are_heard(narrow: Narrow, clock: Clock) -> No
     assert is_heard(narrow, "127.0.0.3")
 
 
-def test_at_its_end_all_are_heard_whatever_was_refused(narrow: Narrow, clock: Clock) -> None:
+def test_after_the_end_no_address_is_shunned(narrow: Narrow, clock: Clock) -> None:
     shun = shun_of(narrow, clock)
     narrow.refuses = errno.EPERM
     fail(shun, "127.0.0.2", 4)  # from now on it is taken for impossible

@@ -145,7 +145,7 @@ def test_exact_counts_follow_from_the_data() -> None:
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_checkpoint_and_a_delta_go_on_where_they_were_made(name: str, tmp_path: Path) -> None:
+def test_admission_resumes_from_a_checkpoint_and_from_a_delta(name: str, tmp_path: Path) -> None:
     full, delta = tmp_path / "full", tmp_path / "delta"
     whole = run(2, FILTERS[name], [range(NUM_STEPS)])
     run(3, FILTERS[name], [range(15), save(full), range(15, 25), save(delta, "delta")])

@@ -28,7 +28,7 @@ def number(families: Mapping[str, Metric], name: str) -> float:
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_server_that_stands_still_stops_its_worker_within_its_queues(
+def test_a_suspended_server_stops_its_worker_within_its_queues(
     programs: Template, mode: str
 ) -> None:
     server, server_url, address = start_server(programs)

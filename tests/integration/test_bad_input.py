@@ -104,7 +104,7 @@ def check_message(case: Case, message: str, path: Path) -> None:
 @sampled(keep=len(CASES))
 @pytest.mark.parametrize("read", [the_queue, memory, a_preload, fleets_queue, fleets_memory])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_wrong_is_named_wherever_it_is_read(
+def test_bad_data_is_named_by_every_reader(
     tmp_path: Path, case: Case, read: Callable[..., Any]
 ) -> None:
     path = case.make(tmp_path / "part")

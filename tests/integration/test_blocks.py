@@ -171,7 +171,7 @@ def test_a_killed_server_recovers_blocks_that_were_cut_anew(
         assert_same_bits(run.train(STEPS), undisturbed())
 
 
-def test_workers_that_cut_or_place_unlike_are_told_so() -> None:
+def test_workers_with_different_cuts_or_places_are_refused() -> None:
     def unlike(blocks: Callable[[int], tr.Blocks]) -> Callable[[Cluster], None]:
         def make(cluster: Cluster) -> None:
             Run(cluster, blocks(cluster.worker), "sync")

@@ -101,7 +101,7 @@ def test_the_same_delays_make_async_staler() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(0, 20), (20, 0), (1, 30)])
-def test_streams_without_data_or_with_less_hold_nobody(lengths: tuple[int, int]) -> None:
+def test_streams_with_less_data_or_none_delay_no_other(lengths: tuple[int, int]) -> None:
     data = Delayed(lengths, 1, slow=1)
     with Job(2) as job:
         job.run(2, lambda cluster: fit(cluster, tr.Strategy("bounded", staleness=1), data))
@@ -131,7 +131,7 @@ def test_a_plain_loop_that_steps_every_other_batch_keeps_the_bound() -> None:
     assert max(ahead) == 1
 
 
-def test_a_stream_that_stands_still_is_named_to_those_who_wait() -> None:
+def test_a_stalled_stream_is_named_to_waiting_workers() -> None:
     over = threading.Event()
 
     def loop(optimizer: tr.DistributedOptimizer, cluster: Cluster) -> None:

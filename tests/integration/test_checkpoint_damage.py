@@ -67,7 +67,7 @@ def files_of(path: Path) -> list[str]:
     return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
 
 
-def test_all_kinds_of_files_are_there(saved: Path) -> None:
+def test_the_corpus_has_every_kind_of_file(saved: Path) -> None:
     assert files_of(saved) == [
         "blocks/server-0-0.safetensors",
         "manifest.json",

@@ -27,7 +27,7 @@ from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.protocol.row_selection import DAY_S, selected
 from trireme.protocol.wide_rows import RowLayout
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 
 DIM, NUM_KEYS = 2, 600
 RULE = tr.optim.Adagrad(lr=0.5)
@@ -94,7 +94,7 @@ def some(*, seed: int, num: int) -> np.ndarray:
 # ---- deltas ----
 
 
-def test_a_chain_of_deltas_is_what_was_there(tmp_path: Path) -> None:
+def test_a_chain_of_deltas_restores_the_trained_state(tmp_path: Path) -> None:
     """Rows changed, made and removed, and removed and made again; on other numbers of servers."""
     with Job(2) as job, job.join(0, 1) as cluster:
         writer = Writer(job, cluster)
@@ -246,7 +246,7 @@ def test_the_hot_set_is_the_most_shown_or_most_recent_of_all_servers(
 # ---- what is kept, and what is left behind ----
 
 
-def test_what_kept_deltas_need_is_kept(tmp_path: Path) -> None:
+def test_checkpoints_that_kept_deltas_need_are_kept(tmp_path: Path) -> None:
     with Job(1) as job, job.join(0, 1) as cluster:
         writer = Writer(job, cluster)
         (tmp_path / "notes").mkdir()
@@ -266,7 +266,7 @@ def test_what_kept_deltas_need_is_kept(tmp_path: Path) -> None:
             save(cluster, tmp_path / "6", keep=0)
 
 
-def test_what_a_killed_save_left_is_removed_and_what_lives_stays(tmp_path: Path) -> None:
+def test_files_of_a_killed_save_are_removed_and_live_ones_stay(tmp_path: Path) -> None:
     dead = tmp_path / f".7.{'a' * 32}.partial"
     dead.mkdir()
     (dead / "saving").touch()

@@ -114,7 +114,7 @@ def test_sync_clips_the_step_as_one_process_and_any_servers_give_the_same_bits(k
 
 @pytest.mark.parametrize("kind", CLIPS)
 @pytest.mark.parametrize("mode", ["sync", "async", "bounded", "geo", "hybrid"])
-def test_a_worker_alone_clips_as_one_process_in_every_mode(
+def test_a_single_worker_clips_like_one_process_in_every_mode(
     mode: str, kind: str, default_cluster: Cluster
 ) -> None:
     knobs: dict[str, dict[str, Any]] = {"bounded": {"staleness": 1}, "geo": {"k": 1}}
@@ -226,7 +226,7 @@ def test_killed_servers_apply_a_clipped_step_with_the_norm_that_it_had(
     exact.assert_same_bits([*expected, *results])
 
 
-def test_what_has_no_clipping_is_refused_by_name() -> None:
+def test_modes_without_clipping_are_refused_by_name() -> None:
     model = exact.Model(RULE)
     inner = RULE.dense(model.parameters(), **RULE.options)
     wrong: list[tuple[dict[str, Any], str]] = [

@@ -227,7 +227,7 @@ def test_memory_stays_below_one_and_a_half_times_the_data() -> None:
     assert max(peaks) <= 1.5
 
 
-def test_workers_with_other_columns_are_all_told() -> None:
+def test_different_columns_of_workers_are_an_error_on_all() -> None:
     def work(cluster: Cluster) -> str:
         schema = Schema([Label(), Dense("d", 2 + cluster.worker)])
         examples = random_examples(Random(1), schema, 50, has_weights=False)

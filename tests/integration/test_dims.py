@@ -332,7 +332,7 @@ def test_arrays_come_in_as_rows_of_their_dim() -> None:
             )
 
 
-def test_what_a_row_lacks_is_not_looked_at(
+def test_columns_that_a_row_lacks_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """inspect counts the numbers that there are, and shows a row of its length."""

@@ -165,7 +165,7 @@ def test_a_tower_alone_writes_the_vectors_of_unlabelled_items(tmp_path: Path) ->
     assert read(tmp_path / "index") == [[str(i), "", "vector:2:0:0"] for i in range(8)]
 
 
-def test_what_cannot_be_dumped_is_refused(tmp_path: Path) -> None:
+def test_impossible_dumps_are_refused(tmp_path: Path) -> None:
     schema = tr.data.Schema([tr.data.Label(), tr.data.Sparse("a"), tr.data.Sparse("b")])
     columns = {"label": [1.0], "a": [1], "b": [2]}
     nameless = tr.data.ArrayDataset(columns, schema=schema, batch_size=50)

@@ -103,7 +103,7 @@ def draw_stop(random: Random, num_workers: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("killed", pick(short=[0], long=[0, 1]))
-def test_a_server_that_is_killed_does_not_part_workers_that_stop(
+def test_a_killed_server_does_not_make_stopping_workers_diverge(
     programs: Template, tmp_path: Path, killed: int
 ) -> None:
     random = Random(f"{SEED} stop and kill {killed}")
@@ -132,7 +132,7 @@ def test_a_server_that_is_killed_does_not_part_workers_that_stop(
 
 
 @pytest.mark.timeout(300)  # processes that are started again
-def test_a_worker_that_is_killed_while_all_stop_stops_where_the_others_do(
+def test_a_worker_killed_during_a_stop_stops_at_the_same_step(
     programs: Template, tmp_path: Path
 ) -> None:
     random = Random(f"{SEED} stop and succeed")
@@ -159,7 +159,9 @@ def test_a_worker_that_is_killed_while_all_stop_stops_where_the_others_do(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_all_stop_when_one_worker_is_told_to(programs: Template, tmp_path: Path, mode: str) -> None:
+def test_all_workers_stop_when_one_gets_sigterm(
+    programs: Template, tmp_path: Path, mode: str
+) -> None:
     random = Random(f"{SEED} stop {mode}")
     jobs = Jobs(programs, 2, 1, tmp_path)
     # As many epochs as it takes to hear of it.

@@ -112,7 +112,7 @@ def test_one_worker_equals_training_without_servers(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("lengths", [(30, 30), (31, 8), (0, 20), (20, 0)])
 @pytest.mark.parametrize("k", [1, 4, 1000])
-def test_all_gradients_of_two_workers_arrive_once(lengths: tuple[int, int], k: int) -> None:
+def test_all_gradients_of_two_workers_are_added_once(lengths: tuple[int, int], k: int) -> None:
     data = random_lists(k, *lengths)
     with Job(2) as job:
         results = job.run(2, lambda cluster: train(cluster, data, k))
@@ -357,7 +357,7 @@ def dense_adam(cluster: Cluster) -> tr.Trainer:
     )
 
 
-def test_one_worker_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
+def test_one_worker_resumes_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
     batches = exact.stream_batches(0)[:40]
     keys = exact.keys_in_bucket_order()
     actual = []
@@ -376,7 +376,7 @@ def test_one_worker_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path)
         np.testing.assert_array_equal(actual[1][part], values, err_msg=part)
 
 
-def test_all_workers_go_on_with_the_dense_state_of_the_first(tmp_path: Path) -> None:
+def test_all_workers_resume_with_the_dense_state_of_the_first(tmp_path: Path) -> None:
     def state_of(trainer: tr.Trainer) -> list[np.ndarray]:
         states = [trainer.optimizer.local.state[p] for p in trainer.model.parameters()]
         return [state[name].numpy().copy() for state in states for name in sorted(state)]

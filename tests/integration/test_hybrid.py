@@ -121,7 +121,7 @@ def trainer_of(cluster: Cluster, strategy: Strategy) -> tr.Trainer:
 
 
 @pytest.mark.parametrize("second", ["hybrid", "sync"])
-def test_a_checkpoint_goes_on_in_hybrid_and_in_sync(tmp_path: Path, second: str) -> None:
+def test_a_checkpoint_resumes_in_hybrid_and_in_sync(tmp_path: Path, second: str) -> None:
     batches = exact.stream_batches(0)[:30]
     path = tmp_path / "saved"
     with embedded(threads=1) as cluster:
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_two_workers_is_resumed_by_two(tmp_path: Path) -> None:
     assert saved[0] == saved[1]
 
 
-def test_what_a_load_leaves_out_keeps_its_trained_weights(tmp_path: Path) -> None:
+def test_parameters_left_out_of_a_load_keep_their_trained_weights(tmp_path: Path) -> None:
     batches = exact.stream_batches(0)[:10]
     with embedded(threads=1) as cluster:
         trainer = trainer_of(cluster, HYBRID)
@@ -172,7 +172,7 @@ def test_what_a_load_leaves_out_keeps_its_trained_weights(tmp_path: Path) -> Non
         assert weights_of(trainer.model) != trained
 
 
-def test_a_worker_that_does_not_come_ends_the_wait_with_its_name() -> None:
+def test_a_missing_worker_is_named_at_the_deadline() -> None:
     def train(cluster: Cluster) -> None:
         model = exact.Model(exact.RULES["sgd"])
         optimizer = tr.DistributedOptimizer(

@@ -115,7 +115,7 @@ def test_smaller_rows_answer_within_the_error_that_is_reported(dtype: str, tmp_p
     assert sizes[1] < sizes[0]
 
 
-def test_a_part_of_a_model_is_exported_alone(tmp_path: Path) -> None:
+def test_a_submodule_is_exported_alone(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         exported = export("two_tower", cluster, tmp_path / "whole")
         tower = exported.trainer.model.item
@@ -214,7 +214,7 @@ def test_damaged_exports_are_refused_by_name(tmp_path: Path) -> None:
         Predictor(tmp_path)
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_impossible_exports_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         exported = export("deepfm", cluster, tmp_path / "export")
         trainer, batch = exported.trainer, exported.examples(4, 1)

@@ -200,7 +200,7 @@ def test_launch_passes_on_the_exit_code_and_names_a_killing_signal(tmp_path: Pat
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_launch_stops_all_when_it_is_told_to_stop(
+def test_launch_stops_all_processes_on_a_stop_signal(
     launcher: Launcher, number: signal.Signals, code: int
 ) -> None:
     process = launcher.start("--server_num", "1", "--worker_num", "2", num=3)
@@ -240,7 +240,7 @@ def test_launch_leaves_nothing_running_when_it_is_killed(launcher: Launcher) -> 
     assert launcher.finish()[0] == -signal.SIGKILL
 
 
-def test_launch_ends_the_processes_that_its_processes_started(launcher: Launcher) -> None:
+def test_launch_ends_the_children_of_its_processes(launcher: Launcher) -> None:
     launcher.start("--server_num", "1", "--worker_num", "1", num=2)
     launcher.peers["worker 0"].ask("spawn reader")
     launcher.peers["server 0"].ask("spawn backup")
@@ -397,7 +397,7 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_launch_starts_a_dead_server_again_where_it_was(launcher: Launcher) -> None:
+def test_launch_restarts_a_dead_server_at_its_address(launcher: Launcher) -> None:
     options = ["--server_num", "2", "--worker_num", "1", "--max_restart", "2"]
     process = launcher.start(*options, num=3)
     server = launcher.peers["server 1"]
@@ -456,7 +456,7 @@ def test_each_server_gets_a_folder_of_its_own_for_what_it_keeps(launcher: Launch
     assert launcher.peers["worker 0"].ask("env TRIREME_STATE_DIR") == ""
 
 
-def test_the_launchers_own_variables_say_what_servers_keep(launcher: Launcher) -> None:
+def test_the_launchers_variables_set_durability(launcher: Launcher) -> None:
     launcher.start(
         *("--server_num", "1", "--worker_num", "1"),
         num=2,
@@ -467,7 +467,7 @@ def test_the_launchers_own_variables_say_what_servers_keep(launcher: Launcher) -
     assert launcher.peers["server 0"].ask("env TRIREME_STATE_DIR") == "kept/server-0"
 
 
-def test_workers_that_join_are_told_the_servers_and_nothing_of_their_place(
+def test_joining_workers_get_the_servers_and_no_index(
     launcher: Launcher,
 ) -> None:
     launcher.start("--join", "127.0.0.1:1,127.0.0.1:2", num=1, STANDIN_NAME="late")
@@ -485,7 +485,9 @@ def test_workers_that_join_are_told_the_servers_and_nothing_of_their_place(
     assert (launcher.folder / f"log/lateworkerlog.{launcher.process.pid}.0").is_file()
 
 
-def test_streams_are_told_to_all_and_not_named_by_who_joins(launcher: Launcher) -> None:
+def test_the_number_of_streams_is_set_for_all_and_not_by_joining_workers(
+    launcher: Launcher,
+) -> None:
     launcher.start("--server_num", "1", "--worker_num", "1", "--streams", "8", num=2)
     assert launcher.peers["worker 0"].ask("env TRIREME_STREAMS") == "8"
     for peer in launcher.peers.values():

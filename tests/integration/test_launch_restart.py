@@ -101,7 +101,7 @@ class Job:
 
 
 @pytest.mark.timeout(300)  # two jobs, eight starts of processes
-def test_a_job_whose_processes_are_killed_ends_as_one_that_was_left_alone(
+def test_a_job_whose_processes_are_killed_ends_like_an_undisturbed_one(
     programs: Template, tmp_path: Path
 ) -> None:
     seed = 20
@@ -125,7 +125,7 @@ def test_a_job_whose_processes_are_killed_ends_as_one_that_was_left_alone(
     )
 
 
-def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(
+def test_a_job_that_is_stopped_takes_a_checkpoint_and_exits_with_0(
     programs: Template, tmp_path: Path
 ) -> None:
     stopped, alone = str(tmp_path / "stopped"), str(tmp_path / "alone")
@@ -150,7 +150,7 @@ def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(
     assert_same(actual, expected, versions=False)
 
 
-def test_a_job_that_is_told_to_stop_still_has_the_workers_of_its_loader(
+def test_a_job_that_is_stopped_still_has_the_workers_of_its_loader(
     programs: Template, tmp_path: Path
 ) -> None:
     script = [str(Path(training_script.__file__)), "--trainer", "--loader", "--batches", "1000000"]

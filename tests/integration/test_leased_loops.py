@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.test_succession import (
+from tests.integration.test_predecessor import (
     STRATEGIES,
     Killed,
     Model,
@@ -84,7 +84,7 @@ def test_two_workers_train_on_all_streams_of_a_list_once(
 
 @pytest.mark.parametrize("train", [prefetch_twice, fit_twice])
 @pytest.mark.parametrize("kill_at", [1, 4])
-def test_a_process_that_is_started_again_goes_on_with_any_stream(
+def test_a_restarted_process_continues_with_any_stream(
     job: Job, train: Callable[..., int], kill_at: int
 ) -> None:
     def work() -> dict[int, int]:
@@ -108,13 +108,13 @@ def test_a_process_that_is_started_again_goes_on_with_any_stream(
     assert in_threads([work, die_and_come_again]) == [expected, expected]
 
 
-def test_a_process_alone_trains_on_its_streams_one_after_the_other() -> None:
+def test_a_single_process_trains_on_its_streams_one_after_another() -> None:
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
         assert fit_twice(cluster) == 16
         assert counts(cluster) == times(2, batches())
 
 
-def test_a_run_goes_on_from_a_checkpoint_within_each_stream(tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint_within_each_stream(tmp_path: Path) -> None:
     """With as many streams, whatever the number of workers."""
     checkpoints = tr.Checkpoints(tmp_path, every_steps=3)
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
@@ -150,7 +150,7 @@ def fail_first(
     monkeypatch.setattr(cluster.client, "coordinate", ask)
 
 
-def test_who_waits_for_a_stream_asks_again_when_the_coordinator_is_back(
+def test_a_worker_that_waits_for_a_stream_retries_when_the_coordinator_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
@@ -162,7 +162,7 @@ def test_who_waits_for_a_stream_asks_again_when_the_coordinator_is_back(
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), ResourceExhausted("full")])
-def test_a_coordinator_that_stays_away_is_given_up(
+def test_a_coordinator_that_does_not_return_is_an_error(
     monkeypatch: pytest.MonkeyPatch, error: TriremeError
 ) -> None:
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
@@ -174,7 +174,7 @@ def test_a_coordinator_that_stays_away_is_given_up(
             passes.take(cluster.client, None, lambda: False)
 
 
-def test_a_loop_that_is_left_early_gives_its_stream_back(job: Job) -> None:
+def test_a_loop_that_is_left_early_returns_its_stream(job: Job) -> None:
     """While its worker goes on with other things."""
     with join(job) as cluster, join(job, late=True) as other:
         model = Model(0)
@@ -205,9 +205,7 @@ class Asking(Model):
 
 
 @pytest.mark.parametrize("ask_at", [2, 8])
-def test_a_run_that_was_asked_to_stop_goes_on_from_its_checkpoint(
-    tmp_path: Path, ask_at: int
-) -> None:
+def test_a_stopped_run_resumes_from_its_checkpoint(tmp_path: Path, ask_at: int) -> None:
     """Amid a stream, and at the end of the last one."""
     checkpoints = tr.Checkpoints(tmp_path, every_steps=100)
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
@@ -220,7 +218,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_from_its_checkpoint(
         assert counts(cluster) == times(2, batches())
 
 
-def test_a_worker_that_comes_when_all_is_done_passes_over_it(job: Job) -> None:
+def test_a_worker_that_joins_after_the_end_trains_nothing(job: Job) -> None:
     with join(job) as cluster:
         trainer = make_trainer(cluster, Model())
         trained = trainer.fit(batches())
@@ -233,7 +231,7 @@ def test_a_worker_that_comes_when_all_is_done_passes_over_it(job: Job) -> None:
             assert other.evaluate(batches())["examples"] == trained["examples"]
 
 
-def test_a_worker_that_comes_late_counts_its_steps_from_those_of_the_others(job: Job) -> None:
+def test_a_late_worker_counts_its_steps_from_those_of_the_others(job: Job) -> None:
     with join(job) as cluster:
         trainer = make_trainer(cluster, Model())
         trainer.fit(batches())

@@ -98,9 +98,7 @@ def assert_each_batch_counted_once(path: Path) -> None:
     assert {key: count for key, count in actual.items() if count} == dict(expected)
 
 
-def test_a_late_worker_takes_the_streams_that_nobody_has(
-    programs: Template, tmp_path: Path
-) -> None:
+def test_a_late_worker_takes_the_unleased_streams(programs: Template, tmp_path: Path) -> None:
     with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "7")
         first.wait_line("^held$")  # in stream 1, all of stream 0 is done
@@ -114,7 +112,7 @@ def test_a_late_worker_takes_the_streams_that_nobody_has(
     assert (streams_of(first) + streams_of(late)).total() == script.EPOCHS * STEPS
 
 
-def test_a_late_worker_with_another_model_is_refused_and_the_job_goes_on(
+def test_a_late_worker_with_another_model_is_refused_and_the_job_continues(
     programs: Template, tmp_path: Path
 ) -> None:
     with LeasedJob(programs, tmp_path, 1) as job:
@@ -129,7 +127,7 @@ def test_a_late_worker_with_another_model_is_refused_and_the_job_goes_on(
     assert_each_batch_counted_once(tmp_path / "last")
 
 
-def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
+def test_others_take_over_the_streams_of_a_silent_worker_and_fence_it(
     programs: Template, tmp_path: Path
 ) -> None:
     """Silent for a quarter of its timeout, amid stream 1; and heard again later."""
@@ -150,7 +148,7 @@ def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
     assert_each_batch_counted_once(tmp_path / "last")
 
 
-def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
+def test_a_killed_coordinator_still_knows_which_worker_has_which_stream(
     programs: Template, tmp_path: Path
 ) -> None:
     with LeasedJob(programs, tmp_path, 2) as job:
@@ -170,9 +168,7 @@ def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
     assert_each_batch_counted_once(tmp_path / "last")
 
 
-def test_a_worker_that_is_told_to_leave_hands_its_stream_on(
-    programs: Template, tmp_path: Path
-) -> None:
+def test_a_leaving_worker_hands_its_stream_to_another(programs: Template, tmp_path: Path) -> None:
     with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "2")
         first.wait_line("^held$")

@@ -104,7 +104,7 @@ def live(
     return saved
 
 
-def test_tables_live_the_same_life_whenever_servers_are_killed(
+def test_a_random_history_saves_the_same_whenever_servers_are_killed(
     programs: Template, tmp_path: Path
 ) -> None:
     random = Random(f"{SEED} life")

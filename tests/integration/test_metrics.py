@@ -103,7 +103,7 @@ def scraped(url: str) -> dict[str, tuple[str, set[str]]]:
     return actual
 
 
-def test_the_page_lists_what_servers_and_workers_tell(programs: Template) -> None:
+def test_the_page_lists_the_metrics_of_servers_and_workers(programs: Template) -> None:
     server, server_url, address = start_server(programs)
     with server, worker(programs, address) as training:
         worker_url = training.wait_line(AT)[1]
@@ -158,7 +158,7 @@ def test_an_embedded_process_tells_both_sides() -> None:
         urllib.request.urlopen(url, timeout=60)
 
 
-def test_a_worker_says_that_it_waits_for_servers_that_are_not_there(programs: Template) -> None:
+def test_a_waiting_worker_names_the_absent_servers(programs: Template) -> None:
     server, server_url, address = start_server(programs)
     with server:
         server.signal(signal.SIGSTOP)
@@ -177,7 +177,7 @@ def test_a_worker_says_that_it_waits_for_servers_that_are_not_there(programs: Te
     del server_url
 
 
-def test_a_worker_says_that_it_waits_for_another(programs: Template) -> None:
+def test_a_waiting_worker_names_the_worker_it_waits_for(programs: Template) -> None:
     server, server_url, address = start_server(programs)
     with server, worker(programs, address, "--mode", "sync", num=2) as training:
         url = training.wait_line(AT)[1]

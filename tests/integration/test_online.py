@@ -186,7 +186,7 @@ ALL_PASSES = [f"{day}/{number}" for day in DAYS for number in range(1, PASSES + 
 
 
 @pytest.mark.timeout(300)  # four runs
-def test_a_stopped_run_goes_on_within_its_pass(
+def test_a_stopped_run_resumes_within_its_pass(
     programs: Template, place: Path, undisturbed: tuple[Path, str]
 ) -> None:
     seed = random.randrange(1 << 30)
@@ -210,7 +210,7 @@ def test_a_stopped_run_goes_on_within_its_pass(
 
 
 @pytest.mark.timeout(300)  # and the undisturbed run
-def test_a_run_that_is_stopped_while_it_waits_goes_on_behind_its_last_pass(
+def test_a_run_stopped_while_waiting_resumes_after_its_last_pass(
     programs: Template, tmp_path: Path, days: Path, undisturbed: tuple[Path, str]
 ) -> None:
     place = prepared(tmp_path, days)
@@ -232,7 +232,7 @@ def test_a_run_that_is_stopped_while_it_waits_goes_on_behind_its_last_pass(
 
 
 @pytest.mark.timeout(300)  # three jobs
-def test_a_stopped_job_ends_as_one_that_was_left_alone(
+def test_a_stopped_and_resumed_job_ends_like_an_undisturbed_one(
     programs: Template, tmp_path: Path, days: Path
 ) -> None:
     for name in ("stopped", "alone"):
@@ -251,7 +251,7 @@ def test_a_stopped_job_ends_as_one_that_was_left_alone(
     assert_same_end(stopped, alone, DAYS[1])
 
 
-def test_a_stop_that_cannot_be_gone_on_with_is_passed_over(
+def test_a_stop_that_cannot_be_resumed_is_skipped(
     programs: Template, tmp_path: Path, days: Path
 ) -> None:
     place = prepared(tmp_path, days)

@@ -88,7 +88,7 @@ def auc_of(predictor: Predictor, data: Any) -> float:
     return metric.compute()
 
 
-def test_deltas_keep_a_predictor_beside_the_trainer(
+def test_deltas_keep_a_predictor_up_to_date_with_the_trainer(
     days: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     trainer = make_trainer(cluster)
@@ -126,7 +126,7 @@ def test_passes_come_in_their_order(cluster: Cluster) -> None:
         next(run)
 
 
-def test_loading_ahead_what_cannot_be_is_said_once(
+def test_impossible_preloading_is_logged_once(
     days: Path, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = list(passes(days))[:3]

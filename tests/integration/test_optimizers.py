@@ -172,7 +172,7 @@ def test_whole_parameters_train_in_geo_too() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, where in table().items() if where == "whole parameters"])
-def test_whole_parameters_go_on_from_a_checkpoint_in_geo(name: str, tmp_path: Path) -> None:
+def test_whole_parameters_resume_from_a_checkpoint_in_geo(name: str, tmp_path: Path) -> None:
     actual = []
     for goes_on in (False, True):
         with embedded() as cluster:

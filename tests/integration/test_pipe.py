@@ -118,7 +118,7 @@ def test_a_file_goes_through_a_command(
     assert through(command, file) == expected
 
 
-def test_what_is_compressed_is_fed_as_text_and_no_more_than_the_command_wants(
+def test_compressed_files_are_fed_as_text_and_only_as_far_as_the_command_reads(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
@@ -140,7 +140,7 @@ def test_the_command_waits_for_its_reader(file: DataFile) -> None:
     assert buffer[: sizes[-1]].tobytes().strip(b"y\n") == b""
 
 
-def test_what_a_command_leaves_behind_does_not_go_on(file: DataFile) -> None:
+def test_children_of_a_command_end_with_it(file: DataFile) -> None:
     assert set(through("yes & sleep 0.05", file)) == {"y", "\n"}
 
 
@@ -157,7 +157,7 @@ def test_what_a_command_leaves_behind_does_not_go_on(file: DataFile) -> None:
         (python("1/0"), r"found 1; [^$]*\nZeroDivisionError: division by zero$"),
     ],
 )
-def test_a_command_that_fails_is_an_error_with_its_last_words(
+def test_a_failing_command_is_an_error_with_its_last_lines(
     command: str, message: str, file: DataFile
 ) -> None:
     with pytest.raises(DataError, match=rf"on {file.path}: expected .*{message}"):
@@ -204,7 +204,7 @@ def test_a_file_that_has_changed_is_an_error(file: DataFile) -> None:
             pipe.open(file)
 
 
-def test_closing_in_the_middle_leaves_nothing_behind(tmp_path: Path, file: DataFile) -> None:
+def test_closing_in_the_middle_leaves_no_process(tmp_path: Path, file: DataFile) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
     for path in (Path(file.path), tmp_path / "a.gz"):
         for command in ("cat", "trap : TERM; cat | cat; sleep 1000"):
@@ -314,7 +314,7 @@ def test_an_interpreter_that_dies_while_it_waits_is_replaced(
             assert read(stream) == NUMBERS
 
 
-def test_an_interpreter_that_fails_behind_its_last_file_is_told(
+def test_an_interpreter_that_fails_after_its_last_file_is_an_error(
     tmp_path: Path, file: DataFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     command = reader(tmp_path)

@@ -131,7 +131,7 @@ DATA: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_a_run_goes_on_behind_the_last_batch(kind: str, tmp_path: Path) -> None:
+def test_a_run_resumes_after_the_last_batch(kind: str, tmp_path: Path) -> None:
     make = lambda: DATA[kind](tmp_path)  # noqa: E731 anew in every run, as a script does
     whole = run(tmp_path / "whole", make())
     assert whole["steps"] == LAST
@@ -226,7 +226,7 @@ def test_another_number_of_workers_is_refused_with_both(tmp_path: Path) -> None:
         job.run(2, work)
 
 
-def test_what_resume_cannot_mean_is_refused(tmp_path: Path) -> None:
+def test_contradictory_resume_options_are_refused(tmp_path: Path) -> None:
     with embedded(threads=1) as cluster:
         trainer = resumed_script.make_trainer("sync", Model(), cluster=cluster)
         checkpoints = tr.Checkpoints(tmp_path, every_steps=1)

@@ -158,7 +158,7 @@ def test_no_checkpoint_is_torn(saved: tuple[list[Path], list[int], Expected]) ->
     assert num_unequal, "nothing was pushed while saving: this shows nothing"
 
 
-def test_a_run_goes_on_from_each_checkpoint_without_loss_or_repetition(
+def test_a_run_resumes_from_each_checkpoint_without_loss_or_repetition(
     saved: tuple[list[Path], list[int], Expected],
 ) -> None:
     paths, lasts, expected = saved

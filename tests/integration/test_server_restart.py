@@ -199,7 +199,7 @@ def test_a_save_begins_anew_when_a_server_is_killed_amid_it(
         assert np.array_equal(counts(other), expected)
 
 
-def test_who_has_said_goodbye_is_not_waited_for_after_a_restart(
+def test_workers_that_left_are_not_waited_for_after_a_restart(
     programs: Template, tmp_path: Path
 ) -> None:
     with DurableServers(programs, 1, tmp_path) as servers:
@@ -213,7 +213,7 @@ def test_who_has_said_goodbye_is_not_waited_for_after_a_restart(
 
 
 @pytest.mark.parametrize("server", [0, 1])
-def test_a_server_that_has_lost_its_disk_is_never_taken_for_the_old_one(
+def test_a_server_without_its_old_disk_is_refused(
     programs: Template, tmp_path: Path, server: int
 ) -> None:
     with DurableServers(programs, 2, tmp_path) as servers:
@@ -230,7 +230,7 @@ def test_a_server_that_has_lost_its_disk_is_never_taken_for_the_old_one(
         cluster.abandon()
 
 
-def test_a_server_that_keeps_nothing_says_so_when_it_comes_back(
+def test_a_restarted_server_without_durability_is_refused(
     programs: Template, tmp_path: Path
 ) -> None:
     with DurableServers(programs, 2, tmp_path, durability="none") as servers:

@@ -169,7 +169,7 @@ def train_on_means(
         optimizer.step()
 
 
-def test_a_push_that_is_sent_again_counts_once_and_time_never_goes_back() -> None:
+def test_a_resent_push_counts_once_and_time_never_decreases() -> None:
     table = table_with(ScorePolicy(decay_rate=0.5))
     values = values_of_group(table.optimizer.group(), 1)
 
@@ -244,7 +244,7 @@ def test_a_column_of_shows_that_is_none_is_named(home: Cluster, column: Any, mes
     embedding.eval()(batch)  # needs none
 
 
-def test_rows_whose_time_is_over_are_removed_once(home: Cluster) -> None:
+def test_expired_rows_are_removed_once(home: Cluster) -> None:
     policy = ScorePolicy(decay_rate=0.5, delete_threshold=0.2, show_click=SHOW_CLICK)
     model = EmbeddingBag(table_with(policy), features=["2"])
     trainer = tr.Trainer(model, None, loss=lambda x, _: x.sum(), label=None, progress=False)
@@ -272,7 +272,7 @@ def test_the_clock_on_the_wall_is_time_only_if_asked_for(home: Cluster) -> None:
             trainer.set_time(wrong)
 
 
-def test_rows_that_cannot_grow_old_for_lack_of_time_are_told(
+def test_rows_that_cannot_age_without_data_time_are_warned_about(
     home: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = EmbeddingBag(table_with(SparseAccessor(show_click=SHOW_CLICK)), features=["2"])

@@ -101,7 +101,7 @@ def test_a_stopped_pass_of_data_without_streams_is_read_again(
     assert (first.trained["examples"], second.trained["examples"]) == (2 * (num - TOLD_AT), 2 * num)
 
 
-def test_a_script_that_heeds_sigterm_itself_is_left_alone() -> None:
+def test_a_script_with_its_own_sigterm_handler_keeps_it() -> None:
     heard: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:

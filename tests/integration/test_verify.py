@@ -32,7 +32,9 @@ def files_of(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def test_what_is_whole_is_said_to_be(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_intact_checkpoints_are_reported_as_intact(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["verify", str(saved)]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.partition(": ")[0] for line in lines]

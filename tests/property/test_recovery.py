@@ -185,7 +185,7 @@ class Requests:
 
 
 @pytest.mark.parametrize("mode", ["async", "sync", "bounded", "geo"])
-def test_a_server_that_starts_again_holds_what_it_held(tmp_path: Path, mode: str) -> None:
+def test_a_restarted_server_holds_the_same_bytes(tmp_path: Path, mode: str) -> None:
     random = Random(f"{SEED} recovery {mode}")
     number = 0
     with named_in_failure(lambda: f"request {number}"):

@@ -208,7 +208,7 @@ def test_optimizers_of_whole_parameters_give_the_bits_of_torch(name: str, option
     np.testing.assert_array_equal(store.read(["p@0"]), parameter.detach().numpy().reshape(-1))
 
 
-def test_what_is_not_a_rate_of_muon_stays_as_it_was() -> None:
+def test_muons_other_options_stay_unchanged() -> None:
     store, spec = BlockStore(), BlockSpec("p", 0, 6, 0, (2, 3))
     values = np.zeros(6, dtype=np.float32)
     for steps in (0, 100, 2.5):
@@ -259,7 +259,7 @@ def test_values_of_another_form_are_refused(values: dict[str, Any]) -> None:
         {"other": torch.zeros(4)},
     ],
 )
-def test_state_that_the_optimizer_could_not_go_on_with_is_refused(
+def test_unusable_optimizer_state_is_refused(
     spoilt: dict[str, torch.Tensor],
 ) -> None:
     """Before the first step, when there is no state, and after it."""

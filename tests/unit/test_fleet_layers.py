@@ -171,7 +171,9 @@ def test_a_slot_is_what_rows_remember(home: Cluster) -> None:
         ({"pool": "max"}, r"one of \('sum', 'average', 'sqrt'\), found 'max'"),
     ],
 )
-def test_what_has_no_meaning_here_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_settings_without_a_meaning_are_refused_by_name(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(BadRequest, match=rf"fleet\.sparse_embedding: .*{message}"):
         make("a", **options)
 
@@ -230,7 +232,7 @@ def test_a_strategy_with_adam_d2sum_trains_the_dense_part_by_it(home: Cluster) -
         strategy.adam_d2sum = 1  # type: ignore[assignment]
 
 
-def test_a_strategy_says_where_what_is_dumped_goes() -> None:
+def test_a_strategy_names_the_folder_of_dumps() -> None:
     strategy = fleet.DistributedStrategy()
     with pytest.raises(BadRequest, match=r"found .*'dump_fields'.*; .* dump=trireme\.Dump\("):
         strategy.trainer_desc_configs = {"dump_fields": ["auc"]}
@@ -296,7 +298,7 @@ def test_metrics_are_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(actual[name], value, rtol=1e-12)
 
 
-def test_metrics_refuse_what_is_no_number(home: Cluster) -> None:
+def test_metrics_refuse_values_that_are_no_numbers(home: Cluster) -> None:
     with pytest.raises(BadRequest, match=r"metrics\.sum: expected numbers .*, found str"):
         fleet.metrics.sum("auc_0.tmp_0")
     with pytest.raises(BadRequest, match=r"metrics\.mae: expected scope=None"):

@@ -133,14 +133,14 @@ def test_each_stream_is_one_workers_at_a_time_and_is_given_once(job: Job) -> Non
     assert job.enter(0, 2) is False
 
 
-def test_nobody_begins_a_pass_before_all_streams_of_the_last_one_are_done(job: Job) -> None:
+def test_no_worker_begins_a_pass_before_all_streams_of_the_last_one_are_done(job: Job) -> None:
     job.enter(0)
     job.take(0)
     with pytest.raises(BadRequest, match=r"streams \[0, 1, 2\] are not done, found pass 2"):
         job.enter(1, 2)
 
 
-def test_a_late_worker_takes_part_from_the_pass_that_it_enters(job: Job) -> None:
+def test_a_late_worker_participates_from_the_pass_it_enters(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)
     late = job.join(late=True)
@@ -166,7 +166,7 @@ def test_a_late_worker_with_another_purpose_is_refused_alone(job: Job) -> None:
     assert come_of(waiting) == [0, 1]
 
 
-def test_a_late_worker_says_nothing_first(job: Job) -> None:
+def test_a_late_worker_makes_no_other_call_first(job: Job) -> None:
     late = job.join(late=True)
     with pytest.raises(NotReady, match="no worker that takes part has said its strategy yet"):
         job.ask("agree", {"fact": "strategy", "value": "sync", **job.me(late)})
@@ -174,7 +174,7 @@ def test_a_late_worker_says_nothing_first(job: Job) -> None:
         job.take(late)
 
 
-def test_who_may_not_come_late_is_told_why(job: Job) -> None:
+def test_a_late_worker_that_is_refused_gets_the_reason(job: Job) -> None:
     other = Job(num_streams=0)
     with pytest.raises(NotReady, match="no worker has joined yet that others may join later"):
         other.join(late=True)
@@ -189,7 +189,7 @@ def test_who_may_not_come_late_is_told_why(job: Job) -> None:
         job.join(late=True)
 
 
-def test_of_workers_that_join_at_once_as_many_enter_as_there_is_room_for(job: Job) -> None:
+def test_simultaneous_late_workers_enter_up_to_the_limit(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)
     late = [job.join(late=True) for _ in range(2)]
@@ -205,7 +205,7 @@ def test_of_workers_that_join_at_once_as_many_enter_as_there_is_room_for(job: Jo
     assert job.enter(late[1]) is False
 
 
-def test_others_get_the_streams_of_a_worker_that_is_not_heard(job: Job) -> None:
+def test_the_streams_of_a_silent_worker_go_to_others(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)
         job.alive(worker)
@@ -225,7 +225,7 @@ def test_others_get_the_streams_of_a_worker_that_is_not_heard(job: Job) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_nobody_is_given_up_because_the_server_stood_still(job: Job, first: int) -> None:
+def test_no_worker_is_given_up_because_the_server_was_suspended(job: Job, first: int) -> None:
     """It then hears all of them, one after the other."""
     for worker in (0, 1):
         job.enter(worker)
@@ -253,7 +253,7 @@ def test_worker_0_is_waited_for_and_its_stream_is_not(job: Job) -> None:
         job.take(0, (0, 1))
 
 
-def test_a_worker_that_is_started_again_frees_what_it_had(job: Job) -> None:
+def test_a_restarted_worker_releases_its_leases(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)
     leases = [lease_of(job.take(worker)) for worker in (0, 1)]

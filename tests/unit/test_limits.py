@@ -55,7 +55,7 @@ def test_limits_are_read_from_one_text() -> None:
         ("message_bytes_max=1KiB", "header_bytes_max must be at most message_bytes_max"),
     ],
 )
-def test_wrong_limits_are_told(text: str, words: str) -> None:
+def test_wrong_limits_are_refused_by_name(text: str, words: str) -> None:
     with pytest.raises(BadRequest) as error:
         parse_limits(text)
     assert words in str(error.value)

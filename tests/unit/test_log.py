@@ -61,7 +61,7 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert SegmentReader(tmp_path / file_name(1)).head.state == STATE
 
 
-def test_wherever_the_file_is_cut_off_the_whole_records_before_are_there(tmp_path: Path) -> None:
+def test_a_file_cut_off_anywhere_keeps_the_whole_records_before(tmp_path: Path) -> None:
     ends = write(tmp_path)
     path = tmp_path / file_name(1)
     whole = path.read_bytes()
@@ -83,7 +83,7 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
             read(tmp_path)
 
 
-def test_what_a_machine_that_went_down_had_not_synced_is_cut_off(tmp_path: Path) -> None:
+def test_records_that_were_not_synced_before_a_power_loss_are_cut_off(tmp_path: Path) -> None:
     """The last record says that the first one was on the disk; the second one was not, for sure."""
     ends = write(tmp_path, is_synced=True, kept=(0, 0, 1))
     path = tmp_path / file_name(1)
@@ -97,7 +97,7 @@ def test_what_a_machine_that_went_down_had_not_synced_is_cut_off(tmp_path: Path)
     assert read(tmp_path)[1] == ends[1]
 
 
-def test_damage_before_what_was_synced_is_an_error(tmp_path: Path) -> None:
+def test_damage_in_synced_records_is_an_error(tmp_path: Path) -> None:
     ends = write(tmp_path, is_synced=True, kept=(0, 1, 2))
     path = tmp_path / file_name(1)
     whole = bytearray(path.read_bytes())
@@ -131,7 +131,7 @@ def test_an_append_that_fails_leaves_the_log_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_synced", [False, True])
-def test_what_waits_is_told_when_it_is_kept_across_segments(
+def test_callbacks_run_once_their_records_are_kept_across_segments(
     tmp_path: Path, is_synced: bool
 ) -> None:
     log = Log(tmp_path, 1, STATE, is_synced=is_synced)
@@ -172,7 +172,9 @@ def test_a_document_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
         document.read()
 
 
-def test_a_folder_is_one_process_own_and_is_emptied_whatever_interrupts(tmp_path: Path) -> None:
+def test_a_folder_belongs_to_one_process_and_is_emptied_despite_interruptions(
+    tmp_path: Path,
+) -> None:
     folder = StateFolder(tmp_path)
     with pytest.raises(BadRequest, match="another process"):
         StateFolder(tmp_path)

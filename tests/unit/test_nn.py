@@ -305,7 +305,7 @@ def test_forward_without_a_plan_pulls_and_remembers_in_training_only(home):
     assert read.rows.grad.tolist() == [[{3: 2.0, 8: 1.0}[key]] * D for key in read.keys.tolist()]
 
 
-def test_forward_without_a_cluster_says_what_to_do():
+def test_forward_without_a_cluster_is_an_error_with_the_remedy():
     module = EmbeddingBag(Table("t", dim=D), features="a")
     with pytest.raises(NotReady, match="init"):
         module({"a": torch.tensor([1])})

@@ -69,7 +69,7 @@ def test_embedding_bag_is_embedding_and_pool_in_one(mode: str, padding_key: int 
         ((3, 2), [], "sum", r"\(B \+ 1,\), found \(3, 2\) and torch.int64 \(0,\)"),
     ],
 )
-def test_what_cannot_be_pooled_is_refused(
+def test_values_that_cannot_be_pooled_are_refused(
     rows: tuple[int, ...], offsets: list[int], mode: str, message: str
 ) -> None:
     with pytest.raises(BadRequest, match=f"sequence_pool: expected .*{message}"):

@@ -31,7 +31,7 @@ def test_rows_survive():
     assert actual[4:] == (2, None)
 
 
-def test_a_broken_line_is_named_and_nothing_behind_it_is_read():
+def test_a_broken_line_is_named_and_nothing_after_it_is_read():
     form = _core.RowTextFormat(num_head=1, num_full=1, wide=[])
     keys, *_, num_lines, broken = _core.parse_rows(as_text("1 2\n3 x\n4 5\n"), form, ALL)
     assert keys.tolist() == [1]

@@ -110,7 +110,7 @@ def test_error_of_a_handler_names_method_endpoint_and_server(
     assert caught.value.details == {"version": 2}
 
 
-def test_unexpected_exception_becomes_internal_and_the_server_goes_on(
+def test_unexpected_exception_becomes_internal_and_the_server_still_serves(
     server: Server, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(Internal, match="KeyError: 'lost'"):
@@ -145,7 +145,7 @@ def test_deferred_is_answered_from_another_thread(
     thread.join()
 
 
-def test_absent_server_is_an_error_in_time_that_says_what_was_waited_for(client: Client) -> None:
+def test_absent_server_is_an_error_at_the_deadline_that_names_the_server(client: Client) -> None:
     with pytest.raises(Unavailable, match=r"push at 127.0.0.1:1: .*nobody listens .* for 0.3 s"):
         client.call("127.0.0.1:1", "push", timeout_s=0.3)
 

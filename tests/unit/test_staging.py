@@ -96,7 +96,7 @@ def test_waiters_run_when_their_step_has_been_applied(applied: Applied) -> None:
     assert staging.when_applied(1, lambda: woken.append(2))
 
 
-def test_all_stop_behind_the_step_that_one_of_them_wants_to_be_the_last(applied: Applied) -> None:
+def test_all_streams_stop_after_the_step_that_one_names_the_last(applied: Applied) -> None:
     staging = applied.staging
     staging.stage(push(0, 1))
     staging.stage(replace(push(1, 1), stops="told"))
@@ -113,7 +113,7 @@ def test_all_stop_behind_the_step_that_one_of_them_wants_to_be_the_last(applied:
     assert staging.stop is None
 
 
-def test_a_push_that_is_not_staged_stops_nobody() -> None:
+def test_a_push_that_is_not_staged_delays_no_step() -> None:
     body, arrays = replace(push(0, 1), stops="told").to_wire()
     assert Push.from_wire(body, arrays).stops == "told"
     for wrong in ({"staged": False}, {"stops": "a\nb"}, {"stops": "x" * 201}, {"stops": None}):
@@ -185,7 +185,7 @@ def test_streams_that_leave_are_no_reason_to_apply_a_step_without_its_norm(
     assert applied.norms == [3.0]
 
 
-def test_workers_that_clip_unlike_are_told_so(applied: Applied) -> None:
+def test_different_clipping_of_workers_is_refused(applied: Applied) -> None:
     applied.staging.stage(replace(push(0, 1), clip=NORM))
     for clip in (None, Clip("norm", 2.0), Clip("value", 1.0)):
         with pytest.raises(BadRequest, match=r"clips by Clip.* they must agree"):

@@ -68,7 +68,7 @@ def test_snapshots_of_all_buckets_hold_each_row_once() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_buckets_restored_into_another_table_make_it_go_on_alike(rule: str) -> None:
+def test_buckets_restored_into_another_table_train_on_with_the_same_bits(rule: str) -> None:
     table, other = filled(rule), make_table(3, rule)
     step(other, MANY[:50], (0, 9), (2, 4), seed=5)  # all of it is replaced
     for bucket in range(4096):

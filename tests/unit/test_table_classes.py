@@ -72,7 +72,7 @@ def test_each_class_learns_as_a_table_of_its_dim(rule: str, dtype: str) -> None:
     assert both.rows == sum(table.rows for table in alone.values())
 
 
-def test_a_lookup_of_another_class_answers_what_fits() -> None:
+def test_a_lookup_of_another_class_answers_the_common_columns() -> None:
     table = make_table(dims=[8, 3])
     push(table, WIDE, 8, 1)
     push(table, NARROW, 3, 2, 1)
@@ -263,7 +263,7 @@ def test_a_tail_begins_with_the_update_after_its_row_is_whole(rule: str) -> None
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_heads_and_whole_rows_are_restored_and_go_on_alike(rule: str) -> None:
+def test_restored_heads_and_whole_rows_train_on_with_the_same_bits(rule: str) -> None:
     table, other = heads(6, rule, 2.0), heads(6, rule, 2.0)
     rng = np.random.default_rng(3)
     for sequence in range(1, 4):

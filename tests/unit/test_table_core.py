@@ -351,7 +351,7 @@ print(messages[0])
 """
 
 
-def test_a_table_without_memory_says_so_and_stays_whole() -> None:
+def test_a_table_out_of_memory_raises_and_stays_intact() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FILL_UNTIL_THE_LIMIT],
         capture_output=True,

@@ -43,7 +43,9 @@ def is_kept(weights: np.ndarray, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("initializer", INITIALIZERS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_absent_key_answers_what_its_row_starts_with(dtype: str, initializer: str) -> None:
+def test_a_lookup_of_an_absent_key_returns_its_initial_weights(
+    dtype: str, initializer: str
+) -> None:
     table = make_table(5, dtype=dtype, **INITIALIZERS[initializer])
     exact = lookup(make_table(5, **INITIALIZERS[initializer]), KEYS)
     start = lookup(table, KEYS)
@@ -100,7 +102,7 @@ def test_pushes_that_are_merged_round_by_the_lowest_stream() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_too_large_becomes_the_largest_and_a_nan_stays_one(dtype: str) -> None:
+def test_overflowing_weights_become_the_largest_value_and_nan_stays_nan(dtype: str) -> None:
     table, largest = make_table(4, dtype=dtype), np.float32(LARGEST[dtype])
     huge = np.float32(3.4e38)
     push(table, KEYS[:3], [[huge, -huge, np.inf, np.nan]], (0, 1))
@@ -147,7 +149,7 @@ def test_snapshots_go_both_ways_exactly_and_other_weights_to_the_nearest(dtype: 
     assert (lookup(table, content.keys) == 1 + STEP_AT_1[dtype]).all()
 
 
-def test_what_is_for_float32_alone_is_refused() -> None:
+def test_rules_for_float32_alone_are_refused() -> None:
     with pytest.raises(BadRequest, match="expected float32, bfloat16 or float16, found int8"):
         make_table(dtype="int8")
     with pytest.raises(BadRequest, match="expected one row class of float32 weights"):

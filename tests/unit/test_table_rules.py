@@ -48,7 +48,7 @@ def run_table(table: _core.Table, steps: list[Step], **values: Any) -> np.ndarra
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_counts_are_where_they_are_said_to_be(name: str) -> None:
+def test_counts_are_in_the_documented_columns(name: str) -> None:
     table = make_table(DIM, name)
     grads = np.ones((NUM_KEYS, DIM), np.float32)
     run_table(table, [(np.arange(NUM_KEYS), grads)] * 3, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)

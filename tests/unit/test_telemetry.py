@@ -92,7 +92,7 @@ def test_a_histogram_of_counted_numbers_is_that_of_the_numbers() -> None:
     assert actual == {"0.0": 2, "1.0": 3, "2.5": 4, "10.0": 8, "+Inf": 9, "x_count": 9, "x_sum": 71}
 
 
-def test_counters_and_gauges_say_what_they_hold(registry: Registry) -> None:
+def test_counters_and_gauges_show_their_values(registry: Registry) -> None:
     counter = Counter("trireme_x_total", "x", ["a", "b"])
     for part in (
         counter,
@@ -195,7 +195,7 @@ def test_an_address_that_is_taken_is_an_error(endpoint: Endpoint, registry: Regi
 
 
 @pytest.mark.parametrize("text", ["", "x", "host:", "host:port", "70000", "-1", "1.5"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_malformed_addresses_are_refused(text: str) -> None:
     with pytest.raises(BadRequest, match=r"expected \[HOST:\]PORT with a port up to 65535, found"):
         split_address(text)
 
@@ -211,7 +211,7 @@ def test_addresses_of_several_processes() -> None:
         nth_address("65534", 2)
 
 
-def test_what_a_gauge_raises_is_logged_and_ends_that_answer_alone(
+def test_an_error_of_a_gauge_is_logged_and_fails_that_reply_alone(
     endpoint: Endpoint, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_broken = False

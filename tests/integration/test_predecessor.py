@@ -1,5 +1,5 @@
-"""What a worker that was started again finds done, in loops of all kinds; and what it cannot go on
-with, and says so.
+"""A restarted worker goes on where its predecessor was killed, in loops of all kinds, and refuses
+what it cannot go on with.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def prefetch_twice(cluster: Cluster, mode: str, kill_at: int = 0) -> None:
 
 @MODES
 @pytest.mark.parametrize("kill_at", [1, 5, 9, 14])
-def test_a_loop_of_prefetch_leaves_out_what_was_trained_on(
+def test_a_prefetch_loop_skips_the_batches_already_trained_on(
     job: Job, mode: str, kill_at: int
 ) -> None:
     die(job, lambda cluster: prefetch_twice(cluster, mode, kill_at))
@@ -174,7 +174,7 @@ def test_a_loop_that_does_not_ask_is_refused(job: Job, mode: str) -> None:
 
 
 @MODES
-def test_a_loop_of_ones_own_asks_what_is_left(job: Job, mode: str) -> None:
+def test_a_custom_loop_asks_for_the_remaining_streams(job: Job, mode: str) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         model = Model(kill_at)
         optimizer = make_optimizer(cluster, model, mode)
@@ -190,7 +190,7 @@ def test_a_loop_of_ones_own_asks_what_is_left(job: Job, mode: str) -> None:
         assert counts(cluster) == times(2, batches())
 
 
-def test_meetings_within_a_loop_cannot_be_gone_on_with(job: Job) -> None:
+def test_meetings_within_a_loop_cannot_be_resumed(job: Job) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         model = Model(kill_at)
         optimizer = make_optimizer(cluster, model)
@@ -228,7 +228,7 @@ def test_data_without_streams_is_read_again(
     assert ("worker 0 was started again" in caplog.text) == (kill_at > 1)
 
 
-def test_an_order_that_was_drawn_cannot_be_gone_on_with(job: Job) -> None:
+def test_a_random_order_cannot_be_resumed(job: Job) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         loader = torch.utils.data.DataLoader(batches(), batch_size=None, shuffle=True)
         make_trainer(cluster, Model(kill_at)).fit(loader)
@@ -284,7 +284,7 @@ def test_figures_that_are_not_kept_are_nan(
     assert "train: its figures are NaN: coord.gather" in caplog.text
 
 
-def test_who_was_killed_behind_the_end_has_nothing_left_to_do(job: Job) -> None:
+def test_a_worker_killed_after_the_end_has_nothing_left_to_do(job: Job) -> None:
     def train(cluster: Cluster) -> None:
         trainer = make_trainer(cluster, Model())
         trainer.fit(batches())
@@ -302,7 +302,7 @@ def test_who_was_killed_behind_the_end_has_nothing_left_to_do(job: Job) -> None:
     one.close()
 
 
-def test_a_dump_cannot_be_gone_on_with(job: Job, tmp_path: Path) -> None:
+def test_a_dump_cannot_be_resumed(job: Job, tmp_path: Path) -> None:
     schema = tr.data.Schema([tr.data.InsId("id"), tr.data.Sparse("a"), tr.data.Label()])
     columns = {
         "id": [str(number) for number in range(32)],
@@ -322,7 +322,7 @@ def test_a_dump_cannot_be_gone_on_with(job: Job, tmp_path: Path) -> None:
     cluster.abandon()
 
 
-def test_buffers_begin_anew_and_the_log_says_so(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_buffers_start_fresh_with_a_log_line(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         model = Model(kill_at)
         model.register_buffer("seen", torch.zeros(1))
@@ -346,7 +346,7 @@ def test_passes_of_a_stream_are_begun_together(job: Job) -> None:
     cluster.abandon()
 
 
-def test_a_checkpoint_that_was_loaded_may_be_gone(job: Job, tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_may_be_deleted(job: Job, tmp_path: Path) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         checkpoints = tr.Checkpoints(tmp_path / "c", every_steps=2, keep=1)
         trainer = make_trainer(cluster, Model(kill_at), "sync")
@@ -364,7 +364,7 @@ def test_a_checkpoint_that_was_loaded_may_be_gone(job: Job, tmp_path: Path) -> N
 # ---- workers among others ----
 
 
-def test_a_global_shuffle_that_is_over_cannot_be_taken_part_in(job: Job, tmp_path: Path) -> None:
+def test_joining_a_finished_global_shuffle_is_refused(job: Job, tmp_path: Path) -> None:
     data = tmp_path / "data.txt"
     data.write_text("".join(f"1 {i % NUM_KEYS} 1 1.0\n" for i in range(64)))
     schema = tr.data.multislot([tr.data.Sparse("a"), tr.data.Label()])
@@ -388,7 +388,7 @@ def test_a_global_shuffle_that_is_over_cannot_be_taken_part_in(job: Job, tmp_pat
         cluster.abandon()
 
 
-def test_workers_hear_of_one_that_is_missed_and_of_its_return(job: Job) -> None:
+def test_workers_are_notified_of_a_silent_worker_and_of_its_return(job: Job) -> None:
     answers: queue.Queue[str] = queue.Queue()
 
     class Listener(logging.Handler):

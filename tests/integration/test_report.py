@@ -122,7 +122,7 @@ def test_a_wrong_report_is_refused() -> None:
         ("sync", 1, "wait pull forward backward push other", "read unique"),
     ],
 )
-def test_debug_says_where_the_time_went(
+def test_debug_logs_where_time_is_spent(
     capsys: pytest.CaptureFixture[str], mode: str, threads: int, in_loop: str, behind: str
 ) -> None:
     with embedded() as cluster:
@@ -247,7 +247,7 @@ def test_an_output_that_is_not_by_example_names_the_batch() -> None:
             trainer.fit(Named(500))
 
 
-def test_figures_are_those_of_all_workers_unless_said_otherwise(tmp_path: Path) -> None:
+def test_metrics_cover_all_workers_unless_configured_otherwise(tmp_path: Path) -> None:
     def work(cluster: Cluster) -> list[dict[str, float]]:
         trainer = trainer_for(cluster)
         trainer.load(tmp_path / "trained")
