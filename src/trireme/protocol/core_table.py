@@ -1,8 +1,7 @@
-"""A table as a server has it: its schema, and the rows of the core."""
+"""The core's table for a schema."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from trireme import _core
@@ -17,12 +16,6 @@ _EXPORT_VALUES = (
     "delta_keep_days",
     "pulls_statistics",
 )
-
-
-@dataclass
-class ServedTable:
-    schema: TableSchema
-    rows: _core.Table
 
 
 def make_core_table(schema: TableSchema) -> _core.Table:
