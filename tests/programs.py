@@ -161,7 +161,7 @@ class Program:
             return "\n".join(self._lines)
 
     def wait_line(self, pattern: str) -> re.Match[str]:
-        """The next line in which `pattern` is found, behind the one that the last call found."""
+        """The next line that matches `pattern`, after the line that the last call returned."""
         with self._changed:
             while True:
                 while self._seen < len(self._lines):

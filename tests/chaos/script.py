@@ -40,7 +40,7 @@ SCHEMA = tr.data.Schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a worker is told.
+    """Settings of a worker.
 
     Attributes:
         folder: where checkpoints go; the last one is `last`. It is written when there is a file

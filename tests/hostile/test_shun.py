@@ -177,7 +177,7 @@ def test_many_addresses_fit_into_a_filter(listener: socket.socket, clock: Clock)
 
 
 def test_who_gets_the_socket_next_hears_all(listener: socket.socket, clock: Clock) -> None:
-    """A socket that was handed over outlives the process that shunned somebody."""
+    """An inherited socket outlives the process that shunned an address."""
     killed = shun_of(listener, clock)
     fail(killed, "127.0.0.2", 4)
     assert not is_heard(listener, "127.0.0.2")

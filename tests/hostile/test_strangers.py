@@ -237,7 +237,7 @@ def test_lines_that_were_left_out_are_counted_when_their_time_is_over(
 
 
 def test_a_server_hears_all_at_a_socket_that_it_is_handed(folder: Path, seen: list[str]) -> None:
-    """Whoever listened there before may have been killed while it shunned somebody."""
+    """A server that listened there before may have been killed while it shunned an address."""
     with socket.create_server(("127.0.0.1", 0)) as launcher:
         shun = Shun(launcher, 1, SparseLog(logging.getLogger("trireme.rpc"), "addresses"))
         for _ in range(2):

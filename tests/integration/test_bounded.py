@@ -89,7 +89,7 @@ def test_measured_lead_and_staleness_stay_within_the_bound(staleness: int, threa
     assert ahead.total() == stale.total() == 2 * 2 * sum(lengths)
     assert max(ahead) <= staleness
     assert all(result["staleness"] == stale for result in results)
-    # Others: from the gate of this pull to the gate of theirs; and own pushes under way.
+    # Others: from this pull's admission to theirs; and this worker's pushes in flight.
     assert max(stale) <= 2 * (2 * staleness - 1) + threads
 
 

@@ -243,7 +243,7 @@ def test_the_hot_set_is_the_most_shown_or_most_recent_of_all_servers(
             save(cluster, tmp_path / "wrong", 4)
 
 
-# ---- what is kept, and what is left behind ----
+# ---- retention of checkpoints ----
 
 
 def test_checkpoints_that_kept_deltas_need_are_kept(tmp_path: Path) -> None:

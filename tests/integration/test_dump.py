@@ -32,7 +32,7 @@ DUMP_SCRIPT = str(Path(__file__).with_name("dump_script.py"))
 
 
 def read(path: Path) -> list[list[str]]:
-    """The lines of all parts, one part behind the other, split at tabs."""
+    """The lines of all parts, in order, split at tabs."""
     parts = sorted(path.glob("part-*"))
     return [line.split("\t") for part in parts for line in part.read_text().splitlines()]
 

@@ -164,7 +164,7 @@ def test_all_workers_stop_when_one_gets_sigterm(
 ) -> None:
     random = Random(f"{SEED} stop {mode}")
     jobs = Jobs(programs, 2, 1, tmp_path)
-    # As many epochs as it takes to hear of it.
+    # Enough epochs for the signal to arrive.
     arguments = ("--mode", mode, "--rule", "count", "--every_steps", "100000")
     worker, step = random.randrange(2), random.randint(1, NUM_BATCHES // 2)
     print(f"seed {SEED}: worker {worker} stopped at step {step}")

@@ -68,7 +68,7 @@ def cast(programs: Template) -> Iterator[Cast]:
 
 @pytest.fixture
 def silent_port() -> Iterator[socket.socket]:
-    """A port of this machine that nobody listens on, and nobody else can take."""
+    """A reserved port of this machine on which no process listens."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound

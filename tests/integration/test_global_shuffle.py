@@ -70,7 +70,7 @@ def test_nothing_is_lost_and_another_run_with_other_threads_is_the_same(
     assert sum(int(held[1]) for held in match if held) == NUM_EXAMPLES
     assert sum(int(held[2]) for held in match if held) % (1 << 64) == total
     assert order not in [held[3] for held in match if held]
-    # Sizes, orders, positions, and what comes behind each of them.
+    # Sizes, orders, positions, and the batches after each position.
     assert runs[0] == runs[1]
     assert sum(text.count("\nbatch ") for text in runs[0]) >= NUM_EXAMPLES // 150
 

@@ -39,7 +39,7 @@ def losses(model: nn.Module, number: int, *, breaks: str) -> torch.Tensor:
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, breaks: str, unscales: bool
 ) -> tuple[np.ndarray, list[float]]:
-    """The dense weights, and the scale behind each batch."""
+    """The dense weights, and the scale after each batch."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
     scales = []
     for number in range(NUM_BATCHES):

@@ -145,7 +145,7 @@ def test_servers_share_the_work(tmp_path, num_servers):
 
     with Job(2) as job:
         expected = job.run(1, export)[0]
-    for shard in range(20):  # more than the servers are told to read at once
+    for shard in range(20):  # more than the servers read at once
         with gzip.open(tmp_path / "x" / "000" / f"part-000-{shard:05d}.gz", "rt") as lines:
             keys = [int(line.split()[0]) for line in lines]
         assert keys
@@ -322,7 +322,7 @@ def test_rows_of_another_system_come_in(tmp_path, num_servers, source):
 
 
 def test_parquet_survives_with_state(tmp_path):
-    """Out and in again on another number of servers, and training goes on as it would have."""
+    """Export, import on another number of servers, and train on with the same bits."""
 
     def export(cluster: Cluster) -> dict[str, np.ndarray]:
         trainer = make_trainer(cluster, "adam")

@@ -175,7 +175,7 @@ def test_a_coordinator_that_does_not_return_is_an_error(
 
 
 def test_a_loop_that_is_left_early_returns_its_stream(job: Job) -> None:
-    """While its worker goes on with other things."""
+    """While its worker continues with other work."""
     with join(job) as cluster, join(job, late=True) as other:
         model = Model(0)
         optimizer = make_optimizer(cluster, model)

@@ -103,7 +103,7 @@ def test_a_late_worker_takes_the_unleased_streams(programs: Template, tmp_path: 
         first = job.start(0, "--hold", "7")
         first.wait_line("^held$")  # in stream 1, all of stream 0 is done
         late = job.start_late()
-        late.wait_line("^step 4 of 3$")  # all of stream 3, behind the empty one
+        late.wait_line("^step 4 of 3$")  # all of stream 3, after the empty one
         first.send("")
         actual = job.finish(first, late)
     assert actual[0] == actual[1]
@@ -120,7 +120,7 @@ def test_a_late_worker_with_another_model_is_refused_and_the_job_continues(
         first.wait_line("^held$")
         other = job.start_late("--dim", "3")
         other.wait_line(
-            r"SchemaMismatch: .* t of dims \[2\].* says 'tables t of dims \[3\]; 2 param"
+            r"SchemaMismatch: .* t of dims \[2\].* has 'tables t of dims \[3\]; 2 param"
         )
         first.send("")
         job.finish(first)
@@ -130,7 +130,7 @@ def test_a_late_worker_with_another_model_is_refused_and_the_job_continues(
 def test_others_take_over_the_streams_of_a_silent_worker_and_fence_it(
     programs: Template, tmp_path: Path
 ) -> None:
-    """Silent for a quarter of its timeout, amid stream 1; and heard again later."""
+    """Silent for a quarter of its timeout during stream 1, then active again."""
     with LeasedJob(programs, tmp_path, 2) as job:
         first = job.start(0, "--hold", "1", "11", timeout_s=40)
         silent = job.start(1, "--hold", "2", timeout_s=40)
@@ -138,7 +138,7 @@ def test_others_take_over_the_streams_of_a_silent_worker_and_fence_it(
         silent.wait_line("^held$")
         silent.signal(signal.SIGSTOP)
         first.send("")
-        job.servers.program(0).wait_line("^worker 1 was not heard for 10 s: others go on")
+        job.servers.program(0).wait_line("^worker 1 sent no heartbeat for 10 s: others take over")
         first.wait_line("^step 11 ")  # the last but one of stream 1, or the last one
         silent.signal(signal.SIGCONT)
         silent.send("")

@@ -110,7 +110,7 @@ def test_the_page_lists_the_metrics_of_servers_and_workers(programs: Template) -
         training.wait_line(r"^batch 9$")
         wait_for_text(f"{server_url}/metrics", "trireme_worker_reported{")
         pages = documented()
-        # Labels of what has not happened yet are not told: no checkpoint was made.
+        # Labels of events that have not happened are absent: no checkpoint was made.
         without_age = dict(pages["S"])
         kind, labels = without_age.pop("trireme_checkpoint_age_seconds")
         actual = scraped(server_url)

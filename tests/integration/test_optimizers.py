@@ -43,7 +43,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def table() -> dict[str, str]:
-    """Class -> what the page says of where it runs."""
+    """Class -> where it runs, according to the page."""
     rows = re.findall(r"^\| `([A-Z]\w+)` \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
     return dict(rows)
 
@@ -305,7 +305,7 @@ def test_schedulers_drive_groups_and_tables_as_torchs_own_parameters(
 def test_values_of_the_dense_optimizer_are_not_those_of_tables(
     dense: Any, default_cluster: Cluster
 ) -> None:
-    """Adam's betas once took the place of a table's momentum, and nobody was told."""
+    """Adam's betas once replaced a table's momentum without an error."""
     model, plain = Model(tr.optim.SGD(lr=0.2, momentum=0.9)), Plain()
     optimizer = tr.DistributedOptimizer(dense(model.top.parameters(), lr=0.0), model)
     fit(model, optimizer, SCHEDULERS["StepLR"](optimizer))

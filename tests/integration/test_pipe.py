@@ -185,7 +185,7 @@ def test_a_command_that_hangs_is_killed(command: str, file: DataFile) -> None:
 
 
 def test_a_command_that_reads_slowly_has_not_hung(file: DataFile) -> None:
-    """Twice as long as the patience without output, but it goes on reading."""
+    """Twice the timeout without output, but the command still reads."""
     slow = "; ".join(["sleep 0.05", "head -c 1000 >&2"] * 20)
     assert through(f"{slow}; echo done", file, patience_s=0.5) == "done\n"
 

@@ -58,7 +58,7 @@ def make_trainer(cluster: Cluster, mode: str) -> tr.Trainer:
 
 
 def digest(server: InProcessServer) -> str:
-    """Of all rows with their optimizer state and marks, all blocks with theirs, all streams."""
+    """A hash of all rows and blocks with their optimizer state and marks, and of all streams."""
     state, actual = server.state, hashlib.sha256()
     for name in sorted(state.tables):
         for bucket in range(NUM_BUCKETS):

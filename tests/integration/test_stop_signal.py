@@ -94,7 +94,7 @@ def test_a_stopped_pass_of_data_without_streams_is_read_again(
     with trainer() as training, pytest.raises(Stopped):
         run()
     with trainer() as training:
-        training.model.num_steps = TOLD_AT  # not told again
+        training.model.num_steps = TOLD_AT  # no second signal
         first, second = run()
         assert training.optimizer.num_steps == 2 * num
     assert f"reading {TOLD_AT} batches again" in caplog.text

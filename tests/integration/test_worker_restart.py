@@ -118,7 +118,7 @@ class Training:
 
 @pytest.fixture(scope="module")
 def undisturbed(programs: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run in sync that nobody disturbs."""
+    """The folder of an undisturbed run in sync."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with Training(programs, folder, "sync") as training:
         figures = training.run(1, [])

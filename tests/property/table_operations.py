@@ -161,7 +161,7 @@ class Operations:
         )
 
     def moment(self) -> int:
-        """Data time goes on, some seconds or days; now and then it is late, or unknown."""
+        """Data time advances by seconds or days; now and then it is late, or unknown."""
         self.time += self.random.choice((0, 0, 10, 5000, 86_400, 300_000))
         time = self.random.choice((self.time,) * 8 + (self.time // 2, 0))
         self.doing += f", time {time}"
@@ -220,7 +220,7 @@ class Operations:
         self.model.advance(ids)
 
     def compare_marks(self) -> None:
-        """Of its own buckets; all, if it has none, for then nobody replaces buckets."""
+        """Marks of its own buckets; of all, if it has none."""
         buckets = self.buckets or range(NUM_BUCKETS)
         for stream in self.streams:
             actual = self.table.marks(stream)[buckets]

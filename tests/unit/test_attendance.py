@@ -17,7 +17,7 @@ SILENCE_S = 60.0
 
 
 class Clock:
-    """Stands still until told."""
+    """A clock that stands still until the test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0

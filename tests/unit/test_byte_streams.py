@@ -42,7 +42,7 @@ class Waits:
 
 
 def in_members(data: bytes, compress) -> bytes:
-    """Several compressed parts one behind the other, as parallel compressors write them."""
+    """Several compressed parts in one file, as parallel compressors write them."""
     third = len(data) // 3
     return b"".join(compress(part) for part in (data[:third], data[third:]))
 

@@ -68,7 +68,7 @@ class Asker:
         return self.ask("coord.gather", {**place, **self.me(worker, incarnation)}, arrays)
 
     def script(self, worker: int) -> Any:
-        """What a process that starts as this worker is told."""
+        """The position in the script that a new process of this worker gets."""
         return self.join(worker).body["script"]
 
 
@@ -106,8 +106,8 @@ def test_a_successor_gets_the_next_incarnation_and_fences_its_predecessor(asker:
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
-        ({"servers": ["b:2"]}, SchemaMismatch, r"servers is \['a:1'\] for this job, worker 0 says"),
-        ({"num_workers": 3}, SchemaMismatch, "num_workers is 2 for this job, worker 0 says 3"),
+        ({"servers": ["b:2"]}, SchemaMismatch, r"servers is \['a:1'\] for this job, worker 0 has"),
+        ({"num_workers": 3}, SchemaMismatch, "num_workers is 2 for this job, worker 0 has 3"),
         ({"num_workers": 0}, BadRequest, "expected 0 <= worker < num_workers"),
         ({"servers": []}, BadRequest, "expected at least one server"),
         ({"servers": None}, BadRequest, "expected field 'servers' of type list"),
@@ -217,7 +217,7 @@ def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
 # ---- successors ----
 
 
-def test_a_restarted_worker_learns_its_progress(asker: Asker) -> None:
+def test_a_successor_learns_how_far_its_predecessor_had_come(asker: Asker) -> None:
     first = {"run": 0, "begun": 0, "entered": 0, "has_ended": False, "met": []}
     asker.gather(1, "1")
     assert asker.script(0) == {**first, "is_successor": True}
@@ -300,7 +300,7 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     for worker in (0, 1):
         asker.begin(worker, 1, note=[5])
     asker.gather(0, "1", number=1, arrays=[np.arange(3)])
-    gathered = asker.gather(1, "1", number=1)
+    met = asker.gather(1, "1", number=1)
     asker.gather(1, "2", number=1)  # waits
     other = Asker()
     other.coordinator.install(msgpack.unpackb(msgpack.packb(kept[-1]), strict_map_key=False))
@@ -308,5 +308,5 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     assert (script["entered"], script["met"]) == (1, ["1"])
     assert other.begin(1, 1, 2).body["note"] == [5]
     again = other.gather(1, "1", number=1, incarnation=2)
-    assert again.body == gathered.body
+    assert again.body == met.body
     assert [array.tolist() for array in again.arrays] == [[0, 1, 2]]

@@ -60,7 +60,7 @@ SHOWS = np.array([3, 1, 1, 1])
 def test_fleets_sgd_undoes_the_mean_of_the_loss(home):
     rows = train(home, tr.optim.FleetSGD(lr=0.1), 1)
     np.testing.assert_allclose(rows[:, 0], -0.1 * SUMS, rtol=1e-6)
-    np.testing.assert_array_equal(rows[:, 1], 0)  # the tail begins behind the first update
+    np.testing.assert_array_equal(rows[:, 1], 0)  # the tail starts after the first update
 
 
 def test_fleets_adagrad_divides_by_the_shows(home):

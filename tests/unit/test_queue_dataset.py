@@ -122,7 +122,8 @@ def test_reading_ahead_is_bounded(folder):
     next(stream)
     queue = stream._ahead._queue
     with queue._changed:
-        assert queue._changed.wait_for(lambda: len(queue) == 2, 60)
+        queue._changed.wait_for(lambda: len(queue) == 2, 60)
+        assert len(queue) == 2
     stream.close()
 
 

@@ -18,7 +18,7 @@ ARRAY = np.zeros(10_000, np.float32)
 
 
 class Requests:
-    """What a server told."""
+    """Calls that a server's observer saw."""
 
     def __init__(self) -> None:
         self.told: Counter[tuple[str, str]] = Counter()
@@ -139,7 +139,7 @@ def test_a_server_reports_its_requests_and_bytes() -> None:
         assert came.acquire(timeout=60)
         assert came.acquire(timeout=60)
         deadline = time.monotonic() + 60
-        while server.usage().queued < 1:  # its arrival wakes nobody who could tell
+        while server.usage().queued < 1:  # its arrival signals no event
             assert time.monotonic() < deadline
         usage = server.usage()
         assert (usage.running, usage.deferred, usage.connections) == (1, 1, 1)

@@ -101,7 +101,7 @@ def test_all_streams_stop_after_the_step_that_one_names_the_last(applied: Applie
     staging.stage(push(0, 1))
     staging.stage(replace(push(1, 1), stops="told"))
     staging.declare(1, 1)
-    assert staging.stop is None  # nobody hears of it before the step is everybody's
+    assert staging.stop is None  # not reported before all have declared the step
     staging.declare(0, 1)
     assert staging.stop == Stop(1, "told")
     again = Applied().staging
@@ -161,7 +161,7 @@ def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> 
     staging.declare(0, 1)
     assert reported == ["complete", "applied"]
     assert (applied.steps, applied.norms) == ([[(0, 1), (1, 1)]], [0.5])
-    # Who asks late is told what it was; who brings another one then changes nothing.
+    # A late request gets the same norm; a late other norm changes nothing.
     assert staging.norm_of(1) == NormReply(None, 0.5, True)
     staging.set_norm(1, 7.0)
     staging.advance()
