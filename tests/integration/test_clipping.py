@@ -138,7 +138,7 @@ def test_a_single_worker_clips_like_one_process_in_every_mode(
 
 
 def test_a_gradient_without_a_norm_is_not_pushed_or_not_applied() -> None:
-    """Each worker checks its own gradients; in sync the servers check the sum, and all workers stop."""
+    """Each worker checks its gradients; in sync servers check the sum, and all workers stop."""
 
     def optimizer_of(cluster: Cluster, mode: str) -> tuple[exact.Model, tr.DistributedOptimizer]:
         model = exact.Model(RULE)

@@ -300,7 +300,7 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     for worker in (0, 1):
         asker.begin(worker, 1, note=[5])
     asker.gather(0, "1", number=1, arrays=[np.arange(3)])
-    met = asker.gather(1, "1", number=1)
+    gathered = asker.gather(1, "1", number=1)
     asker.gather(1, "2", number=1)  # waits
     other = Asker()
     other.coordinator.install(msgpack.unpackb(msgpack.packb(kept[-1]), strict_map_key=False))
@@ -308,5 +308,5 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     assert (script["entered"], script["met"]) == (1, ["1"])
     assert other.begin(1, 1, 2).body["note"] == [5]
     again = other.gather(1, "1", number=1, incarnation=2)
-    assert again.body == met.body
+    assert again.body == gathered.body
     assert [array.tolist() for array in again.arrays] == [[0, 1, 2]]
