@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from trireme.errors import BadRequest, NotReady, TriremeError
 from trireme.protocol.routing import BucketMap
-from trireme.rpc import Call, Client, Reply
+from trireme.rpc import Call, Reply, RpcClient
 
 Labels = Mapping[str, str]
 
@@ -60,7 +60,7 @@ class Snapshot:
         return sorted(found, key=lambda value: (value.isdecimal(), len(value), value))
 
 
-def take(client: Client, known: Sequence[str], timeout_s: float) -> Snapshot:
+def take(client: RpcClient, known: Sequence[str], timeout_s: float) -> Snapshot:
     """Ask every server of the job that the first of `known` coordinates.
 
     Args:
@@ -84,7 +84,7 @@ def take(client: Client, known: Sequence[str], timeout_s: float) -> Snapshot:
     return Snapshot(time.monotonic(), told)
 
 
-def _servers(client: Client, known: Sequence[str], timeout_s: float) -> Sequence[str]:
+def _servers(client: RpcClient, known: Sequence[str], timeout_s: float) -> Sequence[str]:
     [answer] = client.call_all(
         [Call(known[0], "coord.map")], timeout_s=timeout_s / 2, return_errors=True
     )
