@@ -1,6 +1,6 @@
 """Trireme: a parameter server for PyTorch.
 
-Names are loaded on first use, so that `trireme launch` and other commands start without torch.
+Names are loaded on first use, so that commands start without torch.
 """
 
 from __future__ import annotations

@@ -52,11 +52,11 @@ def server(handled: threading.Semaphore) -> Iterator[Server]:
         RpcClient(name="good") as good,
     ):
         assert good.call(server.endpoint, "echo", {"before": 1}, timeout_s=30).body == {"before": 1}
-        channel = good._channels[server.endpoint]
-        connection = channel._socket
+        connection = good._connections[server.endpoint]
+        socket = connection._socket
         yield server
         assert good.call(server.endpoint, "echo", {"after": 1}, timeout_s=30).body == {"after": 1}
-        assert channel._socket is connection, "the good client's connection was closed too"
+        assert connection._socket is socket, "the good client's connection was closed too"
 
 
 @pytest.fixture

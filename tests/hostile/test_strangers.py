@@ -72,10 +72,10 @@ def serve(
         RpcClient(name="good", keys=good) as client,
     ):
         client.call(server.endpoint, "server.ready", timeout_s=30)
-        connection = client._channels[server.endpoint]._socket
+        connection = client._connections[server.endpoint]._socket
         yield server
         client.call(server.endpoint, "server.ready", timeout_s=30)
-        assert client._channels[server.endpoint]._socket is connection
+        assert client._connections[server.endpoint]._socket is connection
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from trireme.job.cluster import Cluster
 from trireme.policy import Admission, CountFilter, Probability, ScoreFilter, ScorePolicy, ShowClick
 from trireme.train.checkpointing import load as loading
 from trireme.train.checkpointing import save as saving
-from trireme.train.checkpointing.location import Location
+from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.save import SaveOptions
 
 NUM_STEPS = 40

@@ -21,8 +21,8 @@ from trireme import fleet
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
+from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.load import load
-from trireme.train.checkpointing.location import Location
 from trireme.train.checkpointing.save import save
 
 Weights = dict[str, np.ndarray]

@@ -15,8 +15,8 @@ from tests.integration.planted_model import Linear, Named, trainer_for
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
 from trireme.data import QueueDataset, criteo
-from trireme.data.sources import fs_client_options
 from trireme.errors import BadRequest, DataError
+from trireme.fleet.fs_client import fs_client_options
 from trireme.train import Dump
 from trireme.train.dump import DumpFile
 

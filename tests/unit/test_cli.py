@@ -242,3 +242,16 @@ def test_a_reader_may_stop_reading(unbuffered: str, monkeypatch: pytest.MonkeyPa
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_commands_start_without_torch_and_numpy() -> None:
+    program = """
+import sys
+from trireme.commands import cli
+cli.build_parser()
+print([name for name in ("torch", "numpy", "zmq", "yaml", "rich") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -71,7 +71,7 @@ def gated(folder: Path) -> tuple[InMemoryDataset, Gate]:
     """Its load waits for the gate."""
     dataset = make(folder)
     gate = Gate(QueueDataset(f"{folder}/part-*", schema=criteo(), batch_size=64).stream(0, 1))
-    dataset._share = lambda _: gate
+    dataset._stream_of_files = lambda _: gate
     return dataset, gate
 
 

@@ -84,7 +84,7 @@ def test_gradients_of_any_layout_are_read_right():
     wide = torch.randn(B, F * D + 6)
     wide[:, 2:-4] = grad.flatten(1)
     slice_of_wide = wide[:, 2:-4].view(B, F, D)
-    assert op._in_pieces(slice_of_wide).data_ptr() == slice_of_wide.data_ptr()
+    assert op._readable(slice_of_wide).data_ptr() == slice_of_wide.data_ptr()
     for layout in (slice_of_wide, grad.transpose(0, 2).contiguous().transpose(0, 2)):
         assert torch.equal(op._scatter_core(layout, *args), expected)
     ones = torch.ones(1, 1, 1).expand(B, F, D)

@@ -28,8 +28,8 @@ from trireme.launch.process_role import ProcessRole
 from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.storage.location import open_storage
 from trireme.train import DistributedOptimizer, Trainer, row_life
+from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.load import load
-from trireme.train.checkpointing.location import Location
 from trireme.train.checkpointing.save import SaveOptions, save
 
 

@@ -17,8 +17,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from trireme import data
-from trireme.data.sources import fs_client_options
 from trireme.errors import BadRequest, NotReady
+from trireme.fleet.fs_client import fs_client_options
 from trireme.job.default import default
 
 # Settings of Fleet without a meaning here: the value that is accepted, and why no other is.

@@ -64,43 +64,23 @@ class DistributedStrategy:
     adam_d2sum: train the dense part by AdamD2Sum in place of the Adam that is passed.
     """
 
-    __slots__ = ("_a_sync", "_adam_d2sum", "_configs")
+    __slots__ = ("_configs", "a_sync", "adam_d2sum")
 
-    _a_sync: bool
-    _adam_d2sum: bool
+    a_sync: bool
+    adam_d2sum: bool
     _configs: dict[str, Any]
 
     def __init__(self) -> None:
-        self._a_sync = True
-        self._adam_d2sum = False
-        self._configs = {}
+        self.a_sync, self.adam_d2sum, self._configs = True, False, {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ELSEWHERE:
             raise BadRequest(
                 f"DistributedStrategy: {name} has no place here, found {value!r}; {ELSEWHERE[name]}"
             )
+        if name in ("a_sync", "adam_d2sum") and not isinstance(value, bool):
+            raise BadRequest(f"DistributedStrategy: expected {name} as a bool, found {value!r}")
         object.__setattr__(self, name, value)
-
-    @property
-    def a_sync(self) -> bool:
-        return self._a_sync
-
-    @a_sync.setter
-    def a_sync(self, value: bool) -> None:
-        if not isinstance(value, bool):
-            raise BadRequest(f"DistributedStrategy: expected a_sync as a bool, found {value!r}")
-        self._a_sync = value
-
-    @property
-    def adam_d2sum(self) -> bool:
-        return self._adam_d2sum
-
-    @adam_d2sum.setter
-    def adam_d2sum(self, value: bool) -> None:
-        if not isinstance(value, bool):
-            raise BadRequest(f"DistributedStrategy: expected adam_d2sum as a bool, found {value!r}")
-        self._adam_d2sum = value
 
     @property
     def a_sync_configs(self) -> Mapping[str, object]:
@@ -118,14 +98,14 @@ class DistributedStrategy:
     def mode(self) -> Strategy:
         """The equivalent Strategy. Raises BadRequest: k_steps > 0 without a_sync."""
         k = self._configs.get("k_steps", 0)
-        if k > 0 and not self._a_sync:
+        if k > 0 and not self.a_sync:
             raise BadRequest(
                 "DistributedStrategy: expected a_sync True with k_steps > 0, which is mode geo,"
                 f" found a_sync False and k_steps {k}"
             )
         if k > 0:
             return Strategy("geo", k=k)
-        return Strategy("async" if self._a_sync else "sync")
+        return Strategy("async" if self.a_sync else "sync")
 
 
 def _check_config(key: str, value: object) -> None:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme.data.pipe import needs_shell
+from trireme.data.pipe_process import needs_shell
 from trireme.errors import BadRequest
 
 UTILS_PATH = str(Path(__file__).with_name("reader_utils"))

@@ -70,9 +70,9 @@ def update_program(
     for name, own in (*module.named_parameters(), *module.named_buffers()):
         tensor = weights.get(name)
         if tensor is None or (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
-            found = "none" if tensor is None else f"{tensor.dtype} of {tuple(tensor.shape)}"
+            actual = "none" if tensor is None else f"{tensor.dtype} of {tuple(tensor.shape)}"
             raise Corruption(
-                f"{path}: expected {name} as {own.dtype} of {tuple(own.shape)}, found {found}"
+                f"{path}: expected {name} as {own.dtype} of {tuple(own.shape)}, found {actual}"
             )
         _rebind(module, name, tensor)
     return DenseProgram(old.program, module, delta.inputs)

@@ -155,9 +155,9 @@ def read_manifest(folder: Path) -> ExportManifest:
         body = json.loads(path.read_bytes())
     except ValueError as error:
         raise Corruption(f"{path}: expected JSON, found {error}") from error
-    found = {key: body.get(key) for key in ("kind", "format")} if isinstance(body, dict) else body
-    if found != {"kind": KIND, "format": FORMAT}:
-        raise Corruption(f"{path}: expected kind {KIND!r} of format {FORMAT}, found {found}")
+    head = {key: body.get(key) for key in ("kind", "format")} if isinstance(body, dict) else body
+    if head != {"kind": KIND, "format": FORMAT}:
+        raise Corruption(f"{path}: expected kind {KIND!r} of format {FORMAT}, found {head}")
     try:
         if (digest := _digest(body["export"])) != body["sha256"]:
             raise Corruption(f"{path}: expected SHA-256 {body['sha256']}, found {digest}")

@@ -9,7 +9,8 @@ from torch import Tensor
 from trireme import _core
 from trireme.data.batch import Batch
 from trireme.nn.lookup import gather
-from trireme.nn.planner import BatchPlan, LookupSpec
+from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.planner import BatchPlan
 from trireme.table import RowClassId
 
 
@@ -28,7 +29,7 @@ def gather_lookups(
         rows: `Table.class_id` -> (K, W) float32, row k for the plan's key k.
 
     Returns:
-        Name of the reading -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
+        Name of the lookup -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
         (B, L, W) where the feature is a tensor, (N, W) where it is Ragged.
     """
     lookups = plan.lookups(plan.leaves(rows, train=False))

@@ -94,8 +94,8 @@ class HyperParameters:
             raise self._refusal(key, "a list of names", value)
         return tuple(value)
 
-    def _refusal(self, key: str, expected: str, found: object) -> BadRequest:
-        return BadRequest(f"hyper_parameters.{key}: expected {expected}, found {found!r}")
+    def _refusal(self, key: str, expected: str, value: object) -> BadRequest:
+        return BadRequest(f"hyper_parameters.{key}: expected {expected}, found {value!r}")
 
     @property
     def dim(self) -> int:

@@ -1,11 +1,11 @@
-"""The operators behind the embedding modules: rows to bags, and gradients back to rows.
+"""The operators of the embedding modules: rows to bags, and gradients back to rows.
 
 `trireme::gather_rows` is differentiable in `rows`; its backward is `trireme::scatter_rows`. Both
-are custom operators, so torch.compile and torch.export keep them as they are.
+are custom operators, so torch.compile and torch.export do not trace into them.
 
 Shapes: B examples, F features, D columns, K rows, N positions, M occurrences. An empty tensor
-stands for "not given". The device is looked at in one place, `_kernels`: CPU tensors go to the
-C++ core, others through plain torch operations.
+stands for an absent one. `_kernels` alone looks at the device: CPU tensors go to the C++ core,
+others through torch operations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def gather_rows(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
     """Sum the rows of each bag.
 
     Args:
-        lookup: the rows and where they go.
+        lookup: the rows and their positions.
         num_examples: B.
         num_features: F.
 
@@ -96,8 +96,8 @@ _gather_rows.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 class _EagerGather(torch.autograd.Function):
-    """The same operation without the dispatcher, whose way through Python costs as much as a
-    gather of a few hundred examples.
+    """The same operation without torch's dispatcher, whose Python code takes as long as a gather of
+    a few hundred examples.
     """
 
     @staticmethod
@@ -134,7 +134,7 @@ def _scatter_core(
 ) -> Tensor:
     out_KD = grad.new_empty(num_rows, grad.shape[2])
     _core.scatter(
-        as_numpy(_in_pieces(grad)),
+        as_numpy(_readable(grad)),
         as_numpy(order),
         as_numpy(starts),
         numpy_or_none(bags),
@@ -152,7 +152,7 @@ def _gather_torch(lookup: Lookup, num_examples: int, num_features: int) -> Tenso
         factor_N = factor_N * lookup.weights
     values = rows[lookup.index.clamp(min=0)] * factor_N[:, None]
     if lookup.offsets.numel() > 0:
-        # The last row takes the positions that lie in no bag.
+        # The last row collects the positions that are in no bag.
         sums = rows.new_zeros(num_examples * num_features + 1, rows.shape[1])
         values = sums.index_add(0, lookup.bags % sums.shape[0], values)[:-1]
     values_FBD = values.view(num_features, num_examples, rows.shape[1])
@@ -180,8 +180,8 @@ def _pool() -> _core.Pool:
         return _core.Pool(1)
 
 
-def _in_pieces(grad: Tensor) -> Tensor:
-    """`grad` itself if the core can read it in place: each example's (F, D) lies in one piece."""
+def _readable(grad: Tensor) -> Tensor:
+    """`grad` if the core can read it in place: each example's (F, D) is contiguous. Else a copy."""
     example, feature, column = grad.stride()
     _, num_features, dim = grad.shape
     if column == 1 and feature == dim and example >= num_features * dim:

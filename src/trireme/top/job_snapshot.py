@@ -1,4 +1,4 @@
-"""What all servers of a job tell at one moment, over the connections that workers use."""
+"""The metrics of all servers of a job at one time, over the connections that workers use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ServerSamples:
-    """What one server told.
+    """The metrics of one server.
 
     Attributes:
         endpoint: of the server.
-        samples: labels and value of each sample by its name; empty if it did not answer.
-        error: why it did not; "" if it did.
+        samples: labels and values by name of the metric; empty if the server did not answer.
+        error: why the server did not answer; "" if it did.
     """
 
     endpoint: str
@@ -30,13 +30,13 @@ class ServerSamples:
     error: str = ""
 
     def matching(self, name: str, **labels: str) -> Iterator[tuple[Labels, float]]:
-        """The samples of that name with these labels, others besides."""
-        for found, value in self.samples.get(name, ()):
-            if labels.items() <= found.items():
-                yield found, value
+        """The samples of this name whose labels include these."""
+        for sample_labels, value in self.samples.get(name, ()):
+            if labels.items() <= sample_labels.items():
+                yield sample_labels, value
 
     def total(self, name: str, **labels: str) -> float:
-        """Their sum; 0 without any."""
+        """The sum of the matching samples; 0 if there are none."""
         return sum(value for _, value in self.matching(name, **labels))
 
 
@@ -55,20 +55,20 @@ class Snapshot:
         return sum(server.total(name, **labels) for server in self.servers)
 
     def values_of(self, name: str, label: str) -> list[str]:
-        """The values that a label has among all samples of that name, numbers in their order."""
-        found = {of[label] for told in self.servers for of, _ in told.matching(name)}
-        return sorted(found, key=lambda value: (value.isdecimal(), len(value), value))
+        """The values of a label among all samples of this name, numbers in their order."""
+        values = {labels[label] for server in self.servers for labels, _ in server.matching(name)}
+        return sorted(values, key=lambda value: (value.isdecimal(), len(value), value))
 
 
-def take(client: RpcClient, known: Sequence[str], timeout_s: float) -> Snapshot:
-    """Ask every server of the job that the first of `known` coordinates.
+def take_snapshot(client: RpcClient, known: Sequence[str], timeout_s: float) -> Snapshot:
+    """Ask every server of the job whose coordinator is on the first of the `known` servers.
 
     Args:
-        known: servers of the job; before the first worker has come, nobody knows of others.
-        timeout_s: for all of them together; one that does not answer in time is shown as such.
+        known: servers of the job; the coordinator knows the others once a worker has connected.
+        timeout_s: for all of them together; a server that does not answer in time is shown as such.
 
     Raises:
-        TriremeError: none answers.
+        TriremeError: no server answers.
     """
     deadline = time.monotonic() + timeout_s
     servers = _servers(client, known, timeout_s)
@@ -77,11 +77,11 @@ def take(client: RpcClient, known: Sequence[str], timeout_s: float) -> Snapshot:
         timeout_s=max(deadline - time.monotonic(), 0.1),
         return_errors=True,
     )
-    told = [_told(server, reply) for server, reply in zip(servers, replies, strict=True)]
+    samples = [_parse(server, reply) for server, reply in zip(servers, replies, strict=True)]
     errors = [reply for reply in replies if isinstance(reply, TriremeError)]
     if len(errors) == len(replies):
         raise errors[0]
-    return Snapshot(time.monotonic(), told)
+    return Snapshot(time.monotonic(), samples)
 
 
 def _servers(client: RpcClient, known: Sequence[str], timeout_s: float) -> Sequence[str]:
@@ -90,12 +90,12 @@ def _servers(client: RpcClient, known: Sequence[str], timeout_s: float) -> Seque
     )
     if isinstance(answer, Reply):
         return BucketMap.from_wire(answer.body["map"]).servers
-    if isinstance(answer, NotReady) or len(known) > 1:  # no worker yet; or ask the others
+    if isinstance(answer, NotReady) or len(known) > 1:  # no worker yet, or ask others
         return known
     raise answer
 
 
-def _told(endpoint: str, answer: Reply | TriremeError) -> ServerSamples:
+def _parse(endpoint: str, answer: Reply | TriremeError) -> ServerSamples:
     if isinstance(answer, TriremeError):
         return ServerSamples(endpoint, {}, str(answer))
     if len(answer.arrays) != 1:

@@ -11,10 +11,10 @@ from typing import Any
 
 from trireme.errors import BadRequest, Stopped
 from trireme.job.cluster import Cluster
+from trireme.train.checkpointing.checkpoint_location import Location, NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import LoadedCheckpoint, load, load_newest
-from trireme.train.checkpointing.location import Location, NumberedFolders
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.leased_streams import LeasedPass, StreamBatches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +16,13 @@ from trireme.job.default import default
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
 from trireme.train import row_life
+from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import load_part
-from trireme.train.checkpointing.location import Location
 from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver, saving
-from trireme.train.dump import Dump, DumpFile, dumping
+from trireme.train.dump import Dump, dumping
 from trireme.train.epochs import Epochs, stop_if_asked
 from trireme.train.leased_streams import StreamBatches, part_among
 from trireme.train.loop.reporting import Report
@@ -61,11 +60,10 @@ class Trainer:
             metrics take it as `weights`.
         depth: batches to read and plan ahead.
         threads: that train in this process, in async and bounded only, each on its own batches and
-            its own replica of the model, with its share of torch's threads. Weights are at most
-            threads - 1 steps old. Pays where batches are small, and where the network is slow: with
-            twice as many threads as cores, half of them compute while the others wait. Buffers
-            (BatchNorm) are those of the first replica. A loss may use parameters of the model only
-            through its outputs.
+            its own replica of the model. Weights are at most threads - 1 steps old. Pays where
+            batches are small, and where the network is slow: with twice as many threads as cores,
+            half of them compute while the others wait. Buffers (BatchNorm) are those of the first
+            replica. A loss may use parameters of the model only through its outputs.
         progress: worker 0 shows a progress bar (on a terminal) or lines (elsewhere).
     """
 
@@ -198,7 +196,8 @@ class Trainer:
             dumping(left, dataset, self.model, self.cluster) as file,
             saving(checkpoints, self.optimizer, state.random, progress.to_json) as saver,
         ):
-            watch = _watch(dataset, report, file, check_nan)
+            ids = ExampleIds(dataset) if check_nan else None
+            watch = Watch(report or Report(), file, ids)
             for epoch in range(self.num_epochs - progress.begun_at, epochs):
                 title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
                 progress.num_epochs, progress.is_under_way = self.num_epochs, True
@@ -216,8 +215,8 @@ class Trainer:
         start = self._epochs.begin(dataset, saver)
         if start is None:
             return kept_figures(tally, self.cluster, title)
-        run = dataclasses.replace(
-            self._run(title, start.streams, self.model, tally, watch),
+        run = self._run(
+            *(title, start.streams, self.model, tally, watch),
             epoch=self.num_epochs,
             begun=start.on_first_batch,
             goes_on=start.resumes,
@@ -249,13 +248,9 @@ class Trainer:
         """
         scores = labels and model is None
         title = "evaluate" if scores else "infer"
-        merged = None if report is None else report.merged
-        tally = Tally(
-            self.metrics if scores else [],
-            self.label if scores else None,
-            merged=merged,
-            has_loss=scores,
-        )
+        report = report or Report()
+        metrics, label = (self.metrics, self.label) if scores else ([], None)
+        tally = Tally(metrics, label, merged=report.merged, has_loss=scores)
         with self.cluster.client.script.section():
             if self.cluster.client.script.is_behind:
                 return kept_figures(tally, self.cluster, title)
@@ -267,7 +262,7 @@ class Trainer:
                 row_life.at_data_time(dataset, self.optimizer),
                 dumping(dump, dataset, self.model, self.cluster) as file,
             ):
-                watch = _watch(dataset, report, file, check_nan)
+                watch = Watch(report, file, ExampleIds(dataset) if check_nan else None)
                 part = part_among(arrivals, self.cluster)
                 streams = [StreamBatches(share_of(dataset, self.cluster, of=part))]
                 return self._run(title, streams, model or self.model, tally, watch).evaluate()
@@ -279,6 +274,7 @@ class Trainer:
         model: nn.Module,
         tally: Tally,
         watch: Watch,
+        **of_epoch: Any,
     ) -> Run:
         return Run(
             title=title,
@@ -291,6 +287,7 @@ class Trainer:
             depth=self.depth,
             threads=self.threads,
             shows=self.shows_progress,
+            **of_epoch,
         )
 
     # ---- the life of rows ----
@@ -299,10 +296,9 @@ class Trainer:
         """Set the time of the data, by which rows fade and expire.
 
         Args:
-            time: seconds since 1970 that pushes carry from now on, 0 if the data has none, which is
-                how a run begins; or a function that returns them at every push, such as `time.time`
-                for the wall clock. A row's time never goes back: a push of an earlier time counts
-                as of the row's last one.
+            time: seconds since 1970 of pushes from now on; or a function that returns them at every
+                push, such as `time.time` for the wall clock; 0, the default: the data has no time.
+                A row's time never goes back: earlier pushes count as of the row's last one.
 
         Raises:
             BadRequest: less than 0, or 2**32 or more.
@@ -310,16 +306,11 @@ class Trainer:
         self.optimizer.set_time(time)
 
     def shrink(self, *, day_over: bool = True) -> dict[str, dict[str, int]]:
-        """Remove the rows that have expired by their tables' policies; every worker calls it.
+        """Remove the rows that have expired by their tables' policies; every worker calls it, once
+        after each day of data. Returns table -> "expired" and "evicted", numbers of removed rows.
 
-        Call it once a day of data, after the day's training; more often changes nothing.
-
-        Args:
-            day_over: judge rows as of the end of the day of `set_time`: shows and clicks have faded
-                by that day too, as in Fleet.
-
-        Returns:
-            Table -> "expired" and "evicted": how many rows were removed.
+        day_over: judge rows as of the end of the day of `set_time`: shows and clicks have faded by
+            that day too, as in Fleet.
         """
         return row_life.shrink(self.optimizer, day_over=day_over)
 
@@ -420,9 +411,3 @@ class Trainer:
 
 def optimizer_of(trainer: Trainer | DistributedOptimizer) -> DistributedOptimizer:
     return trainer.optimizer if isinstance(trainer, Trainer) else trainer
-
-
-def _watch(
-    dataset: Iterable[Any], report: Report | None, file: DumpFile | None, check_nan: bool
-) -> Watch:
-    return Watch(report or Report(), file, ExampleIds(dataset) if check_nan else None)

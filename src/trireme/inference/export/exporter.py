@@ -31,7 +31,7 @@ from trireme.inference.export_manifest import (
     ModuleLookup,
     read_manifest,
 )
-from trireme.nn.planner import LookupSpec
+from trireme.nn.lookup_spec import LookupSpec
 from trireme.protocol.frozen_rows import DTYPES
 from trireme.storage.atomic_folder import new_folder
 from trireme.storage.checked_file import written_for_mapping
@@ -177,12 +177,12 @@ def _write_delta(
     outputs = example.outputs(example.gathered())
     weights = program_weights(example.model)
     lookups = tuple(map(_module_lookup, example.planner.specs))
-    found = (lookups, tuple(outputs), _shapes(weights))
+    actual = (lookups, tuple(outputs), _shapes(weights))
     expected = (previous.lookups, previous.outputs, previous.weights)
-    if found != expected:
+    if actual != expected:
         raise BadRequest(
             f"export_model: expected a model as of export {previous.id}, with lookups, outputs and"
-            f" weights {expected}, found {found}"
+            f" weights {expected}, found {actual}"
         )
     max_error, rms_error = _difference(outputs, example.outputs(example.gathered(kept)))
     return replace(

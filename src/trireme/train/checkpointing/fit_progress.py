@@ -20,18 +20,23 @@ class FitProgress:
     figures: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        figures = {k: None if math.isnan(v) else v for k, v in self.figures.items()}
-        return {**vars(self), "figures": figures}
+        return {**vars(self), "figures": figures_to_json(self.figures)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> FitProgress:
         """Missing values are those of a run that has not trained."""
-        figures = {
-            k: math.nan if v is None else float(v) for k, v in values.get("figures", {}).items()
-        }
         return cls(
             int(values.get("begun_at", 0)),
             int(values.get("num_epochs", 0)),
             bool(values.get("is_under_way", False)),
-            figures,
+            figures_from_json(values.get("figures", {})),
         )
+
+
+def figures_to_json(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """NaN, which JSON does not have, becomes null."""
+    return {name: None if math.isnan(value) else value for name, value in figures.items()}
+
+
+def figures_from_json(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: math.nan if value is None else float(value) for name, value in values.items()}

@@ -13,7 +13,7 @@ from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
 from trireme.storage.location import open_storage
-from trireme.train.checkpointing.location import Location
+from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.save import parameter_shapes
 from trireme.train.checkpointing.worker_state import install_buffers, random_state_of

@@ -11,7 +11,7 @@ from trireme.checkpoint.format.modes import check_hot, mode_of
 from trireme.checkpoint.worker_side.save import finish_save, save_checkpoint
 from trireme.errors import BadRequest
 from trireme.storage.location import open_storage
-from trireme.train.checkpointing.location import Location
+from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.worker_state import WorkerState, checkpoint_tensors, gather_states
 from trireme.train.first_worker import let_first_worker

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
+from trireme.train.checkpointing.checkpoint_location import NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
-from trireme.train.checkpointing.location import NumberedFolders
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.save import SaveOptions, save, write
 from trireme.train.checkpointing.worker_state import WorkerState

@@ -104,11 +104,11 @@ def _value(name: str, model: nn.Module, scored: Scored, figures: Mapping[str, fl
 
 
 def _unknown(
-    name: str, found: str, model: nn.Module, scored: Scored, figures: Mapping[str, float]
+    name: str, kind: str, model: nn.Module, scored: Scored, figures: Mapping[str, float]
 ) -> BadRequest:
     attributes = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     return BadRequest(
-        f"Trainer: expected names of values to print, found {found} for {name!r}; there are"
+        f"Trainer: expected names of values to print, found {kind} for {name!r}; there are"
         f" the figures {', '.join(figures)}; the outputs {', '.join(scored.outputs)};"
         f" the columns {', '.join(scored.batch.keys())}; and of the model"
         f" {', '.join(attributes) or 'no parameter'}"

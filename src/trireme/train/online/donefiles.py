@@ -13,7 +13,6 @@ sees half a line.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 from trireme.data.sources import filesystem
 from trireme.errors import Corruption, writing
+from trireme.train.checkpointing.fit_progress import figures_from_json, figures_to_json
 
 CHECKPOINTS, BASES, DELTAS = "donefile.txt", "base_donefile.txt", "patch_donefile.txt"
 STOPPED = "stopped_donefile.txt"
@@ -73,7 +73,6 @@ class StopRecord:
     evaluated: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        evaluated = {k: None if math.isnan(v) else v for k, v in self.evaluated.items()}
         within = None if self.within is None else [self.within.day, self.within.number]
         return {
             "day": self.point.day,
@@ -82,7 +81,7 @@ class StopRecord:
             "key": self.key,
             "exported": self.exported,
             "input": self.path,
-            "evaluated": evaluated,
+            "evaluated": figures_to_json(self.evaluated),
         }
 
     @classmethod
@@ -95,7 +94,7 @@ class StopRecord:
             int(body["key"]),
             None if exported is None else str(exported),
             str(body["input"]),
-            {k: math.nan if v is None else float(v) for k, v in body["evaluated"].items()},
+            figures_from_json(body["evaluated"]),
         )
 
 

@@ -15,8 +15,7 @@ import pytest
 from tests.example_lists import Example, batch_of, examples_of, random_examples
 from tests.jobs import Job, in_threads
 from trireme import _core
-from trireme.data import Dense, InMemoryDataset, InsId, Label, Schema, Sparse
-from trireme.data import global_shuffle as exchange
+from trireme.data import Dense, InMemoryDataset, InsId, Label, Schema, Sparse, global_shuffle
 from trireme.data.column_layout import ColumnLayout
 from trireme.errors import (
     BadRequest,
@@ -38,7 +37,7 @@ CHUNK_EXAMPLES = 20
 
 @pytest.fixture(autouse=True)
 def _many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "SLICE_BYTES_MIN", 1 << 10)
+    monkeypatch.setattr(global_shuffle, "SLICE_BYTES_MIN", 1 << 10)
 
 
 class Fed:
@@ -217,12 +216,14 @@ def test_memory_stays_below_one_and_a_half_times_the_data() -> None:
             peaks.append((held + 3 * rows.num_bytes) / num_bytes)
             return rows.random_parts(number, 3)
 
-        exchange.exchange(store, new_store, deal, columns="", cluster=cluster, pool=_core.Pool(1))
+        global_shuffle.deal_examples(
+            store, new_store, deal, columns="", cluster=cluster, pool=_core.Pool(1)
+        )
         assert store.num_rows == 0
 
     with Job(1) as job:
         job.run(3, work)
-    assert len(peaks) == 3 * exchange.SLICES
+    assert len(peaks) == 3 * global_shuffle.SLICES
     assert max(peaks) <= 1.5
 
 
@@ -317,7 +318,7 @@ def test_workers_prove_their_keys_to_each_other(tmp_path: Path) -> None:
 
 
 def test_pieces_out_of_place_are_refused_and_repeated_ones_ignored() -> None:
-    inbox = exchange._Inbox(2, 0.05)
+    inbox = global_shuffle._Inbox(2, 0.05)
     inbox.token = "t"
     piece = np.arange(3, dtype=np.uint8)
     with (

@@ -1,10 +1,10 @@
 """Which part of the files each stream reads.
 
-All files are laid end to end. Where any byte can be reached, the whole is cut into S shares of
-equal bytes, and a line belongs to the share in which it begins: shares are balanced however many
-files there are. Where files must be read from their beginning (compressed, or through a command),
-each goes to one stream whole: contiguous blocks of files, one more for the first `files % S`
-streams.
+All files are laid end to end. Where a file can be read from any byte, the whole is cut into S
+ranges of equal size, and a line belongs to the range in which it begins: ranges are balanced
+whatever the number of files. Where files must be read from their beginning (compressed, or through
+a command), each belongs to one stream: contiguous blocks of files, one more for the first
+`files % S` streams.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trireme.data.sources import File, file_starts
+from trireme.data.sources import DataFile, file_starts
 from trireme.errors import BadRequest
 
 
 @dataclass(frozen=True)
-class Share:
-    """The bytes [begin, end) of all files laid end to end, of file numbers `first` to `last`.
+class FileRange:
+    """The bytes [begin, end) of all files laid end to end, in file numbers `first` to `last`.
 
-    can_seek: its files can be read from any byte on.
+    index: of the stream. can_seek: the files can be read from any byte on.
     """
 
     index: int
@@ -36,22 +36,27 @@ class Share:
         return self.end - self.begin
 
 
-def share_of_files(
-    files: Sequence[File], index: int, num_streams: int, *, can_seek: bool, own_files: bool = False
-) -> Share:
-    """The share of stream `index` of `num_streams`, or all, if the files are its own.
+def range_of_stream(
+    files: Sequence[DataFile],
+    index: int,
+    num_streams: int,
+    *,
+    can_seek: bool,
+    own_files: bool = False,
+) -> FileRange:
+    """What stream `index` of `num_streams` reads: its part, or everything with `own_files`.
 
     Raises:
         BadRequest: fewer files than streams, where files cannot be cut.
     """
     starts = file_starts(files)
     if own_files:
-        return Share(index, 0, starts[-1], 0, len(files) - 1, can_seek)
+        return FileRange(index, 0, starts[-1], 0, len(files) - 1, can_seek)
     if can_seek:
         begin, end = (starts[-1] * i // num_streams for i in (index, index + 1))
         first = min(bisect_right(starts, begin), len(files)) - 1
         last = max(bisect_left(starts, end) - 1, first)
-        return Share(index, begin, end, first, last, can_seek)
+        return FileRange(index, begin, end, first, last, can_seek)
     if len(files) < num_streams:
         raise BadRequest(
             f"QueueDataset.stream: expected at least {num_streams} files for {num_streams} streams,"
@@ -61,4 +66,4 @@ def share_of_files(
         )
     size, more = divmod(len(files), num_streams)
     first, behind = (i * size + min(i, more) for i in (index, index + 1))
-    return Share(index, starts[first], starts[behind], first, behind - 1, can_seek)
+    return FileRange(index, starts[first], starts[behind], first, behind - 1, can_seek)
