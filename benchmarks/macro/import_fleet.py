@@ -18,7 +18,7 @@ import numpy as np
 import trireme as tr
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from trireme import _core
-from trireme.interchange.formats.files import list_files
+from trireme.interchange.formats.file_lists import list_files
 from trireme.interchange.worker_side.import_requests import importing, read_fleet_rows
 from trireme.job.embedded import embedded
 from trireme.table import RowClassId

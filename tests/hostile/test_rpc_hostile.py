@@ -53,10 +53,10 @@ def server(handled: threading.Semaphore) -> Iterator[Server]:
     ):
         assert good.call(server.endpoint, "echo", {"before": 1}, timeout_s=30).body == {"before": 1}
         connection = good._connections[server.endpoint]
-        socket = connection._socket
+        zmq_socket = connection._socket
         yield server
         assert good.call(server.endpoint, "echo", {"after": 1}, timeout_s=30).body == {"after": 1}
-        assert connection._socket is socket, "the good client's connection was closed too"
+        assert connection._socket is zmq_socket, "the good client's connection was closed too"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 
 
 def saved_rows(checkpoint: Path) -> dict[str, dict[str, np.ndarray[Any, Any]]]:

@@ -27,7 +27,7 @@ from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.protocol.row_selection import DAY_S, selected
 from trireme.protocol.wide_rows import RowLayout
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 
 DIM, NUM_KEYS = 2, 600
 RULE = tr.optim.Adagrad(lr=0.5)

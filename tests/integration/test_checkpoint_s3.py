@@ -20,7 +20,7 @@ from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, Corruption
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 
 Options = dict[str, Any]
 ROOT = "s3://bucket"

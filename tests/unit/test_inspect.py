@@ -16,10 +16,10 @@ from trireme.data import Bags, Batch
 from trireme.inference import export_manifest as manifest
 from trireme.inference.export import export_model
 from trireme.inspect.difference import compare
-from trireme.inspect.export_source import ExportTable
-from trireme.inspect.opening import open_source
-from trireme.inspect.source import buckets_of
-from trireme.inspect.values import QUANTILES, Values
+from trireme.inspect.opening import open_saved
+from trireme.inspect.saved_export import ExportTable
+from trireme.inspect.saved_model import buckets_of
+from trireme.inspect.value_statistics import QUANTILES, ValueStatistics
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
@@ -38,7 +38,7 @@ def test_values_agree_with_numpy_in_any_parts() -> None:
     numbers[:100] = 0.0
     others = np.array([np.nan, np.inf, -np.inf, np.nan], np.float32)
     for part_size in (1 << 20, 999):
-        values = Values()
+        values = ValueStatistics()
         everything = rng.permutation(np.concatenate([numbers, others]))
         for low in range(0, len(everything), part_size):
             values.add(everything[low : low + part_size])
@@ -49,7 +49,7 @@ def test_values_agree_with_numpy_in_any_parts() -> None:
         np.testing.assert_allclose([values.mean, values.std], [double.mean(), double.std()], 1e-9)
         exact = np.quantile(double, QUANTILES, method="lower")
         np.testing.assert_allclose(values.quantiles(), exact, rtol=1 / 128, atol=1e-40)
-    empty = Values()
+    empty = ValueStatistics()
     empty.add(others)
     assert not empty.count
     assert np.isnan([empty.mean, empty.std, *empty.quantiles()]).all()
@@ -200,17 +200,17 @@ def test_differences_are_counted(
     trainer = make_trainer()
     trainer.fit([batch_of(list(range(100)))])
     trainer.save(tmp_path / "one")
-    before = open_source(str(tmp_path / "one"))
-    same = compare(before, open_source(str(tmp_path / "one")), lambda _: None)
+    before = open_saved(str(tmp_path / "one"))
+    same = compare(before, open_saved(str(tmp_path / "one")), lambda _: None)
     assert (same.tables["scored"].same, same.tables["scored"].changed) == (100, 0)
     assert not any(dense.changed for dense in same.dense.values())
     trainer.fit([batch_of([*range(90, 120), 7])])
     trainer.save(tmp_path / "two")
-    found = compare(before, open_source(str(tmp_path / "two")), lambda _: None)
+    found = compare(before, open_saved(str(tmp_path / "two")), lambda _: None)
     counts = found.tables["scored"]
     assert (counts.added, counts.removed, counts.same) == (20, 0, 89)
     assert counts.changed + counts.touched == 11
-    back = compare(open_source(str(tmp_path / "two")), before, lambda _: None).tables["scored"]
+    back = compare(open_saved(str(tmp_path / "two")), before, lambda _: None).tables["scored"]
     assert (back.added, back.removed, back.largest) == (0, 20, counts.largest)
     assert counts.largest > 0
     assert counts.largest_key in {7, *range(90, 100)}
@@ -234,7 +234,7 @@ def test_an_export_is_described(
         path = tmp_path / dtype
         export_model(trainer, path, batch=batch, dtype=dtype)
         found = {}
-        for rows in open_source(str(path)).tables["scored"].rows():
+        for rows in open_saved(str(path)).tables["scored"].rows():
             found.update(zip(rows.keys.tolist(), rows.weights, strict=True))
         assert sorted(found) == list(range(1, 40))
         for key, row in found.items():
@@ -294,10 +294,10 @@ def test_memory_is_bounded(home: Cluster, tmp_path: Path) -> None:
     offsets = torch.tensor([0, len(ids)])
     trainer.fit([Batch({"label": torch.ones(1)}, Bags(("a",), ids, offsets))])
     trainer.save(tmp_path / "one")
-    source = open_source(str(tmp_path / "one"))
+    source = open_saved(str(tmp_path / "one"))
     assert source.tables["wide"].num_bytes > 85 << 20
     tracemalloc.start()
-    compare(source, open_source(str(tmp_path / "one")), lambda _: None)
+    compare(source, open_saved(str(tmp_path / "one")), lambda _: None)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 60 << 20, peak

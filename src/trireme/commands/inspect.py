@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trireme.errors import BadRequest
 
 if TYPE_CHECKING:
-    from trireme.inspect.source import Source
+    from trireme.inspect.saved_model import SavedModel
 
 SUMMARY = "show what a checkpoint or an export contains"
 EXAMPLES = """
@@ -46,18 +46,18 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from trireme.inspect import report
-    from trireme.inspect.opening import open_source
+    from trireme.inspect.opening import open_saved
 
     chosen = [bool(arguments.key), arguments.diff is not None, arguments.brief]
     if sum(chosen) > 1:
         raise BadRequest("inspect: expected one of --key, --diff and --brief, found several")
-    source = open_source(arguments.path)
+    source = open_saved(arguments.path)
     _choose(source, arguments.table)
     if arguments.key:
         for table in source.tables.values():
             _write(report.rows_of_keys(table, arguments.key))
     elif arguments.diff is not None:
-        old = open_source(arguments.diff)
+        old = open_saved(arguments.diff)
         _choose(old, arguments.table)
         _write(_difference(old, source))
     else:
@@ -69,17 +69,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _difference(old: Source, new: Source) -> Iterator[str]:
+def _difference(old: SavedModel, new: SavedModel) -> Iterator[str]:
     from trireme.inspect import report
     from trireme.inspect.difference import compare
 
     total = sum(table.num_rows for source in (old, new) for table in source.tables.values())
     with _progress(total) as watch:
         difference = compare(old, new, watch)
-    return report.of_difference(difference, old, new)
+    return report.difference_lines(difference, old, new)
 
 
-def _choose(source: Source, names: list[str] | None) -> None:
+def _choose(source: SavedModel, names: list[str] | None) -> None:
     """Keep only these tables of a source."""
     for name in names or ():
         if name not in source.tables:

@@ -26,7 +26,7 @@ from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.process_role import ProcessRole
 from trireme.protocol.adam_d2sum import AdamD2Sum
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 from trireme.train import DistributedOptimizer, Trainer, row_life
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.load import load

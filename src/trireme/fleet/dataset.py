@@ -110,7 +110,24 @@ class _FleetDataset:
     @property
     def schema(self) -> data.Schema:
         """The schema of the files."""
-        return self._fields_and_format()
+        settings = self._settings
+        fields, schema = tuple(settings["use_var"]), settings["schema"]
+        if (schema is None) == (not fields):
+            raise BadRequest(
+                f"{self._name}.init: expected use_var or schema, found both or neither"
+            )
+        front: list[Any] = [data.InsId()] if settings["parse_ins_id"] else []
+        front += [data.Content()] if settings["parse_content"] else []
+        if isinstance(schema, data.Schema):
+            if schema.format is not None:
+                if front:
+                    raise BadRequest(
+                        f"{self._name}.init: expected parse_ins_id and parse_content with use_var,"
+                        f" found {schema}"
+                    )
+                return schema
+            fields = schema.fields
+        return data.multislot([*front, *fields])
 
     @property
     def _name(self) -> str:
@@ -134,33 +151,13 @@ class _FleetDataset:
         command = settings["pipe_command"]
         return {
             "paths": files,
-            "schema": self._fields_and_format(),
+            "schema": self.schema,
             "batch_size": settings["batch_size"],
             "threads": settings["thread_num"],
             "own_files": True,
             "storage_options": options or None,
             "pipe_command": None if command == "cat" else command,
         }
-
-    def _fields_and_format(self) -> data.Schema:
-        settings = self._settings
-        fields, schema = tuple(settings["use_var"]), settings["schema"]
-        if (schema is None) == (not fields):
-            raise BadRequest(
-                f"{self._name}.init: expected use_var or schema, found both or neither"
-            )
-        front: list[Any] = [data.InsId()] if settings["parse_ins_id"] else []
-        front += [data.Content()] if settings["parse_content"] else []
-        if isinstance(schema, data.Schema):
-            if schema.format is not None:
-                if front:
-                    raise BadRequest(
-                        f"{self._name}.init: expected parse_ins_id and parse_content with use_var,"
-                        f" found {schema}"
-                    )
-                return schema
-            fields = schema.fields
-        return data.multislot([*front, *fields])
 
 
 class QueueDataset(_FleetDataset):
@@ -205,7 +202,7 @@ class InMemoryDataset(_FleetDataset):
         self._dataset().load_into_memory(is_shuffle)
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Begin to read all files, in the background."""
+        """Begin to read all files in the background."""
         self._dataset().preload_into_memory(thread_num)
 
     def wait_preload_done(self) -> None:

@@ -135,17 +135,18 @@ class NamedTables:
         """
         _check_arguments(padding_idx, is_test, table_class, dtype)
         if isinstance(size, int) or len(size) != 2:
-            raise BadRequest(f"fleet.sparse_embedding: expected size=[ignored, D], found {size!r}")
+            raise _refused(f"size=[ignored, D], found {size!r}")
         if pool is not None and pool not in POOLS:
-            raise BadRequest(
-                f"fleet.sparse_embedding: expected pool to be one of {tuple(POOLS)}, found {pool!r}"
-            )
+            raise _refused(f"pool to be one of {tuple(POOLS)}, found {pool!r}")
         rule = FleetAdagrad() if optimizer is None else optimizer
         policy, admit = _policy_and_admission(entry, policy)
-        _check_slot(slot, input, policy)
+        if slot is not None:
+            _check_slot(slot, input, policy)
         table = self._table(param_attr, size[1], rule, policy, admit)
         if slot is not None:
-            _name_slot(table, str(input), slot)
+            before = table.feature_numbers.setdefault(str(input), slot)
+            if before != slot:
+                raise _refused(f"slot {before} of {input!r} as before, found {slot}")
         if pool is None:
             return Embedding(table, features=input, padding_key=padding_idx)
         return EmbeddingBag(table, features=input, mode=POOLS[pool], padding_key=padding_idx)
@@ -159,9 +160,9 @@ class NamedTables:
         admit: Admission | None,
     ) -> Table:
         if param_attr is None:
-            raise BadRequest(
-                "fleet.sparse_embedding: expected param_attr, the name of the table, found None:"
-                " checkpoints and other layers find it by its name"
+            raise _refused(
+                "param_attr, the name of the table, found None: checkpoints and other layers find"
+                " it by its name"
             )
         attr = ParamAttr(param_attr) if isinstance(param_attr, str) else param_attr
         is_fleet = isinstance(rule, FleetRule)
@@ -195,59 +196,46 @@ class NamedTables:
 def _policy_and_admission(
     entry: Entry | None, policy: Policy | None
 ) -> tuple[Policy, Admission | None]:
-    subject = "fleet.sparse_embedding"
     if entry is not None and not isinstance(entry, Entry):
-        raise BadRequest(
-            f"{subject}: expected entry of trireme.fleet, found {type(entry).__name__}"
-        )
+        raise _refused(f"entry of trireme.fleet, found {type(entry).__name__}")
     if isinstance(entry, ShowClickEntry):
         columns = ShowClick(entry.show_name, entry.click_name)
         if policy is None:
             return SparseAccessor(show_click=columns, **UNSET_ACCESSOR), None
         if not isinstance(policy, ScorePolicy) or policy.show_click is not None:
-            raise BadRequest(
-                f"{subject}: expected a ScorePolicy without columns beside ShowClickEntry, which"
-                f" names them, found {policy}"
+            raise _refused(
+                "a ScorePolicy without columns beside ShowClickEntry, which names them, found"
+                f" {policy}"
             )
         return dataclasses.replace(policy, show_click=columns), None
     admit = None if entry is None else entry.admission()
     return Policy() if policy is None else policy, admit
 
 
-def _check_slot(slot: int | None, input: str | Sequence[str], policy: Policy) -> None:
-    subject = "fleet.sparse_embedding"
-    if slot is None:
-        return
+def _check_slot(slot: int, input: str | Sequence[str], policy: Policy) -> None:
     if not isinstance(policy, ScorePolicy) or not isinstance(input, str):
-        raise BadRequest(
-            f"{subject}: expected slot of one feature of a table whose rows count shows, found"
-            f" {slot!r} of {input!r}: others do not record it"
+        raise _refused(
+            f"slot of one feature of a table whose rows count shows, found {slot!r} of {input!r}:"
+            " others do not record it"
         )
     if type(slot) is not int or not 0 <= slot < 2**32:
-        raise BadRequest(f"{subject}: expected 0 <= slot < 2**32, found {slot!r}")
-
-
-def _name_slot(table: Table, feature: str, slot: int) -> None:
-    before = table.feature_numbers.setdefault(feature, slot)
-    if before != slot:
-        raise BadRequest(
-            f"fleet.sparse_embedding: expected slot {before} of {feature!r} as before, found {slot}"
-        )
+        raise _refused(f"0 <= slot < 2**32, found {slot!r}")
 
 
 def _check_arguments(padding_idx: int | None, is_test: bool, table_class: str, dtype: str) -> None:
-    subject = "fleet.sparse_embedding"
     if padding_idx is not None and padding_idx < 0:
-        raise BadRequest(
-            f"{subject}: expected padding_idx >= 0, found {padding_idx}: a table has no number of"
-            " rows to count back from"
+        raise _refused(
+            f"padding_idx >= 0, found {padding_idx}: a table has no number of rows to count back"
+            " from"
         )
     if is_test:
-        raise BadRequest(f"{subject}: expected is_test=False; call model.eval() for evaluation")
+        raise _refused("is_test=False; call model.eval() for evaluation")
     if TABLE_CLASSES.get(table_class) != "":
         why = TABLE_CLASSES.get(table_class, f"known are {', '.join(TABLE_CLASSES)}")
-        raise BadRequest(
-            f"{subject}: expected table_class 'MemorySparseTable', found {table_class!r}: {why}"
-        )
+        raise _refused(f"table_class 'MemorySparseTable', found {table_class!r}: {why}")
     if dtype != "float32":
-        raise BadRequest(f"{subject}: expected dtype 'float32', found {dtype!r}")
+        raise _refused(f"dtype 'float32', found {dtype!r}")
+
+
+def _refused(expected: str) -> BadRequest:
+    return BadRequest(f"fleet.sparse_embedding: expected {expected}")

@@ -132,9 +132,7 @@ class ExportManifest:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether the folder's manifest is that of an export. False also for a damaged manifest, which
-    the reader of checkpoints reports.
-    """
+    """Whether the folder has the manifest of an export, not a damaged or another one."""
     path = folder / MANIFEST
     if not path.is_file():
         return False
@@ -143,11 +141,7 @@ def is_export(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> ExportManifest:
-    """The manifest of an export.
-
-    Raises:
-        BadRequest: there is no export. Corruption: the manifest is damaged, or of another format.
-    """
+    """Raises BadRequest: no export there. Corruption: a damaged manifest, or another format."""
     path = folder / MANIFEST
     if not path.is_file():
         raise BadRequest(f"Predictor: expected {path}, found none: not a complete export")
@@ -201,13 +195,8 @@ def _table(part: Mapping[str, Any]) -> ExportedTable:
 
 
 def located(folder: Path, file: ExportFile, *, verify: bool) -> Path:
-    """The path of a file of the manifest, whose length has been checked.
-
-    Args:
-        verify: also read the file and compare its checksum.
-
-    Raises:
-        Corruption: it is missing, or its length or checksum differs; the message names it.
+    """The path of a file of the manifest, after its length was checked, with `verify` also its
+    checksum. Raises Corruption: missing or different; names the file.
     """
     path = folder / file.path
     if not path.resolve().is_relative_to(folder.resolve()):
@@ -217,18 +206,14 @@ def located(folder: Path, file: ExportFile, *, verify: bool) -> Path:
     if (size := path.stat().st_size) != file.bytes:
         raise Corruption(f"{path}: expected {file.bytes} bytes, found {size}")
     if verify:
-        expect_digest(path, file, sha256_of(path))
+        digest = hashlib.sha256()
+        with path.open("rb") as content:
+            while chunk := content.read(READ_BYTES):
+                digest.update(chunk)
+        expect_digest(path, file, digest.hexdigest())
     return path
 
 
 def expect_digest(path: Path, file: ExportFile, digest: str) -> None:
     if digest != file.sha256:
         raise Corruption(f"{path}: expected SHA-256 {file.sha256}, found {digest}")
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -38,11 +38,9 @@ DELTAS_MAX = 8
 class Prediction:
     """The answer of a model for a batch.
 
-    outputs: by name, each (B, ...) as the trained model returns it; "output" where that is one
-        tensor.
-    num_keys: distinct keys that were looked up, summed over tables.
-    num_missing: keys among them without a row; they get initial weights, as in training.
-    version: of the training state.
+    outputs: by name, each (B, ...) as the trained model returns it; a single tensor is "output".
+    num_keys: distinct keys, summed over tables. num_missing: those without a row, which get initial
+        weights, as in training. version: of the training state.
     """
 
     outputs: dict[str, Tensor]
@@ -76,12 +74,11 @@ class Predictor:
     Args:
         folder: a base export.
         threads: that look keys up; 0: one per core.
-        verify: read all files first and compare their checksums. Lengths and structure are checked
-            in any case.
+        verify: read all files first and compare their checksums. Lengths and structure are always
+            checked.
 
     Raises:
-        BadRequest: there is no export, or it is a delta.
-        Corruption: a file is missing or damaged; the message names it.
+        BadRequest: no export there, or a delta. Corruption: a missing or damaged file; named.
     """
 
     def __init__(self, folder: str | Path, *, threads: int = 0, verify: bool = True) -> None:
@@ -92,7 +89,7 @@ class Predictor:
                 f"Predictor: expected a base, found the delta {folder};"
                 " open its base and apply() it"
             )
-        self._pool = _core.Pool(threads or _num_cores())
+        self._pool = _core.Pool(threads or len(os.sched_getaffinity(0)))
         self._planner = Planner.of_specs(_specs(manifest), pool=self._pool)
         self._verify = verify
         self._applying = threading.Lock()
@@ -113,12 +110,11 @@ class Predictor:
 
         Args:
             batch: a Batch; or a mapping of names to tensors, NumPy arrays, Ragged, pairs (values,
-                offsets) or lists of lists of ids; or whatever else a Trainer takes. It may have
-                columns that the model does not read, such as labels.
+                offsets) or lists of lists of ids; or whatever else a Trainer takes. Columns that
+                the model does not read, such as labels, are ignored.
 
         Raises:
-            BadRequest: a column is missing or has another form than in training; named in the
-                message.
+            BadRequest: a column is missing or has another form than in training; named.
         """
         served = self._served
         batch = batch_of(batch)
@@ -135,8 +131,8 @@ class Predictor:
         Predictions that run meanwhile are of the version before.
 
         Raises:
-            BadRequest: no export, or one that does not follow the export applied last.
-            Corruption: a file is missing or damaged. Nothing has changed then.
+            BadRequest: no export there, or one that does not follow the last one. Corruption: a
+                missing or damaged file. Nothing has changed then.
         """
         folder = Path(folder)
         with self._applying:
@@ -174,10 +170,6 @@ class Predictor:
             num_missing += table.lookup(part.keys, rows_KW.numpy(), self._pool)
             rows[part.table.class_id] = rows_KW
         return rows, num_missing
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _frozen_table(part: ExportedTable, layers: Layers) -> _core.FrozenTable:

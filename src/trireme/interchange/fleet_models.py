@@ -15,7 +15,7 @@ from trireme.interchange.fleet_parameters import (
     read_parameters,
     write_parameters,
 )
-from trireme.interchange.formats.files import list_files
+from trireme.interchange.formats.file_lists import list_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.dense_blocks import write_blocks
 from trireme.interchange.worker_side.export_requests import write_fleet_rows

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.interchange.formats.files import parquet_files
+from trireme.interchange.formats.file_lists import parquet_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.export_requests import write_parquet
 from trireme.interchange.worker_side.import_requests import importing, read_parquet, send_rows

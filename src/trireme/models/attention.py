@@ -22,10 +22,7 @@ class TargetAttention(nn.Module):
 
     Source: Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
 
-    Args:
-        dim: floats per vector, D.
-        layers: widths of the hidden layers.
-        activation: between the layers.
+    dim: D. layers: widths of the hidden layers, with `activation` between them.
     """
 
     def __init__(

@@ -22,12 +22,8 @@ from trireme.train.recipe import Recipe
 
 
 class CtrDnn(nn.Module):
-    """logit = MLP(rows, dense).
-
-    Args:
-        rows: table of the features.
-        features, num_dense, dense: the inputs, see trireme.models.inputs.
-        layers: widths of the hidden layers.
+    """logit = MLP(rows, dense). layers: widths of the hidden layers; for the other arguments see
+    trireme.models.inputs.
     """
 
     def __init__(

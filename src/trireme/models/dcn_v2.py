@@ -27,9 +27,7 @@ class DCNv2(nn.Module):
     """logit = linear(MLP(cross(x))) if stacked, else linear(cross(x), MLP(x)); x: rows and dense
     numbers side by side.
 
-    Args:
-        rows: table of the features.
-        features, num_dense, dense: the inputs, see trireme.models.inputs.
+    Args, besides those of trireme.models.inputs:
         num_cross: cross layers.
         rank: of their matrices; None for full matrices.
         experts: low-rank matrices that a layer mixes; None for one matrix. Needs a rank.

@@ -25,10 +25,8 @@ from trireme.train.recipe import Recipe
 class DeepFM(nn.Module):
     """logit = FM(ids, dense) + MLP(the vectors of the same FM).
 
-    Args:
-        rows: table of dim 1 + D: the weight of an id, then its vector.
-        features, num_dense, dense: the inputs, see trireme.models.inputs.
-        layers: widths of the hidden layers.
+    The table has dim 1 + D: the weight of an id, then its vector. layers: widths of the hidden
+    layers; for the other arguments see trireme.models.inputs.
     """
 
     def __init__(

@@ -28,9 +28,7 @@ from trireme.train.recipe import Recipe
 class DLRM(nn.Module):
     """logit = top(bottom(dense), products of the pairs among rows and bottom(dense)).
 
-    Args:
-        rows: table of the features.
-        features, num_dense, dense: the inputs, see trireme.models.inputs; num_dense >= 1.
+    Args, besides those of trireme.models.inputs, with num_dense >= 1:
         bottom: widths of the layers of the dense part; the last one is the dim of the table.
         top: widths of the hidden layers after the products.
     """

@@ -26,12 +26,8 @@ from trireme.train.recipe import Recipe
 
 class ESMM(nn.Module):
     """Two towers over the same rows: one for the click, one for the conversion after a click. The
-    product of their probabilities is that of a click with a conversion.
-
-    Args:
-        rows: table of the features.
-        features, num_dense, dense: the inputs, see trireme.models.inputs.
-        layers: widths of the hidden layers of each tower.
+    product of their probabilities is that of a click with a conversion. layers: widths of the
+    hidden layers of each tower; for the other arguments see trireme.models.inputs.
     """
 
     def __init__(

@@ -23,10 +23,8 @@ from trireme.train.recipe import Recipe
 class FM(nn.Module):
     """logit = bias + sum of w_i x_i + sum over i<j of <v_i, v_j> x_i x_j.
 
-    Args:
-        rows: table of dim 1 + D: the weight w of an id, then its vector v, in one lookup.
-        features, num_dense, dense: the inputs, see trireme.models.inputs. Dense numbers take part
-            like ids.
+    The table has dim 1 + D: the weight w of an id, then its vector v. Dense numbers take part like
+    ids. For the other arguments see trireme.models.inputs.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ sparse_feature_number, the size of PaddleRec's table, has no counterpart: a tabl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,48 +54,49 @@ class HyperParameters:
         """The value of hyper_parameters.KEY, else the model's default, else this one."""
         return self._config.get(f"hyper_parameters.{key}", self._defaults.get(key, default))
 
+    def _checked(
+        self, key: str, default: Any, expected: str, is_valid: Callable[[Any], bool]
+    ) -> Any:
+        value = self.get(key, default)
+        if not is_valid(value):
+            raise BadRequest(f"hyper_parameters.{key}: expected {expected}, found {value!r}")
+        return value
+
     def whole(self, key: str, default: int, *, least: int = 1) -> int:
         """An integer >= `least`. It and the methods below raise BadRequest for anything else."""
-        value = self.get(key, default)
-        if type(value) is not int or value < least:
-            raise self._refusal(key, f"an integer >= {least}", value)
-        return value
+        expected = f"an integer >= {least}"
+        return int(self._checked(key, default, expected, lambda n: type(n) is int and n >= least))
 
     def number(self, key: str, default: float) -> float:
         """A number above 0."""
-        value = self.get(key, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise self._refusal(key, "a number > 0", value)
-        return float(value)
+
+        def is_positive(value: Any) -> bool:
+            return type(value) in (int, float) and 0 < value < math.inf
+
+        return float(self._checked(key, default, "a number > 0", is_positive))
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            raise self._refusal(key, "true or false", value)
-        return value
+        return bool(self._checked(key, default, "true or false", lambda v: isinstance(v, bool)))
 
     def sizes(self, key: str, default: Sequence[int], *, least: int = 0) -> tuple[int, ...]:
         """Widths of layers: a list of at least `least` positive integers."""
-        value = self.get(key, default)
-        if (
-            not isinstance(value, (list, tuple))
-            or not all(type(size) is int and size > 0 for size in value)
-            or len(value) < least
-        ):
-            what = "a list of positive integers" + (f", at least {least}" if least else "")
-            raise self._refusal(key, what, value)
-        return tuple(value)
+
+        def are_sizes(value: Any) -> bool:
+            is_list = isinstance(value, (list, tuple)) and len(value) >= least
+            return is_list and all(type(size) is int and size > 0 for size in value)
+
+        expected = "a list of positive integers" + (f", at least {least}" if least else "")
+        return tuple(self._checked(key, default, expected, are_sizes))
 
     def names(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
         """Names of features: a list of at least one string."""
-        value = self.get(key, default)
-        if not isinstance(value, (list, tuple)) or not value or not all(map(_is_text, value)):
-            raise self._refusal(key, "a list of names", value)
-        return tuple(value)
 
-    def _refusal(self, key: str, expected: str, value: object) -> BadRequest:
-        return BadRequest(f"hyper_parameters.{key}: expected {expected}, found {value!r}")
+        def are_names(value: Any) -> bool:
+            is_list = isinstance(value, (list, tuple)) and len(value) > 0
+            return is_list and all(isinstance(name, str) for name in value)
+
+        return tuple(self._checked(key, default, "a list of names", are_names))
 
     @property
     def dim(self) -> int:
@@ -163,10 +164,6 @@ class HyperParameters:
                 f"hyper_parameters.optimizer.class: expected Adam, Adagrad or SGD, found {name!r}"
             )
         return _OPTIMIZERS[name.lower()]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def click_recipe(model: nn.Module, hyper: HyperParameters) -> Recipe:

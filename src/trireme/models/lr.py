@@ -19,11 +19,8 @@ from trireme.train.recipe import Recipe
 
 
 class LR(nn.Module):
-    """logit = bias + the weights of the ids + dense . w.
-
-    Args:
-        rows: table of the weights, with dim 1.
-        features, num_dense, dense: the inputs, see trireme.models.inputs.
+    """logit = bias + the weights of the ids + dense . w. The table has dim 1; for the rest see
+    trireme.models.inputs.
     """
 
     def __init__(

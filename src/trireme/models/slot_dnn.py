@@ -32,11 +32,8 @@ SLOT_FEATURES = tuple(str(i) for i in range(2, 302))
 class SlotDnn(nn.Module):
     """logit = MLP(the sum of each feature's rows), clipped to +-15.
 
-    Args:
-        rows: table of all features; key 0 is padding. If it pulls shows and clicks, nn.CVM makes
-            inputs of them.
-        features: ragged features.
-        layers: widths of the hidden layers.
+    Key 0 is padding in the table. If it pulls shows and clicks, nn.CVM makes inputs of them.
+    features: ragged features. layers: widths of the hidden layers.
     """
 
     def __init__(

@@ -32,10 +32,7 @@ ITEM = ("item_id", "item_cat")
 class Tower(nn.Module):
     """The vector of a user or of an item: MLP(rows), of length 1. Exported as a model by itself.
 
-    Args:
-        rows: table of the features.
-        features: sparse features.
-        layers: widths of the layers; the last one is that of the vector.
+    layers: widths of the layers; the last one is that of the vector.
     """
 
     def __init__(self, rows: Table, *, features: Sequence[str], layers: Sequence[int]) -> None:

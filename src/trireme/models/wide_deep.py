@@ -22,12 +22,8 @@ from trireme.train.recipe import Recipe
 class WideDeep(nn.Module):
     """logit = linear(ids, dense) + MLP(rows, dense).
 
-    Args:
-        wide: table of the linear part, with dim 1.
-        deep: table of the MLP's rows.
-        features, num_dense, dense: the inputs of both parts, see trireme.models.inputs. Crossed
-            features are columns like any other.
-        layers: widths of the hidden layers.
+    wide, deep: tables of the linear part, with dim 1, and of the MLP. layers: widths of the hidden
+    layers. Crossed features are columns like any other; see trireme.models.inputs for the rest.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.inference.export_manifest import is_export, located
 from trireme.inference.export_manifest import read_manifest as read_export
 from trireme.progress import Display, display
-from trireme.storage.location import Storage, open_storage
+from trireme.storage.storage import Storage, open_storage
 
 DEPTH = 2
 """Folders of days hold folders of passes."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import BadRequest, TriremeError
-from trireme.storage.local import inside
 
 STORES = (
     *("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss"),
@@ -47,7 +46,10 @@ def resolve_local_path(root: Path, path: str) -> Path:
     """The absolute path of a path below `root`. Raises BadRequest for anything else."""
     if "://" in path:
         raise BadRequest(f"path: expected a path of the servers, found {path[:200]!r}")
-    return inside(root, check_path(path), HINT)
+    joined = (root / check_path(path)).resolve()
+    if not joined.is_relative_to(root.resolve()):
+        raise BadRequest(f"checkpoint: expected a path under {root}, found {path}; {HINT}")
+    return joined
 
 
 def check_store_location(location: str, options: Mapping[str, Any]) -> str:

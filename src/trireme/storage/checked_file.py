@@ -14,7 +14,7 @@ import xxhash
 
 from trireme.errors import Corruption
 from trireme.storage.local import LocalStorage
-from trireme.storage.location import Sink, Storage
+from trireme.storage.storage import Sink, Storage
 
 FILE_THREADS = max(2, min(8, os.cpu_count() or 1))
 """How many threads of a process read or write files at a time."""

@@ -9,11 +9,9 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from trireme.errors import BadRequest
-
 
 class LocalStorage:
-    """A folder of this machine; see `location.Storage`."""
+    """A folder of this machine; see `storage.Storage`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,14 +89,3 @@ def sync_tree(folder: Path, *, files: bool = False) -> None:
         elif files:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-
-
-def inside(folder: Path, path: str | Path, hint: str = "") -> Path:
-    """`path` within `folder`. Raises BadRequest, with the hint, for a path that leads out of it."""
-    joined = (folder / path).resolve()
-    if not joined.is_relative_to(folder.resolve()):
-        raise BadRequest(
-            f"checkpoint: expected a path under {folder}, found {path}"
-            + (f"; {hint}" if hint else "")
-        )
-    return joined

@@ -28,7 +28,8 @@ PARAMS = "params"
 class Dump:
     """What to write of each example, and where.
 
-    Worker n writes part-0000n with the examples of its stream in order. A line is
+    Worker n writes part-0000n with the examples of its stream in order: where streams are pieces of
+    the data, the parts one after the other are in the order of the data. A line is
 
         ins_id TAB content TAB name:len:v0:v1:... TAB ...
 
@@ -60,7 +61,7 @@ class DumpFile:
         """Raises BadRequest: the data has no InsId column, the model lacks a parameter, the folder
         holds another dump or cannot be written.
         """
-        self._dump, self._model = dump, model
+        self._dump = dump
         self._ids = ExampleIds(dataset)
         schema = getattr(dataset, "schema", None)
         fields = schema.fields if isinstance(schema, Schema) else (Content(),)

@@ -83,8 +83,7 @@ def warn_of_lost_buffers(model: nn.Module, worker: int) -> None:
     if names:
         log.warning(
             "train: worker %d was started again: the buffers %s of its model begin anew",
-            worker,
-            ", ".join(names),
+            *(worker, ", ".join(names)),
         )
 
 

@@ -15,7 +15,7 @@ from trireme.checkpoint.format.manifest import BlockFile, FileEntry
 from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
 from trireme.storage.checked_file import CheckedFile
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 # Of the weights, and of what optimizers keep beside them.
 DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from trireme.errors import BadRequest, Corruption
-from trireme.storage.location import checked_path
+from trireme.storage.storage import checked_path
 
 T = TypeVar("T")
 _SHOWN_CHARACTERS = 120

@@ -21,7 +21,7 @@ from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX
 from trireme.storage.checked_file import written
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 
 FORMAT = 2
@@ -92,7 +92,7 @@ class RowFiles:
 
 
 @dataclass(frozen=True)
-class SavedTable:
+class TableFiles:
     """The schema and the row files of a table."""
 
     schema: TableSchema
@@ -103,7 +103,7 @@ class SavedTable:
         return sum(files.num_rows for files in self.files)
 
     @staticmethod
-    def read(fields: JsonObject, name: str) -> SavedTable:
+    def read(fields: JsonObject, name: str) -> TableFiles:
         schema = fields.object("schema")
         try:
             known = TableSchema.from_wire(fields.any("schema"))
@@ -111,7 +111,7 @@ class SavedTable:
             raise Corruption(f"{schema.where}: {error}") from error
         if known.name != name:
             raise schema.wrong(f"the name {name!r}", known.name, "name")
-        return SavedTable(known, tuple(map(RowFiles.read, fields.objects("pieces"))))
+        return TableFiles(known, tuple(map(RowFiles.read, fields.objects("pieces"))))
 
     def check_buckets(self, where: str) -> None:
         """Every bucket must be in exactly one pair of files."""
@@ -197,7 +197,7 @@ class CheckpointManifest:
     time: int
     saved_at: str
     num_servers: int
-    tables: Mapping[str, SavedTable]
+    tables: Mapping[str, TableFiles]
     optimizer: str | None
     blocks: tuple[BlockFile, ...]
     streams: Mapping[int, tuple[int, tuple[int, ...]]]
@@ -245,7 +245,7 @@ class CheckpointManifest:
         if mode not in MODES:
             raise fields.wrong(f"one of {', '.join(MODES)}", mode, "mode")
         tables = {
-            name: SavedTable.read(table, name) for name, table in fields.object("tables").items()
+            name: TableFiles.read(table, name) for name, table in fields.object("tables").items()
         }
         for table in tables.values():
             table.check_buckets(where)

@@ -15,7 +15,7 @@ from trireme import _core
 from trireme.checkpoint.format.manifest import RowFiles
 from trireme.checkpoint.format.row_columns import BUCKET_LINES
 from trireme.errors import Corruption, SchemaMismatch
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from trireme import _core
 from trireme.checkpoint.format.row_columns import BUCKET_LINES, MARKS, REMOVED, RowColumns
 from trireme.protocol.wire import Array
 from trireme.storage.checked_file import written
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 # Of a batch. A thread that writes holds a batch twice, as the table returned its buckets and as
 # columns; and the chosen rows once more, where not all are.

@@ -19,7 +19,7 @@ from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import check_path, check_store_location
 from trireme.server.state import ServerState
 from trireme.storage.local import LocalStorage
-from trireme.storage.location import Storage, checked_path, open_storage
+from trireme.storage.storage import Storage, checked_path, open_storage
 
 Action = Callable[[Storage, Mapping[str, Any], OperationProgress], dict[str, Any]]
 

@@ -36,7 +36,7 @@ from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
 from trireme.server.state import ServedTable, ServerState
 from trireme.storage.checked_file import check_file
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 NO_OFFSETS = np.empty(0, np.int32)
 

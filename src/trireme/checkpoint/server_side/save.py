@@ -24,7 +24,7 @@ from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
 from trireme.server.state import ServedTable, ServerState
 from trireme.storage.checked_file import FILE_THREADS, written
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 ROW_FILE_BYTES = 128 << 20
 BLOCK_FILE_BYTES = 64 << 20  # a load reads such a file whole

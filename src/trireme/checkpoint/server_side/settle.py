@@ -14,7 +14,7 @@ from trireme.checkpoint.server_side.operations import OperationProgress, in_para
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
 from trireme.server.state import ServedTable, ServerState
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 
 

@@ -18,7 +18,7 @@ from trireme.checkpoint.worker_side.server_operations import (
 )
 from trireme.errors import BadRequest
 from trireme.storage.checked_file import check_file
-from trireme.storage.location import Storage, open_storage
+from trireme.storage.storage import Storage, open_storage
 from trireme.worker.client import Client
 
 

@@ -33,7 +33,7 @@ from trireme.errors import BadRequest, writing
 from trireme.storage.atomic_folder import partial_path, publish_folder
 from trireme.storage.checked_file import written
 from trireme.storage.local import LocalStorage, sync_folder
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 log = logging.getLogger("trireme.checkpoint")
 

@@ -7,7 +7,7 @@ import logging
 from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.publication import remove_checkpoint
 from trireme.errors import BadRequest, Corruption
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 log = logging.getLogger("trireme.checkpoint")
 

@@ -24,7 +24,7 @@ from trireme.checkpoint.worker_side.server_operations import (
 from trireme.errors import BadRequest, Corruption
 from trireme.storage.checked_file import written
 from trireme.storage.local import LocalStorage
-from trireme.storage.location import Storage, open_storage
+from trireme.storage.storage import Storage, open_storage
 from trireme.worker.client import Client
 
 TENSORS_FILE = "worker.safetensors"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from trireme.errors import DeadlineExceeded, TriremeError, Unavailable, class_of_code
-from trireme.storage.location import Storage
 from trireme.storage.remote import RemoteStorage
+from trireme.storage.storage import Storage
 from trireme.worker.client import Client
 
 log = logging.getLogger("trireme.checkpoint")

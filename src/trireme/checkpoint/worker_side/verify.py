@@ -22,7 +22,7 @@ from trireme.checkpoint.format.row_reader import read_checked_rows
 from trireme.checkpoint.worker_side.server_operations import Watch
 from trireme.errors import TriremeError
 from trireme.storage.checked_file import FILE_THREADS, check_file
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 Check = Callable[[], object]
 

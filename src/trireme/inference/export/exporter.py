@@ -47,7 +47,6 @@ log = logging.getLogger("trireme")
 class Export:
     """What was written.
 
-    path: of the folder.
     version: of the training state. rows: in all files; of a delta, those that have changed.
     row_errors: table -> (largest, root mean square) difference of stored from trained weights.
     max_error, rms_error: of the outputs for the example batch against the trained model's.
@@ -70,8 +69,7 @@ def export_model(
     dtype: str | None = None,
     model: nn.Module | None = None,
 ) -> Export:
-    """Write a trained model for `trireme.inference.Predictor`: rows, the dense part, and what the
-    model reads. Every worker calls it.
+    """Write a trained model for `trireme.inference.Predictor`. Every worker calls it.
 
     Args:
         trainer: a trainer, or the optimizer of a plain loop.
@@ -81,10 +79,7 @@ def export_model(
             changed since then (rows, removed keys, the dense part), for Predictor.apply.
         dtype: of stored weights: "float32", "float16", or "int8" with a scale per row. None:
             float32; in a delta that of the export it follows.
-        model: write this in place of the whole model: a part of it.
-
-    Returns:
-        What was written, and how far its numbers are from the trained ones.
+        model: write this part of the model in place of the whole.
 
     Raises:
         BadRequest: the folder exists or is outside the servers' root; torch.export cannot take the

@@ -1,8 +1,8 @@
-"""Dense parameters as Fleet keeps them: text of its servers, and Paddle's files of one variable.
+"""Dense parameters in Fleet's formats: text of its servers, and Paddle's files of one variable.
 
-Text: `part-000`, `part-001`, ... are contiguous pieces of all parameters laid end to end, by the
-names that Paddle gave them, in alphabetical order. A line is one element: its weight, then the
-optimizer's state (`COLUMNS`).
+Text: `part-000`, `part-001`, ... are consecutive parts of all parameters laid end to end, in the
+alphabetical order of Paddle's names. A line is one element: its weight, then the optimizer's state
+(`COLUMNS`).
 
 File of a variable: version (4 bytes, 0), levels of detail (8 bytes, 0), version (4 bytes, 0),
 length of a description (4 bytes), the description (protobuf: 1 is the type, 5 for float32; 2 a
@@ -28,7 +28,7 @@ FLOAT32 = 5
 
 
 class Column(NamedTuple):
-    """A number of a line: what the optimizer calls it here, "" for nothing; theirs is ours times
+    """A number of a line: its name in our optimizer, "" for none; Fleet's value is ours times
     `sign`.
     """
 
@@ -36,7 +36,7 @@ class Column(NamedTuple):
     sign: float = 1.0
 
 
-# By class of optimizer here. Fleet's Adam does not say how many steps it has made.
+# By class of our optimizer. Fleet's Adam does not store its number of steps.
 COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "SGD": (),
     "Adam": (Column("exp_avg"), Column("exp_avg_sq")),
@@ -45,11 +45,10 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
 
 
 def read_text(files: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Floats:
-    """All lines of the files, in this order: (elements, columns), as many columns as the first
-    line has.
+    """All lines of the files, in this order: (elements, columns of the first line).
 
     Raises:
-        DataError: a line has another number of columns, or something that is no finite number;
+        DataError: a line has another number of columns, or a value that is not a finite number;
             names file and line.
     """
     rows, num_columns = list[list[float]](), 0
@@ -78,7 +77,7 @@ def _lines(path: str, storage_options: Mapping[str, Any] | None) -> Iterable[str
 
 
 def read_bytes(path: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
-    """Raises DataError if it cannot be read."""
+    """The content of a file. Raises DataError if it cannot be read."""
     try:
         with fsspec.open(path, "rb", **(storage_options or {})) as file:
             content: bytes = file.read()
@@ -96,7 +95,7 @@ def read_variable(path: str, storage_options: Mapping[str, Any] | None = None) -
     """The tensor in Paddle's file of one variable.
 
     Raises:
-        DataError: no such file. Corruption: it is not what Paddle writes of a float32 tensor.
+        DataError: no such file. Corruption: it is not a float32 tensor as Paddle writes it.
     """
     content = read_bytes(path, storage_options)
     try:
@@ -104,11 +103,11 @@ def read_variable(path: str, storage_options: Mapping[str, Any] | None = None) -
         kind, shape = _description(content[20 : 20 + size])
     except (struct.error, IndexError) as error:
         raise Corruption(f"{path}: expected a variable of Paddle, found {error}") from error
-    found = (version, levels, tensor_version, kind)
-    if found != (0, 0, 0, FLOAT32):
+    actual = (version, levels, tensor_version, kind)
+    if actual != (0, 0, 0, FLOAT32):
         raise Corruption(
             f"{path}: expected versions 0, no levels of detail and type {FLOAT32} (float32),"
-            f" found {found}"
+            f" found {actual}"
         )
     values = content[20 + size :]
     if len(values) != 4 * np.prod(shape, dtype=np.int64):
@@ -117,7 +116,7 @@ def read_variable(path: str, storage_options: Mapping[str, Any] | None = None) -
 
 
 def write_variable(values: Floats) -> bytes:
-    """The file that Paddle would write of a tensor."""
+    """A tensor as Paddle writes it."""
     description = bytes([0x08, FLOAT32]) + b"".join(b"\x10" + _varint(n) for n in values.shape)
     head = struct.pack("<IQIi", 0, 0, 0, len(description))
     return head + description + np.ascontiguousarray(values, "<f4").tobytes()

@@ -1,13 +1,13 @@
-"""Rows as Fleet's accessors write them in text, and ours.
+"""Rows as Fleet's accessors write them in text.
 
-A line is a key and the numbers below; those of the tail are missing in a row that has none yet.
+A line is a key and the numbers below. A row without a tail lacks the numbers of the tail.
 
     SparseAccessor, CtrCommonAccessor
         slot unseen_days delta_score show click w state..., tail: w... state...
     CtrDoubleAccessor
         unseen_days delta_score show click w state... slot, tail: state... w...
 
-Ours keep the time of the last push in place of unseen days, and show and click as of that time;
+Our rows have the time of the last push in place of unseen days, and show and click as of that time;
 Fleet's are as of the save. Source: files that paddlepaddle 2.6.2 writes.
 """
 
@@ -21,14 +21,15 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import BadRequest
-from trireme.interchange.formats.fleet_state import Betas, PartState, parts_of
+from trireme.interchange.formats.fleet_state import Betas, PartState, head_and_tail
+from trireme.policy import ScorePolicy, policy_of
 from trireme.protocol.core_table import make_core_table
+from trireme.protocol.row_selection import DAY_S, faded, unseen_days
 from trireme.protocol.wide_rows import RowLayout, WideRows
 from trireme.protocol.wire import Array, need_list
 from trireme.table import TableSchema
 
 ACCESSORS = ("SparseAccessor", "CtrCommonAccessor", "CtrDoubleAccessor")
-SECONDS_PER_DAY = 86_400
 UNSEEN_DAYS_MAX = 1 << 15
 COMMON = (
     "slot",
@@ -57,8 +58,8 @@ WIDE = ("slot", "show", "click")
 
 @dataclass(frozen=True)
 class Stamp:
-    """What imported rows get: the table's version, and the data time in seconds that unseen days
-    are counted from; 0: there is none.
+    """What imported rows get: the table's version, and the data time in seconds from which unseen
+    days count back; 0: there is none.
     """
 
     version: int
@@ -66,15 +67,15 @@ class Stamp:
 
 
 class RowError(Exception):
-    """A row that cannot be: its number, what was expected, what was found."""
+    """An invalid row: its number, and what was expected and found."""
 
-    def __init__(self, row: int, expected: str, found: str) -> None:
-        super().__init__(f"expected {expected}, found {found}")
-        self.row, self.expected, self.found = row, expected, found
+    def __init__(self, row: int, expected: str, actual: str) -> None:
+        super().__init__(f"expected {expected}, found {actual}")
+        self.row = row
 
 
 def need_betas(body: Any) -> Betas:
-    """body["betas"]: of Adam, whose powers Fleet keeps per row. Raises BadRequest."""
+    """body["betas"] of Adam, whose powers Fleet keeps per row. Raises BadRequest."""
     betas = need_list(body, "betas", float)
     if len(betas) != 2:
         raise BadRequest(f"Fleet's text: expected two betas, found {betas}")
@@ -83,11 +84,11 @@ def need_betas(body: Any) -> Betas:
 
 @dataclass(frozen=True)
 class FleetText:
-    """The text of one table.
+    """The format of the text of one table.
 
     Attributes:
         head, tail: states of the rule.
-        at: position of each field in a line, behind the key.
+        at: positions of each field in a line, not counting the key.
         num_numbers: of a line with a tail.
     """
 
@@ -114,7 +115,7 @@ class FleetText:
             raise BadRequest(
                 f"Fleet's text: expected accessor {', '.join(ACCESSORS)}, found {accessor!r}"
             )
-        head, tail = parts_of(schema)
+        head, tail = head_and_tail(schema)
         dim = schema.dim
         sizes = {
             "head_state": head.num_numbers,
@@ -136,10 +137,10 @@ class FleetText:
     def read(
         self, keys: Array, numbers: Array, wide: Array, is_full: Array, stamp: Stamp
     ) -> tuple[npt.NDArray[np.uint8], WideRows]:
-        """Row classes (n,) and wide rows of what `_core.parse_rows` gives.
+        """Row classes (n,) and wide rows from what `_core.parse_rows` returns.
 
         Raises:
-            RowError: statistics that cannot be; names the row.
+            RowError: invalid statistics; names the row.
         """
         rows = np.zeros((len(keys), self.layout.row_bytes), np.uint8)
         weights, state = self.layout.weights(rows), self.layout.state(rows)
@@ -147,11 +148,14 @@ class FleetText:
         self.head.read(numbers[:, self.at["head_state"]], state, self.betas, least=1)
         full = np.flatnonzero(is_full)
         if self.schema.dim > 1 and len(full):
-            part = slice(None) if len(full) == len(keys) else full
-            weights[part, 1:] = numbers[part, self.at["tail"]]
-            of_part = state[part]
-            self.tail.read(numbers[part, self.at["tail_state"]], of_part, self.betas, least=1)
-            state[part] = of_part
+            rows_with_tail = slice(None) if len(full) == len(keys) else full
+            weights[rows_with_tail, 1:] = numbers[rows_with_tail, self.at["tail"]]
+            tail_numbers, tail_state = (
+                numbers[rows_with_tail, self.at["tail_state"]],
+                state[rows_with_tail],
+            )
+            self.tail.read(tail_numbers, tail_state, self.betas, least=1)
+            state[rows_with_tail] = tail_state
         self._read_statistics(numbers, wide, self.layout.statistics(rows), stamp)
         classes = np.zeros(len(keys), np.uint8)
         if len(full) < len(keys) and self.schema.dim > 1:
@@ -179,11 +183,11 @@ class FleetText:
             _refuse(unseen > 0, unseen, "0 unseen days where time in seconds (--time) is not given")
         statistics["version"] = stamp.version
         if stamp.time:
-            times = stamp.time - unseen.astype(np.int64) * SECONDS_PER_DAY
+            times = stamp.time - unseen.astype(np.int64) * DAY_S
             _refuse(times < 1, unseen, f"fewer unseen days than time {stamp.time} s has")
             statistics["time"] = times
         if self.layout.is_scored:
-            # What fades until the save has to be more on the day of the last push.
+            # The inverse of the decay from the last push to the save.
             growth = float(self.schema.policy["decay_rate"]) ** -unseen.astype(np.float64)
             statistics["show"], statistics["click"] = shows * growth, clicks * growth
             _refuse(~np.isfinite(shows * growth), unseen, "shows that are finite before they faded")
@@ -199,7 +203,7 @@ class FleetText:
     def write(
         self, keys: Array, classes: Array, rows: WideRows, time: int
     ) -> npt.NDArray[np.uint8]:
-        """The lines of these rows, as of a data time in seconds."""
+        """The lines of these rows, as of a data time in seconds. Requires: a ScorePolicy."""
         numbers = np.zeros((len(keys), self.num_numbers), np.float32)
         wide = np.empty((len(keys), len(WIDE)))
         weights, state = self.layout.weights(rows), self.layout.state(rows)
@@ -209,29 +213,23 @@ class FleetText:
             numbers[:, self.at["tail"]] = weights[:, 1:]
             self.tail.write(state, numbers[:, self.at["tail_state"]], self.betas)
         statistics = self.layout.statistics(rows)
-        unseen = days_between(statistics["time"], time)
-        numbers[:, self.at["unseen_days"].start] = unseen
+        numbers[:, self.at["unseen_days"].start] = unseen_days(statistics, time)
         numbers[:, self.at["delta_score"].start] = statistics["delta_score"]
-        decay = float(self.schema.policy["decay_rate"]) ** unseen
         slots, shows, clicks = self._wide_columns(wide)
         slots[:] = statistics["feature"]
-        shows[:], clicks[:] = statistics["show"] * decay, statistics["click"] * decay
+        policy = policy_of(self.schema.policy)
+        assert isinstance(policy, ScorePolicy)
+        shows[:], clicks[:] = faded(policy, statistics, time, day_over=False)
         is_full = (classes != self.schema.head_class).astype(np.uint8)
         return _core.write_rows(keys, numbers, wide, is_full, self.format)
 
 
 def initial_weights(schema: TableSchema, keys: Array) -> Array:
-    """The weights (n, D) that rows of these keys begin with."""
+    """The initial weights (n, D) of rows of these keys."""
     table = make_core_table(replace(schema, absent="initial"))
     weights = np.empty((len(keys), schema.dim), np.float32)
     table.lookup(np.ascontiguousarray(keys), weights, _core.Pool(1))
     return weights
-
-
-def days_between(times: Array, time: int) -> npt.NDArray[np.int64]:
-    """Whole days of data time from rows' last pushes until `time`; 0 for a row that has none."""
-    days = time // SECONDS_PER_DAY - times.astype(np.int64) // SECONDS_PER_DAY
-    return np.where(times == 0, 0, np.maximum(days, 0))
 
 
 def _refuse(is_wrong: Array, values: Array, expected: str) -> None:

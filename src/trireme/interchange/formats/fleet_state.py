@@ -1,6 +1,6 @@
-"""The state of Fleet's rules: its order in Fleet's text, and in our rows.
+"""The state of Fleet's rules: its order in Fleet's text and in our rows.
 
-Head and tail of a row have a rule's state each. In text, with n weights in the part:
+Head and tail of a row each have a rule's state. In text, for a part with n weights:
 
     SparseNaiveSGDRule       nothing
     SparseAdaGradSGDRule     g2sum; likewise SparseAdaGradV2SGDRule
@@ -32,11 +32,11 @@ WITH_POWERS = ("fleet_adam", "fleet_shared_adam")
 
 @dataclass(frozen=True)
 class PartState:
-    """One part of the row, head or tail: numbers in text, then floats of our state.
+    """The state of one part of a row, head or tail, as numbers in text and as floats of our state.
 
     copies: (position in the part's numbers, position in our state, how many).
     powers: position of the two powers in the part's numbers; None: the rule has none.
-    count: position of the number of updates in our state; None: it is the head's.
+    count: position of the number of updates in our state; None: the head's counts for both.
     """
 
     num_numbers: int
@@ -45,8 +45,9 @@ class PartState:
     count: int | None
 
     def read(self, numbers: Array, state: Array, betas: Betas, least: int) -> None:
-        """Numbers (n, num_numbers) into our state (n, W). least: updates that a part has had which
-        keeps no powers.
+        """Copy numbers (n, num_numbers) into our state (n, W).
+
+        least: number of updates to assume for a rule without powers.
         """
         for source, target, size in self.copies:
             state[:, target : target + size] = numbers[:, source : source + size]
@@ -57,6 +58,7 @@ class PartState:
             state[:, self.count] = counts.view(np.float32)
 
     def write(self, state: Array, numbers: Array, betas: Betas) -> None:
+        """The inverse of `read`."""
         for source, target, size in self.copies:
             numbers[:, source : source + size] = state[:, target : target + size]
         if self.powers is not None and self.count is not None:
@@ -65,8 +67,8 @@ class PartState:
                 numbers[:, self.powers + i] = np.power(float(beta), counts + 1)
 
 
-def parts_of(schema: TableSchema) -> tuple[PartState, PartState]:
-    """Head and tail. Raises BadRequest for a rule that Fleet does not have."""
+def head_and_tail(schema: TableSchema) -> tuple[PartState, PartState]:
+    """The states of both parts of a row. Raises BadRequest for a rule that Fleet does not have."""
     name, dim = str(schema.rule["name"]), schema.dim
     tail = dim - 1
     if name == "fleet_sgd":
@@ -88,8 +90,8 @@ def parts_of(schema: TableSchema) -> tuple[PartState, PartState]:
 
 
 def _counts(powers: Array, betas: Betas) -> npt.NDArray[np.uint32]:
-    """How many updates gave these powers. The slower one tells longest; where it has vanished,
-    the bias correction has too.
+    """The number of updates that gave these powers, from the one that decays slower. Once that is
+    0, the bias correction has no effect any more.
     """
     slower = max(range(2), key=lambda i: betas[i])
     beta = betas[slower]

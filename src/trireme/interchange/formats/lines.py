@@ -1,4 +1,4 @@
-"""Pieces of whole lines of a file, plain or gzip, local or of an fsspec location."""
+"""Chunks of whole lines of a file, plain or gzip, local or of an fsspec location."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy.typing as npt
 
 from trireme.errors import DataError
 
-PIECE_BYTES = 8 << 20
-LINE_BYTES_MAX = PIECE_BYTES
+CHUNK_BYTES = 8 << 20
+LINE_BYTES_MAX = CHUNK_BYTES
 
 
-def pieces(
+def line_chunks(
     path: str, storage_options: Mapping[str, Any] | None = None
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """The file, cut where lines end. A piece is good until the next one is asked for.
+    """The file, cut where lines end. A chunk is valid until the next one is read.
 
     Raises:
         DataError: it cannot be read, or a line is longer than LINE_BYTES_MAX.
     """
-    buffer = bytearray(PIECE_BYTES + LINE_BYTES_MAX)
+    buffer = bytearray(CHUNK_BYTES + LINE_BYTES_MAX)
     view, filled = memoryview(buffer), 0
     with _opened(path, storage_options) as file:
-        while size := _read(file, view[filled : filled + PIECE_BYTES], path):
+        while size := _read(file, view[filled : filled + CHUNK_BYTES], path):
             filled += size
             end = buffer.rfind(b"\n", 0, filled) + 1
             if end == 0 and filled > LINE_BYTES_MAX:

@@ -1,5 +1,5 @@
-"""Parquet files of rows: one column per field of `trireme.interchange.formats.columns`, weights as
-lists of float32, which pyarrow, polars and DuckDB read.
+"""Parquet files of rows: the columns of named_columns.py, with weights as lists of float32, which
+pyarrow, polars and DuckDB read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trireme.errors import DataError
-from trireme.interchange.formats.columns import RANK2, STATISTICS, checked
+from trireme.interchange.formats.named_columns import RANK2, STATISTICS, checked
 from trireme.protocol.wide_rows import RowLayout, WideRows
 from trireme.protocol.wire import Array
 
@@ -22,7 +22,7 @@ BATCH_ROWS = 1 << 16
 
 
 def arrow_schema(layout: RowLayout, *, state: bool) -> pa.Schema:
-    """Columns of an export."""
+    """The columns of an export."""
     lists = pa.list_(pa.float32())
     kinds = {"key": pa.uint64(), "weights": lists}
     if state:
@@ -35,7 +35,7 @@ def arrow_schema(layout: RowLayout, *, state: bool) -> pa.Schema:
 def record_batch(
     arrow: pa.Schema, layout: RowLayout, keys: Array, num_weights: Array, rows: WideRows
 ) -> pa.RecordBatch:
-    """Wide rows as a batch of `arrow_schema`. num_weights: (n,), of their classes."""
+    """Wide rows as a batch of `arrow_schema`. num_weights: (n,) weights that each row has."""
     statistics = layout.statistics(rows)
     state = layout.state(rows)
     columns: dict[str, Any] = {
@@ -59,12 +59,11 @@ def batches(
     names: Mapping[str, str],
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Array]]:
-    """A file's rows, some thousand at a time, as checked columns, with `num_weights`: shorter
-    lists of weights are filled up with zeros.
+    """A file's rows, some thousand at a time, as checked columns and `num_weights`. Lists with
+    fewer weights are filled up with zeros.
 
     Args:
-        names: what the file calls a column, by our name for it; others by their own name. Columns
-            that are neither are passed over.
+        names: the file's name of a column by ours; other columns have ours. The rest is ignored.
 
     Raises:
         DataError: no such file, no key or weights, or nulls.
@@ -75,8 +74,8 @@ def batches(
             wanted = _wanted(path, file.schema_arrow.names, names)
             for batch in file.iter_batches(BATCH_ROWS, columns=list(wanted.values())):
                 columns = {
-                    ours: checked(ours, _array(path, ours, batch[theirs]))
-                    for ours, theirs in wanted.items()
+                    name: checked(name, _array(path, name, batch[in_file]))
+                    for name, in_file in wanted.items()
                 }
                 yield {**columns, "num_weights": _lengths(batch[wanted["weights"]])}
     except (OSError, ValueError, ImportError) as error:
@@ -85,17 +84,16 @@ def batches(
         raise DataError(f"{path}: cannot read it: {error}") from error
 
 
-def _wanted(path: str, found: Sequence[str], names: Mapping[str, str]) -> dict[str, str]:
-    """What the file calls each of our columns that it has."""
-    wanted = {ours: names.get(ours, ours) for ours in ("key", "weights", "state", *STATISTICS)}
+def _wanted(path: str, in_file: Sequence[str], names: Mapping[str, str]) -> dict[str, str]:
+    """The file's name of each of our columns that it has."""
     wanted = {
-        ours: theirs
-        for ours, theirs in wanted.items()
-        if theirs in found or ours in ("key", "weights") or ours in names
+        name: names.get(name, name)
+        for name in ("key", "weights", "state", *STATISTICS)
+        if names.get(name, name) in in_file or name in ("key", "weights") or name in names
     }
-    missing = sorted(set(wanted.values()) - set(found))
+    missing = sorted(set(wanted.values()) - set(in_file))
     if missing:
-        raise DataError(f"{path}: expected columns {missing}, found {list(found)}")
+        raise DataError(f"{path}: expected columns {missing}, found {list(in_file)}")
     return wanted
 
 

@@ -1,11 +1,12 @@
-"""Imports on the servers' side: each server reads all files and keeps the rows of its buckets.
+"""Imports on a server: each server reads all files and keeps the rows of its buckets.
 
-    import.begin   rows for a table will come; what an import before left unfinished is forgotten
+    import.begin   rows for a table follow; an unfinished import into it is discarded
     import.fleet   read files of Fleet's text        import.parquet   read Parquet files
     import.rows    take rows of a message
-    import.end     put the rows into the table, replacing all of it or those keys; or forget them
+    import.end     put the rows into the table, replacing all rows or those of the same keys; or
+                   discard them
 
-Nothing changes in the table before import.end, so that an import happens whole or not at all.
+The table does not change before import.end, so an import happens completely or not at all.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, DataError, NotReady
-from trireme.interchange.formats.columns import DTYPES, RANK2, rows_of
 from trireme.interchange.formats.fleet_rows import FleetText, RowError, Stamp, need_betas
-from trireme.interchange.formats.lines import pieces
+from trireme.interchange.formats.lines import line_chunks
+from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
 from trireme.interchange.formats.parquet import batches
-from trireme.interchange.server_side.staged import StagedRows
+from trireme.interchange.server_side.staged_rows import StagedRows
 from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
@@ -51,7 +52,7 @@ class ImportHandlers:
         name = need(request.body, "table", str)
         self._staged[name] = StagedRows.of(self._server, self._server.table(name))
 
-    def _of(self, request: Request) -> StagedRows:
+    def _staged_rows(self, request: Request) -> StagedRows:
         name = need(request.body, "table", str)
         if name not in self._staged:
             raise NotReady(f"import: expected import.begin of table {name!r} first")
@@ -69,17 +70,17 @@ class ImportHandlers:
         return [resolve_path(self._root, path, options) for path in files]
 
     def _on_fleet(self, request: Request) -> Reply:
-        """Read files of Fleet's text; answers how many lines they have together."""
-        staged = self._of(request)
+        """Read files of Fleet's text; returns their number of lines."""
+        staged = self._staged_rows(request)
         accessor = need(request.body, "accessor", str)
         text = FleetText.of(staged.schema, staged.rows, accessor, need_betas(request.body))
         stamp, options = self._stamp(request), need(request.body, "storage_options", dict)
 
         def read(path: str, is_stopped: Callable[[], bool]) -> int:
             num_lines = 0
-            for piece in pieces(path, options):
+            for chunk in line_chunks(path, options):
                 self._check_room(staged)
-                num_lines += _stage(piece, text, stamp, staged, f"{path}:{{}}", num_lines)
+                num_lines += _stage_lines(chunk, text, stamp, staged, path, num_lines)
                 if is_stopped():
                     break
             return num_lines
@@ -89,8 +90,8 @@ class ImportHandlers:
         return Reply({"lines": sum(counts), "rows": staged.num_put, "keys": staged.rows.rows})
 
     def _on_parquet(self, request: Request) -> Reply:
-        """Read Parquet files; answers how many rows they have together."""
-        staged, stamp = self._of(request), self._stamp(request)
+        """Read Parquet files; returns their number of rows."""
+        staged, stamp = self._staged_rows(request), self._stamp(request)
         columns = need(request.body, "columns", dict)
         options = need(request.body, "storage_options", dict)
 
@@ -109,7 +110,7 @@ class ImportHandlers:
 
     def _on_rows(self, request: Request) -> Reply:
         """Take rows of a message, one array per column."""
-        staged, arrays = self._of(request), Arrays(request.arrays)
+        staged, arrays = self._staged_rows(request), Arrays(request.arrays)
         names = need_list(request.body, "names", str)
         for name in ("key", "weights", *names):
             if name not in DTYPES or name not in names:
@@ -132,22 +133,22 @@ class ImportHandlers:
         where: str,
         before: int | None,
     ) -> None:
-        """Take those rows that belong here.
+        """Stage the rows whose buckets this server owns.
 
-        where: the file, for messages. before: rows of the file before these; None: an error names
-            the key.
+        where: the file, for messages. before: rows of the file before these; None: errors name the
+            key instead of the row's number.
         """
         self._check_room(staged)
         buckets = np.empty(len(columns["key"]), np.uint16)
         _core.buckets(columns["key"], buckets)
-        here = np.flatnonzero(staged.wanted[buckets])
-        if len(here) < len(buckets):
-            columns = {name: values[here] for name, values in columns.items()}
+        owned = np.flatnonzero(staged.wanted[buckets])
+        if len(owned) < len(buckets):
+            columns = {name: values[owned] for name, values in columns.items()}
         try:
             classes, rows = rows_of(staged.schema, staged.layout, staged.rows.dims, columns, stamp)
         except RowError as error:
             key = columns["key"][error.row]
-            row = f"row of key {key}" if before is None else f"row {before + here[error.row]}"
+            row = f"row of key {key}" if before is None else f"row {before + owned[error.row]}"
             raise DataError(f"{where}: {row}: {error}") from error
         except BadRequest as error:
             raise BadRequest(f"{where}: {error}") from error
@@ -158,7 +159,7 @@ class ImportHandlers:
         self._server.limits.check_rows([*served, staged.rows])
 
     def _on_end(self, request: Request) -> None:
-        staged = self._of(request)
+        staged = self._staged_rows(request)
         name = need(request.body, "table", str)
         del self._staged[name]
         if not need(request.body, "commit", bool):
@@ -176,8 +177,8 @@ def for_each_file(
     read: Callable[[str, Callable[[], bool]], int],
     threads: int,
 ) -> list[int]:
-    """`read(file, is_stopped)` of each, on so many threads; the first error stops all and is
-    raised.
+    """`read(file, is_stopped)` of each file, on `threads` threads. The first error stops all, and
+    is raised.
     """
     stop = threading.Event()
 
@@ -193,31 +194,27 @@ def for_each_file(
         return list(pool.map(guarded, files))
 
 
-def _stage(
-    piece: Array, text: FleetText, stamp: Stamp, staged: StagedRows, where: str, before: int
+def _stage_lines(
+    chunk: Array, text: FleetText, stamp: Stamp, staged: StagedRows, path: str, before: int
 ) -> int:
-    """Take the rows of a piece; returns its number of lines.
-
-    where: "file:{}", for the number of the line. before: lines before the piece.
-    """
+    """Stage the rows of a chunk; returns its number of lines. before: lines before the chunk."""
     keys, numbers, wide, is_full, num_lines, broken = _core.parse_rows(
-        piece, text.format, staged.wanted
+        chunk, text.format, staged.wanted
     )
     if broken is not None:
-        _, expected, found = broken
-        raise DataError(f"{where.format(before + num_lines)}: expected {expected}, found {found}")
+        _, expected, actual = broken
+        raise DataError(f"{path}:{before + num_lines}: expected {expected}, found {actual}")
     try:
         classes, rows = text.read(keys, numbers, wide, is_full, stamp)
     except RowError as error:
-        line = before + _line_of(piece, int(keys[error.row]))
-        raise DataError(f"{where.format(line)}: {error}") from error
+        line = before + _line_of(chunk, int(keys[error.row]))
+        raise DataError(f"{path}:{line}: {error}") from error
     staged.put(keys, classes, rows)
     return int(num_lines)
 
 
-def _line_of(piece: Array, key: int) -> int:
+def _line_of(chunk: Array, key: int) -> int:
     """The number, from 1, of the line that begins with this key."""
-    text: bytes = piece.tobytes()
-    found = re.search(rb"^(?:%d|-%d)[ \t]" % (key, 2**64 - key), text, re.MULTILINE)
-    at = found.start() if found else 0
-    return text.count(b"\n", 0, at) + 1
+    text: bytes = chunk.tobytes()
+    match = re.search(rb"^(?:%d|-%d)[ \t]" % (key, 2**64 - key), text, re.MULTILINE)
+    return text.count(b"\n", 0, match.start() if match else 0) + 1

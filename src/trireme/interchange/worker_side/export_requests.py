@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import Corruption
-from trireme.interchange.formats.files import list_files
+from trireme.interchange.formats.file_lists import list_files
 from trireme.interchange.worker_side.import_requests import TIMEOUT_S
 from trireme.worker.client import Client
 

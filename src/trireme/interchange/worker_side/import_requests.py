@@ -11,7 +11,7 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, Corruption, DataError, TriremeError
-from trireme.interchange.formats.columns import checked
+from trireme.interchange.formats.named_columns import checked
 from trireme.protocol.routing import Split
 from trireme.protocol.wire import Array
 from trireme.rpc import Call, Reply

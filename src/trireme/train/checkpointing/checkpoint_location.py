@@ -16,7 +16,7 @@ from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.worker_side.load import saved_tensors
 from trireme.errors import BadRequest, Corruption
 from trireme.progress import display
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 
 log = logging.getLogger("trireme.train")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.save import parameter_shapes
@@ -64,9 +64,7 @@ def load_newest(
 ) -> LoadedCheckpoint | None:
     """Load the first of several checkpoints that is whole. Logs a warning for each damaged one.
 
-    Args:
-        candidates: called on worker 0; returns the locations, best first.
-        storage_options: of all candidates.
+    candidates: called on worker 0; returns locations with these storage_options, best first.
 
     Returns:
         None: there are no candidates.
@@ -112,13 +110,11 @@ def load_part(
         tables: names of tables; None: all of the model, with "match" those in the checkpoint.
 
     Returns:
-        Names of tables, parameters and buffers that were not loaded and keep their values.
+        Names of tables, parameters and buffers that keep their values.
 
     Raises:
-        BadRequest: no checkpoint there, or a table that the model does not have.
-        Corruption: a damaged file.
-        SchemaMismatch: something required is missing, a table of the same name has another schema,
-            or the class of the optimizer differs.
+        BadRequest: no checkpoint there, or an unknown table. Corruption: a damaged file.
+        SchemaMismatch: something is missing, or a table or the optimizer differs.
     """
     if dense not in ("strict", "match", "skip"):
         raise BadRequest(f"load: expected dense 'strict', 'match' or 'skip', found {dense!r}")

@@ -10,7 +10,7 @@ from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.modes import check_hot, mode_of
 from trireme.checkpoint.worker_side.save import finish_save, save_checkpoint
 from trireme.errors import BadRequest
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.worker_state import WorkerState, checkpoint_tensors, gather_states
@@ -88,13 +88,8 @@ def _finish_predecessors_save(
         return False
     if manifest.extra.get("saved_by") != _save_id(optimizer):
         return False
-    finish_save(
-        client,
-        location.path,
-        manifest,
-        keep=options.keep,
-        storage_options=location.storage_options,
-    )
+    keep, storage_options = options.keep, location.storage_options
+    finish_save(client, location.path, manifest, keep=keep, storage_options=storage_options)
     return True
 
 

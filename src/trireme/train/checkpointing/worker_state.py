@@ -94,9 +94,7 @@ def install_buffers(
     match: bool = False,
 ) -> list[str]:
     """Copy a worker's buffers into the model; worker 0's where the worker has none of its own.
-
-    Returns:
-        Names of buffers that are missing or have another shape; they keep their values.
+    Returns the names of buffers that are missing or have another shape; they keep their values.
 
     Raises:
         SchemaMismatch: names or shapes differ, and not `match`. `where` is its subject.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.errors import BadRequest
 from trireme.inference.export import export_model
-from trireme.storage.location import open_storage
+from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop
 from trireme.train.online.donefiles import (

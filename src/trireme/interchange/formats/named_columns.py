@@ -1,10 +1,10 @@
-"""Rows as named columns: what Parquet files and NumPy arrays of other systems hold.
+"""Rows as named columns, in Parquet files and NumPy arrays of other systems.
 
 key          (n,) uint64, or int64 with the same bits
-weights      (n, D) float32; of Parquet a list per row
-state        (n, W) float32; without it a row's state is that of a new one
+weights      (n, D) float32; in Parquet a list per row
+state        (n, W) float32; default the state of a new row
 show, click, delta_score, feature    of a table with a ScorePolicy; default 0
-time         data time of the last push in seconds, whose day show and click are as of
+time         data time of the last push in seconds; show and click are as of that day
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from trireme.errors import BadRequest
 from trireme.interchange.formats.fleet_rows import RowError, Stamp
-from trireme.interchange.formats.fleet_state import WITH_POWERS, WITHOUT_POWERS, parts_of
+from trireme.interchange.formats.fleet_state import WITH_POWERS, WITHOUT_POWERS, head_and_tail
 from trireme.protocol.wide_rows import SCORE, RowLayout, WideRows
 from trireme.protocol.wire import Array
 from trireme.table import TableSchema
@@ -38,7 +38,7 @@ RANK2 = ("weights", "state")
 
 
 def checked(name: str, values: Array) -> Array:
-    """A column in its dtype, contiguous. Raises BadRequest where values would change."""
+    """A column in its dtype, contiguous. Raises BadRequest if the conversion would lose values."""
     dtype = DTYPES.get(name)
     if dtype is None:
         raise BadRequest(f"import: expected columns of {sorted(DTYPES)}, found {name!r}")
@@ -53,7 +53,7 @@ def checked(name: str, values: Array) -> Array:
         raise BadRequest(
             f"import: expected column {name!r} of {np.dtype(dtype).name}, found {values.dtype}"
         )
-    with np.errstate(over="ignore"):  # what overflows is refused as infinite
+    with np.errstate(over="ignore"):  # rows_of refuses infinite values
         return np.ascontiguousarray(values.astype(dtype, copy=False))
 
 
@@ -68,12 +68,11 @@ def rows_of(
 
     Args:
         class_dims: weights of each row class.
-        columns: besides, `num_weights` (n,): how many of a row's weights it has; default all that
-            are given.
+        columns: also `num_weights` (n,): how many weights a row has; default all of its column.
 
     Raises:
-        BadRequest: columns of a wrong width or length, or such as the table has no place for.
-        RowError: a value that cannot be; names the row.
+        BadRequest: columns of a wrong width or length, or columns that the table does not have.
+        RowError: an invalid value; names the row.
     """
     weights = columns["weights"]
     num_weights = columns.get("num_weights", np.full(len(weights), weights.shape[1]))
@@ -95,8 +94,8 @@ def rows_of(
             values = columns[name] if name in RANK2 else columns[name][:, None]
             wrong = np.flatnonzero(~(np.isfinite(values) & (values >= low)).all(1))
             if len(wrong):
-                found = values[wrong[0]].tolist()
-                raise RowError(int(wrong[0]), f"finite {name}" + " >= 0" * (low == 0), f"{found}")
+                row, expected = int(wrong[0]), f"finite {name}" + " >= 0" * (low == 0)
+                raise RowError(row, expected, f"{values[row].tolist()}")
     statistics = layout.statistics(rows)
     statistics["version"], statistics["time"] = stamp.version, stamp.time
     for name in STATISTICS:
@@ -106,13 +105,13 @@ def rows_of(
 
 
 def _classes(class_dims: Sequence[int], num_weights: Array) -> npt.NDArray[np.uint8]:
-    """The last class of as many weights as each row has, which is that of the heads if one weight
-    may be either: a head that should be a row of one weight becomes it. Raises RowError where there
-    is none.
+    """The last class with as many weights as each row has. Rows of one weight become heads where
+    there are both; a head that should be a row of one weight can still become one. Raises
+    RowError where no class fits.
     """
-    of_dim = np.full(max(class_dims) + 1, len(class_dims), np.int64)
-    of_dim[list(class_dims)] = np.arange(len(class_dims))
-    classes = of_dim[num_weights]
+    class_of_dim = np.full(max(class_dims) + 1, len(class_dims), np.int64)
+    class_of_dim[list(class_dims)] = np.arange(len(class_dims))
+    classes = class_of_dim[num_weights]
     wrong = np.flatnonzero(classes == len(class_dims))
     if len(wrong):
         expected = " or ".join(map(str, sorted(set(class_dims))))
@@ -131,16 +130,16 @@ def _check_shapes(schema: TableSchema, layout: RowLayout, columns: Mapping[str, 
                 f" found {values.shape}"
             )
     if not layout.is_scored:
-        without_place = sorted({name for name, _ in SCORE} & columns.keys())
-        if without_place:
+        scores = sorted({name for name, _ in SCORE} & columns.keys())
+        if scores:
             raise BadRequest(
                 f"table {schema.name!r}: it has no ScorePolicy, and so no place for the"
-                f" columns {without_place}"
+                f" columns {scores}"
             )
 
 
 def _begin(schema: TableSchema, state: Array, has_tail: Array) -> None:
-    """The state of rows that have their weights, but have not learned yet."""
+    """Fill in the state of rows that have weights, but no updates yet."""
     rule = str(schema.rule["name"])
     if rule == "ftrl":
         raise BadRequest(
@@ -148,8 +147,8 @@ def _begin(schema: TableSchema, state: Array, has_tail: Array) -> None:
             " FTRL follow from its state"
         )
     if rule in (*WITHOUT_POWERS, *WITH_POWERS):
-        # Both parts have begun, or the next update would leave the tail behind.
-        head, tail = parts_of(schema)
+        # One update of both parts, or the next update would initialize the tail.
+        head, tail = head_and_tail(schema)
         begun = np.uint32(1).view(np.float32)
         if head.count is not None:
             state[:, head.count] = begun

@@ -12,40 +12,38 @@ import numpy.typing as npt
 
 from trireme import _core, drawing
 from trireme.checkpoint.format.block_files import read_blocks
-from trireme.checkpoint.format.manifest import SavedTable, read_manifest
+from trireme.checkpoint.format.manifest import TableFiles, read_manifest
 from trireme.checkpoint.format.row_columns import RowColumns
 from trireme.checkpoint.format.row_reader import read_rows
-from trireme.inspect.source import Rows, Source, TableSource
+from trireme.inspect.saved_model import RowBatch, SavedModel, SavedTable
 from trireme.optim import num_counts
 from trireme.policy import ScorePolicy, policy_of
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.storage.location import Storage
+from trireme.storage.storage import Storage
 
 
-class CheckpointTable(TableSource):
-    def __init__(self, storage: Storage, part: SavedTable) -> None:
-        self._storage, self._schema = storage, part.schema
-        self._pieces = sorted(part.files, key=lambda piece: piece.low)
-        self.name = part.schema.name
-        self.num_rows = part.num_rows
-        self.num_removed = sum(piece.num_removed for piece in part.files)
+class CheckpointTable(SavedTable):
+    def __init__(self, storage: Storage, table: TableFiles) -> None:
+        self._storage, self._schema = storage, (schema := table.schema)
+        self._files = sorted(table.files, key=lambda files: files.low)
+        self.name, self.num_rows = schema.name, table.num_rows
+        self.num_removed = sum(files.num_removed for files in table.files)
         self.num_bytes = sum(
-            entry.num_bytes for piece in part.files for entry in (piece.rows, piece.buckets)
+            entry.num_bytes for files in table.files for entry in (files.rows, files.buckets)
         )
-        self._num_updates = num_counts(part.schema.rule)
-        is_headed = part.schema.head_class is not None
-        self.class_dims = (*part.schema.dims, *([1] if is_headed else []))
+        self._num_updates = num_counts(schema.rule)
+        self.class_dims = (*schema.dims, *([] if schema.head_class is None else [1]))
         self.state_planes = self._core_table.state_planes
-        policy = policy_of(part.schema.policy)
+        policy = policy_of(schema.policy)
         self.policy = policy if isinstance(policy, ScorePolicy) else None
 
     @property
     def comparable(self) -> Any:
         return self._schema
 
-    def says(self) -> dict[str, str]:
+    def properties(self) -> dict[str, str]:
         schema = self._schema
         return {
             "dim": ", ".join(str(dim) for dim in schema.dims),
@@ -57,23 +55,23 @@ class CheckpointTable(TableSource):
 
     @cached_property
     def _core_table(self) -> _core.Table:
-        """Without a row: it knows how rows of the schema lie."""
+        """An empty one, for the layout of rows."""
         return make_core_table(self._schema)
 
     @cached_property
     def _layout(self) -> RowLayout:
         return RowLayout.of(self._schema, self._core_table)
 
-    def rows(self, buckets: npt.NDArray[np.uint16] | None = None) -> Iterator[Rows]:
+    def rows(self, buckets: npt.NDArray[np.uint16] | None = None) -> Iterator[RowBatch]:
         schema = RowColumns.of(self._layout).schema
-        for piece in self._pieces:
-            if buckets is not None and not np.any((buckets >= piece.low) & (buckets <= piece.high)):
+        for files in self._files:
+            if buckets is not None and not np.any((buckets >= files.low) & (buckets <= files.high)):
                 continue
-            for _, batch in read_rows(self._storage, piece, schema):
+            for _, batch in read_rows(self._storage, files, schema):
                 if batch.num_rows:
                     yield self._rows_of(batch)
 
-    def _rows_of(self, batch: Any) -> Rows:
+    def _rows_of(self, batch: Any) -> RowBatch:
         n = batch.num_rows
         floats = {
             name: batch[name].flatten().to_numpy().reshape(n, -1)
@@ -81,21 +79,21 @@ class CheckpointTable(TableSource):
             if name in batch.schema.names
         }
         state = floats.get("state", np.empty((n, 0), np.float32))
-        at = state.shape[1] - self._num_updates
+        num_floats = state.shape[1] - self._num_updates
         statistics = np.empty(n, self._layout.statistics_type)
         for name in self._layout.statistics_type.names or ():
             statistics[name] = batch[name].to_numpy()
-        return Rows(
+        return RowBatch(
             batch["key"].to_numpy(),
             batch["row_class"].to_numpy(),
             floats["weights"],
-            state[:, :at],
-            np.ascontiguousarray(state[:, at:]).view(np.uint32),
+            state[:, :num_floats],
+            np.ascontiguousarray(state[:, num_floats:]).view(np.uint32),
             statistics,
         )
 
 
-class CheckpointSource(Source):
+class SavedCheckpoint(SavedModel):
     """Raises Corruption if the manifest is damaged."""
 
     def __init__(self, storage: Storage) -> None:
@@ -103,8 +101,8 @@ class CheckpointSource(Source):
         self._manifest = read_manifest(storage)
         self.path, self.version = storage.name, self._manifest.version
         self.tables = {
-            name: CheckpointTable(storage, part)
-            for name, part in sorted(self._manifest.tables.items())
+            name: CheckpointTable(storage, table)
+            for name, table in sorted(self._manifest.tables.items())
         }
 
     def headline(self) -> Iterator[str]:
@@ -114,12 +112,12 @@ class CheckpointSource(Source):
         servers = "1 server" if manifest.num_servers == 1 else f"{manifest.num_servers} servers"
         num_files = sum(1 for _ in manifest.files())
         yield (
-            f"saved {manifest.saved_at} by {servers}, data time {moment(manifest.time)};"
+            f"saved {manifest.saved_at} by {servers}, data time {shown_time(manifest.time)};"
             f" {drawing.size(manifest.num_bytes)} in {num_files} files"
         )
         batches = sum(last for last, _ in manifest.streams.values())
         yield f"streams: {len(manifest.streams)}, with {batches:,} batches"
-        specs = [block.spec for part in manifest.blocks for block in part.blocks]
+        specs = [block.spec for file in manifest.blocks for block in file.blocks]
         if specs:
             yield (
                 f"dense: {sum(spec.size for spec in specs):,} weights of"
@@ -128,14 +126,14 @@ class CheckpointSource(Source):
             )
 
     def dense(self) -> Iterator[tuple[str, int, Array]]:
-        for part in self._manifest.blocks:
-            ids = [block.spec.id for block in part.blocks]
-            for spec, tensors, _ in read_blocks(self._storage, part, ids):
+        for file in self._manifest.blocks:
+            ids = [block.spec.id for block in file.blocks]
+            for spec, tensors, _ in read_blocks(self._storage, file, ids):
                 yield spec.param, spec.start, tensors["weights"].detach().numpy().reshape(-1)
 
 
-def moment(time: int) -> str:
-    """A data time as people read it; "none" for 0."""
+def shown_time(time: int) -> str:
+    """A data time for people; "none" for 0."""
     if time == 0:
         return "none"
     return f"{datetime.datetime.fromtimestamp(time, datetime.timezone.utc):%Y-%m-%d %H:%M:%S}"

@@ -1,5 +1,5 @@
-"""Rows on their way into a table: they gather in a table of their own, which nobody reads, and
-come into the served one when all of them are there and good.
+"""Rows of an import: they gather in a table of their own, which nobody reads, and come into the
+served table when all of them are valid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trireme.protocol.wide_rows import RowLayout, WideRows
 from trireme.server.state import ServedTable, ServerState
 from trireme.table import TableSchema
 
-Rows = tuple[Keys, npt.NDArray[np.uint8], WideRows]  # keys, row classes, wide rows
+KeyedRows = tuple[Keys, npt.NDArray[np.uint8], WideRows]  # keys, row classes, wide rows
 
 PENDING_BYTES = 32 << 20
 NO_KEYS = np.empty(0, np.uint64)
@@ -27,18 +27,18 @@ NO_KEYS = np.empty(0, np.uint64)
 
 @dataclass
 class StagedRows:
-    """Rows for one table on one server. Threads: any may put.
+    """Imported rows of one table on one server. Threads: any may put.
 
     Attributes:
-        wanted: (4096,) uint8: buckets that this server owns.
-        num_put: rows put so far; more than there are when a key came twice.
+        wanted: (4096,) uint8: 1 for the buckets that this server owns.
+        num_put: rows put so far; a key that comes twice counts twice.
     """
 
     schema: TableSchema
     rows: _core.Table
     wanted: npt.NDArray[np.uint8]
     num_put: int = 0
-    _pending: list[Rows] = field(default_factory=list)
+    _pending: list[KeyedRows] = field(default_factory=list)
     _pending_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -53,10 +53,10 @@ class StagedRows:
         return RowLayout.of(self.schema, self.rows)
 
     def put(self, keys: Keys, classes: npt.NDArray[np.uint8], rows: WideRows) -> None:
-        """Take rows of keys that this server owns.
+        """Add rows of keys that this server owns.
 
         Raises:
-            DataError: a key is there twice, as far as that shows already.
+            DataError: a key occurs twice, as far as that is known already.
         """
         with self._lock:
             self._pending.append((keys, classes, rows))
@@ -66,20 +66,20 @@ class StagedRows:
         self._insert(ready)
 
     def flush(self) -> None:
-        """Have all rows in the table. Raises DataError as `put`."""
+        """Put all pending rows into the table. Raises DataError as `put`."""
         with self._lock:
             ready = self._take()
         self._insert(ready)
 
-    def _take(self) -> list[Rows]:
+    def _take(self) -> list[KeyedRows]:
         ready, self._pending, self._pending_bytes = self._pending, [], 0
         return ready
 
-    def _insert(self, ready: list[Rows]) -> None:
-        """Bucket by bucket, which pays when each has many."""
+    def _insert(self, ready: list[KeyedRows]) -> None:
+        """Put rows into the table bucket by bucket."""
         if not ready:
             return
-        keys, classes, rows = (np.concatenate(parts) for parts in zip(*ready, strict=True))
+        keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
         buckets = np.empty(len(keys), np.uint16)
         _core.buckets(keys, buckets)
         order = np.argsort(buckets, kind="stable")
@@ -87,13 +87,13 @@ class StagedRows:
         ends = np.flatnonzero(np.diff(buckets)) + 1
         try:
             for low, high in pairwise([0, *ends.tolist(), len(keys)]):
-                part = slice(low, high)
-                self.rows.apply(int(buckets[low]), keys[part], classes[part], rows[part], NO_KEYS)
+                one = slice(low, high)
+                self.rows.apply(int(buckets[low]), keys[one], classes[one], rows[one], NO_KEYS)
         except BadRequest as error:
             raise DataError(f"import of table {self.schema.name!r}: {error}") from error
 
     def merge_into(self, table: ServedTable) -> None:
-        """Put all rows into the served table, in the place of those of the same keys."""
+        """Put all rows into the served table, where they replace rows of the same keys."""
         for bucket in np.flatnonzero(self.wanted).tolist():
             content = self.rows.snapshot(bucket)
             if len(content.keys):

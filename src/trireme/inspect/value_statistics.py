@@ -1,4 +1,4 @@
-"""Statistics of many numbers, seen once and a part at a time: in memory that does not grow."""
+"""Statistics of many numbers in one pass over them, in constant memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trireme.protocol.wire import Array
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 
 
-class Values:
-    """Count, mean, standard deviation, extremes and quantiles of finite numbers; the count of
+class ValueStatistics:
+    """Count, mean, standard deviation, extremes and quantiles of finite numbers; counts of the
     others.
 
-    Quantiles come from counts of the upper 16 bits of each float32: they are nearer to 0 than the
-    true ones by at most 1 part in 128.
+    Quantiles come from counts of the upper 16 bits of each float32, so they are too near to 0, by
+    at most 1 part in 128.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Values:
         self._bins = np.zeros(1 << 16, np.int64)
 
     def add(self, values: Array) -> None:
-        """values: any shape; taken as float32."""
+        """values: any shape; converted to float32."""
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
         is_finite = np.isfinite(flat)
         if not is_finite.all():
@@ -57,17 +57,17 @@ class Values:
 
     @property
     def std(self) -> float:
-        """Of the numbers themselves (divided by n)."""
+        """Of the population (divided by n)."""
         return math.sqrt(self._squares / self.count) if self.count else math.nan
 
     def quantiles(self) -> list[float]:
-        """Those of QUANTILES; NaN without numbers."""
+        """The values at QUANTILES; NaN without numbers."""
         if not self.count:
             return [math.nan] * len(QUANTILES)
-        # Bins in the order of their numbers: negative ones from the largest magnitude to the least.
+        # Bins in the order of their values: negative ones by falling magnitude.
         order = np.concatenate([np.arange(0xFFFF, 0x7FFF, -1), np.arange(0x8000)])
         upto = np.cumsum(self._bins[order])
         ranks = [min(math.floor(q * self.count), self.count - 1) for q in QUANTILES]
         bins = order[np.searchsorted(upto, ranks, side="right")].astype(np.uint32)
-        found = (bins << 16).view(np.float32).tolist()
-        return [min(max(value, self.lowest), self.highest) for value in found]
+        values = (bins << 16).view(np.float32).tolist()
+        return [min(max(value, self.lowest), self.highest) for value in values]

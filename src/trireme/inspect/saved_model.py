@@ -1,5 +1,5 @@
-"""Tables of a checkpoint or an export, some thousand rows at a time: whatever their size, memory
-stays bounded.
+"""A checkpoint or an export with its tables, read some thousand rows at a time: memory stays
+bounded whatever the size.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from trireme.protocol.wire import Array
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowBatch:
     """Some rows, in the order of their buckets.
 
-    keys, classes: (n,). weights: (n, D), state: (n, W) float32; parts that a row's class lacks are
-    zeros. updates: (n, C), of rules that count them, which state is without.
-    statistics: (n,) records, as RowLayout.statistics_type; of an export without fields.
+    keys, classes: (n,). weights: (n, D), state: (n, W) float32; what a row's class lacks is 0.
+    updates: (n, C) counts of rules that have them, which are not in state.
+    statistics: (n,) records, as RowLayout.statistics_type; without fields in an export.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -34,8 +34,8 @@ class Rows:
     updates: npt.NDArray[np.uint32]
     statistics: Array
 
-    def take(self, which: Array | slice) -> Rows:
-        return Rows(
+    def take(self, which: Array | slice) -> RowBatch:
+        return RowBatch(
             self.keys[which],
             self.classes[which],
             self.weights[which],
@@ -45,9 +45,9 @@ class Rows:
         )
 
     def narrowed(self, dim: int, num_planes: int) -> tuple[Array, Array]:
-        """Weights and state of rows of a class of so many weights, without what it lacks.
+        """Weights and state of rows whose class has `dim` weights, without what it lacks.
 
-        num_planes: floats of state that each weight has.
+        num_planes: floats of state per weight.
         """
         n, wide = self.weights.shape
         planes = self.state[:, : num_planes * wide].reshape(n, num_planes, wide)[:, :, :dim]
@@ -55,11 +55,11 @@ class Rows:
         return self.weights[:, :dim], np.concatenate([planes.reshape(n, -1), rest], axis=1)
 
 
-class TableSource(ABC):
-    """One table. What `comparable` differs in cannot be compared row by row.
+class SavedTable(ABC):
+    """One table.
 
-    class_dims: weights of a row of each class; empty: all have all.
-    state_planes: floats of state that each weight has; the others are the row's.
+    class_dims: weights of a row of each class; empty: all rows have all weights.
+    state_planes: floats of state per weight; the other floats are per row.
     """
 
     name: str
@@ -73,22 +73,22 @@ class TableSource(ABC):
     @property
     @abstractmethod
     def comparable(self) -> Any:
-        """What two tables must share for their rows to be compared."""
+        """Tables can be compared row by row if these are equal."""
 
     @abstractmethod
-    def says(self) -> dict[str, str]:
-        """What its manifest says besides, by heading."""
+    def properties(self) -> dict[str, str]:
+        """Further values of the manifest, by heading."""
 
     @abstractmethod
-    def rows(self, buckets: npt.NDArray[np.uint16] | None = None) -> Iterator[Rows]:
-        """All rows, in the order of the buckets; if buckets are given, at least theirs.
+    def rows(self, buckets: npt.NDArray[np.uint16] | None = None) -> Iterator[RowBatch]:
+        """All rows, in the order of the buckets; at least those of `buckets` if given.
 
         Raises:
             Corruption: a file is missing or damaged; names it.
         """
 
-    def floats(self, rows: Rows) -> Iterator[tuple[Array, Array]]:
-        """Weights and state of rows, as far as their classes have them."""
+    def floats(self, rows: RowBatch) -> Iterator[tuple[Array, Array]]:
+        """Weights and state of rows, without what their classes lack."""
         if not self.class_dims:
             yield rows.weights, rows.state
             return
@@ -96,42 +96,42 @@ class TableSource(ABC):
             of_class = rows.take(rows.classes == row_class)
             yield of_class.narrowed(self.class_dims[row_class], self.state_planes)
 
-    def buckets(self) -> Iterator[tuple[int, Rows]]:
+    def buckets(self) -> Iterator[tuple[int, RowBatch]]:
         """The rows of each bucket that has some, sorted by key."""
         for rows in self.rows():
-            of = buckets_of(rows.keys)
-            starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist(), len(of)]
+            buckets = buckets_of(rows.keys)
+            starts = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(buckets)]
             for low, high in itertools.pairwise(starts):
                 part = rows.take(slice(low, high))
-                yield int(of[low]), part.take(np.argsort(part.keys))
+                yield int(buckets[low]), part.take(np.argsort(part.keys))
 
-    def find(self, keys: npt.NDArray[np.uint64]) -> dict[int, Rows]:
-        """The rows of those keys that are there, one each."""
+    def find(self, keys: npt.NDArray[np.uint64]) -> dict[int, RowBatch]:
+        """The row of each of these keys that has one."""
         wanted = np.unique(keys)
-        found: dict[int, Rows] = {}
+        of_key: dict[int, RowBatch] = {}
         for rows in self.rows(buckets_of(wanted)):
             for at in np.flatnonzero(np.isin(rows.keys, wanted)).tolist():
-                found[int(rows.keys[at])] = rows.take(slice(at, at + 1))
-        return found
+                of_key[int(rows.keys[at])] = rows.take(slice(at, at + 1))
+        return of_key
 
 
-class Source(ABC):
-    """What a folder holds."""
+class SavedModel(ABC):
+    """What a checkpoint or an export holds."""
 
     path: str
     version: int
-    tables: Mapping[str, TableSource]
+    tables: Mapping[str, SavedTable]
 
     @abstractmethod
     def headline(self) -> Iterator[str]:
-        """Lines about the whole of it."""
+        """Lines about the whole checkpoint or export."""
 
     @abstractmethod
     def dense(self) -> Iterator[tuple[str, int, Array]]:
-        """(parameter, first element, weights (n,)) of each part of the dense parameters."""
+        """(parameter, first element, weights (n,)) of each block of the dense parameters."""
 
 
 def buckets_of(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint16]:
-    of = np.empty(len(keys), np.uint16)
-    _core.buckets(keys, of)
-    return of
+    buckets = np.empty(len(keys), np.uint16)
+    _core.buckets(keys, buckets)
+    return buckets
