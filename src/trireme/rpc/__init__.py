@@ -20,7 +20,6 @@ from trireme.rpc.server import Server
 __all__ = [
     "Call",
     "CallObserver",
-    "RpcClient",
     "ClientKeys",
     "Deferred",
     "Ended",
@@ -30,6 +29,7 @@ __all__ = [
     "Reply",
     "Request",
     "RequestObserver",
+    "RpcClient",
     "Server",
     "ServerKeys",
     "Usage",
