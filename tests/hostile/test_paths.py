@@ -17,7 +17,7 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
 from trireme.table import RowClassId
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 SECRET = "a line that nobody outside may read"
 DIM = 4
@@ -72,7 +72,7 @@ STORAGE_OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def refused(client: Client, method: str, body: dict[str, Any]) -> None:
+def refused(client: WorkerClient, method: str, body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as error:
         client.servers.everywhere(method, body)
     assert SECRET not in str(error.value)
