@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from trireme.errors import DeadlineExceeded, TriremeError, Unavailable, class_of_code
 from trireme.storage.remote import RemoteStorage
 from trireme.storage.storage import Storage
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.checkpoint")
 
@@ -36,7 +36,7 @@ class ServerOperations:
     """
 
     def __init__(
-        self, client: Client, storage: Storage, watch: Watch | None, timeout_s: float
+        self, client: WorkerClient, storage: Storage, watch: Watch | None, timeout_s: float
     ) -> None:
         self._client, self._watch = client, watch
         options = storage.options if isinstance(storage, RemoteStorage) else {}

@@ -10,7 +10,7 @@ from trireme.errors import DeadlineExceeded
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.table import RowClassId
 from trireme.train.loop.timing import Stopwatch
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 WAITING_MAX = 2
 
@@ -22,7 +22,7 @@ class Pusher:
     `flush` raise the error of a push, and no later push is sent. `watch` counts the time.
     """
 
-    def __init__(self, client: Client, watch: Stopwatch) -> None:
+    def __init__(self, client: WorkerClient, watch: Stopwatch) -> None:
         self._client, self._watch = client, watch
         self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=WAITING_MAX)
         self._ended = threading.Condition()
