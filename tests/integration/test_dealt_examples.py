@@ -70,7 +70,7 @@ class Given(InMemoryDataset):
     def _open(self, threads: int) -> Any:
         return self._given
 
-    def _share(self, files: Any) -> Any:
+    def _stream_of_files(self, files: Any) -> Any:
         assert self._cluster is not None
         self._place = (self._cluster.worker, self._cluster.num_workers)
         return files
