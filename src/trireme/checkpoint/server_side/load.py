@@ -129,7 +129,7 @@ class CheckpointLoad:
         self._assembly()
 
     def _check_file(self, entry: FileEntry, progress: OperationProgress) -> None:
-        check_file(self._storage, entry.to_json(), progress.add)
+        check_file(self._storage, *entry, progress.add)
 
     def _check_rows(self, name: str, files: RowFiles, progress: OperationProgress) -> None:
         self._check_file(files.rows, progress)

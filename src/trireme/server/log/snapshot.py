@@ -83,7 +83,7 @@ def read_snapshot(server: ServerState, path: Path) -> int:
     entries = [entry for _, files in row_files for entry in (files.rows, files.buckets)]
     entries += [file.file for file in block_files]
     progress = OperationProgress()
-    in_parallel([partial(check_file, storage, entry.to_json()) for entry in entries], progress)
+    in_parallel([partial(check_file, storage, *entry) for entry in entries], progress)
     tasks = [partial(_read_rows, storage, table, files, version) for table, files in row_files]
     in_parallel(tasks, progress)
     saved = (block.spec for file in block_files for block in file.blocks)
