@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.server_side.hot_rows import count_bins
 from trireme.checkpoint.server_side.load import CheckpointLoad, LoadPlan
 from trireme.checkpoint.server_side.operations import OperationProgress, Operations
-from trireme.checkpoint.server_side.rows_to_save import RowsToSave
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave, count_bins
 from trireme.checkpoint.server_side.save import SavePlan, save_shard
 from trireme.checkpoint.server_side.settle import settle
 from trireme.errors import BadRequest, Corruption, writing

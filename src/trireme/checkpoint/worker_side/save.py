@@ -123,10 +123,7 @@ def _finish(
 
 
 def _manifest(
-    shares: list[Mapping[str, Any]],
-    draft: Draft,
-    options: Mapping[str, Any],
-    chain: dict[str, int],
+    shares: list[Mapping[str, Any]], draft: Draft, options: Mapping[str, Any], chain: dict[str, int]
 ) -> dict[str, Any]:
     """The manifest in JSON from the shares of the servers."""
     tables: dict[str, Any] = {}

@@ -9,8 +9,7 @@ from functools import partial
 
 from trireme.checkpoint.format.block_files import read_blocks, read_tensors
 from trireme.checkpoint.format.manifest import CheckpointManifest, FileEntry, read_manifest
-from trireme.checkpoint.format.row_columns import RowColumns
-from trireme.checkpoint.format.row_reader import read_checked_rows
+from trireme.checkpoint.format.row_files import RowColumns, read_checked_rows
 from trireme.checkpoint.worker_side.server_operations import Watch
 from trireme.errors import TriremeError
 from trireme.storage.checked_file import FILE_THREADS, check_file

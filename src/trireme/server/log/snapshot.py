@@ -17,8 +17,7 @@ from trireme import _core
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.manifest import BlockFile, RowFiles
-from trireme.checkpoint.format.row_columns import RowColumns
-from trireme.checkpoint.format.row_reader import BucketLines, cells_of, read_rows
+from trireme.checkpoint.format.row_files import BucketLines, RowColumns, cells_of, read_rows
 from trireme.checkpoint.server_side.block_assembly import BlockAssembly
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
