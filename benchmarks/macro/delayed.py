@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from trireme.protocol.membership import Pace
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 from trireme.worker.pull import Pulled
 
 
@@ -26,7 +26,7 @@ class Delayed:
     """
 
     def __init__(
-        self, client: Client, mean: int, seed: int, *, steps_per_push: int, bound: int | None
+        self, client: WorkerClient, mean: int, seed: int, *, steps_per_push: int, bound: int | None
     ) -> None:
         self._client, self._mean = client, mean / steps_per_push
         self._random = random.Random(f"{seed} {client.worker}")
@@ -36,7 +36,7 @@ class Delayed:
         self._held_max = None if bound is None else bound - 1
 
     def push(self, *arguments: Any, **options: Any) -> None:
-        """As Client.push, later."""
+        """As WorkerClient.push, later."""
         self._num_pushes += 1
         due = self._num_pushes + self._random.uniform(0.5, 1.5) * self._mean
         self._held.append((due, arguments, options))
@@ -48,7 +48,7 @@ class Delayed:
             self._release(self._held_max)
 
     def pull(self, *arguments: Any, pace: Pace | None = None, **options: Any) -> Pulled:
-        """As Client.pull; pushes that are late are not done."""
+        """As WorkerClient.pull; pushes that are late are not done."""
         if pace is not None:
             pace = dataclasses.replace(pace, done=max(0, pace.done - len(self._held)))
         return self._client.pull(*arguments, pace=pace, **options)
@@ -59,6 +59,6 @@ class Delayed:
             self._client.push(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "servers" or callable(getattr(Client, name, None)):
+        if name == "servers" or callable(getattr(WorkerClient, name, None)):
             self._release(0)
         return getattr(self._client, name)

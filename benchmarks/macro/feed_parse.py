@@ -23,7 +23,7 @@ import trireme as tr
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme.data import Batch, Dense, Label, Schema, Sparse
-from trireme.data.schema import TextFormat
+from trireme.data.text_parser import TextFormat
 
 _BATCH = 4096
 _NUM_FILES = 2

@@ -16,7 +16,7 @@ from tests.jobs import InProcessServer
 from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 SECRET = "a line that nobody outside may read"
 DIM = 4
@@ -71,7 +71,7 @@ STORAGE_OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def refused(client: Client, method: str, body: dict[str, Any]) -> None:
+def refused(client: WorkerClient, method: str, body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as error:
         client.servers.everywhere(method, body)
     assert SECRET not in str(error.value)

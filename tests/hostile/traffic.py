@@ -26,7 +26,7 @@ from trireme.rpc import Deferred, Handler, Reply, Request, frames
 from trireme.rpc.limits import Limits
 from trireme.server.attendance import Attendance
 from trireme.server.state import ServerState
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 from trireme.worker.expiry_calls import counters, shrink
 from trireme.worker.transport import LOCAL, LocalTransport
 
@@ -174,7 +174,7 @@ def record(root: Path) -> list[list[Message]]:
 
 def _cluster(transport: LocalTransport, streams: int) -> Cluster:
     pool = _core.Pool(1)
-    client = Client(
+    client = WorkerClient(
         [LOCAL],
         lambda _: transport,
         worker=0,
@@ -231,7 +231,7 @@ def _run(cluster: Cluster, folder: Path) -> None:
     _attend(cluster.client)
 
 
-def _export(client: Client, folder: Path) -> None:
+def _export(client: WorkerClient, folder: Path) -> None:
     """The rows of an export for inference; the dense part would take seconds."""
     for table, row_class in (("plain", 0), ("scored", 1)):
         body = {"path": str(folder / table), "tables": [table], "classes": [row_class]}
@@ -239,7 +239,7 @@ def _export(client: Client, folder: Path) -> None:
         client.servers.everywhere("export.save", body, timeout_s=JOB_S)
 
 
-def _attend(client: Client) -> None:
+def _attend(client: WorkerClient) -> None:
     """What a worker says beside its job: that it lives, and that it has come to the end."""
     with pytest.raises(Unavailable):  # there is no such job any more
         client.servers.everywhere("checkpoint.stop", {"job": "none"}, timeout_s=JOB_S)

@@ -22,7 +22,7 @@ import trireme as tr
 from trireme.job.cluster import Cluster
 from trireme.train.checkpointing import save
 from trireme.worker import passes
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 BATCH, NUM_KEYS, DIM = 8, 120, 3
 LENGTHS = (9, 6)  # of the workers' streams
@@ -80,7 +80,7 @@ def hold(where: str) -> None:
     """Wait to be killed at some call."""
     name, number, side = where.split(":")
     modules = {"save_checkpoint": save, "begin_pass": passes, "leave": passes}
-    target: Any = modules.get(name, Client)
+    target: Any = modules.get(name, WorkerClient)
     method, num_calls = getattr(target, name), 0
 
     @functools.wraps(method)

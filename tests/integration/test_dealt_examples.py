@@ -29,7 +29,7 @@ from trireme.errors import (
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
 from trireme.rpc import Client, ClientKeys, Server, ServerKeys, make_keys
-from trireme.train.loop.pipeline import share_of
+from trireme.train.loop.worker_batches import worker_batches
 
 SCHEMA = Schema([Label(), InsId(), Dense("d", 3), *(Sparse(f"s{i}") for i in range(3))])
 CHUNK_EXAMPLES = 20
@@ -70,7 +70,7 @@ class Given(InMemoryDataset):
     def _open(self, threads: int) -> Any:
         return self._given
 
-    def _share(self, files: Any) -> Any:
+    def _stream_of_files(self, files: Any) -> Any:
         assert self._cluster is not None
         self._place = (self._cluster.worker, self._cluster.num_workers)
         return files
@@ -163,7 +163,7 @@ def test_a_trainer_reads_the_examples_of_its_own_worker() -> None:
 
     def work(cluster: Cluster) -> list[Example]:
         dataset = dataset_of(cluster, given[cluster.worker])
-        return [e for batch in share_of(dataset, cluster) for e in examples_of(SCHEMA, batch)]
+        return [e for batch in worker_batches(dataset, cluster) for e in examples_of(SCHEMA, batch)]
 
     with Job(1) as job:
         assert job.run(2, work) == given

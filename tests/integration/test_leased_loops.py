@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.test_succession import (
+from tests.integration.test_predecessor import (
     STRATEGIES,
     Killed,
     Model,

@@ -122,7 +122,7 @@ def test_a_late_worker_with_another_model_is_refused_and_the_job_goes_on(
         first.wait_line("^held$")
         other = job.start_late("--dim", "3")
         other.wait_line(
-            r"SchemaMismatch: .* t of dims \[2\].* says 'tables t of dims \[3\]; 2 param"
+            r"SchemaMismatch: .* t of dims \[2\].* has 'tables t of dims \[3\]; 2 param"
         )
         first.send("")
         job.finish(first)
@@ -140,7 +140,7 @@ def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
         silent.wait_line("^held$")
         silent.signal(signal.SIGSTOP)
         first.send("")
-        job.servers.program(0).wait_line("^worker 1 was not heard for 10 s: others go on")
+        job.servers.program(0).wait_line("^worker 1 sent no heartbeat for 10 s: others take over")
         first.wait_line("^step 11 ")  # the last but one of stream 1, or the last one
         silent.signal(signal.SIGCONT)
         silent.send("")

@@ -1,5 +1,5 @@
-"""What a worker that was started again finds done, in loops of all kinds; and what it cannot go on
-with, and says so.
+"""A restarted worker goes on where its predecessor was killed, in loops of all kinds, and refuses
+what it cannot go on with.
 """
 
 from __future__ import annotations

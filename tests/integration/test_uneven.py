@@ -12,7 +12,7 @@ import pytest
 
 import trireme as tr
 from tests.integration import test_sync
-from tests.integration.test_succession import Model, counts, make_trainer
+from tests.integration.test_predecessor import Model, counts, make_trainer
 from tests.jobs import Job
 from trireme.job.cluster import Cluster
 

@@ -27,7 +27,7 @@ from trireme.data import (
     libsvm,
     multislot,
 )
-from trireme.data.schema import TextFormat
+from trireme.data.text_parser import TextFormat
 
 CORPUS = Path(__file__).resolve().parents[2] / "core" / "tests" / "fuzz" / "corpus"
 FIELDS = [InsId(), Label(), Sparse("a"), Sparse("b", hashed=True), Weight(), Dense("dense", 2)]

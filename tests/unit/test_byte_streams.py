@@ -171,8 +171,8 @@ def test_reading_ahead_is_bounded():
             return len(buffer)
 
     ahead = AheadStream(Endless, bytes_ahead=1 << 20)
-    shared = ahead._ahead._shared
-    with shared.changed:
-        assert shared.changed.wait_for(lambda: len(shared.items) == shared.depth, 60)
-    assert Endless.num_read <= shared.depth + 1
+    queue = ahead._ahead._queue
+    with queue._changed:
+        assert queue._changed.wait_for(lambda: len(queue) == queue._capacity, 60)
+    assert Endless.num_read <= queue._capacity + 1
     ahead.close()

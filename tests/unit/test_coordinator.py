@@ -68,7 +68,7 @@ class Asker:
         return self.ask("coord.gather", {**place, **self.me(worker, incarnation)}, arrays)
 
     def script(self, worker: int) -> Any:
-        """What a process that starts as this worker is told."""
+        """The position in the script that a new process of this worker gets."""
         return self.join(worker).body["script"]
 
 
@@ -106,8 +106,8 @@ def test_a_successor_gets_the_next_incarnation_and_fences_its_predecessor(asker:
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
-        ({"servers": ["b:2"]}, SchemaMismatch, r"servers is \['a:1'\] for this job, worker 0 says"),
-        ({"num_workers": 3}, SchemaMismatch, "num_workers is 2 for this job, worker 0 says 3"),
+        ({"servers": ["b:2"]}, SchemaMismatch, r"servers is \['a:1'\] for this job, worker 0 has"),
+        ({"num_workers": 3}, SchemaMismatch, "num_workers is 2 for this job, worker 0 has 3"),
         ({"num_workers": 0}, BadRequest, "expected 0 <= worker < num_workers"),
         ({"servers": []}, BadRequest, "expected at least one server"),
         ({"servers": None}, BadRequest, "expected field 'servers' of type list"),
@@ -202,9 +202,9 @@ def test_a_meeting_for_two_purposes_fails_for_all(asker: Asker) -> None:
     waiting = asker.gather(1, "1", "save")
     with pytest.raises(BadRequest, match=r"workers \[1\] came for 'save', worker 0 for 'evaluate'"):
         asker.gather(0, "1", "evaluate")
-    told: list[Reply | TriremeError] = []
-    waiting.bind(told.append)
-    assert "came for 'save'" in str(told[0])
+    answers: list[Reply | TriremeError] = []
+    waiting.bind(answers.append)
+    assert "came for 'save'" in str(answers[0])
 
 
 def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
@@ -217,7 +217,7 @@ def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
 # ---- successors ----
 
 
-def test_who_was_killed_is_told_how_far_it_had_come(asker: Asker) -> None:
+def test_a_successor_learns_how_far_its_predecessor_had_come(asker: Asker) -> None:
     first = {"run": 0, "begun": 0, "entered": 0, "has_ended": False, "met": []}
     asker.gather(1, "1")
     assert asker.script(0) == {**first, "is_successor": True}

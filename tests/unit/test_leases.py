@@ -1,4 +1,4 @@
-"""Who has which stream, and who takes part: as the coordinator answers it."""
+"""Leases of streams, and workers that come, leave and fall silent, as the coordinator answers."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class Job:
         for worker in workers:
             self.coordinator.note_heartbeat(worker, self.incarnations[worker])
 
-    def hear_only(self, worker: int) -> None:
-        """This worker goes on giving signs of life for longer than a silence, no other does."""
+    def heartbeats_of_one(self, worker: int) -> None:
+        """Only this worker sends heartbeats for longer than a silence."""
         for _ in range(6):
             self.now += SILENCE_S / 4
             self.alive(worker)
@@ -168,13 +168,13 @@ def test_a_late_worker_with_another_purpose_is_refused_alone(job: Job) -> None:
 
 def test_a_late_worker_says_nothing_first(job: Job) -> None:
     late = job.join(late=True)
-    with pytest.raises(NotReady, match="no worker that takes part has said its strategy yet"):
+    with pytest.raises(NotReady, match="no worker that takes part has set its strategy yet"):
         job.ask("agree", {"fact": "strategy", "value": "sync", **job.me(late)})
     with pytest.raises(BadRequest, match="expected worker 2 in a pass, found it in none"):
         job.take(late)
 
 
-def test_who_may_not_come_late_is_told_why(job: Job) -> None:
+def test_a_late_worker_that_is_refused_learns_why(job: Job) -> None:
     other = Job(num_streams=0)
     with pytest.raises(NotReady, match="no worker has joined yet that others may join later"):
         other.join(late=True)
@@ -185,7 +185,7 @@ def test_who_may_not_come_late_is_told_why(job: Job) -> None:
     with pytest.raises(ResourceExhausted, match="expected at most 3 workers at a time"):
         job.join(late=True)
     job.ask("end", {"run": 0, **job.me(0)})
-    with pytest.raises(BadRequest, match="found one whose workers come to the end"):
+    with pytest.raises(BadRequest, match="found one whose workers end their scripts"):
         job.join(late=True)
 
 
@@ -205,20 +205,24 @@ def test_of_workers_that_join_at_once_as_many_enter_as_there_is_room_for(job: Jo
     assert job.enter(late[1]) is False
 
 
-def test_others_get_the_streams_of_a_worker_that_is_not_heard(job: Job) -> None:
+def test_others_get_the_streams_of_a_silent_worker(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)
         job.alive(worker)
     assert [lease_of(job.take(worker)) for worker in (0, 1)] == [(0, 1), (1, 1)]
     assert lease_of(job.take(0, (0, 1))) == (2, 1)
     waiting, meeting = job.take(0, (2, 1)), job.gather(0, "1")
-    job.hear_only(0)
+    job.heartbeats_of_one(0)
     assert lease_of(waiting) == (1, 2)
     assert come_of(meeting) == [0]
-    with pytest.raises(Fenced, match="worker 1: it was not heard for 10 s, and others go on"):
+    with pytest.raises(
+        Fenced, match="worker 1: it sent no heartbeat for 10 s, and others take over"
+    ):
         job.take(1, (1, 1))
     job.restart()
-    with pytest.raises(Fenced, match="worker 1: it was not heard for 10 s, and others go on"):
+    with pytest.raises(
+        Fenced, match="worker 1: it sent no heartbeat for 10 s, and others take over"
+    ):
         job.gather(1, "1")
     job.begin(1)
     assert job.enter(1) is False
@@ -226,7 +230,7 @@ def test_others_get_the_streams_of_a_worker_that_is_not_heard(job: Job) -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_nobody_is_given_up_because_the_server_stood_still(job: Job, first: int) -> None:
-    """It then hears all of them, one after the other."""
+    """Their heartbeats then arrive one after the other."""
     for worker in (0, 1):
         job.enter(worker)
         job.alive(worker)
@@ -235,8 +239,10 @@ def test_nobody_is_given_up_because_the_server_stood_still(job: Job, first: int)
     job.alive(first)
     job.alive(1 - first)
     assert [lease_of(job.take(worker)) for worker in (0, 1)] == leases
-    job.hear_only(0)
-    with pytest.raises(Fenced, match="worker 1: it was not heard for 10 s, and others go on"):
+    job.heartbeats_of_one(0)
+    with pytest.raises(
+        Fenced, match="worker 1: it sent no heartbeat for 10 s, and others take over"
+    ):
         job.take(1)
 
 
@@ -246,7 +252,7 @@ def test_worker_0_is_waited_for_and_its_stream_is_not(job: Job) -> None:
         job.alive(worker)
     assert lease_of(job.take(0)) == (0, 1)
     meeting = job.gather(1, "1")
-    job.hear_only(1)
+    job.heartbeats_of_one(1)
     assert lease_of(job.take(1)) == (0, 2)
     assert meeting.describe() == "meeting 1 of pass 1 (talk) waits for workers [0]"
     with pytest.raises(Fenced, match="stream 0: lease 2 has taken over, worker 0 had 1"):
@@ -306,7 +312,7 @@ def test_a_question_that_changes_nothing_keeps_nothing(job: Job) -> None:
 
 
 def test_in_any_order_of_events_each_stream_is_done_once_under_its_last_lease() -> None:
-    """Workers take, finish, die, are not heard, and come late; the coordinator is killed."""
+    """Workers take, finish, die, fall silent, and come late; the coordinator is killed."""
     print(f"seed {SEED}")
     for case in range(40):
         rng, job = random.Random(f"{SEED} {case}"), Job(rng_streams := 1 + case % 5)

@@ -135,8 +135,8 @@ def test_keys_of_other_commands_are_named(tmp_path: Path, caplog: pytest.LogCapt
     warn_of_unused_in_stream(config)
     assert caplog.messages == [
         "runner.epochs: no effect: every pass is trained on once",
-        "runner.infer_batch_size: no effect: every pass is evaluated before it is trained on, as"
-        " runner.train_* says",
+        "runner.infer_batch_size: no effect: every pass is evaluated before training, with"
+        " the values of runner.train_*",
         "runner.use_inference: no effect: base and deltas are written as save_delta_frequency says",
     ]
 

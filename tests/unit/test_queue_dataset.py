@@ -120,9 +120,10 @@ def test_progress_counts_the_bytes_of_the_stream(folder):
 def test_reading_ahead_is_bounded(folder):
     stream = make(folder, batch_size=1, batches_ahead=2).stream(0, 1)
     next(stream)
-    with stream._ahead._shared.changed:
-        stream._ahead._shared.changed.wait_for(lambda: len(stream._ahead._shared.items) == 2, 60)
-        assert len(stream._ahead._shared.items) == 2
+    queue = stream._ahead._queue
+    with queue._changed:
+        queue._changed.wait_for(lambda: len(queue) == 2, 60)
+        assert len(queue) == 2
     stream.close()
 
 

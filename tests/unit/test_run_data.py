@@ -116,7 +116,7 @@ def test_text_is_multislot_with_names_in_front_unless_the_model_says_otherwise(
         (batch,) = dataset.stream(0, 1)
         assert dataset.schema == multislot([InsId(), *SCHEMA.fields])
         assert batch["ins_id"].decode() == ["name"]
-        with pytest.raises(BadRequest, match="leaves the format to the runner, found schema"):
+        with pytest.raises(BadRequest, match="with a schema without a format, found schema"):
             make_dataset(config, settings, settings.train, criteo(), cluster)
         with pytest.raises(BadRequest, match="expected a Recipe with a schema"):
             make_dataset(config, settings, settings.train, None, cluster)

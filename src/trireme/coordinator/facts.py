@@ -59,7 +59,7 @@ class Facts:
         known = self._facts.setdefault(fact, value)
         if known != value:
             raise SchemaMismatch(
-                f"coordinator: {fact} is {known!r} for this job, worker {worker} says {value!r}"
+                f"coordinator: {fact} is {known!r} for this job, worker {worker} has {value!r}"
                 f"{self._hint}"
             )
 
@@ -68,7 +68,7 @@ class Facts:
         fact = f"job {name}"
         if fact not in self._facts:
             if not takes_part:
-                raise NotReady(f"coordinator: no worker that takes part has said its {name} yet")
+                raise NotReady(f"coordinator: no worker that takes part has set its {name} yet")
             if len(self._facts) >= FACTS_MAX:
                 raise BadRequest(f"coord.agree: expected at most {FACTS_MAX} facts")
         self.agree(fact, value, worker)
@@ -85,7 +85,7 @@ class Facts:
         self._server_states = self._server_states or states
         for server, (known, reported) in enumerate(zip(self._server_states, states, strict=True)):
             if known != reported:
-                raise Corruption(f"coordinator: server {server} has lost what it held")
+                raise Corruption(f"coordinator: server {server} has lost its state")
         return Reply()
 
     # ---- bucket map ----

@@ -136,8 +136,7 @@ class Joining:
         records = self._workers.records
         if any(records[w].has_ended for w in self._workers.participants if w in records):
             raise BadRequest(
-                f"{method}: expected a job that goes on, found one whose workers come to the end of"
-                " their scripts"
+                f"{method}: expected a job that goes on, found one whose workers end their scripts"
             )
 
     def _check_room(self, method: str, worker: int) -> None:

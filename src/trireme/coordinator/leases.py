@@ -171,7 +171,7 @@ class StreamLeases:
         if number != lease.number:
             raise Fenced(
                 f"stream {stream}: lease {lease.number} has taken over, worker {worker} had"
-                f" {number}: it was not heard for {self._workers.silence_s:g} s, or has been"
+                f" {number}: it sent no heartbeat for {self._workers.silence_s:g} s, or has been"
                 " started again"
             )
         was_done, lease.owner, lease.is_done = lease.is_done, NOBODY, True
@@ -248,7 +248,7 @@ class StreamLeases:
         if worker == SAVER and not self._owns(worker):
             return
         log.warning(
-            "worker %d was not heard for %g s: others go on with its streams",
+            "worker %d sent no heartbeat for %g s: others take over its streams",
             *(worker, self._workers.silence_s),
         )
         if worker != SAVER:

@@ -109,8 +109,8 @@ class Workers:
 
     def given_up_error(self, index: int) -> Fenced:
         return Fenced(
-            f"worker {index}: it was not heard for {self.silence_s:g} s, and others go on with its"
-            " streams: start it again"
+            f"worker {index}: it sent no heartbeat for {self.silence_s:g} s, and others take over"
+            " its streams: start it again"
         )
 
     # ---- heartbeats ----

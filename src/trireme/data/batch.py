@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from trireme import _core
+
 
 class Ragged(NamedTuple):
     """The bags of one feature: bag b is values[offsets[b]:offsets[b + 1]].
@@ -96,12 +98,13 @@ class Batch:
     bags: the sparse features together, or None when there are none.
     lookups: filled when the batch is planned: name of a use of an embedding module -> its lookup;
         or, in an exported model, the tensor that the module returns.
+    pool: threads for what modules compute from the lookups, from the plan.
     stream: the stream that this batch belongs to.
     position: a few numbers from which the same source continues with the next batch of the stream;
         empty if the source has no positions.
 
     In a pytree (torch.export, torch.compile, tree_map) the tensors are leaves and the names are
-    structure; `stream` and `position` are left out, because they differ from batch to batch.
+    structure; `pool`, `stream` and `position` are left out.
     """
 
     columns: dict[str, Column]
@@ -109,6 +112,11 @@ class Batch:
     lookups: dict[str, Any] = field(default_factory=dict)
     stream: int = 0
     position: tuple[int, ...] = ()
+    pool: _core.Pool | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Threads stay in the process."""
+        return {**self.__dict__, "pool": None}
 
     @property
     def num_examples(self) -> int:

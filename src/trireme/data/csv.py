@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme import _core
-from trireme.data.schema import HEAD_BYTES, Dense, Field, Schema
-from trireme.data.text_parser import TextParser, core_fields
+from trireme.data.schema import Dense, Field, Schema
+from trireme.data.text_parser import HEAD_BYTES, TextParser, core_fields
 from trireme.errors import BadRequest, DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -11,8 +11,9 @@ from trireme.data.file_range import FileRange, range_of_stream
 from trireme.data.pipe import Pipe
 from trireme.data.pipe_process import checked_command
 from trireme.data.read_ahead import ReadAhead
-from trireme.data.schema import Schema, TextFormat
+from trireme.data.schema import Schema
 from trireme.data.sources import Paths, find_files
+from trireme.data.text_parser import TextFormat
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest
 

@@ -9,12 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 
 
@@ -76,71 +72,11 @@ Field: TypeAlias = Label | Weight | Show | InsId | Content | Dense | Sparse
 _FIELD_TYPES = (Label, Weight, Show, InsId, Content, Dense, Sparse)
 
 
-class Parser(Protocol):
-    """Fills batches from parts of text; one thread at a time.
-
-    A reader calls start_file with the head of every file, also if it reads the file from the
-    middle; then parse for the lines; take whenever the batch is full. A batch may hold lines of
-    several files.
-    """
-
-    skips_broken: bool
-
-    @property
-    def max_line_bytes(self) -> int:
-        """A longer line is broken. parse() makes progress with more than this, or with the end."""
-
-    def start_file(self, head: NDArray[np.uint8]) -> int:
-        """Number of bytes at the beginning of a file that are not lines of data, such as a header.
-
-        Args:
-            head: the first HEAD_BYTES of the file, or all of it.
-
-        Raises:
-            DataError: the header does not fit the schema; the caller adds the file's name.
-        """
-
-    def parse(self, text: NDArray[np.uint8], limit: int, is_end: bool) -> int:
-        """Parse whole lines that begin before `limit`, until the batch is full; returns the number
-        of bytes parsed. `is_end`: the text ends the file, so that its rest is a line.
-        """
-
-    @property
-    def num_examples(self) -> int:
-        """Examples in the batch so far."""
-
-    @property
-    def is_full(self) -> bool: ...
-
-    @property
-    def broken_line(self) -> tuple[int, str] | None:
-        """The first broken line of the latest parse(): its offset in the text, and the error."""
-
-    @property
-    def num_broken_lines(self) -> int:
-        """Since the parser was opened."""
-
-    def take(self) -> Batch:
-        """The examples parsed since the last take(), as a batch."""
-
-
-HEAD_BYTES = 1 << 16
-
-
 class Format(Protocol):
     """The kind of the files: a frozen value, compared and shown with its schema."""
 
     def check(self, schema: Schema) -> None:
         """Raises BadRequest: fields that this format cannot hold."""
-
-
-@runtime_checkable
-class TextFormat(Format, Protocol):
-    """Converts text to columns."""
-
-    def open(
-        self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
-    ) -> Parser: ...
 
 
 class Schema:

@@ -19,8 +19,9 @@ from trireme.data.batch import Batch
 from trireme.data.byte_streams import ByteStream, StreamsAhead, open_bytes, read_full
 from trireme.data.file_range import FileRange
 from trireme.data.pipe import Pipe
-from trireme.data.schema import HEAD_BYTES, Parser, Schema
+from trireme.data.schema import Schema
 from trireme.data.sources import DataFile, file_starts
+from trireme.data.text_parser import HEAD_BYTES, TextParser
 from trireme.errors import BadRequest, DataError
 
 _BUFFER_BYTES = 1 << 20  # stays in the processor's cache between reading and parsing
@@ -47,7 +48,7 @@ class TextReader:
         self,
         files: Sequence[DataFile],
         schema: Schema,
-        parser: Parser,
+        parser: TextParser,
         file_range: FileRange,
         *,
         pipe: Pipe | None = None,

@@ -17,7 +17,7 @@ from trireme.errors import Stopped, TriremeError
 from trireme.job.heartbeat import Heartbeat, StopRequest
 from trireme.protocol.gradients import KeysByClass
 from trireme.table import Table
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 from trireme.worker.lookups import PendingLookups
 from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.pull import Pulled
@@ -51,7 +51,7 @@ class Cluster:
 
     def __init__(
         self,
-        client: Client,
+        client: WorkerClient,
         pool: _core.Pool,
         *,
         is_embedded: bool,

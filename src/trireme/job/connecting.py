@@ -12,7 +12,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.heartbeat import SILENCES
 from trireme.telemetry.health import STARTING
 from trireme.threads import start_pool
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 from trireme.worker.monitoring import WorkerMetrics
 
 log = logging.getLogger("trireme")
@@ -59,7 +59,7 @@ def connect(
         own_metrics.health.hinder(STARTING, f"waiting for servers {', '.join(servers)}")
         wait_for_servers(servers, base, timeout_s)
         pool = start_pool(threads)
-        client = Client(
+        client = WorkerClient(
             servers,
             transport,
             worker=worker,

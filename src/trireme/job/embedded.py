@@ -11,7 +11,7 @@ from trireme.server.attendance import Attendance
 from trireme.server.monitoring import watch_state
 from trireme.server.state import ServerState
 from trireme.threads import start_pool
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.transport import LOCAL, LocalTransport
 
@@ -31,7 +31,7 @@ def embedded(
     watch_state(own_metrics.registry, server)
     handlers = handlers_of(server, Coordinator(), Attendance().handlers(), Path("/"))
     transport = LocalTransport(handlers, own_metrics.calls.observe)
-    client = Client(
+    client = WorkerClient(
         [LOCAL],
         lambda _: transport,
         worker=0,

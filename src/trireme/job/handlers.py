@@ -1,4 +1,4 @@
-"""What a server answers to: the methods of all its parts by their names on the wire."""
+"""The methods that a server answers, by their names on the wire."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from trireme.server.state import ServerState
 def handlers_of(
     server: ServerState, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
 ) -> dict[str, Handler]:
-    """All methods.
+    """The methods of all parts of a server.
 
     Args:
-        attendance: the methods by which workers come and go.
+        attendance: the methods for heartbeats and goodbyes of workers.
         root: folder below which files are written and read.
     """
     goodbye, alive = attendance["server.goodbye"], attendance["server.alive"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from trireme.errors import TriremeError
 from trireme.rpc import Call
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 from trireme.worker.transport import Transport
 
 log = logging.getLogger("trireme")
@@ -44,7 +44,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        client: Client,
+        client: WorkerClient,
         transport: Transport,
         report: Callable[[], Mapping[str, int]],
         stop_request: StopRequest,

@@ -16,7 +16,11 @@ from trireme.metrics.metric import State, Values
 
 
 class ScoredMetric(ABC):
-    """Base of the metrics of scored examples: their options, and how update() reads examples.
+    """Base of the metrics of scored examples.
+
+    update() takes scores: (B,) or (B, 1), or (B, 2) with a column per class; labels 0 or 1 and
+    weights, finite and not negative, None for 1: (B,) or (B, 1). It raises BadRequest for shapes
+    that do not fit or a value out of range; then nothing is added.
 
     Args:
         from_logits: True: scores are logits, any finite number: what a model trained with

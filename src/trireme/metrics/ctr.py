@@ -16,12 +16,8 @@ from trireme.metrics.sums import SumMetric, ratio
 class MAE(SumMetric):
     """Weighted mean of |prediction - label|.
 
-    Args:
-        from_logits: True: scores are logits, and the prediction is their probability. False:
-            probabilities in [0, 1]. None: predictions and labels are any finite numbers, as in
-            regression.
-        name: shown by a trainer.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    Args as of `PredictedCTR`; with from_logits None predictions and labels are any finite numbers,
+    as in regression.
     """
 
     NAME = "mae"
@@ -66,13 +62,7 @@ class _Rates(SumMetric):
 
 
 class PredictedCTR(_Rates):
-    """Weighted mean of the predicted probabilities.
-
-    Args:
-        from_logits: True: scores are logits; False: probabilities in [0, 1].
-        name: shown by a trainer.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
-    """
+    """Weighted mean of the predicted probabilities. Args as of `AUC`, without num_buckets."""
 
     NAME = "predicted_ctr"
 
@@ -114,10 +104,7 @@ class CTRMetricBundle(SumMetric):
     that figures can be compared. A weight applies to all six sums here; in Paddle, ins_tag_weight
     applies to two of them.
 
-    Args:
-        from_logits: True: scores are logits; False: probabilities in [0, 1], as Paddle takes them.
-        name: shown by a trainer.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    Args as of `PredictedCTR`; Paddle takes probabilities.
     """
 
     NAME = "ctr_metric_bundle"

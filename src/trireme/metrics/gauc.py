@@ -68,16 +68,12 @@ class GAUC(ScoredMetric):
     def update(
         self, scores: Values, labels: Values, weights: Values | None = None, *, users: Users
     ) -> None:
-        """Add B examples.
+        """Add B examples; see `ScoredMetric`.
 
         Args:
-            scores: (B,) or (B, 1); or (B, 2) with a column per class.
-            labels: (B,) or (B, 1), 0 or 1.
-            weights: (B,) or (B, 1), finite and not negative; None for 1.
             users: (B,) or (B, 1) integers, Ragged bags of one key each, or B Strings.
 
         Raises:
-            BadRequest: shapes that do not fit or a value out of range; nothing is added.
             ResourceExhausted: more than max_pairs pairs; nothing is added.
         """
         examples = self._read(scores, labels, weights)

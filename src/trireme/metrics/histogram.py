@@ -38,16 +38,7 @@ class HistogramMetric(ScoredMetric):
         )
 
     def update(self, scores: Values, labels: Values, weights: Values | None = None) -> None:
-        """Add B examples.
-
-        Args:
-            scores: (B,) or (B, 1); or (B, 2) with a column per class.
-            labels: (B,) or (B, 1), 0 or 1.
-            weights: (B,) or (B, 1), finite and not negative; None for 1.
-
-        Raises:
-            BadRequest: shapes that do not fit or a value out of range; nothing is added.
-        """
+        """Add B examples; see `ScoredMetric`."""
         examples = self._read(scores, labels, weights)
         _core.histogram_add(*examples, bool(self._from_logits), self._positives, self._negatives)
 

@@ -19,13 +19,9 @@ _SMALLEST = 2.0**-24
 class LogLoss(SumMetric):
     """Weighted mean of -log(probability given to the label), in nats.
 
-    Args:
-        from_logits: True: scores are logits: what a model trained with
-            binary_cross_entropy_with_logits gives, or the (B, 2) output of one trained with
-            cross_entropy. The value equals that loss. False: probabilities in [0, 1], clipped to
-            [2^-24, 1 - 2^-24]. Probabilities treated as logits give a wrong value without an error.
-        name: shown by a trainer.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    With from_logits the value equals the loss of the training. Probabilities are clipped to
+    [2^-24, 1 - 2^-24]; treated as logits they give a wrong value without an error. Args as of
+    `PredictedCTR`.
     """
 
     NAME = "log_loss"

@@ -29,16 +29,7 @@ class SumMetric(ScoredMetric):
         """The term of each example in each of SUMS, without its weight: (B,) each."""
 
     def update(self, scores: Values, labels: Values, weights: Values | None = None) -> None:
-        """Add B examples.
-
-        Args:
-            scores: (B,) or (B, 1); or (B, 2) with a column per class.
-            labels: (B,) or (B, 1), 0 or 1.
-            weights: (B,) or (B, 1), finite and not negative; None for 1.
-
-        Raises:
-            BadRequest: shapes that do not fit or a value out of range; nothing is added.
-        """
+        """Add B examples; see `ScoredMetric`."""
         examples = self._read(scores, labels, weights)
         terms = [np.asarray(term, np.float64) for term in self._terms(examples)]
         if examples.weights is not None:

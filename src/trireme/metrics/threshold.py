@@ -70,9 +70,7 @@ class PrecisionRecall(_ThresholdMetric):
 
     Args:
         threshold: in [0, 1].
-        from_logits: True: scores are logits; False: probabilities in [0, 1].
-        name: shown by a trainer.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
+        from_logits, name, output, label, weights: as of `AUC`.
     """
 
     NAME = "at_threshold"

@@ -55,12 +55,12 @@ class TableModule(nn.Module):
         self.padding_key = None if padding_key is None else padding_key % 2**64
         self.lookup_specs: tuple[LookupSpec, ...] = ()
 
-    def _lookups(self, batch: Columns) -> tuple[int, list[Lookup]]:
-        """B, and the lookup of each spec: from the plan of the batch, or pulled now."""
+    def _lookups(self, batch: Columns) -> tuple[int, list[Lookup], _core.Pool | None]:
+        """B, the lookup of each spec, and threads: from the plan of the batch, or pulled now."""
         if isinstance(batch, Batch) and batch.lookups:
-            num_examples, lookups = batch.num_examples, batch.lookups
+            num_examples, lookups, pool = batch.num_examples, batch.lookups, batch.pool
         else:
-            num_examples, lookups = self._pull(batch)
+            num_examples, lookups, pool = self._pull(batch)
         own = []
         for spec in self.lookup_specs:
             if spec.name not in lookups:
@@ -68,7 +68,7 @@ class TableModule(nn.Module):
             own.append(lookups[spec.name])
         if self._is_learning() and not all(lookup.rows.requires_grad for lookup in own):
             raise self._wrong("a batch planned for training, as this module is in training", "not")
-        return num_examples, own
+        return num_examples, own, pool
 
     def _gathered(self, batch: Columns) -> list[Tensor]:
         """The outputs that replace the lookups of a batch while a model is exported, one for each
@@ -79,9 +79,9 @@ class TableModule(nn.Module):
         return [value for value in values if isinstance(value, Tensor)]
 
     @not_compiled
-    def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup]]:
+    def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup], _core.Pool]:
         home = default()
-        plan = Planner(self, pool=home.pool).plan(batch, train=self._is_learning())
+        plan = Planner(self, pool=home.pool).plan(as_batch(batch), train=self._is_learning())
         home.ensure_table(self.table)
         keys = {part.table.class_id: part.keys for part in plan.tables}
         pulled = home.pull(keys, training=self._is_learning())
@@ -93,7 +93,7 @@ class TableModule(nn.Module):
                 looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
                 home.pending.add(looked_up, plan.num_examples)
             home.pending.pulled_at(pulled.versions)
-        return plan.num_examples, plan.lookups(leaves)
+        return plan.num_examples, plan.lookups(leaves), plan.pool
 
     def _is_learning(self) -> bool:
         return self.training and torch.is_grad_enabled()
@@ -169,15 +169,17 @@ class Embedding(TableModule):
         batch = as_batch(batch)
         rows = tuple(self._gathered(batch))
         if not rows:
-            _, lookups = self._lookups(batch)
+            _, lookups, pool = self._lookups(batch)
             rows = tuple(
-                self._rows_of(batch[spec.features[0]], lookup, spec.table.width)
+                self._rows_of(batch[spec.features[0]], lookup, spec.table.width, pool)
                 for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
             )
         return rows if self.returns_tuple else rows[0]
 
-    def _rows_of(self, column: object, lookup: Lookup, width: int) -> Tensor:
-        out = gather_rows(lookup, lookup.index.shape[0], 1)
+    def _rows_of(
+        self, column: object, lookup: Lookup, width: int, pool: _core.Pool | None
+    ) -> Tensor:
+        out = gather_rows(lookup, lookup.index.shape[0], 1, pool)
         if isinstance(column, Tensor):
             return out.view(*column.shape, width)
         return out.squeeze(1)
@@ -244,9 +246,9 @@ class EmbeddingBag(TableModule):
         """
         outputs = self._gathered(batch)
         if not outputs:
-            num_examples, lookups = self._lookups(batch)
+            num_examples, lookups, pool = self._lookups(batch)
             outputs = [
-                gather_rows(lookup, num_examples, len(spec.features))
+                gather_rows(lookup, num_examples, len(spec.features), pool)
                 for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
             ]
         if len(outputs) == 1:

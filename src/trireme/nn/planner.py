@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from trireme import _core
 from trireme.data.batch import Batch
-from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.nn.distinct_keys import DistinctKeys
-from trireme.nn.ids import Columns, read_ids
+from trireme.nn.ids import read_ids
 from trireme.nn.lookup import Lookup
 from trireme.nn.lookup_spec import LookupSpec, specs_by_class, specs_of
 from trireme.table import RowClassId, Table
@@ -65,10 +64,12 @@ class BatchPlan:
 
     num_examples: B.
     tables: one entry per table, or per row class.
+    pool: threads for gathering and scattering the rows.
     """
 
     num_examples: int
     tables: tuple[TablePlan, ...]
+    pool: _core.Pool
     _positions: Mapping[str, _Positions]
 
     def attach(
@@ -77,7 +78,7 @@ class BatchPlan:
         """Give the batch the rows of its keys, from which modules then compute.
 
         Args:
-            batch: the planned batch; its lookups are replaced.
+            batch: the planned batch; gets lookups and pool.
             rows: `Table.class_id` -> (K, W) float32, row k for keys[k]. Not copied.
             train: whether gradients are wanted.
 
@@ -89,7 +90,7 @@ class BatchPlan:
             BadRequest: rows are missing or have another shape; the message names the table.
         """
         leaves = self.leaves(rows, train=train)
-        batch.lookups = self.lookups(leaves)
+        batch.lookups, batch.pool = self.lookups(leaves), self.pool
         return leaves
 
     def leaves(self, rows: Mapping[RowClassId, Tensor], *, train: bool) -> dict[RowClassId, Tensor]:
@@ -141,18 +142,16 @@ class Planner:
         tables = (specs[0].table.parts[0] for specs in self._specs.values())
         return tuple(dict.fromkeys(tables))
 
-    def plan(self, batch: Columns, *, train: bool = True) -> BatchPlan:
+    def plan(self, batch: Batch, *, train: bool = True) -> BatchPlan:
         """The distinct keys of `batch` and where each is used.
 
         Args:
-            batch: a Batch, or anything that `as_batch` converts to one.
             train: whether its gradients will be pushed, with the columns that tables want.
 
         Raises:
             BadRequest: a feature, or in training a column of shows or clicks, is missing or has
                 another form than expected (named).
         """
-        batch = as_batch(batch)
         tables: list[TablePlan] = []
         positions: dict[str, _Positions] = {}
         keys_by_ids: dict[tuple[object, ...], DistinctKeys] = {}  # shared by tables with equal ids
@@ -172,7 +171,7 @@ class Planner:
             for spec in specs:
                 tensors = distinct.positions(spec.features, spec.mode)
                 positions[spec.name] = _Positions(table.class_id, tensors)
-        return BatchPlan(num_examples, tuple(tables), positions)
+        return BatchPlan(num_examples, tuple(tables), self._pool, positions)
 
 
 def _is_scaled_by_worker(table: Table) -> bool:

@@ -1,4 +1,4 @@
-"""From a configuration to the passes of a stream: days, and folders DAY/HHMM of data."""
+"""The passes of a stream: days, and folders DAY/HHMM of data."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def passes_of(settings: Settings, online: OnlineSettings, open_files: OpenFiles)
     """Every pass of the configured days, in order.
 
     Args:
-        open_files: makes this worker's dataset of a pass' files.
+        open_files: makes this worker's dataset from the files of a pass.
 
     Raises:
-        BadRequest: no folder of data is named.
+        BadRequest: the configuration names no folder of data.
     """
     if settings.train.path is None:
         raise BadRequest(f"{settings.train.key}: expected the folder of days, found none")
@@ -72,10 +72,10 @@ class _Folders:
         return all(self._is_ready(f"{self._base}/{name}") for name in names)
 
     def describe(self, names: list[str]) -> str:
-        """What makes them ready."""
-        upto = f" to {names[-1]}" if len(names) > 1 else ""
-        inside = f", each with {self._donefile}" if self._donefile else ", each with files"
-        return f"{self._base}/{names[0]}{upto}{inside}"
+        """The condition under which folders are ready, for messages."""
+        last = f" to {names[-1]}" if len(names) > 1 else ""
+        contents = self._donefile or "files"
+        return f"{self._base}/{names[0]}{last}, each with {contents}"
 
     def _is_ready(self, folder: str) -> bool:
         if not self._donefile:
@@ -86,10 +86,10 @@ class _Folders:
 
     def files(self, names: list[str]) -> list[str]:
         """Files with data, in the order of the folders."""
-        found = itertools.chain.from_iterable(
+        listed = itertools.chain.from_iterable(
             files_below(f"{self._base}/{name}", self._options).items() for name in names
         )
-        data = {path: size for path, size in found if path.rpartition("/")[2] != self._donefile}
+        data = {path: size for path, size in listed if path.rpartition("/")[2] != self._donefile}
         if empty := [path for path, size in data.items() if size == 0]:
-            log.info("stream: %d empty files are passed over, %s first", len(empty), empty[0])
+            log.info("stream: %d empty files are skipped, %s first", len(empty), empty[0])
         return [path for path, size in data.items() if size]

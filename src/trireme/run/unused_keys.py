@@ -1,4 +1,4 @@
-"""Keys without an effect are never passed over in silence: each gets a line that says why."""
+"""Warnings for keys of a configuration that have no effect, with the reason."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ log = logging.getLogger("trireme")
 
 _ONLINE = "it belongs to `trireme stream`; `trireme run` reads all files, in natural order"
 _THREADS = "runner.thread_num threads read, shuffle and make batches; torch's own threads train"
-_EXPORT = "a model for inference takes what it reads and gives all that it returns"
-_TABLES = "tables live on the servers, where there are some, and have no size"
-_DISK = "rows stay in memory until shrink removes them; this version moves none to a disk"
-_SLOTS = "rows of all slots are loaded and saved; tables=[...] chooses tables"
-_BUCKETS = "a table has 4096 buckets, dealt to the servers"
+_EXPORT = "an exported model has all inputs that it reads and all outputs that it returns"
+_TABLES = "tables are on the servers, if there are any, and have no fixed size"
+_DISK = "rows stay in memory until shrink removes them; none are moved to a disk"
+_SLOTS = "rows of all slots are loaded and saved; tables=[...] selects tables"
+_BUCKETS = "a table has 4096 buckets, divided among the servers"
 
-# Patterns of keys that PaddleRec reads and nothing here does: why, and values that ask for nothing
-# besides False, 0 and "".
+# Patterns of keys that PaddleRec reads and Trireme does not: the reason, and the values besides
+# False, 0 and "" that need no warning.
 _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "runner.checkpoint_keep": (_ONLINE, ()),
     "runner.checkpoint_per_pass": (_ONLINE, ()),
     "runner.data_donefile": (_ONLINE, ()),
     "runner.data_sleep_second": (_ONLINE, ()),
     "runner.data_timeout_second": (_ONLINE, ()),
-    "runner.days": ("runner.start_day and end_day of `trireme stream` say which days", ()),
+    "runner.days": ("runner.start_day and end_day of `trireme stream` select the days", ()),
     "runner.end_day": (_ONLINE, ()),
     "runner.prefetch": (_ONLINE, ()),
     "runner.preload_thread_num": (_ONLINE, ()),
@@ -49,7 +49,7 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "runner.example_count_method": ("examples are counted as they are read", ()),
     "hyper_parameters.sparse_feature_number": (_TABLES, ()),
     "hyper_parameters.distributed_embedding": (_TABLES, ()),
-    "hyper_parameters.adam_d2sum": ("create() chooses the optimizer; see fleet.AdamD2Sum", ()),
+    "hyper_parameters.adam_d2sum": ("create() selects the optimizer; see fleet.AdamD2Sum", ()),
     "table_parameters.*.table_class": ("rows are kept in memory", ("MemorySparseTable",)),
     "table_parameters.*.shard_num": (_BUCKETS, ()),
     "table_parameters.*.compress_in_save": ("checkpoints are not compressed", ()),
@@ -59,10 +59,10 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-_EVALUATED = "every pass is evaluated before it is trained on, as runner.train_* says"
-_LISTED = "donefile.txt says where to go on"
+_EVALUATED = "every pass is evaluated before training, with the values of runner.train_*"
+_LISTED = "donefile.txt has the place to continue from"
 
-# Keys of `trireme run` that a stream reads without need.
+# Keys of `trireme run` that a stream reads but does not need.
 _NOT_OF_STREAMS = {
     "runner.epochs": "every pass is trained on once",
     "runner.test_data_dir": _EVALUATED,
@@ -78,15 +78,15 @@ _NOT_OF_STREAMS = {
 
 
 def warn_of_unused_in_stream(config: Config) -> None:
-    """As warn_of_unused, and the keys that other commands alone need."""
+    """As warn_of_unused, and for the keys that only `trireme run` needs."""
     warn_of_unused(config)
     for key, why in _NOT_OF_STREAMS.items():
-        if (found := config.get(key, None)) and (key, found) != ("runner.epochs", 1):
+        if (value := config.get(key, None)) and (key, value) != ("runner.epochs", 1):
             log.warning("%s: no effect: %s", key, why)
 
 
 def warn_of_unused(config: Config) -> None:
-    """Log the keys that nothing has read, once everything has been; near names may be meant."""
+    """Log the keys that nothing has read. Call it when the whole configuration has been read."""
     known = config.known()
     for key in config.unread():
         reasons = (reason for pattern, reason in _WHY.items() if fnmatchcase(key, pattern))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from trireme.train.predecessor import PredecessorProgress
 from trireme.train.push_stream import PushStream
 from trireme.worker import passes
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 from trireme.worker.passes import EnteredPass
 
 
@@ -21,7 +21,7 @@ class PassState:
         is_repeating: a predecessor has made pushes that a loop which begins no pass would repeat.
     """
 
-    def __init__(self, client: Client, stream: PushStream) -> None:
+    def __init__(self, client: WorkerClient, stream: PushStream) -> None:
         self._client, self._stream = client, stream
         self.entered: EnteredPass | None = None
         self.num_steps = 0

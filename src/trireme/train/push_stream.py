@@ -75,7 +75,7 @@ class PushStream:
         Args:
             behind: return when it is on its way, not when all servers have it. Errors are then
                 raised by a later push or flush.
-            staged, kind: see Client.push.
+            staged, kind: see WorkerClient.push.
         """
         if behind:
             self._running_pusher().submit(step, tables, dense)

@@ -46,7 +46,7 @@ class StreamPosition:
     position: tuple[int, ...] = ()
 
 
-class Client:
+class WorkerClient:
     """One worker's connection to the servers.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 SHRINK_SLICES = 64
 """Calls that a server's buckets are shrunk in: each is short, however large the table is."""
@@ -13,7 +13,7 @@ KeyCounts = dict[str, dict[str, int]]
 """Table -> number of keys by what has become of them."""
 
 
-def shrink(client: Client, *, time: int, day_over: bool) -> KeyCounts:
+def shrink(client: WorkerClient, *, time: int, day_over: bool) -> KeyCounts:
     """Remove rows that have expired from all servers. Workers may push meanwhile.
 
     Args:
@@ -31,7 +31,7 @@ def shrink(client: Client, *, time: int, day_over: bool) -> KeyCounts:
     return {table: dict(counts) for table, counts in totals.items()}
 
 
-def counters(client: Client) -> KeyCounts:
+def counters(client: WorkerClient) -> KeyCounts:
     """Table -> counts of keys on all servers since they started: "admitted" keys got a row,
     "rejected" did not (each push of one counts), "expired" and "evicted" lost theirs.
     """

@@ -20,7 +20,7 @@ from trireme.errors import (
 )
 from trireme.protocol.membership import LeasedStream
 from trireme.rpc.client import NOTICE_S
-from trireme.worker.client import PATIENCE, Client, StreamPosition
+from trireme.worker.client import PATIENCE, StreamPosition, WorkerClient
 from trireme.worker.servers import RETRY_S
 
 POLL_S = 2.0
@@ -47,7 +47,7 @@ class EnteredPass:
 
 
 def begin_pass(
-    client: Client, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
+    client: WorkerClient, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
 ) -> EnteredPass:
     """Enter the next pass.
 
@@ -72,7 +72,7 @@ def begin_pass(
     return replace(entered, first_step=int(first), end=end)
 
 
-def leave(client: Client, step: int, *, staged: bool = True) -> None:
+def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
     """Leave the pass: this stream contributes to the steps before `step` only."""
     group = client.coordinate("coord.leave", {"step": step}).body["group"]
     client.servers.everywhere_current("ps.group", {**group, "staged": staged})
@@ -94,7 +94,7 @@ class EnteredLeasedPass:
     num_steps: int
 
 
-def enter(client: Client, num_steps: int) -> EnteredLeasedPass:
+def enter(client: WorkerClient, num_steps: int) -> EnteredLeasedPass:
     """Enter the next pass, with so many steps made; from then on this worker takes part, if
     anything is left to do.
     """
@@ -113,7 +113,7 @@ def enter(client: Client, num_steps: int) -> EnteredLeasedPass:
 
 
 def take(
-    client: Client, done: LeasedStream | None, has_to_stop: Callable[[], bool]
+    client: WorkerClient, done: LeasedStream | None, has_to_stop: Callable[[], bool]
 ) -> tuple[LeasedStream, StreamPosition] | None:
     """Give back a stream that is done, if any, and take another, with the position of its last
     push. Pushes belong to it from then on. Waits while others have all streams that are left; None:
@@ -169,7 +169,7 @@ class _Patience:
             time.sleep(RETRY_S)
 
 
-def give_back(client: Client, *, parts: bool) -> None:
+def give_back(client: WorkerClient, *, parts: bool) -> None:
     """Stop in the middle of a pass, after all pushes have been applied; other workers take the
     stream.
 

@@ -14,11 +14,11 @@ from trireme.checkpoint.worker_side.server_operations import ServerOperations, W
 from trireme.errors import BadRequest
 from trireme.storage.checked_file import check_file
 from trireme.storage.storage import Storage, open_storage
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 
 def load_checkpoint(
-    client: Client,
+    client: WorkerClient,
     path: str | os.PathLike[str],
     *,
     tables: Collection[str] | None = None,
@@ -76,7 +76,7 @@ def load_checkpoint(
     return manifest
 
 
-def _check_follows(client: Client, source: Storage, manifest: CheckpointManifest) -> None:
+def _check_follows(client: WorkerClient, source: Storage, manifest: CheckpointManifest) -> None:
     if manifest.mode != "delta":
         return
     loaded = client.servers.ask_coordinator("coord.chain", {})["loaded"]

@@ -20,13 +20,13 @@ from trireme.errors import BadRequest, Corruption
 from trireme.storage.checked_file import written
 from trireme.storage.local import LocalStorage
 from trireme.storage.storage import Storage, open_storage
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 TENSORS_FILE = "worker.safetensors"
 
 
 def save_checkpoint(
-    client: Client,
+    client: WorkerClient,
     path: str | os.PathLike[str],
     *,
     extra: Mapping[str, Any],
@@ -93,7 +93,7 @@ def save_checkpoint(
 
 
 def finish_save(
-    client: Client,
+    client: WorkerClient,
     path: str | os.PathLike[str],
     manifest: CheckpointManifest,
     *,
@@ -108,7 +108,7 @@ def finish_save(
 
 
 def _finish(
-    client: Client,
+    client: WorkerClient,
     target: Storage,
     manifest: CheckpointManifest,
     operations: ServerOperations,

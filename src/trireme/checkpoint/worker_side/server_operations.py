@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from trireme.errors import DeadlineExceeded, TriremeError, Unavailable, class_of_code
 from trireme.storage.remote import RemoteStorage
 from trireme.storage.storage import Storage
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.checkpoint")
 
@@ -37,7 +37,7 @@ class ServerOperations:
 
     def __init__(
         self,
-        client: Client,
+        client: WorkerClient,
         storage: Storage,
         watch: Watch | None,
         timeout_s: float = SAVE_TIMEOUT_S,

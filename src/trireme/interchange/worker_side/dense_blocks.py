@@ -9,7 +9,7 @@ import numpy as np
 from trireme.interchange.worker_side.import_requests import TIMEOUT_S
 from trireme.protocol.wire import Array
 from trireme.rpc import Call
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 # In the states of optimizers: one number for the whole block.
 SCALARS = ("step", "n", "eta", "mu", "mu_product")
@@ -17,7 +17,7 @@ SCALARS = ("step", "n", "eta", "mu", "mu_product")
 BlockTensors = dict[str, dict[str, Array]]
 
 
-def read_blocks(client: Client) -> tuple[str | None, BlockTensors]:
+def read_blocks(client: WorkerClient) -> tuple[str | None, BlockTensors]:
     """The class of the dense optimizer, and all blocks: by id, then by tensor's name, flat."""
     optimizer, blocks = None, BlockTensors()
     for reply in client.servers.everywhere("export.blocks", {}, timeout_s=TIMEOUT_S):
@@ -28,7 +28,7 @@ def read_blocks(client: Client) -> tuple[str | None, BlockTensors]:
     return optimizer, blocks
 
 
-def write_blocks(client: Client, blocks: Mapping[str, Mapping[str, Array]]) -> None:
+def write_blocks(client: WorkerClient, blocks: Mapping[str, Mapping[str, Array]]) -> None:
     """Send these tensors, by block id and name, to the servers that own the blocks."""
     calls = []
     for server, endpoint in enumerate(client.servers.map.servers):

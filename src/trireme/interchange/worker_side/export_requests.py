@@ -9,11 +9,11 @@ from typing import Any
 from trireme.errors import Corruption
 from trireme.interchange.formats.file_lists import list_files
 from trireme.interchange.worker_side.import_requests import TIMEOUT_S
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 
 def write_fleet_rows(
-    client: Client,
+    client: WorkerClient,
     table: str,
     folder: Path,
     options: Mapping[str, Any],
@@ -43,7 +43,7 @@ def write_fleet_rows(
 
 
 def write_parquet(
-    client: Client,
+    client: WorkerClient,
     table: str,
     folder: str,
     *,

@@ -15,7 +15,7 @@ from trireme.interchange.formats.named_columns import checked
 from trireme.protocol.routing import Split
 from trireme.protocol.wire import Array
 from trireme.rpc import Call, Reply
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.interchange")
 
@@ -29,7 +29,7 @@ Watch = Callable[[float], None]
 
 
 @contextmanager
-def importing(client: Client, tables: Sequence[str], *, replace: bool) -> Iterator[None]:
+def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> Iterator[None]:
     """Rows that the block sends come into the tables when it ends without an error; else none do.
 
     Args:
@@ -49,7 +49,7 @@ def importing(client: Client, tables: Sequence[str], *, replace: bool) -> Iterat
         client.servers.everywhere("import.end", body, timeout_s=TIMEOUT_S)
 
 
-def _cancel(client: Client, table: str) -> None:
+def _cancel(client: WorkerClient, table: str) -> None:
     """Only logs an error: the next import discards unfinished rows too."""
     try:
         body = {"table": table, "commit": False, "replace": False}
@@ -59,7 +59,7 @@ def _cancel(client: Client, table: str) -> None:
 
 
 def read_files(
-    client: Client,
+    client: WorkerClient,
     method: str,
     table: str,
     files: Sequence[str],
@@ -112,7 +112,7 @@ def _count(table: str, files: Sequence[str], lines: set[int], replies: Sequence[
 
 
 def send_rows(
-    client: Client, table: str, arrays: Mapping[str, Array], *, time: int, pool: _core.Pool
+    client: WorkerClient, table: str, arrays: Mapping[str, Array], *, time: int, pool: _core.Pool
 ) -> int:
     """Send rows in arrays to the servers that own them; returns how many. Within `importing`.
 

@@ -15,7 +15,7 @@ from trireme.interchange.worker_side.dense_blocks import (
     write_blocks,
 )
 from trireme.protocol.dense_optimizers import needs_whole, shapes_made
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 from trireme.worker.dense_parameters import DenseParameters
 
 
@@ -23,7 +23,7 @@ class LocalDense:
     """Brings them to the blocks and back. One thread uses it at a time, with no push on its way."""
 
     def __init__(
-        self, client: Client, dense: DenseParameters, optimizer: torch.optim.Optimizer | None
+        self, client: WorkerClient, dense: DenseParameters, optimizer: torch.optim.Optimizer | None
     ) -> None:
         self._client, self._dense, self._optimizer = client, dense, optimizer
 

@@ -14,7 +14,7 @@ from trireme.protocol.gradients import DenseGradient, KeysByClass, TableGradient
 from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.cache import RowCache
 from trireme.train.modes.geo.rows import CachedKeys
-from trireme.worker.client import Client
+from trireme.worker.client import WorkerClient
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.pull import Pulled
 
@@ -47,7 +47,7 @@ class Window:
 
     def __init__(
         self,
-        client: Client,
+        client: WorkerClient,
         tables: tuple[Table, ...],
         dense: DenseParameters,
         optimizer: torch.optim.Optimizer | None,
