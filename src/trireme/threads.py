@@ -1,4 +1,4 @@
-"""What every process of a job sets up once: its threads, and how it keeps memory."""
+"""Threads, memory and garbage collection of a process that computes."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ import torch
 
 from trireme import _core
 
-# More than the buffers of a step with large batches; a process that needs less keeps less.
+# More than the buffers of a step with large batches.
 FREED_BYTES_KEPT = 512 << 20
 
 
 def start_pool(threads: int) -> _core.Pool:
-    """Threads for the calls of the core, 0 for one per CPU; and from now on freed memory is kept.
+    """Start threads for the calls of the core, 0: one per CPU; and keep freed memory from now on.
 
-    Steps take and free the same large buffers over and over: arrays of keys and rows here, and
-    activations in torch. Giving them back in between would cost page faults at every step.
+    Steps allocate and free the same large buffers over and over: arrays of keys and rows, and
+    activations in torch. Returning them to the system would cost page faults at every step.
     """
-    _core.keep_freed_memory(FREED_BYTES_KEPT)  # without effect where the C library cannot
+    _core.keep_freed_memory(FREED_BYTES_KEPT)  # no effect without glibc
     return _core.Pool(threads or os.cpu_count() or 1)
 
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """While the block runs, the cyclic collector leaves alone what exists now.
+    """While the block runs, the cyclic garbage collector ignores the objects that exist now.
 
-    Modules and functions, hundreds of thousands of objects, live until the end; searching them for
-    garbage stops every thread for a tenth of a second, again and again. Nothing if the process has
-    frozen objects itself.
+    Modules and functions, hundreds of thousands of objects, live until the end. Each search of them
+    stops all threads for a tenth of a second. No effect if the process has frozen objects itself.
     """
     is_ours = gc.get_freeze_count() == 0
     if is_ours:
@@ -45,7 +44,7 @@ def settled() -> Iterator[None]:
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """While the block runs, each operation of torch uses at most so many threads."""
+    """While the block runs, each operation of torch uses at most this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

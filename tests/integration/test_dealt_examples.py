@@ -28,8 +28,8 @@ from trireme.errors import (
 )
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
-from trireme.rpc import Client, ClientKeys, Server, ServerKeys, make_keys
-from trireme.train.loop.pipeline import share_of
+from trireme.rpc import ClientKeys, RpcClient, Server, ServerKeys, make_keys
+from trireme.train.loop.worker_batches import worker_batches
 
 SCHEMA = Schema([Label(), InsId(), Dense("d", 3), *(Sparse(f"s{i}") for i in range(3))])
 CHUNK_EXAMPLES = 20
@@ -70,7 +70,7 @@ class Given(InMemoryDataset):
     def _open(self, threads: int) -> Any:
         return self._given
 
-    def _share(self, files: Any) -> Any:
+    def _stream_of_files(self, files: Any) -> Any:
         assert self._cluster is not None
         self._place = (self._cluster.worker, self._cluster.num_workers)
         return files
@@ -163,7 +163,7 @@ def test_a_trainer_reads_the_examples_of_its_own_worker() -> None:
 
     def work(cluster: Cluster) -> list[Example]:
         dataset = dataset_of(cluster, given[cluster.worker])
-        return [e for batch in share_of(dataset, cluster) for e in examples_of(SCHEMA, batch)]
+        return [e for batch in worker_batches(dataset, cluster) for e in examples_of(SCHEMA, batch)]
 
     with Job(1) as job:
         assert job.run(2, work) == given
@@ -290,7 +290,7 @@ def test_workers_prove_their_keys_to_each_other(tmp_path: Path) -> None:
 
     def intrude(endpoint: str) -> None:
         keys = ClientKeys(own=pairs[3], server=pairs[1].public)
-        strangers = ((Client(name="no keys"), 0.3), (Client(name="stranger", keys=keys), 30))
+        strangers = ((RpcClient(name="no keys"), 0.3), (RpcClient(name="stranger", keys=keys), 30))
         for client, timeout_s in strangers:
             with client, pytest.raises(TriremeError) as caught:
                 client.call(endpoint, "exchange.piece", {}, timeout_s=timeout_s)
@@ -323,7 +323,7 @@ def test_pieces_out_of_place_are_refused_and_repeated_ones_ignored() -> None:
     piece = np.arange(3, dtype=np.uint8)
     with (
         Server("127.0.0.1:0", {"exchange.piece": inbox.on_piece}, name="w") as server,
-        Client(name="c") as client,
+        RpcClient(name="c") as client,
     ):
 
         def send(*arrays: Any, **body: Any) -> None:

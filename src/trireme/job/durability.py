@@ -1,5 +1,5 @@
-"""What of a server outlives it: `none`, or with a state folder what a killed process or a machine
-that goes down had acknowledged.
+"""What survives a server: nothing, or in a state folder everything that it has acknowledged before
+the process is killed or the machine goes down.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LOG_BYTES = 2 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Durability:
-    """What a server keeps.
+    """What survives a server.
 
     Attributes:
-        mode: none: nothing. process: what was acknowledged outlives the process (kill -9).
-            machine: it outlives the machine too; every answer waits for the disk.
-        folder: of this server alone; required but for none.
-        log_bytes: the log may grow by so many bytes, or as many as a snapshot of the server has if
-            that is more, before a snapshot takes its place; default LOG_BYTES.
+        mode: "none": nothing. "process": acknowledged requests survive the process (kill -9).
+            "machine": they also survive the machine; every answer waits for the disk.
+        folder: of this server alone; required unless the mode is "none".
+        log_bytes: a snapshot replaces the log when it has grown by this, or by the size of the last
+            snapshot if that is more; default LOG_BYTES.
     """
 
     mode: str = "none"
@@ -99,23 +99,21 @@ def kept(
 
 
 def _recover_coordinator(coordinator: Coordinator, document: Document, server: ServerState) -> None:
-    found = document.read()
-    if found is None and server.is_in_a_job and server.index == 0:
+    saved = document.read()
+    if saved is None and server.is_in_a_job and server.index == 0:
         raise Corruption(
             f"log: expected {document.path} beside the state of server 0, found none; go on from a"
             " checkpoint with an empty state folder"
         )
-    if found is not None:
-        coordinator.install(found)
+    if saved is not None:
+        coordinator.install(saved)
     coordinator.keep(document.write)
 
 
 def _finish_steps(server: ServerState) -> None:
-    """Apply the steps that wait for nobody: their last streams may have left, and the server been
-    killed before it applied them.
-    """
+    """Apply the steps that are complete: the server may have been killed before it applied them."""
     try:
         with server.journal.pushing():
             server.staging.advance()
-    except TriremeError as error:  # whoever waits for the step is told again
+    except TriremeError as error:  # the next pull that waits for the step raises it again
         log.warning("log: a step cannot be applied: %s", error)

@@ -1,4 +1,4 @@
-"""What a server answers to: the methods of all its parts by their names on the wire."""
+"""The methods that a server answers, by their names on the wire."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 from trireme.checkpoint.server_side.handlers import CheckpointHandlers
 from trireme.coordinator.coordinator import Coordinator
-from trireme.interchange.server_side.handlers import interchange_handlers
+from trireme.interchange.server_side.dense_blocks import BlockHandlers
+from trireme.interchange.server_side.exporting import ExportHandlers
+from trireme.interchange.server_side.importing import ImportHandlers
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.expiry import ExpiryHandlers
@@ -19,10 +21,10 @@ from trireme.server.state import ServerState
 def handlers_of(
     server: ServerState, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
 ) -> dict[str, Handler]:
-    """All methods.
+    """The methods of all parts of a server.
 
     Args:
-        attendance: the methods by which workers come and go.
+        attendance: the methods for heartbeats and goodbyes of workers.
         root: folder below which files are written and read.
     """
     goodbye, alive = attendance["server.goodbye"], attendance["server.alive"]
@@ -53,6 +55,8 @@ def handlers_of(
         "server.goodbye": on_goodbye,
         **CheckpointHandlers(server, root).handlers(),
         **FrozenExportHandlers(server, root).handlers(),
-        **interchange_handlers(server, root),
+        **ImportHandlers(server, root).handlers(),
+        **ExportHandlers(server, root).handlers(),
+        **BlockHandlers(server).handlers(),
         **ExpiryHandlers(server).handlers(),
     }

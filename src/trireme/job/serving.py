@@ -1,8 +1,8 @@
 """A server process: its state, the coordinator (used on server 0 only), and the end of the job.
 
-A server needs nothing but an address to listen on: the first worker brings the list of servers, the
-number of workers and the schemas. It ends by itself when all workers have said goodbye, or with an
-error when those that have not are silent for too long.
+A server needs only an address to listen on: the first worker brings the list of servers, the number
+of workers and the schemas. It ends when all workers have said goodbye, or with an error when those
+that have not are silent for too long.
 """
 
 from __future__ import annotations
@@ -70,28 +70,28 @@ def serve(
 
     Args:
         listen: "host:port"; port 0 chooses a free one.
-        listen_fd: a socket that listens there already, handed over by whoever chose the port.
-        threads: that work on one request; 0: as many as there are cores.
+        listen_fd: a socket that already listens there, from the process that chose the port.
+        threads: for one request; 0: one per CPU.
         keys: encrypt, and admit these clients only.
         insecure: allow an address beyond loopback without keys.
         timeout_s: silence of all remaining workers after which the job counts as lost.
         root: folder below which checkpoints are written and read; default the working directory.
-        durability: what outlives this process; default nothing.
-        limits: of what peers may make it hold.
-        name: what workers' messages call it, beside its address.
-        metrics: "[host:]port" to answer /metrics and /healthz at; port 0 chooses a free one.
+        durability: what survives this process; default nothing.
+        limits: on the memory that peers can make it use.
+        name: its name in workers' messages, besides its address.
+        metrics: "[host:]port" that answers /metrics and /healthz; port 0 chooses a free one.
         on_ready: called with the real "host:port" once it listens.
 
     Raises:
         BadRequest: an address that may not be used, or a root that is no folder. Unavailable: the
-            workers vanished.
+            workers have been silent for too long.
     """
     root = Path.cwd() if root is None else root
     if not root.is_dir():
         raise BadRequest(f"serve: expected root to be a folder, found {str(root)!r}")
     registry, health = new_registry("server", name), Health()
     with ExitStack() as stack:
-        if metrics is not None:  # before the server: it says so while that is not open yet
+        if metrics is not None:  # before the server, to report that it is not open yet
             stack.enter_context(Endpoint(metrics, registry, health))
         limits = limits or ServerLimits()
         state, attendance = ServerState(start_pool(threads), limits.capacity), Attendance()

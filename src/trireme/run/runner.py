@@ -25,7 +25,7 @@ from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.run.unused_keys import warn_of_unused
 from trireme.train import Dump, Recipe, Report, Trainer
-from trireme.train.loop.share import Closes
+from trireme.train.loop.worker_batches import Closable
 
 log = logging.getLogger("trireme")
 
@@ -163,7 +163,7 @@ def _first(dataset: Iterable[Any]) -> Any:
     try:
         return next(batches)
     finally:
-        if isinstance(batches, Closes):
+        if isinstance(batches, Closable):
             batches.close()
 
 

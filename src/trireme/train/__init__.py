@@ -2,7 +2,8 @@
 
 from trireme.train.checkpointing.checkpoints import Checkpoints
 from trireme.train.dump import Dump
-from trireme.train.loop.pipeline import Pipeline, prefetch
+from trireme.train.loop.pipeline import Pipeline
+from trireme.train.loop.prefetch import prefetch
 from trireme.train.loop.reporting import Report
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.recipe import Recipe

@@ -18,7 +18,7 @@ from trireme.train.checkpointing.load import LoadedCheckpoint, load, load_newest
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.leased_streams import LeasedPass, StreamBatches
-from trireme.train.loop.share import BEGIN, Place, share_of
+from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker_batches
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import (
     PredecessorProgress,
@@ -127,7 +127,7 @@ class Epochs:
             saver.begin_epoch(done.num_pushes)
         batches: Iterable[Any] = ()
         if not done.has_left:
-            batches = share_of(dataset, self._cluster, self.num_epochs, position)
+            batches = worker_batches(dataset, self._cluster, self.num_epochs, position)
         return EpochStart([StreamBatches(batches, position)], resumes, on_first_batch)
 
     def _begin_leased(self, dataset: Iterable[Any], saver: Saver | None) -> EpochStart | None:
@@ -150,7 +150,7 @@ class Epochs:
         dataset: Iterable[Any],
         done: PredecessorProgress,
         resumed: LoadedCheckpoint | None,
-    ) -> tuple[Place, bool, Callable[[], None] | None]:
+    ) -> tuple[EpochPosition, bool, Callable[[], None] | None]:
         """Where this worker's stream begins, and the other fields of its EpochStart."""
         is_under_way = resumed is not None and FitProgress.from_json(resumed.extra).is_under_way
         saved = {} if resumed is None else resumed.random
@@ -164,16 +164,18 @@ class Epochs:
         if resumed is not None:
             self.random.restore(saved)
             self.random.begin_epoch(dataset)
-        return BEGIN, False, None
+        return EPOCH_START, False, None
 
-    def _position(self) -> Place:
+    def _position(self) -> EpochPosition:
         """The position of this worker's stream in this epoch."""
         at = self._optimizer.position
         if at and at[0] == self.num_epochs:
-            return Place(at[1], at[2:])
-        return BEGIN  # this worker had made no step in the epoch
+            return EpochPosition(at[1], at[2:])
+        return EPOCH_START  # this worker had made no step in the epoch
 
-    def _after_predecessor(self, dataset: Iterable[Any], done: PredecessorProgress) -> Place:
+    def _after_predecessor(
+        self, dataset: Iterable[Any], done: PredecessorProgress
+    ) -> EpochPosition:
         position, worker = self._position(), self._cluster.worker
         if not done.has_left:
             check_order(dataset)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trireme.errors import Stopped, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.protocol.membership import LeasedStream
-from trireme.train.loop.share import BEGIN, Place, share_of
+from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker_batches
 from trireme.train.stream_checks import check_data
 from trireme.worker import passes
 from trireme.worker.client import StreamPosition
@@ -27,7 +27,7 @@ class StreamBatches:
     """Batches of one stream to train on or evaluate. start: where in the stream they begin."""
 
     batches: Iterable[Any]
-    start: Place = BEGIN
+    start: EpochPosition = EPOCH_START
 
 
 class LeasedPass:
@@ -77,7 +77,7 @@ class LeasedPass:
                     *(cluster.worker, lease.stream, start.batches),
                 )
             part = lease.stream, cluster.num_streams
-            batches = share_of(self._dataset, cluster, self._epoch, start, of=part)
+            batches = worker_batches(self._dataset, cluster, self._epoch, start, part=part)
             yield StreamBatches(batches, start)
             self._optimizer.flush()
             if self._has_to_stop():
@@ -101,13 +101,13 @@ class LeasedPass:
     def _has_to_stop(self) -> bool:
         return self._is_trainers and bool(self._optimizer.cluster.stop_request.reason)
 
-    def _start(self, lease: LeasedStream, at: StreamPosition) -> Place:
+    def _start(self, lease: LeasedStream, at: StreamPosition) -> EpochPosition:
         num_pushes = at.sequence - lease.begun_at
         if num_pushes == 0 and not self._resumes:
-            return BEGIN
+            return EPOCH_START
         if self._is_trainers and at.position and at.position[0] == self._epoch:
-            return Place(at.position[1], at.position[2:])
-        return Place(num_pushes)
+            return EpochPosition(at.position[1], at.position[2:])
+        return EpochPosition(num_pushes)
 
 
 def part_among(arrivals: Sequence[tuple[dict[str, Any], Any]], cluster: Cluster) -> tuple[int, int]:

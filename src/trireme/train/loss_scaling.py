@@ -1,8 +1,8 @@
-"""Loss scaling: what torch.amp.GradScaler asks of an optimizer, for gradients of rows as well.
+"""Loss scaling by torch.amp.GradScaler, for gradients of rows as well.
 
-A scaler looks for the gradients in the param groups, judges them, and then calls `step` with two
+A scaler reads the gradients in the param groups, checks them, and then calls `step` with two
 attributes set, `grad_scale` and `found_inf` (torch's contract with optimizers that have
-`_step_supports_amp_scaling`). So tables' groups show the rows that wait for the next push.
+`_step_supports_amp_scaling`). So a table's group shows the rows that wait for the next push.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trireme.worker.lookups import PendingLookups
 
 
 class PendingRows(Sequence[Tensor]):
-    """The rows of a table that forward passes have read since the last step: (K, W) leaves."""
+    """The rows of a table that forward passes have looked up since the last step: (K, W) leaves."""
 
     def __init__(self, table: Table, pending: Callable[[], PendingLookups]) -> None:
         self._parts = {part.class_id for part in table.parts}
@@ -45,10 +45,10 @@ class PendingRows(Sequence[Tensor]):
 
 
 def unscale(optimizer: torch.optim.Optimizer) -> bool:
-    """Do what a GradScaler has left to the step: divide the gradients by its scale.
+    """Divide the gradients by the scale of a GradScaler, if one calls the step.
 
     Returns:
-        False: it has found a gradient that is not finite; then there are none any more.
+        False: the scaler found a gradient that is not finite; all gradients are dropped.
     """
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None and bool(found_inf):
@@ -56,7 +56,7 @@ def unscale(optimizer: torch.optim.Optimizer) -> bool:
         return False
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     if scale is not None:
-        inverse = scale.double().reciprocal().float()  # as the scaler's own unscale_
+        inverse = scale.double().reciprocal().float()  # as in the scaler's own unscale_
         for group in optimizer.param_groups:
             for tensor in group["params"]:
                 if tensor.grad is not None:

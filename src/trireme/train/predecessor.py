@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.train.dump import Dump
-from trireme.train.loop.share import samplers, share_of
 from trireme.train.loop.tally import Tally
+from trireme.train.loop.worker_batches import samplers, worker_batches
 from trireme.worker.passes import EnteredPass
 
 log = logging.getLogger("trireme.train")
@@ -94,7 +94,7 @@ def skip_epoch(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> None:
     log.info("train: worker %d was started again: epoch %d is over", cluster.worker, epoch)
     if not hasattr(dataset, "stream"):
         check_order(dataset)
-        for _ in share_of(dataset, cluster, epoch):
+        for _ in worker_batches(dataset, cluster, epoch):
             pass
 
 

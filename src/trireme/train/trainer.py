@@ -25,12 +25,12 @@ from trireme.train.checkpointing.savers import Saver, saving
 from trireme.train.dump import Dump, dumping
 from trireme.train.epochs import Epochs, stop_if_asked
 from trireme.train.leased_streams import StreamBatches, part_among
+from trireme.train.loop.data_pass import DataPass, PassOptions
 from trireme.train.loop.reporting import Report
-from trireme.train.loop.run import Run, Watch
 from trireme.train.loop.scoring import ExampleIds, Loss, Scorer
-from trireme.train.loop.share import share_of
 from trireme.train.loop.staleness import staleness
 from trireme.train.loop.tally import Tally, check_metrics
+from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_of
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import kept_figures, remaining_dump
@@ -197,29 +197,29 @@ class Trainer:
             saving(checkpoints, self.optimizer, state.random, progress.to_json) as saver,
         ):
             ids = ExampleIds(dataset) if check_nan else None
-            watch = Watch(report or Report(), file, ids)
+            options = PassOptions(report or Report(), file, ids)
             for epoch in range(self.num_epochs - progress.begun_at, epochs):
                 title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
                 progress.num_epochs, progress.is_under_way = self.num_epochs, True
                 with self.cluster.client.script.section():
-                    progress.figures = self._train_epoch(title, dataset, watch, saver)
+                    progress.figures = self._train_epoch(title, dataset, options, saver)
                     stop_if_asked(self.cluster, saver)
                 state.num_epochs += 1
                 progress.num_epochs, progress.is_under_way = self.num_epochs, False
         return progress.figures
 
     def _train_epoch(
-        self, title: str, dataset: Iterable[Any], watch: Watch, saver: Saver | None
+        self, title: str, dataset: Iterable[Any], options: PassOptions, saver: Saver | None
     ) -> dict[str, float]:
-        tally = Tally(self.metrics, self.label, merged=watch.report.merged)
+        tally = Tally(self.metrics, self.label, merged=options.report.merged)
         start = self._epochs.begin(dataset, saver)
         if start is None:
             return kept_figures(tally, self.cluster, title)
         run = self._run(
-            *(title, start.streams, self.model, tally, watch),
+            *(title, start.streams, self.model, tally, options),
             epoch=self.num_epochs,
             begun=start.on_first_batch,
-            goes_on=start.resumes,
+            continues=start.resumes,
             saver=saver,
         )
         return run.train()
@@ -262,10 +262,10 @@ class Trainer:
                 row_life.at_data_time(dataset, self.optimizer),
                 dumping(dump, dataset, self.model, self.cluster) as file,
             ):
-                watch = Watch(report, file, ExampleIds(dataset) if check_nan else None)
+                options = PassOptions(report, file, ExampleIds(dataset) if check_nan else None)
                 part = part_among(arrivals, self.cluster)
-                streams = [StreamBatches(share_of(dataset, self.cluster, of=part))]
-                return self._run(title, streams, model or self.model, tally, watch).evaluate()
+                streams = [StreamBatches(worker_batches(dataset, self.cluster, part=part))]
+                return self._run(title, streams, model or self.model, tally, options).evaluate()
 
     def _run(
         self,
@@ -273,17 +273,17 @@ class Trainer:
         streams: Iterable[StreamBatches],
         model: nn.Module,
         tally: Tally,
-        watch: Watch,
+        options: PassOptions,
         **of_epoch: Any,
-    ) -> Run:
-        return Run(
+    ) -> DataPass:
+        return DataPass(
             title=title,
             streams=streams,
             model=model,
             score=Scorer(self.loss if tally.has_loss else None, self.label),
             tally=tally,
             optimizer=self.optimizer,
-            watch=watch,
+            options=options,
             depth=self.depth,
             threads=self.threads,
             shows=self.shows_progress,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from trireme.errors import BadRequest, Corruption
-from trireme.train.loop.share import samplers
+from trireme.train.loop.worker_batches import samplers
 
 _NOW, _EPOCH = "random/now", "random/epoch"
 _PYTHON_VERSION = 3

@@ -31,13 +31,10 @@ from trireme.job.default import default
 from trireme.nn import BatchPlan, Planner
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
-from trireme.threads import settled
-from trireme.train.leased_streams import LeasedPass
 from trireme.train.loop.replica import Replica
-from trireme.train.loop.share import Closes, Place, share_of
 from trireme.train.loop.timing import Timing
+from trireme.train.loop.worker_batches import Closable
 from trireme.train.optimizer import newest_optimizer
-from trireme.train.predecessor import PredecessorProgress, check_order, skip_epoch
 from trireme.worker.lookups import PendingLookups, RowLookup
 from trireme.worker.pull import Pulled
 
@@ -136,7 +133,7 @@ class Pipeline:
         self._may_pull.release()
         has_stopped = _stop(self._planned, CLOSE_S)
         _stop(self._ahead, self._cluster.client.timeout_s + 1)
-        if has_stopped and isinstance(self._source, Closes):
+        if has_stopped and isinstance(self._source, Closable):
             self._source.close()
 
     def _plan(self) -> Iterator[_Prepared]:
@@ -228,76 +225,3 @@ def _stop(queue: BoundedQueue[_Prepared], timeout_s: float) -> bool:
             timeout_s,
         )
     return has_ended
-
-
-def prefetch(
-    dataset: Iterable[Any],
-    model: nn.Module,
-    *,
-    depth: int = 2,
-    epoch: int = 0,
-    cluster: Cluster | None = None,
-) -> Iterator[Batch]:
-    """Batches for a plain training loop, with rows and dense weights pulled ahead of it.
-
-    `dataset` is iterated once: one pass. A dataset with streams gives each worker its own; of any
-    other iterable every worker takes each num_workers-th batch. When it is exhausted this worker
-    has left the pass and its parameters are current. In the place of a worker that was killed, the
-    batches that it has trained on are read again and left out. Where workers share out streams, a
-    loop that is left early gives its stream back, and others train on what is left of it.
-
-        for batch in tr.prefetch(train, model):
-            loss = criterion(model(batch), batch["label"])
-            loss.backward()
-            optimizer.step()
-
-    Args:
-        depth: batches to read and plan ahead.
-        epoch: changes the order of a dataset that shuffles.
-    """
-    job = default() if cluster is None else cluster
-    with job.client.script.section():
-        optimizer = newest_optimizer(job)
-        if job.num_streams and optimizer is not None:
-            shared = LeasedPass(optimizer, dataset, epoch, is_trainers=False)
-            for stream in () if shared.is_over else shared.streams():
-                pipeline = Pipeline(stream.batches, model, training=True, depth=depth, cluster=job)
-                try:
-                    with settled(), pipeline:
-                        yield from pipeline
-                except GeneratorExit:
-                    shared.give_back()
-                    raise
-            optimizer.end_pass()
-            return
-        found = PredecessorProgress()
-        num_batches = 0
-        if optimizer is not None:
-            found = optimizer.begin_pass()
-            num_batches = optimizer.mode.num_batches(found.num_pushes)
-        if found.is_over or found.has_left:
-            skip_epoch(dataset, job, epoch)
-        else:
-            share = _share_left(dataset, job, epoch, num_batches)
-            pipeline = Pipeline(share, model, training=True, depth=depth, cluster=job)
-            with settled(), pipeline:
-                yield from pipeline
-                optimizer = newest_optimizer(job)
-        if optimizer is not None:
-            optimizer.end_pass()
-
-
-def _share_left(
-    dataset: Iterable[Any], cluster: Cluster, epoch: int, num_batches: int
-) -> Iterable[Any]:
-    """This worker's share without the batches that a predecessor has trained on."""
-    if num_batches == 0:
-        return share_of(dataset, cluster, epoch)
-    check_order(dataset)
-    if cluster.client.script.has_attended_within():
-        raise BadRequest(
-            "prefetch: expected a loop without meetings of the workers to go on with, in the place"
-            " of a worker that was killed, found one with them: start the job again and load the"
-            " newest checkpoint"
-        )
-    return share_of(dataset, cluster, epoch, Place(num_batches))

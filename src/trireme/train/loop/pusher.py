@@ -1,4 +1,4 @@
-"""Pushes behind the training loop: one thread sends them in order, at most two wait."""
+"""Pushes behind the training loop: a thread sends them in order, and at most two wait."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _Item = tuple[Step, Mapping[RowClassId, TableGradient], DenseGradient | None]
 
 
 class Pusher:
-    """One thread submits; any may flush. An error of a push is raised by the next `submit` or
-    `flush`; no later push is sent. `watch` counts what the pushes take.
+    """The thread that sends pushes. One thread submits; any may flush. Later calls of `submit` and
+    `flush` raise the error of a push, and no later push is sent. `watch` counts the time.
     """
 
     def __init__(self, client: WorkerClient, watch: Stopwatch) -> None:
@@ -35,10 +35,10 @@ class Pusher:
     def submit(
         self, step: Step, tables: Mapping[RowClassId, TableGradient], dense: DenseGradient | None
     ) -> None:
-        """Send this push after those before it; waits while two are waiting.
+        """Send this push after those before it; waits while two others wait.
 
         Raises:
-            The error of an earlier push. DeadlineExceeded: the servers took none for too long.
+            The error of an earlier push. DeadlineExceeded: no push has ended for too long.
         """
         with self._ended:
             self._raise_error()
@@ -58,9 +58,7 @@ class Pusher:
             return self._num_submitted - self._num_ended
 
     def flush(self) -> None:
-        """Wait until all pushes submitted so far have ended. Raises the error of one that
-        failed.
-        """
+        """Wait until all pushes submitted so far have ended. Raises the error of a failed one."""
         with self._ended:
             last = self._num_submitted
             if not self._ended.wait_for(lambda: self._num_ended >= last, self._patience_s()):
@@ -79,14 +77,13 @@ class Pusher:
             self.stop()
 
     def stop(self) -> None:
-        """End the thread after the push that is on its way; those that wait are dropped."""
+        """End the thread after the push that it sends; drops those that wait."""
         self._is_stopping = True
         self._queue.put(None, timeout=self._patience_s())
         self._thread.join(self._patience_s())
 
     def _patience_s(self) -> float:
-        # Every push ends within the client's deadline, so a full queue moves within a multiple of
-        # it.
+        # Every push ends within the client's deadline.
         return (WAITING_MAX + 2) * self._client.timeout_s
 
     def _raise_error(self) -> None:

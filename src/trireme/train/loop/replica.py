@@ -1,8 +1,8 @@
-"""Several training threads in one process: each trains a replica of the model, batches in turn.
+"""Several training threads in one process: each trains a replica of the model on every T-th batch.
 
-An operation of torch on a small batch is shorter than the time to wake torch's threads and to wait
-for the last of them, which the threads that plan, pull and push hold up. A thread per batch needs
-no such meetings. With T threads weights are at most T - 1 steps old: the other threads' batches.
+On a small batch an operation of torch takes less time than waking torch's threads and waiting for
+the last of them, which competes with the threads that plan, pull and push. A thread per batch does
+not wait for others. With T threads weights are at most T - 1 steps old.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from trireme.worker.pull import Pulled
 
 @dataclass(eq=False)
 class Replica:
-    """What one training thread works on: a model, its dense parameters, and the rows it has looked
-    up since its last step.
+    """What one training thread works on: a model, its dense parameters, and its pending lookups.
 
     Attributes:
-        number: of the batch it works on, from 0 in the order of the stream; -1: none yet.
+        number: of its batch, from 0 in the order of the stream; -1: it has none yet.
     """
 
     model: nn.Module
@@ -44,15 +43,15 @@ class Replica:
             self.dense.install(block_ids, values)
 
     def copy(self, tables: Sequence[Table]) -> Replica:
-        """Another one, with parameters and buffers of its own; the tables are the same."""
+        """Another replica, with parameters and buffers of its own and the same tables."""
         model = copy.deepcopy(self.model, {id(table): table for table in tables})
         return Replica(model, self.dense.of_copy(model), PendingLookups())
 
 
-class Turns:
+class BatchOrder:
     """Lets threads act in the order of their batches, so that positions of the stream only grow.
 
-    A thread waits as long as the others live: how long a model computes is its own business.
+    A thread waits without a deadline while the others live: a model may compute for long.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -62,8 +61,8 @@ class Turns:
 
     @contextmanager
     def turn(self, replica: Replica) -> Iterator[None]:
-        """Run the block after those of all batches before the replica's. Raises Closed: a thread
-        that had one of these has failed.
+        """Run the block after the blocks of all batches before the replica's. Raises Closed: the
+        thread of one of them has failed.
         """
         number = replica.number
         with self._changed:
@@ -80,7 +79,7 @@ class Turns:
         return has_failed and not any(self._next <= other.number < number for other in self._alive)
 
     def fail(self, replica: Replica) -> None:
-        """Its turn will not come, whatever batch it had; those before that still may."""
+        """The replica's block will not run. Blocks of batches before still may."""
         with self._changed:
             self._alive.remove(replica)
             self._changed.notify_all()
@@ -92,10 +91,10 @@ def train_replicas(
     """Run `work` on each replica, the first in this thread; returns when all have ended.
 
     Args:
-        fail: called when `work` on this replica has failed; makes the others end soon.
+        fail: called when `work` on a replica has failed, to make the others end soon.
 
     Raises:
-        The first error of any of them; the others' follow from it.
+        The first error; those of other threads follow from it.
     """
     errors: list[BaseException] = []
 
@@ -110,7 +109,7 @@ def train_replicas(
         threading.Thread(target=run, args=(r,), name=f"trireme-train-{i}", daemon=True)
         for i, r in enumerate(replicas[1:], 1)
     ]
-    # Each its share: one operation should not wait for the threads of another.
+    # One operation should not wait for the threads of another.
     with torch_threads(max(1, torch.get_num_threads() // len(replicas))):
         for thread in threads:
             thread.start()

@@ -1,4 +1,4 @@
-"""The gradients of rows that a step pushes, of what forward passes have read since the last one."""
+"""The gradients of the rows that forward passes have looked up since the last step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model makes of a batch: its outputs by name, and the loss."""
+"""The outputs of a model for a batch, by name, and the loss."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A batch and what came of it.
+    """A batch with the outputs and the loss of the model.
 
     outputs: by name, without gradients, each (B, ...).
-    loss: scalar, with its gradient; None where none was asked for.
+    loss: scalar, with its gradient; None: the scorer has no loss.
     """
 
     batch: Batch
@@ -60,9 +60,9 @@ class Scorer:
 
 
 class ExampleIds:
-    """What the examples of a dataset are called: its InsId column, or else the column ins_id.
+    """The names of a dataset's examples: its InsId column, or else the column ins_id.
 
-    column: name of that column; None: the schema has none.
+    column: name of the column; None: the schema has none.
     """
 
     def __init__(self, dataset: object) -> None:
@@ -72,9 +72,7 @@ class ExampleIds:
             self.column = next((f.name for f in schema.fields if isinstance(f, InsId)), None)
 
     def of(self, batch: Batch) -> list[str] | None:
-        """A name per example: the strings, or the integers of a (B,) tensor; None: there are
-        none.
-        """
+        """A name per example: strings, or integers of a (B,) tensor; None: there are none."""
         column = None if self.column is None else batch.get(self.column)
         if isinstance(column, Strings):
             return column.decode()
@@ -87,7 +85,7 @@ def check_finite(scored: Scored, ids: ExampleIds) -> None:
     """Raises NotFinite: an output or the loss is NaN or infinite; names the examples."""
     for name, output in scored.outputs.items():
         if math.isfinite(output.sum().item()):
-            continue  # so are its values; the sum of finite ones may not be
+            continue  # then all values are finite; the converse does not hold
         finite = torch.isfinite(output)
         if not finite.all():
             value = output[~finite].flatten()[0].item()
@@ -97,13 +95,13 @@ def check_finite(scored: Scored, ids: ExampleIds) -> None:
 
 
 def _rows(is_wrong: Tensor) -> list[int]:
-    """Which examples have a wrong value; none if the output is not by example."""
+    """The examples with a wrong value; empty for a scalar."""
     if is_wrong.dim() == 0:
         return []
     return torch.nonzero(is_wrong.reshape(len(is_wrong), -1).any(1)).flatten().tolist()
 
 
-def _not_finite(found: str, batch: Batch, rows: list[int], ids: ExampleIds) -> NotFinite:
+def _not_finite(wrong_value: str, batch: Batch, rows: list[int], ids: ExampleIds) -> NotFinite:
     names = ids.of(batch)
     is_by_example = rows and rows[-1] < batch.num_examples
     wrong = rows if is_by_example else list(range(batch.num_examples))
@@ -111,14 +109,14 @@ def _not_finite(found: str, batch: Batch, rows: list[int], ids: ExampleIds) -> N
     shown = ", ".join(str(i) if names is None else repr(names[i]) for i in wrong[:SHOWN_MAX])
     more = f" and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else ""
     return NotFinite(
-        f"Trainer: expected finite outputs and loss, found {found} {called} {shown}{more};"
+        f"Trainer: expected finite outputs and loss, found {wrong_value} {called} {shown}{more};"
         f" the batch of {batch.num_examples} before position {batch.position} of stream"
         f" {batch.stream}; nothing of it was pushed"
     )
 
 
 def column_of(batch: Batch, name: str, reader: str) -> Column:
-    """A column of the batch. Raises BadRequest, which says who reads it and what there is."""
+    """A column of the batch. Raises BadRequest: there is none; names the reader and all columns."""
     if name not in batch:
         raise BadRequest(
             f"{reader}: expected column {name!r} in the batch, found {', '.join(batch.keys())}"
@@ -145,7 +143,7 @@ def outputs_by_name(outputs: Any) -> dict[str, Tensor]:
     return {name: output.detach() for name, output in named.items()}
 
 
-def _not_outputs(found: str) -> BadRequest:
+def _not_outputs(kind: str) -> BadRequest:
     return BadRequest(
-        f"Trainer: expected the model to return a tensor or tensors by name, found {found}"
+        f"Trainer: expected the model to return a tensor or tensors by name, found {kind}"
     )

@@ -1,4 +1,4 @@
-"""How stale pushes were, as the servers that applied them have counted."""
+"""How stale pushes were when servers applied them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,19 @@ def staleness(optimizer: DistributedOptimizer) -> dict[int, int]:
 
 
 class StalenessReport:
-    """What the pushes of a run have added to the histogram.
-
-    Args:
-        optimizer: any worker's; the pushes of all count.
-    """
+    """The staleness of the pushes of one pass, of all workers."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self._optimizer = optimizer
         self._before = Counter(staleness(optimizer))
 
     def end(self) -> str:
-        """In words, of what has been applied since."""
+        """Describe the pushes that have been applied since the beginning."""
         return described(Counter(staleness(self._optimizer)) - self._before)
 
 
 def described(histogram: Counter[int]) -> str:
-    """Median, 99 % and the most of a histogram in words."""
+    """Median, 99 % and maximum of a histogram, in words."""
     if not histogram:
         return "staleness: no pushes were applied"
     at = [f"{_quantile(histogram, part)} at {part} %" for part in (50, 99, 100)]
@@ -41,7 +37,7 @@ def described(histogram: Counter[int]) -> str:
 
 
 def _quantile(histogram: Counter[int], percent: int) -> int:
-    """The least staleness that so many of the pushes do not exceed."""
+    """The smallest staleness that this percentage of the pushes does not exceed."""
     seen = 0
     for steps in sorted(histogram):
         seen += histogram[steps]

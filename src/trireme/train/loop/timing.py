@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """Seconds by activity, gathered by any threads; two readings of the clock per measurement."""
+    """Adds up seconds by activity, of any threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
 
     def measure(self, activity: str) -> Measurement:
-        """Counts the time of a `with` block, also of one that raises."""
+        """Measure a `with` block, even if it raises."""
         return Measurement(self, activity)
 
     def timed(self, activity: str, items: Iterable[T]) -> Iterator[T]:
-        """The items; counts the time that each takes to come."""
+        """The items; measures the time until each is there."""
         iterator = iter(items)
         while True:
             with self.measure(activity):
@@ -39,13 +39,13 @@ class Stopwatch:
             self._seconds[activity] = self._seconds.get(activity, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
-        """What has been counted since the beginning."""
+        """Seconds by activity so far."""
         with self._lock:
             return dict(self._seconds)
 
 
 class Measurement:
-    """One block of one thread; made by Stopwatch.measure."""
+    """The `with` block of Stopwatch.measure."""
 
     __slots__ = ("_activity", "_started", "_watch")
 
@@ -65,13 +65,11 @@ class Measurement:
 
 
 class Timing:
-    """What the threads of a trainer spend their time on.
+    """The time that the threads of a trainer spend.
 
-    loop: of the threads that compute: "wait" (for the next batch), "forward", "backward", "push"
-        (until the gradients are on their way; in sync until they are staged), and "pull" where the
-        loop itself pulls.
-    behind: of the threads beside them: "read", "parse", "unique" (finding a batch's distinct keys),
-        "pull", "push".
+    loop: of training threads: "wait" (for the next batch), "forward", "backward", "push" (until the
+        gradients are on their way; in sync until they are staged), and "pull" where the loop pulls.
+    behind: of the threads beside them: "read", "parse", "unique" (distinct keys), "pull", "push".
     """
 
     def __init__(self) -> None:
@@ -83,7 +81,7 @@ BEHIND = ("read", "parse", "unique", "pull", "push")
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _Clocks:
     """Clocks and counters at one moment."""
 
     time_s: float
@@ -94,13 +92,13 @@ class _Reading:
 
 
 class TimeReport:
-    """Says after every `period` batches, and at the end of all of them, where the time went.
+    """Reports after every `period` batches, and at the end, where the time went.
 
-    The parts of the loop and its "other" add up to the time that passed, times the number of
-    threads. What happens behind the loop costs it time only as "wait".
+    The parts of the loop and its "other" add up to the elapsed time, times the number of threads.
+    What happens behind the loop costs it time only as "wait".
 
     Args:
-        source: what is read; its `seconds`, if it has them, say what reading and parsing took.
+        source: what is read; its `seconds`, if it has them, are those of reading and parsing.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class TimeReport:
         self._first = self._last = self._read()
 
     def observe(self, examples: int) -> None:
-        """Count a batch that the loop is done with."""
+        """Count a batch after its step."""
         self._batches += 1
         self._examples += examples
         if self._batches % self._period == 0:
@@ -126,17 +124,17 @@ class TimeReport:
             self._say(f"batch {self._batches}: {self._between(before, self._last)}")
 
     def end(self) -> None:
-        """Say where the time of all batches went."""
+        """Report on all batches."""
         self._say(f"all {self._batches} batches: {self._between(self._first, self._read())}")
 
-    def _read(self) -> _Reading:
+    def _read(self) -> _Clocks:
         behind = self._timing.behind.read()
-        # Waiting for a source that reads ahead is not reading.
+        # They replace "read", which for a source that reads ahead is waiting.
         behind |= getattr(self._source, "seconds", {})
         loop = self._timing.loop.read()
-        return _Reading(time.perf_counter(), self._batches, self._examples, loop, behind)
+        return _Clocks(time.perf_counter(), self._batches, self._examples, loop, behind)
 
-    def _between(self, before: _Reading, after: _Reading) -> str:
+    def _between(self, before: _Clocks, after: _Clocks) -> str:
         wall_s = max(after.time_s - before.time_s, 1e-9)
         loop, behind = (
             {name: now[name] - then.get(name, 0.0) for name in names if name in now}
@@ -146,11 +144,11 @@ class TimeReport:
             )
         )
         loop["other"] = max(wall_s * self._threads - sum(loop.values()), 0.0)
-        of_threads = "" if self._threads == 1 else f" of {self._threads} threads"
+        threads = "" if self._threads == 1 else f" of {self._threads} threads"
         return (
             f"{after.batches - before.batches} in {wall_s:.3f} s,"
             f" {(after.examples - before.examples) / wall_s:,.0f} examples/s;"
-            f" loop{of_threads}: {_list(loop)}; behind it: {_list(behind)}"
+            f" loop{threads}: {_list(loop)}; behind it: {_list(behind)}"
         )
 
 

@@ -16,6 +16,7 @@ from tests.jobs import InProcessServer
 from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
+from trireme.table import RowClassId
 from trireme.worker.client import WorkerClient
 
 SECRET = "a line that nobody outside may read"
@@ -145,7 +146,7 @@ def test_the_name_of_a_table_is_no_path(
         cluster.ensure_table(table)
     except TriremeError:
         return
-    cluster.client.pull({name: np.arange(3, dtype=np.uint64)})
+    cluster.client.pull({RowClassId(name): np.arange(3, dtype=np.uint64)})
     assert run(cluster, root, "") == ""
     found = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
     assert found

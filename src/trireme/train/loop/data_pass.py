@@ -1,4 +1,4 @@
-"""One pass over a share of data: the pipeline, the loop, and those who watch it."""
+"""One pass over data: the pipeline, the loop, and the observers of its batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trireme.train.checkpointing.savers import Saver
 from trireme.train.dump import DumpFile
 from trireme.train.leased_streams import StreamBatches
 from trireme.train.loop.pipeline import Pipeline
-from trireme.train.loop.replica import Replica, Turns, train_replicas
+from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
 from trireme.train.loop.reporting import Report, Reporter
 from trireme.train.loop.scoring import ExampleIds, Scored, Scorer, check_finite
 from trireme.train.loop.staleness import StalenessReport
@@ -27,12 +27,12 @@ from trireme.train.loop.timing import TimeReport
 from trireme.train.optimizer import DistributedOptimizer
 
 Observer = Callable[[nn.Module, Scored], None]
-"""Sees each batch when the loop is done with it, in the order of the stream, one at a time."""
+"""Gets each batch after its step, in the order of the stream, one at a time."""
 
 
 @dataclass(frozen=True)
-class Watch:
-    """What a caller wants of a run besides its figures.
+class PassOptions:
+    """What a pass does besides its figures.
 
     report: what worker 0 prints. dump: gets every batch. ids: names the examples whose outputs are
     not finite, which end the run before anything is pushed; None: outputs are not checked.
@@ -44,17 +44,17 @@ class Watch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """Everything that one pass needs.
+class DataPass:
+    """One pass over data.
 
     streams: what is trained on or evaluated, one after the other.
-    epoch: its number, which the servers note with the place that a stream has reached in it.
-    begun: called before the first batch is trained on. goes_on: with a pass that was begun before,
-    which may have no examples left.
+    model: the optimizer's or a part of it.
+    threads: training threads; see Trainer.
+    shows: worker 0 shows its progress.
+    epoch: its number, which the servers keep with the position of each stream.
+    begun: called before the first batch is trained on.
+    continues: the pass was begun before, and may have no examples left.
     saver: takes checkpoints meanwhile.
-    model: what runs, that of the optimizer or a part of it.
-    threads: that train; see Trainer.
-    shows: whether worker 0 shows its progress.
     """
 
     title: str
@@ -63,23 +63,25 @@ class Run:
     score: Scorer
     tally: Tally
     optimizer: DistributedOptimizer
-    watch: Watch
+    options: PassOptions
     depth: int
     threads: int
     shows: bool
     epoch: int = 0
     begun: Callable[[], None] | None = None
-    goes_on: bool = False
+    continues: bool = False
     saver: Saver | None = None
 
     def train(self) -> dict[str, float]:
-        """Figures of all workers; every worker's pushes have been applied. Raises DataError: no
-        worker had an example.
+        """Train; returns the figures of all workers. All pushes have been applied then.
+
+        Raises:
+            DataError: no worker had an example.
         """
         return self._run(self._train, training=True)
 
     def evaluate(self) -> dict[str, float]:
-        """Figures of all workers, without examples no loss (NaN); nothing is pushed."""
+        """Evaluate; returns the figures of all workers, with loss NaN if there are no examples."""
         with torch.no_grad():
             return self._run(self._evaluate, training=False)
 
@@ -107,7 +109,7 @@ class Run:
             if pushes is not None:
                 shown.say(pushes.end())
             self.tally.merge(cluster, self.title)
-            if training and self.tally.num_examples == 0 and not self.goes_on:
+            if training and self.tally.num_examples == 0 and not self.continues:
                 raise DataError(
                     f"{self.title}: expected examples, found none at any worker: there is no data,"
                     " or with drop_last less than a batch"
@@ -135,13 +137,13 @@ class Run:
         )
 
     def _report(self, shown: Display, progress: _Progress, training: bool) -> TimeReport | None:
-        if not self.watch.report.timing or self.optimizer.cluster.worker != 0:
+        if not self.options.report.timing or self.optimizer.cluster.worker != 0:
             return None
         return TimeReport(
             shown.say,
             self.optimizer.timing,
             progress,
-            period=self.watch.report.period,
+            period=self.options.report.period,
             threads=self.threads if training else 1,
         )
 
@@ -151,11 +153,11 @@ class Run:
         cluster = self.optimizer.cluster
         say = shown.say if cluster.worker == 0 else None
         observers: list[Observer] = [
-            Reporter(self.watch.report, self.tally.figures, say).observe,
+            Reporter(self.options.report, self.tally.figures, say).observe,
             lambda _, scored: self._show(shown, progress),
         ]
-        if self.watch.dump is not None:
-            observers.append(self.watch.dump.observe)
+        if self.options.dump is not None:
+            observers.append(self.options.dump.observe)
         if report is not None:
             observers.append(lambda _, scored: report.observe(scored.batch.num_examples))
         return observers
@@ -168,9 +170,9 @@ class Run:
     def _train(self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
         optimizer, loop = self.optimizer, self.optimizer.timing.loop
         first = optimizer.replica
-        first.pending.take()  # of a batch that failed
+        first.pending.take()  # lookups of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
-        turns = Turns(replicas)
+        order = BatchOrder(replicas)
         behind, in_lockstep = self.threads == 1, optimizer.mode.in_lockstep
         done = stream.start.batches + 1
 
@@ -183,8 +185,8 @@ class Run:
                 assert scored.loss is not None
                 with loop.measure("backward"):
                     scored.loss.backward()  # type: ignore[no-untyped-call]
-                with turns.turn(replica):
-                    # First, because a metric refuses outputs that are not numbers: they should not
+                with order.turn(replica):
+                    # First, because a metric refuses outputs that are not numbers, before they
                     # reach the tables.
                     self.tally.add(scored)
                     with loop.measure("push"):
@@ -204,7 +206,7 @@ class Run:
                     break  # in lockstep all workers stop at the same step, see Pipeline
 
         def fail(replica: Replica) -> None:
-            turns.fail(replica)
+            order.fail(replica)
             pipeline.stop()
 
         train_replicas(replicas, work, fail)
@@ -222,36 +224,36 @@ class Run:
 
     def _score(self, model: nn.Module, batch: Any) -> Scored:
         scored = self.score(model, batch)
-        if self.watch.ids is not None:
-            check_finite(scored, self.watch.ids)
+        if self.options.ids is not None:
+            check_finite(scored, self.options.ids)
         return scored
 
 
 class _Progress:
-    """How far the share is read that is under way, and what reading has taken."""
+    """How far the current batches are read, and the time that reading has taken."""
 
     def __init__(self) -> None:
-        self._share: Iterable[Any] = ()
+        self._batches: Iterable[Any] = ()
         self._past: dict[str, float] = {}
 
-    def begin(self, share: Iterable[Any]) -> None:
-        self._past, self._share = self.seconds, share
+    def begin(self, batches: Iterable[Any]) -> None:
+        self._past, self._batches = self.seconds, batches
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of this share and those before it; empty where they do not say."""
-        current: dict[str, float] = getattr(self._share, "seconds", {})
-        return {name: self._past.get(name, 0.0) + of for name, of in current.items()} or self._past
+        """Seconds by activity, of these batches and those before; empty if they are unknown."""
+        current: dict[str, float] = getattr(self._batches, "seconds", {})
+        return {name: self._past.get(name, 0.0) + s for name, s in current.items()} or self._past
 
     def fraction_read(self) -> float | None:
-        """0 to 1 of this share, None if nobody knows."""
-        share = self._share
-        return share.fraction_read() if hasattr(share, "fraction_read") else None
+        """0 to 1 of these batches; None if it is unknown."""
+        batches = self._batches
+        return batches.fraction_read() if hasattr(batches, "fraction_read") else None
 
 
 @contextmanager
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Train or evaluate; afterwards every part of the model is in the mode that it was in."""
+    """Put the model into training or evaluation, and every module back into its state after."""
     before = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:

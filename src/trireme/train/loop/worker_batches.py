@@ -1,4 +1,4 @@
-"""Which batches of a dataset are this worker's."""
+"""Which batches of a dataset a worker trains on."""
 
 from __future__ import annotations
 
@@ -18,66 +18,68 @@ log = logging.getLogger("trireme.train")
 
 
 @runtime_checkable
-class Closes(Protocol):
-    """A share of a dataset that reads ahead: it stops when closed."""
+class Closable(Protocol):
+    """Batches that are read ahead, until they are closed."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Place:
-    """How far a share has been read.
+class EpochPosition:
+    """How far the batches of an epoch have been read.
 
-    batches: of the epoch so far. position: of the last of them, where the dataset gives one.
+    batches: their number. position: of the last one, where the dataset has positions.
     """
 
     batches: int = 0
     position: tuple[int, ...] = ()
 
 
-BEGIN = Place()
+EPOCH_START = EpochPosition()
 
 
-def share_of(
+def worker_batches(
     dataset: Iterable[Any],
     cluster: Cluster,
     epoch: int = 0,
-    place: Place = BEGIN,
+    start: EpochPosition = EPOCH_START,
     *,
-    of: tuple[int, int] | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Iterable[Any]:
-    """A part of a dataset, in the order of this epoch, from a place on.
+    """A part of a dataset, in the order of this epoch.
 
-    A dataset with streams gives one. Of any other iterable, which must yield the same batches on
-    all workers, each takes every num_workers-th; a DataLoader with a DistributedSampler shares by
-    itself. A sampler with a `set_epoch` is told the epoch.
+    A dataset with streams gives one stream. Of any other iterable, which must yield the same
+    batches on all workers, a worker takes every num_workers-th; a DataLoader with a
+    DistributedSampler gives each worker its own. A sampler with a `set_epoch` gets the epoch.
 
     Args:
-        place: in a dataset whose `stream` takes a `start`, its position; in any other as many
-            batches are read again and passed over.
-        of: which part, of how many; default this worker's of all workers'.
+        start: where to begin: at the position, if the dataset's `stream` takes a `start`; else that
+            many batches are read again and left out.
+        part: which part, of how many; default this worker's.
 
     Raises:
         BadRequest: a DataLoader that would not yield the same batches on all workers.
     """
-    at = (cluster.worker, cluster.num_workers) if of is None else of
-    if at[0] == at[1]:  # of a worker that has come late, and only listens
+    index, num_parts = (cluster.worker, cluster.num_workers) if part is None else part
+    if index == num_parts:  # of a late worker, which only listens
         return ()
     if hasattr(dataset, "stream"):
-        if place.position and _seeks(dataset):
-            share: Iterable[Any] = dataset.stream(*at, epoch=epoch, start=place.position)
-            return share
-        share = dataset.stream(*at, epoch=epoch)
+        if start.position and _seeks(dataset):
+            rest: Iterable[Any] = dataset.stream(
+                index, num_parts, epoch=epoch, start=start.position
+            )
+            return rest
+        batches = dataset.stream(index, num_parts, epoch=epoch)
     else:
-        share = _every_nth(dataset, at, epoch)
-    return _behind(share, place.batches, dataset) if place.batches else share
+        batches = _every_nth(dataset, index, num_parts, epoch)
+    return _skipped(batches, start.batches, dataset) if start.batches else batches
 
 
 def _seeks(dataset: Any) -> bool:
     return "start" in inspect.signature(dataset.stream).parameters
 
 
-def _behind(share: Iterable[Any], num_batches: int, dataset: object) -> Iterator[Any]:
+def _skipped(batches: Iterable[Any], num_batches: int, dataset: object) -> Iterator[Any]:
     kind = type(dataset).__name__
     if isinstance(dataset, Iterator):
         log.warning(
@@ -89,22 +91,21 @@ def _behind(share: Iterable[Any], num_batches: int, dataset: object) -> Iterator
     else:
         log.info("train: a %s cannot seek: reading %d batches again", kind, num_batches)
     try:
-        yield from itertools.islice(share, num_batches, None)
+        yield from itertools.islice(batches, num_batches, None)
     finally:
-        if isinstance(share, Closes):
-            share.close()
+        if isinstance(batches, Closable):
+            batches.close()
 
 
-def _every_nth(dataset: Iterable[Any], at: tuple[int, int], epoch: int) -> Iterator[Any]:
-    index, num_parts = at
+def _every_nth(dataset: Iterable[Any], index: int, num_parts: int, epoch: int) -> Iterator[Any]:
     if isinstance(dataset, DataLoader):
         for sampler in samplers(dataset):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)  # else every epoch has the order of the first
         if num_parts > 1:
-            if _is_shared(dataset, at):
+            if _is_distributed(dataset, index, num_parts):
                 return (batch for batch in dataset)
-            _require_one_order(dataset)
+            _check_order(dataset)
     return (batch for number, batch in enumerate(dataset) if number % num_parts == index)
 
 
@@ -115,21 +116,21 @@ def samplers(loader: DataLoader[Any]) -> list[Any]:
     return [sampler for sampler in samplers if sampler is not None]
 
 
-def _is_shared(loader: DataLoader[Any], at: tuple[int, int]) -> bool:
+def _is_distributed(loader: DataLoader[Any], index: int, num_parts: int) -> bool:
     for sampler in samplers(loader):
         if isinstance(sampler, DistributedSampler):
-            found = sampler.rank, sampler.num_replicas
-            if found != at:
+            if (sampler.rank, sampler.num_replicas) != (index, num_parts):
                 raise BadRequest(
-                    f"DataLoader: expected a DistributedSampler of rank {at[0]} and "
-                    f"num_replicas {at[1]}, found {found[0]} and {found[1]}; without "
-                    "one, batches are shared all the same"
+                    f"DataLoader: expected a DistributedSampler of rank {index} and "
+                    f"num_replicas {num_parts}, found {sampler.rank} and {sampler.num_replicas};"
+                    " without one, batches are shared all the same"
                 )
             return True
     return False
 
 
-def _require_one_order(loader: DataLoader[Any]) -> None:
+def _check_order(loader: DataLoader[Any]) -> None:
+    """Raises BadRequest: workers may not see the same order."""
     for sampler in samplers(loader):
         if getattr(sampler, "generator", sampler) is None:  # it has one, which is not set
             raise BadRequest(
