@@ -28,7 +28,7 @@ from trireme.errors import (
 )
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
-from trireme.rpc import Client, ClientKeys, Server, ServerKeys, make_keys
+from trireme.rpc import ClientKeys, RpcClient, Server, ServerKeys, make_keys
 from trireme.train.loop.worker_batches import worker_batches
 
 SCHEMA = Schema([Label(), InsId(), Dense("d", 3), *(Sparse(f"s{i}") for i in range(3))])
@@ -290,7 +290,7 @@ def test_workers_prove_their_keys_to_each_other(tmp_path: Path) -> None:
 
     def intrude(endpoint: str) -> None:
         keys = ClientKeys(own=pairs[3], server=pairs[1].public)
-        strangers = ((Client(name="no keys"), 0.3), (Client(name="stranger", keys=keys), 30))
+        strangers = ((RpcClient(name="no keys"), 0.3), (RpcClient(name="stranger", keys=keys), 30))
         for client, timeout_s in strangers:
             with client, pytest.raises(TriremeError) as caught:
                 client.call(endpoint, "exchange.piece", {}, timeout_s=timeout_s)
@@ -323,7 +323,7 @@ def test_pieces_out_of_place_are_refused_and_repeated_ones_ignored() -> None:
     piece = np.arange(3, dtype=np.uint8)
     with (
         Server("127.0.0.1:0", {"exchange.piece": inbox.on_piece}, name="w") as server,
-        Client(name="c") as client,
+        RpcClient(name="c") as client,
     ):
 
         def send(*arrays: Any, **body: Any) -> None:

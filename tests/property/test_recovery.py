@@ -177,7 +177,7 @@ class Requests:
             stream=stream, sequence=self.sequences[stream], incarnation=1, step=step,
             staged=self.mode == "sync", computed_at=0, examples=8,
             position=(self.sequences[stream],),
-            time=self.time, map_version=self.map, export_version=0, tables=tables,
+            time=self.time, map_version=self.map, tables=tables,
             blocks=BlocksPush(GROUPS, gradient, absent),
             kind="delta" if self.mode == "geo" else "gradient",
         )  # fmt: skip

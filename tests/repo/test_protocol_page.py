@@ -43,7 +43,7 @@ def test_the_fields_of_a_push_are_described() -> None:
     part = TablePush("t", np.zeros(1, np.uint64), np.zeros((1, 2), np.float32), {})
     push = Push(
         stream=0, sequence=1, incarnation=1, step=0, staged=False, computed_at=0, examples=1,
-        position=(), time=0, map_version=1, export_version=0, tables=[part], blocks=None,
+        position=(), time=0, map_version=1, tables=[part], blocks=None,
     )  # fmt: skip
     body, arrays = push.to_wire()
     assert first_column(section("ps.push")) == set(body)

@@ -25,7 +25,6 @@ def push(stream: int, step: int) -> Push:
         position=(),
         time=0,
         map_version=1,
-        export_version=0,
         tables=[],
         blocks=None,
     )
