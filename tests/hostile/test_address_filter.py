@@ -290,26 +290,26 @@ def test_a_log_that_peers_can_fill_stays_short(
         sparse.check()
         assert len(caplog.records) == LINES_MAX
         assert sparse.is_behind
-        return said()
+        return messages()
 
-    def said() -> list[str]:
+    def messages() -> list[str]:
         return [record.getMessage() for record in caplog.records[LINES_MAX:]]
 
     burst()
     clock.now = 60.0
     sparse.check()
-    assert said() == [left_out]
+    assert messages() == [left_out]
     sparse.warning("another")
-    assert said() == [left_out, "another"]
+    assert messages() == [left_out, "another"]
     clock.now = 120.0
     burst()
     clock.now = 180.0
     sparse.warning("another")
-    assert said() == [left_out, "another"]
+    assert messages() == [left_out, "another"]
     clock.now = 240.0
     burst()
     sparse.flush()
     sparse.warning("another")
     clock.now = 300.0
     sparse.check()
-    assert said() == [left_out, "1 more lines like these, about strangers"]
+    assert messages() == [left_out, "1 more lines like these, about strangers"]
