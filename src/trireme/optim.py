@@ -231,9 +231,7 @@ class FTRL(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Count(Rule):
-    """w += 1 for every update, whatever the gradient. For tests: each push is applied exactly
-    once.
-    """
+    """w += 1 for every update, whatever the gradient: for tests that count pushes."""
 
     name: ClassVar[str] = "count"
     lr: float = 0.0

@@ -106,9 +106,7 @@ class Probability(Admission):
 
 @dataclass(frozen=True)
 class ScoreFilter(Admission):
-    """A key gets its row with the first push whose score is at least `threshold`. The table needs a
-    ScorePolicy.
-    """
+    """A key gets its row with the first push of at least this score. Needs a ScorePolicy."""
 
     name: ClassVar[str] = "score_filter"
     threshold: float
@@ -242,9 +240,7 @@ class CtrCommonAccessor(SparseAccessor):
 
 @dataclass(frozen=True, kw_only=True)
 class CtrDoubleAccessor(CtrCommonAccessor):
-    """Fleet's accessor of this name. In Fleet it differs by show and click of 64 bits; here every
-    ScorePolicy has these.
-    """
+    """Fleet's accessor with show and click of 64 bits, which every ScorePolicy has here."""
 
 
 ACCESSORS: dict[str, type[SparseAccessor]] = {
@@ -264,7 +260,7 @@ its first update, when Fleet's rules begin the tail in any case."""
 
 
 def admission_of(fixed: Mapping[str, Any]) -> Admission:
-    """The inverse of `Admission.fixed`. Raises BadRequest for anything else."""
+    """The inverse of `Admission.fixed`. Raises BadRequest."""
     kinds: dict[str, type[Admission]] = {
         kind.name: kind for kind in (CountFilter, Probability, ScoreFilter)
     }
@@ -273,9 +269,7 @@ def admission_of(fixed: Mapping[str, Any]) -> Admission:
 
 
 def policy_of(fixed: Mapping[str, Any]) -> Policy:
-    """The inverse of `Policy.fixed`, up to the names of columns. Raises BadRequest for anything
-    else.
-    """
+    """The inverse of `Policy.fixed`, without names of columns. Raises BadRequest."""
     kinds: dict[str, type[Policy]] = {kind.name: kind for kind in (Policy, ScorePolicy)}
     policy: Policy = _built(fixed, kinds, "policy")
     return policy

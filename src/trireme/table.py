@@ -137,7 +137,7 @@ class TableSchema:
                 # checkpoints of 0.1.0 lack these
                 absent=str(body.get("absent", "initial")),
                 policy=dict(body.get("policy", Policy().fixed())),
-                admission=None if (found := body.get("admission")) is None else dict(found),
+                admission=None if (admission := body.get("admission")) is None else dict(admission),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadRequest(f"TableSchema: expected a complete schema, found {body!r}") from error

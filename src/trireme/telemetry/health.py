@@ -8,10 +8,7 @@ STARTING = "start"
 
 
 class Health:
-    """The reasons why a process does not serve, by topic. Threads: any.
-
-    At first there is one: the process has not opened yet.
-    """
+    """The reasons why a process does not serve, by topic; at first one. Threads: any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

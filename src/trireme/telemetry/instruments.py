@@ -91,11 +91,10 @@ LabeledNumbers = Mapping[Labels, float]
 
 
 class Gauge:
-    """Numbers that are read when Prometheus asks for them.
+    """Numbers that are read when Prometheus asks for them; a counter if the name ends in _total.
 
     Args:
         read: returns the numbers by the values of `labels`, () without labels; from any thread.
-        is_counter: the numbers only grow; the name ends in _total.
     """
 
     def __init__(
@@ -104,14 +103,12 @@ class Gauge:
         documentation: str,
         read: Callable[[], LabeledNumbers],
         labels: Sequence[str] = (),
-        *,
-        is_counter: bool = False,
     ) -> None:
         self._name, self._documentation, self._labels = name, documentation, tuple(labels)
-        self._read, self._is_counter = read, is_counter
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        family = counter_family if self._is_counter else _gauge_family
+        family = counter_family if self._name.endswith("_total") else _gauge_family
         yield family(self._name, self._documentation, self._labels, self._read())
 
 
