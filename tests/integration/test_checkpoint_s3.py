@@ -114,7 +114,7 @@ def test_of_two_saves_to_one_place_one_is_there_whole(
         write, calls = publication.write_manifest, list[str]()
 
         def write_both(storage: Any, manifest: Any) -> None:
-            calls.append(manifest.id)
+            calls.append(manifest["id"])
             write(storage, manifest)
             if len(calls) == 1:
                 files = fsspec.filesystem("s3", **s3)
