@@ -56,7 +56,7 @@ def test_a_limit_bounds_memory_without_shrink() -> None:
     assert max(sizes[30:]) < 1.1 * sizes[29], "25 times as many keys as rows have come since"
 
 
-def test_a_limit_in_bytes_holds_what_rows_and_index_take() -> None:
+def test_a_limit_in_bytes_covers_rows_and_index() -> None:
     rng = np.random.default_rng(0)
     limit = 4 << 20
     table = limited(max_bytes=limit)
@@ -189,7 +189,7 @@ def test_a_limit_without_a_row_for_every_bucket_is_refused(
         limited(**policy)
 
 
-def test_a_push_brings_what_the_table_counts_and_nothing_else() -> None:
+def test_a_push_carries_only_the_columns_that_the_table_counts() -> None:
     scored, plain = limited(**SCORED), limited()
     keys, ones = keys_of(1, 2), np.ones((2, 2), np.float32)
     none = {"show_click": None}

@@ -31,28 +31,9 @@ from trireme.table import TableSchema
 
 ACCESSORS = ("SparseAccessor", "CtrCommonAccessor", "CtrDoubleAccessor")
 UNSEEN_DAYS_MAX = 1 << 15
-COMMON = (
-    "slot",
-    "unseen_days",
-    "delta_score",
-    "show",
-    "click",
-    "head",
-    "head_state",
-    "tail",
-    "tail_state",
-)
-DOUBLE = (
-    "unseen_days",
-    "delta_score",
-    "show",
-    "click",
-    "head",
-    "head_state",
-    "slot",
-    "tail_state",
-    "tail",
-)
+_BOTH = ("unseen_days", "delta_score", "show", "click", "head", "head_state")
+COMMON = ("slot", *_BOTH, "tail", "tail_state")
+DOUBLE = (*_BOTH, "slot", "tail_state", "tail")
 WIDE = ("slot", "show", "click")
 
 
