@@ -5,23 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-PREDICTOR = [
-    "train",
-    "models",
-    "server",
-    "worker",
-    "coordinator",
-    "job",
-    "checkpoint",
-    "launch",
-    "rpc",
-    "run",
-    "fleet",
-]
+PREDICTOR = (
+    *("train", "models", "server", "worker", "coordinator", "job"),
+    *("checkpoint", "launch", "rpc", "run", "fleet"),
+)
 WORKER = ("server", "coordinator", "checkpoint.server_side", "interchange.server_side")
 
 
-def loaded(program: str, packages: list[str] | tuple[str, ...]) -> list[str]:
+def loaded(program: str, packages: tuple[str, ...]) -> list[str]:
     """Modules of these packages of trireme that a program loads."""
     code = f"import sys\n{program}\nprint(*sys.modules)"
     done = subprocess.run(
