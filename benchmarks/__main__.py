@@ -1,6 +1,6 @@
 """`python -m benchmarks [NAME ...] [--rival NAME]`: run benchmarks, one JSON line per result.
 
-Results go to stdout, everything for people to stderr.
+Results go to stdout, messages for people to stderr.
 """
 
 from __future__ import annotations

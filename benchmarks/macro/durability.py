@@ -1,10 +1,9 @@
-"""What it costs that a server outlives its process, and how long it takes to come back.
+"""The cost of durability, and the time that a server needs to recover.
 
-process      CTR-DNN, async, one server and one worker, batch 4096: examples/s of training whose
-machine      server keeps what it acknowledges when it is killed, or when the machine goes down,
-             beside one that keeps nothing; batch 512 as process_b512 and machine_b512
-recovery_s   seconds until a server of 10 million rows of 16 floats with Adagrad's state is back,
-             from a snapshot and some pushes behind it
+process      CTR-DNN, async, one server and one worker, batch 4096: examples/s of training with
+machine      --durability process or machine, beside none; batch 512 as process_b512, machine_b512
+recovery_s   seconds until a server of 10 million rows of 16 floats with Adagrad's state has
+             recovered, from a snapshot and some later pushes
 """
 
 from __future__ import annotations
@@ -103,14 +102,14 @@ def _recover(num_rows: int) -> Run:
         started = time.monotonic()
         again = _Server(folder)
         elapsed_s = time.monotonic() - started
-        actual = again.state.tables["rows"].rows.rows
-        assert actual == num_rows, f"expected {num_rows} rows, found {actual}"
+        recovered = again.state.tables["rows"].rows.rows
+        assert recovered == num_rows, f"expected {num_rows} rows, found {recovered}"
         again.close()
     return Run(elapsed_s, detail={"bytes": num_bytes, "rows": num_rows})
 
 
 class _Server:
-    """A server without a network, which keeps what it is told."""
+    """A server without a network, with durability."""
 
     def __init__(self, folder: Path) -> None:
         self._exit, self._table = ExitStack(), tr.Table("rows", dim=DIM, optimizer=_rule())

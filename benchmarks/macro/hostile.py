@@ -1,9 +1,9 @@
-"""What hostile peers cost a server with keys: percent of one core that it spends on each kind.
+"""The cost of hostile peers for a server with keys: percent of one core for each kind.
 
-The server has a good client all the time, which calls it 200 times a second; what it spends on that
-alone is measured in every round just before the attack, and is not counted. The attacker is a
-process in a CPU cgroup of its own where one can be made, else nice; `detail` says which, how often
-it tried, the good client's latencies before and meanwhile, and the server's memory.
+An admitted client calls the server 200 times a second all the time. The cost of these calls is
+measured in every round just before the attack, and subtracted. The attacker is a process in a CPU
+cgroup of its own if one can be made, else with a higher nice value; `detail` has which, its number
+of attempts, the client's latencies before and during the attack, and the server's memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _measure(settings: Settings, kind: str, number: int) -> Run:
 
 
 class _Keys:
-    """Folders of keys: of the server, of its good client, and what the attacker has."""
+    """Folders of keys: of the server, of its client, and of the attacker."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         make_folders(folder / "keys", ["good", "bad"])
@@ -113,7 +113,7 @@ class _Server:
         raise BenchError(f"expected the server to listen, found: {path.read_text()}")
 
     def cpu_s(self) -> float:
-        """Of all its threads, from the scheduler's clock."""
+        """CPU seconds of all its threads, from the scheduler's clock."""
         total_ns = 0
         for task in Path(f"/proc/{self._process.pid}/task").iterdir():
             with contextlib.suppress(OSError):  # a thread that has just ended
@@ -137,7 +137,7 @@ class _Server:
 
 
 class _GoodClient:
-    """Calls the server at a steady pace and notes how long each call takes."""
+    """Calls the server at a steady rate and records the latencies."""
 
     def __init__(self, at: str, keys: Path) -> None:
         self._at, self._keys = at, keys
@@ -166,7 +166,7 @@ class _GoodClient:
 
 
 def _watch(server: _Server, client: _GoodClient, seconds: float) -> dict[str, float]:
-    """What the server spends in so many seconds, and how its good client fares."""
+    """The CPU time of the server in some seconds, and the latencies of its client."""
     client.take()
     cpu_s, log_bytes, peak = server.cpu_s(), server.log_bytes(), 0.0
     start = time.monotonic()
@@ -189,8 +189,8 @@ def _watch(server: _Server, client: _GoodClient, seconds: float) -> dict[str, fl
 
 @contextmanager
 def _attack(kind: str, at: str, seconds: float, keys: Path) -> Iterator[Any]:
-    """Runs the attacker; the value waits for it and tells how often it tried, and whether it ran in
-    a cgroup of its own.
+    """Run the attacker. The yielded function waits for it and returns its number of attempts, and
+    whether it ran in a cgroup of its own.
     """
     command = [sys.executable, "-m", "benchmarks.macro.attackers", kind, "--at", at]
     command += ["--seconds", str(seconds), "--keys", str(keys)]
@@ -200,7 +200,7 @@ def _attack(kind: str, at: str, seconds: float, keys: Path) -> Iterator[Any]:
         )
 
         assert process.stdout is not None
-        process.stdout.readline()  # it begins
+        process.stdout.readline()  # wait for its start
 
         def finish() -> tuple[int, bool]:
             out, _ = process.communicate(timeout=60)
@@ -217,7 +217,7 @@ def _attack(kind: str, at: str, seconds: float, keys: Path) -> Iterator[Any]:
 
 @contextmanager
 def _own_group() -> Iterator[Path | None]:
-    """A CPU cgroup, or None where this user may not make one."""
+    """A new CPU cgroup; None if this user may not make one."""
     for root in _CGROUPS:
         group = root / f"trireme_bench_{os.getpid()}"
         try:
@@ -227,14 +227,14 @@ def _own_group() -> Iterator[Path | None]:
         try:
             yield group
         finally:
-            with contextlib.suppress(OSError):  # its last process is still being taken down
+            with contextlib.suppress(OSError):  # its last process is still ending
                 group.rmdir()
         return
     yield None
 
 
 def _apart(group: Path | None) -> None:
-    """In the attacker, before it starts."""
+    """Set up the attacker process before it starts."""
     if group is None:
         os.nice(19)
     else:

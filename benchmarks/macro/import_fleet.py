@@ -1,8 +1,8 @@
-"""How fast the text of Fleet's tables comes into a table: megabytes of text per second of one core.
+"""The speed of importing Fleet's text tables: megabytes of text per second of one core.
 
 Rows of head, tail of 8 and a g2sum each, of Fleet's shared Adagrad, with statistics, in files as
 save_persistables writes them, uncompressed. One thread reads, checks and inserts; the files are in
-the page cache. The hash is of the rows that are there afterwards.
+the page cache. The hash is of the rows after the import.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _measure(num_rows: int, _: int) -> Run:
             home.ensure_table(table)
             started, cpu_started = time.perf_counter(), time.process_time()
             with importing(home.client, [table.name], replace=True):
-                actual = read_files(
+                num_read = read_files(
                     home.client,
                     "import.fleet",
                     table.name,
@@ -57,8 +57,8 @@ def _measure(num_rows: int, _: int) -> Run:
                 )
             wall_s = time.perf_counter() - started
             cpu_s = time.process_time() - cpu_started
-            if actual != num_rows:
-                raise BenchError(f"import_fleet: expected {num_rows} rows, found {actual}")
+            if num_read != num_rows:
+                raise BenchError(f"import_fleet: expected {num_rows} rows, found {num_read}")
             keys = _core.unique(_keys(num_rows)[:1000], home.pool)[0]
             rows = home.client.pull({RowClassId(table.name): keys}).rows[RowClassId(table.name)]
     digest = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
@@ -71,7 +71,7 @@ def _keys(num_rows: int) -> np.ndarray:
 
 
 def _write(folder: Path, num_rows: int) -> int:
-    """Files as Fleet writes them, six digits a number; returns their bytes."""
+    """Write files as Fleet does, six digits a number; returns their bytes."""
     rng = np.random.default_rng(2)
     form = _core.RowTextFormat(num_head=7, num_full=7 + TAIL + 1, wide=[0, 3, 4])
     num_bytes = 0

@@ -1,5 +1,5 @@
-"""Each consistency mode on the demo's data with 2 workers: the held-out AUC beside sync's, as they
-are and with late pushes that make them as stale as 8 workers and as 32.
+"""The held-out AUC of each consistency mode beside that of sync, on the demo's data with 2 workers,
+without delays and with late pushes that make them as stale as 8 workers and as 32.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "geo": {"mode": "geo", "k": 8},
     "hybrid": {"mode": "hybrid"},
 }
-# As stale as so many workers -> steps by which each of two is late: they have as many pushes on
-# their way.
+# Number of workers -> mean delay in steps with which two workers have as many pushes in flight.
 DELAYS = {2: 0, 8: 3, 32: 15}
 
 
@@ -67,6 +66,6 @@ def _auc(settings: Settings, mode: str, delay: int, seed: int) -> Run:
         command += [f"--batch={settings.pick(smoke=64, real=512)}"]
         command += [f"--epochs={settings.pick(smoke=1, real=2)}"]
         run_process(command, timeout_s=_TIMEOUT_S, env={**environment(), "PYTHONPATH": _PATH})
-        actual = json.loads(out.read_text())
-    say(f"modes: {mode}, late by {delay}: {json.dumps(actual)}")
-    return Run(actual["auc"], detail=actual)
+        result = json.loads(out.read_text())
+    say(f"modes: {mode}, late by {delay}: {json.dumps(result)}")
+    return Run(result["auc"], detail=result)

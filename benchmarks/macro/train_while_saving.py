@@ -1,5 +1,5 @@
-"""CTR-DNN, async, one server and one worker: what a checkpoint every 30 s takes of the examples/s
-of two minutes, and of the server's memory.
+"""The cost of a checkpoint every 30 s for CTR-DNN, async, one server and one worker: examples/s
+over two minutes, and the server's memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The zoo beside itself: every model, and the same model with torch.nn.Embedding in one process.
 
-Both start from the same weights and see the same batches. Embedded and in sync they differ by
-rounding alone; with a server and a worker, async, by one step of staleness too.
+Both start with the same weights and train on the same batches. Embedded and in sync they differ
+only by rounding; with a server and a worker, async, also by one step of staleness.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _torch(case: Case, place: Place, seed: int) -> Run:
 
 
 def _spawned(name: str, place: Place, seed: int) -> Run:
-    """One server and one worker."""
+    """Run a case with one server and one worker."""
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
         launch = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "1"]

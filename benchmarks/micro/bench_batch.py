@@ -101,7 +101,7 @@ def _ids(counts: np.ndarray) -> Tensor:
 
 @dataclass
 class Workload:
-    """The calls of one step over the ids of some bags; each returns what it computed."""
+    """The calls of one step over the ids of some bags; each returns its result."""
 
     bags: Bags
 
@@ -179,7 +179,7 @@ class Workload:
         return call
 
     def torch_lookup(self, dim: int) -> Callable[[], object]:
-        """Ids are row numbers already; the rows are those of the batch, so their order differs."""
+        """The same lookup in torch. Ids are row numbers, in another order than our rows."""
         weight, grad = self.rows(dim).requires_grad_(), self.grad(dim).transpose(0, 1).flatten(0, 1)
         index = torch.from_numpy(self.distinct[1].astype(np.int64))
         bags = self.bags

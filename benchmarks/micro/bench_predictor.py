@@ -3,8 +3,8 @@ call.
 
 lookup   the weights of each key, from an export    table: the same from the trained table
 
-Both answer the same keys in turn; the files' pages are in memory. Every call's keys are new: a
-measurement goes through the whole table once.
+Both answer the same keys in turn; the files' pages are in memory. Every call has new keys: a
+measurement reads the whole table once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Exported(Workload):
 
     @cached_property
     def frozen(self) -> _core.FrozenTable:
-        with tempfile.TemporaryDirectory() as folder:  # what is mapped stays, without a name
+        with tempfile.TemporaryDirectory() as folder:  # mapped files survive their removal
             path = Path(folder) / "all.rows"
             self._write(path)
             rows = _core.FrozenRows([str(path)], [mapped(path)])

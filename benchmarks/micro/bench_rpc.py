@@ -1,14 +1,14 @@
 """rpc between processes over loopback, beside a plain TCP socket that moves the same bytes.
 
-pull_push       a training step of 50,000 rows of 16 floats: pull (0.4 MB of keys there, 3.2 MB of
-                rows back), then push (3.6 MB of keys and gradients there, an empty answer back)
-echo            one call that carries 3.6 MB there and back
+pull_push       a training step of 50,000 rows of 16 floats: pull (0.4 MB of keys, answered by 3.2
+                MB of rows), then push (3.6 MB of keys and gradients, and an empty answer)
+echo            one call with 3.6 MB in each direction
 round_trip      one empty call after another, from one client
-small_requests  empty calls from two client processes, 32 on their way at a time, to one server
+small_requests  empty calls from two client processes, 32 in flight at a time, to one server
 
-Every measurement checks what arrived. The TCP rival is as fast as we could make one: a thread
-blocked in recv_into a buffer that is reused, sendall from the array's own memory, Nagle off, and no
-protocol beyond the sizes that both sides know.
+Every measurement checks the received values. The TCP rival is as fast as possible: a thread that
+blocks in recv_into a reused buffer, sendall from the array's memory, Nagle off, and no protocol
+beyond sizes that both sides know.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _call_small(at: str, seconds: float) -> None:
 
 
 def main() -> None:
-    """Be one of the other processes."""
+    """Run one of the other processes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--role", choices=["rpc", "tcp", "small"], required=True)
     parser.add_argument("--rows", type=int, default=1)

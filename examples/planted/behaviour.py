@@ -1,8 +1,7 @@
-"""What users do, from planted models: clicks given a history, conversions after clicks, choices
-among items. The best possible scores are known, and only models that match what they read reach
-them.
+"""User behaviour from planted models: clicks after a history, conversions after clicks, choices
+among items. The best possible scores are known, and only models of the right structure reach them.
 
-Columns are those of ArrayDataset; the same arguments give the same columns. Keys start at 1: 0 is
+Columns are those of ArrayDataset. The same arguments give the same columns. Keys start at 1; 0 is
 padding.
 """
 
@@ -25,7 +24,7 @@ _HISTORY_MAX = 12
 
 @dataclass(frozen=True)
 class Planted:
-    """Examples and what is true of them.
+    """Examples and their true logits.
 
     columns: for ArrayDataset.
     logits: (N,) of the drawn label, by the label's name.
@@ -38,8 +37,8 @@ class Planted:
 def clicks_after_history(num: int, *, seed: int) -> Planted:
     """Columns hist_item_seq, hist_cat_seq (ragged, some empty), target_item, target_cat, label.
 
-    A user reads items of few categories. The more of them are of the candidate's category, the
-    likelier the click; items and categories alone say nothing.
+    A user reads items of few categories. The more of them have the candidate's category, the
+    likelier the click. Items and categories alone carry no information.
     """
     rng = np.random.default_rng([seed, 1])
     lengths = rng.integers(0, _HISTORY_MAX + 1, num)
@@ -62,10 +61,10 @@ def clicks_after_history(num: int, *, seed: int) -> Planted:
 
 
 def clicks_and_conversions(num: int, *, seed: int, features: tuple[str, ...]) -> Planted:
-    """Columns `features`, click, conversion: effects of 50 ids of each feature on both, and of the
-    kinds (id modulo 5) of the first two features on the conversion.
+    """Columns `features`, click, conversion: 50 ids of each feature affect both labels, and the
+    kinds (id modulo 5) of the first two features affect the conversion.
 
-    Nobody converts without a click; the logits of "conversion" are those of both together.
+    There is no conversion without a click. The logits of "conversion" are those of both together.
     """
     fixed = np.random.default_rng(17)
     effects = fixed.normal(size=(2, len(features), 50)) * 1.5 / np.sqrt(len(features))
@@ -96,12 +95,12 @@ class Choices:
 
 
 def choices(num: int, *, seed: int, users: int = 500, planted: int = 23) -> Choices:
-    """Users choose among 400 items in 20 categories; some categories are theirs, some items are
-    popular.
+    """Users choose among 400 items in 20 categories. Each user prefers some categories, and some
+    items are popular.
 
     Args:
         seed: of the choices.
-        planted: seed of the tastes, which choices for training and for tests have in common.
+        planted: seed of the preferences, which training and test choices have in common.
     """
     fixed = np.random.default_rng(planted)
     num_items = _CATEGORIES * _ITEMS_PER_CATEGORY

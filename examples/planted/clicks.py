@@ -1,10 +1,10 @@
 """Click data in Criteo's format from a planted model, so that the best possible AUC is known.
 
 An example's logit is a bias plus one effect per category, per pair of two small categories, and per
-integer. Its label is drawn from that logit; nobody who has only the data can rank better than the
-logits themselves do. All effects have a fixed spread under the distribution of the data, so the
-best AUC hardly depends on the seed. Effects of rare categories are smaller: half a million examples
-show nearly all that can be known, and the AUC of a good model comes within 0.02 of the best.
+integer. Its label is drawn from that logit, so no model can rank better than the logits. All
+effects have a fixed spread under the distribution of the data, so the best AUC hardly depends on
+the seed. Effects of rare categories are smaller: half a million examples show nearly all that can
+be learned, and the AUC of a good model is within 0.02 of the best.
 
 Ranks of categories are log-uniform: P(rank) ~ log(1 + 1 / (rank + 1)), close to 1 / (rank + 1).
 
@@ -46,7 +46,7 @@ _BIAS = -1.55
 _RARITY = 0.25  # before they are standardized, effects fall with (rank + 1) ** -_RARITY
 _MISSING_SHARE = 0.04  # of the integers, and of the categories of larger vocabularies
 _LARGEST_INTEGER = 65_535
-_CHUNK = 50_000  # examples at a time: bounds the memory
+_CHUNK = 50_000  # examples at a time, which bounds the memory
 
 # One line before its unused bytes, all NUL, are dropped: digits fill words from the left.
 _LINE = np.dtype(
@@ -71,19 +71,19 @@ def write_planted_criteo(
     """Write folder/train/part-*.tsv, folder/test/part-*.tsv and folder/planted.json.
 
     Args:
-        folder: must not exist; appears when all is written.
+        folder: must not exist; appears when it is complete.
         examples, test_examples: lines in train and in test; at least one each.
         files: files in train; test gets one for every ten of them, at least one.
-        seed: another planted model and other examples. The same arguments give the same bytes.
+        seed: of the planted model and the examples. The same arguments give the same bytes.
         progress: show a bar on standard error if it is a terminal.
 
     Returns:
-        What planted.json holds: the arguments, and "auc_possible" (the AUC of the true logits on
+        The contents of planted.json: the arguments, "auc_possible" (the AUC of the true logits on
         the test files) and "click_rate" (the share of positives among them).
 
     Raises:
         BadRequest: the folder exists, or a number is out of range.
-        OSError: it cannot be written; then nothing is left behind.
+        OSError: it cannot be written; then no files are left.
     """
     folder = Path(folder)
     test_files = max(files // 10, 1)
@@ -127,7 +127,7 @@ def write_planted_criteo(
 
 
 def exact_auc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
-    """Mann-Whitney's U over the number of pairs; for scores without ties. NaN without a pair."""
+    """The AUC of scores without ties: Mann-Whitney's U per pair; NaN if there are no pairs."""
     ranks = np.empty(len(scores))
     ranks[np.argsort(scores)] = np.arange(1, len(scores) + 1)
     num_positive = int(labels.sum())
@@ -225,7 +225,7 @@ def _log_uniform_ranks(rng: np.random.Generator, size: int, num: int) -> NDArray
 
 
 def _probabilities(size: int) -> NDArray[np.float64]:
-    """Of each rank under _log_uniform_ranks."""
+    """The probability of each rank under _log_uniform_ranks."""
     logs: NDArray[np.float64] = np.log(np.arange(1, size + 2))
     shares: NDArray[np.float64] = np.diff(logs) / logs[-1]
     return shares
@@ -234,7 +234,7 @@ def _probabilities(size: int) -> NDArray[np.float64]:
 def _standardized(
     effects: NDArray[np.float64], probabilities: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Mean 0 and standard deviation 1 under the probabilities."""
+    """Values scaled to mean 0 and standard deviation 1 under the probabilities."""
     centred = effects - (effects * probabilities).sum()
     scaled: NDArray[np.float64] = centred / np.sqrt((centred**2 * probabilities).sum())
     return scaled

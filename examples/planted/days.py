@@ -1,15 +1,15 @@
-"""Days of clicks as they come from a service that changes: for streaming runs.
+"""Days of clicks from a service that changes, for streaming runs.
 
-Users with lasting tastes are shown items of 20 categories. Items come and go, so a table that keeps
-every key grows for ever; categories win and lose favour from hour to hour, so a model that does not
-go on learning falls behind. Text is MultiSlot: show, click, then the features
+Users with constant preferences see items of 20 categories. Items come and go, so a table that keeps
+every key grows for ever. The popularity of categories changes from hour to hour, so a model that
+stops learning becomes worse. Text is MultiSlot: show, click, then the features
 
     2  the user     3  the item     4  its category     5  categories that the user clicked last
 
     python examples/planted/days.py FOLDER [--start 20190720] [--days 3] [--interval 60]
         [--examples 2000] [--seed 0]
 
-writes FOLDER/DAY/HHMM/part-0 for every interval of so many minutes, and data.done beside it.
+writes FOLDER/DAY/HHMM/part-0 for every interval (in minutes), and data.done beside it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from trireme.errors import BadRequest, writing
 DONE = "data.done"
 _MINUTES = 24 * 60
 _USERS, _CATEGORIES, _ITEMS, _HISTORY = 500, 20, 400, 3
-_CHURN = 0.02  # share of the items that each hour replaces
-_DRIFT = 0.05  # of a category's favour in an hour, its standard deviation being 1
+_CHURN = 0.02  # share of the items that is replaced each hour
+_DRIFT = 0.05  # change of a category's popularity in an hour, in standard deviations
 _ITEM_KEY, _CATEGORY_KEY = 10**6, 10**5  # keys of users are below
 
 
 class Service:
-    """The service as it changes; the same seed gives the same days."""
+    """The changing service; the same seed gives the same days."""
 
     def __init__(self, seed: int) -> None:
         self._rng = rng = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ class Service:
         self._history = np.zeros((_USERS, _HISTORY), np.int64)
 
     def lines(self, num_examples: int) -> list[str]:
-        """What is shown and clicked now."""
+        """The text of examples at the present time."""
         rng = self._rng
         users = rng.integers(0, _USERS, num_examples)
         places = rng.integers(0, _ITEMS, num_examples)
@@ -65,7 +65,7 @@ class Service:
         return lines
 
     def advance(self, hours: float) -> None:
-        """Let time pass: items are replaced by new ones, categories change their favour."""
+        """Advance the time: new items replace old ones, and categories change in popularity."""
         rng = self._rng
         gone = rng.random(_ITEMS) < 1 - (1 - _CHURN) ** hours
         born = int(gone.sum())
@@ -86,7 +86,7 @@ def _line(user: int, item: int, category: int, click: bool, seen: NDArray[np.int
 
 
 def intervals(start: str, days: int, minutes: int) -> Iterator[str]:
-    """DAY/HHMM of every interval of so many minutes."""
+    """DAY/HHMM of every interval."""
     first = datetime.datetime.strptime(start, "%Y%m%d")
     for number in range(days * _MINUTES // minutes):
         at = first + datetime.timedelta(minutes=number * minutes)
@@ -96,7 +96,7 @@ def intervals(start: str, days: int, minutes: int) -> Iterator[str]:
 def write_days(
     folder: Path, *, start: str, days: int, minutes: int, num_examples: int, seed: int
 ) -> Iterator[Path]:
-    """Write one interval after the other, `num_examples` each; yields the folder of each.
+    """Write the intervals in order, with `num_examples` each; yields the folder of each.
 
     Raises:
         BadRequest: numbers out of range, or a folder that cannot be written.
@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--start", default="20190720", help="first day, yyyymmdd")
     parser.add_argument("--days", type=int, default=3)
     parser.add_argument("--interval", type=int, default=60, help="minutes of each folder")
-    parser.add_argument("--examples", type=int, default=2000, help="of each folder")
+    parser.add_argument("--examples", type=int, default=2000, help="examples of each folder")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     try:

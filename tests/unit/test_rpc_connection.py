@@ -456,7 +456,7 @@ def test_deadline_reaches_the_handler_and_ends_waiting_replies(client: RpcClient
     remaining: list[float] = []
 
     def note(request: Request) -> Deferred:
-        remaining.append(request.remaining_s)
+        remaining.append(request.deadline - time.monotonic())
         return Deferred(lambda: "workers [1] have not come")
 
     with Server("127.0.0.1:0", {"note": note}, name="s") as server:

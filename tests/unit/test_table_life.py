@@ -5,6 +5,7 @@ That every number is right is tests/property/test_table_dict.py's.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from trireme.errors import BadRequest
 from trireme.optim import Adagrad
 from trireme.policy import Policy, ScorePolicy
 from trireme.protocol.core_table import make_core_table
+from trireme.protocol.row_selection import selected
+from trireme.protocol.wide_rows import RowLayout
 from trireme.table import Table
 
 RATES = _core.RuleValues(lr=0.1)
@@ -130,6 +133,24 @@ def test_rows_that_no_push_with_a_time_has_reached_have_no_age() -> None:
     assert shows.tolist() == [[2.0, 2.0]]
     assert table.shrink(bucket, 20_000 * DAY + 10, False, 0) == (0, 0)
     assert table.shrink(bucket, 20_000 * DAY + 11, False, 0) == (1, 0)
+
+
+@pytest.mark.parametrize("decay_rate", [0.98, 0.9])
+def test_export_and_expiry_judge_a_row_by_the_same_score(decay_rate: float) -> None:
+    """To the last bit: computed by pow(), 0.98**5 is larger than the core's, 0.9**4 smaller."""
+    for days in range(1, 31):
+        (score,) = _core.decay(decay_rate, np.array([days], np.uint32)).tolist()
+        for threshold, is_kept in ((score, True), (math.nextafter(score, 1), False)):
+            policy = ScorePolicy(
+                decay_rate=decay_rate, delete_threshold=threshold, base_threshold=threshold
+            )
+            schema = Table("t", dim=2, optimizer=Adagrad(lr=0.1), policy=policy).schema
+            table = make_core_table(schema)
+            push(table, keys_of(5), 1, time=DAY)  # a show and a click: score 1
+            bucket, time = int(buckets_of(keys_of(5))[0]), (1 + days) * DAY
+            statistics = RowLayout.of(schema, table).statistics(table.snapshot(bucket).rows)
+            assert selected(schema, statistics, "base", time, False).tolist() == [is_kept]
+            assert table.shrink(bucket, time, False, 0) == (0 if is_kept else 1, 0)
 
 
 def test_an_expired_row_answers_until_it_is_removed() -> None:

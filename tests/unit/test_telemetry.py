@@ -98,7 +98,7 @@ def test_counters_and_gauges_show_their_values(registry: Registry) -> None:
         counter,
         Counter("trireme_y_total", "y"),
         Gauge("trireme_z", "z", lambda: {("p",): 3.5, ('"\\\n',): 4}, ["k"]),
-        Gauge("trireme_w_total", "w", lambda: {(): 7}, is_counter=True),
+        Gauge("trireme_w_total", "w", lambda: {(): 7}),
     ):
         registry.register(part)
     counter.add(2, "1", "2")

@@ -1,6 +1,4 @@
-"""Fleet's adam_d2sum as an optimizer of torch. Its YAML files choose it for the dense part, so
-servers run it on blocks.
-"""
+"""Fleet's adam_d2sum for dense parameters, as an optimizer of torch that servers run."""
 
 from __future__ import annotations
 

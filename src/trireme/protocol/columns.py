@@ -91,9 +91,7 @@ def join_classes(
 
 
 def check(table: str, expected: Sequence[str], columns: KeyColumns) -> None:
-    """Raises BadRequest unless a push has the columns of the table, with finite shows and clicks
-    >= 0.
-    """
+    """Raises BadRequest unless a push has the table's columns, and finite shows and clicks >= 0."""
     if tuple(columns) != tuple(expected):
         raise BadRequest(
             f"push: table {table!r} has the columns {list(expected)}, found {list(columns)}"

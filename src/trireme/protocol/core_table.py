@@ -14,9 +14,7 @@ _EXPORT_VALUES = ("base_threshold", "delta_threshold", "delta_keep_days", "pulls
 
 
 def make_core_table(schema: TableSchema) -> _core.Table:
-    """The core's table for a schema. Raises BadRequest for an unknown rule, initializer or
-    option.
-    """
+    """The core's table for a schema. Raises BadRequest for unknown values."""
     rule = dict(schema.rule)
     for name in ("scale", "per_show"):  # gradients are scaled before they reach the core
         rule.pop(name, None)

@@ -1,7 +1,4 @@
-"""The optimizers of torch that servers run on blocks, and the values of their param groups.
-
-docs/optimizers.md is for users.
-"""
+"""The optimizers of torch that servers run on blocks, and the values of their param groups."""
 
 from __future__ import annotations
 

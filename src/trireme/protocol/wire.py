@@ -1,6 +1,4 @@
-"""Messages of the parameter server as Python values, checked field by field (docs/protocol.md, part
-2).
-"""
+"""Messages as Python values, checked field by field (docs/protocol.md, part 2)."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def need_version(body: Any, field: str) -> int:
 
 
 def need_reason(body: Any, field: str) -> str:
-    """body[field], why a worker asks all to stop; empty, the default: it does not. Raises
-    BadRequest.
-    """
+    """body[field], why a worker asks all to stop; empty, the default: not. Raises BadRequest."""
     reason = need({field: "", **body}, field, str)
     if len(reason) > REASON_MAX or not reason.isprintable():
         raise BadRequest(

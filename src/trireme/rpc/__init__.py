@@ -1,6 +1,4 @@
-"""Calls between processes over ZeroMQ: frames, deadlines, retry, limits, authentication. Knows no
-tables.
-"""
+"""Calls between processes over ZeroMQ: deadlines, retries, limits, authentication."""
 
 from trireme.rpc.auth import (
     ClientKeys,

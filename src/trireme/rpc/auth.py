@@ -199,8 +199,8 @@ def _check(subject: str, name: str, key: str, is_secret: bool = False) -> None:
     except (ValueError, KeyError, struct.error):
         decoded = b""
     if len(key) != 40 or len(decoded) != 32:
-        found = f"{len(key)} characters" if is_secret else repr(key)[:60]
-        raise BadRequest(f"{subject}: {name} must be 40 characters of Z85, found {found}")
+        shown = f"{len(key)} characters" if is_secret else repr(key)[:60]
+        raise BadRequest(f"{subject}: {name} must be 40 characters of Z85, found {shown}")
 
 
 def _lines(path: Path) -> list[str]:

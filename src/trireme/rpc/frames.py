@@ -86,9 +86,9 @@ def unpack(parts: Sequence[Any], limits: Limits) -> tuple[Header, list[Array]]:
     header = _unpack_header(memoryview(parts[0]), limits)
     specs = header.get("a", [])
     if type(specs) is not list or len(specs) != len(parts) - 1:
-        found = len(specs) if type(specs) is list else repr(specs)[:80]
+        declared = len(specs) if type(specs) is list else repr(specs)[:80]
         raise BadRequest(
-            f"rpc.unpack: header declares {found} arrays, found {len(parts) - 1} parts"
+            f"rpc.unpack: header declares {declared} arrays, found {len(parts) - 1} parts"
         )
     return header, [_array(i, specs[i], parts[i + 1]) for i in range(len(specs))]
 
@@ -118,8 +118,8 @@ def map_field(header: Header, name: str) -> dict[str, Any]:
 
 
 def _bad_field(header: Header, name: str, expected: str) -> BadRequest:
-    found = repr(header.get(name, "nothing"))[:80]
-    return BadRequest(f"rpc.unpack: {header.get('t')} needs {name!r}, {expected}; found {found}")
+    value = repr(header.get(name, "nothing"))[:80]
+    return BadRequest(f"rpc.unpack: {header.get('t')} needs {name!r}, {expected}; found {value}")
 
 
 def wire_bytes(num_bytes: int, is_curve: bool) -> int:

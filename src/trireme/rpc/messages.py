@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -57,10 +56,6 @@ class Request:
     address: str
     key: str
     deadline: float
-
-    @property
-    def remaining_s(self) -> float:
-        return max(0.0, self.deadline - time.monotonic())
 
 
 Answer: TypeAlias = "Reply | TriremeError"

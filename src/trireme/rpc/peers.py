@@ -298,9 +298,7 @@ class Peers:
             self._make_room(peer)
 
     def _make_room(self, newcomer: Peer) -> None:
-        """Drop the oldest connection without a welcome, so that silent peers cannot shut others
-        out.
-        """
+        """Drop the oldest connection without a welcome: silent peers cannot shut others out."""
         oldest = next(iter(self._strangers))
         waited = "" if oldest is newcomer else ", and this one has waited longest without a hello"
         self.drop(oldest, f"{self._limits.connections_max} connections are open{waited}")

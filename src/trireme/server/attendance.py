@@ -18,9 +18,7 @@ REPORTED = ("retries", "planned", "pulled", "pushes")
 
 
 class Attendance:
-    """The workers of a job, the time of each one's last heartbeat, and who has said goodbye.
-    Threads: any.
-    """
+    """The workers of a job, their last heartbeats, and their goodbyes. Threads: any."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -90,9 +88,7 @@ class Attendance:
         self._changed.notify_all()
 
     def gone(self) -> list[list[Any]]:
-        """[worker, number of workers, incarnation, members or None] of each worker that has said
-        goodbye.
-        """
+        """[worker, number of workers, incarnation, members or None] of each goodbye."""
         with self._changed:
             members = None if self._members is None else sorted(self._members)
             return [[w, self._num_workers or 0, i, members] for w, i in sorted(self._gone.items())]

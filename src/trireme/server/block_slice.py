@@ -53,9 +53,7 @@ def merge_alike(slices: Sequence[BlockSlice]) -> list[BlockSlice]:
 
 
 def join(slices: Sequence[BlockSlice]) -> BlockSlice:
-    """Neighbours as one slice, with the tensors that all of them have; single numbers and marks are
-    those of the first.
-    """
+    """Neighbours as one, with the tensors that all have; single numbers and marks of the first."""
     first = slices[0]
     if len(slices) == 1:
         return first

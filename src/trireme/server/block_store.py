@@ -36,9 +36,7 @@ from trireme.torch_compiler import step
 
 @dataclass(eq=False)
 class _LiveSlice:
-    """Elements of a block, from `start` in it. A block is one slice, unless a load made it of
-    elements that had seen different pushes.
-    """
+    """Elements of a block from `start` in it, which have seen the same pushes: usually all."""
 
     start: int
     weights: Tensor
@@ -46,9 +44,7 @@ class _LiveSlice:
 
 
 class BlockStore:
-    """The blocks that one server owns, with their optimizer. Not thread-safe: the server locks
-    around it.
-    """
+    """The blocks that one server owns, and their optimizer. Not thread-safe."""
 
     def __init__(self) -> None:
         self._class_name: str | None = None
@@ -136,9 +132,7 @@ class BlockStore:
         self._check_optimizer(class_name, groups)
 
     def declaration(self) -> list[Any] | None:
-        """[optimizer's class, values of its groups, specs], as `create` and the wire have them;
-        None without blocks.
-        """
+        """[optimizer's class, values of its groups, specs] for `create`; None without blocks."""
         if self._optimizer is None:
             return None
         names = self._optimizer.defaults
@@ -163,9 +157,7 @@ class BlockStore:
             check_group(KNOWN[class_name], as_group(group))
 
     def _rebuild(self, class_name: str, groups: Sequence[GroupValues]) -> None:
-        """Make an optimizer over all blocks, and give it the state of the old one. It is made anew
-        because some classes make state in their constructor.
-        """
+        """Make an optimizer over all blocks with the state of the old one."""
         kernel = {"fused": True} if class_name in FUSED else {}
         params_of_group: list[list[Tensor]] = [[] for _ in groups]
         for block_id, spec in self._specs.items():
@@ -188,22 +180,20 @@ class BlockStore:
     # ---- pull and push ----
 
     def read(self, block_ids: Sequence[str]) -> Floats:
-        """The weights of these blocks, one after the other. A copy: later updates do not change
-        it.
-        """
-        try:
-            return np.concatenate(
-                [self._weights[block_id].numpy().reshape(-1) for block_id in block_ids]
-                or [np.empty(0, dtype=np.float32)]
-            )
-        except KeyError as error:
-            raise UnknownTable(f"blocks: no block {error.args[0]!r} on this server") from error
+        """A copy of the weights of these blocks, one after the other."""
+        self._check_known(block_ids)
+        return np.concatenate(
+            [self._weights[block_id].numpy().reshape(-1) for block_id in block_ids]
+            or [np.empty(0, dtype=np.float32)]
+        )
 
     def size_of(self, block_ids: Sequence[str]) -> int:
-        try:
-            return sum(self._specs[block_id].size for block_id in block_ids)
-        except KeyError as error:
-            raise UnknownTable(f"blocks: no block {error.args[0]!r} on this server") from error
+        self._check_known(block_ids)
+        return sum(self._specs[block_id].size for block_id in block_ids)
+
+    def _check_known(self, block_ids: Sequence[str]) -> None:
+        if unknown := [block_id for block_id in block_ids if block_id not in self]:
+            raise UnknownTable(f"blocks: no block {unknown[0]!r} on this server")
 
     def apply(
         self,

@@ -15,9 +15,7 @@ KEY_COUNTERS = ("admitted", "rejected", "expired", "evicted")
 
 
 class ExpiryHandlers:
-    """The methods policy.shrink and policy.counters. Threads: any; each bucket is locked only while
-    it is shrunk.
-    """
+    """The methods policy.shrink and policy.counters. Threads: any; buckets lock one by one."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -50,9 +48,7 @@ class ExpiryHandlers:
 
 
 def shrink_slice(state: ServerState, body: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Shrink a slice of the buckets as the body of a checked `policy.shrink` says; returns the
-    number of rows removed.
-    """
+    """Execute a checked `policy.shrink`; returns the numbers of rows removed."""
     time, day_over = need_time(body), need(body, "day_over", bool)
     buckets = state.map().owned_by(state.index)[body["slice"] :: body["slices"]].tolist()
     counts = {}

@@ -73,9 +73,7 @@ class _Order(NamedTuple):
 
 
 class _TableExport:
-    """Writes the rows of one row class that this server owns. Rows that have only their head are
-    included: their class is not known yet.
-    """
+    """Writes this server's rows of one row class, and heads, whose class is not known yet."""
 
     def __init__(self, table: ServedTable, order: _Order, pool: _core.Pool) -> None:
         self._table, self._order, self._pool = table, order, pool
@@ -88,9 +86,7 @@ class _TableExport:
         self._max_error = self._sum_of_squares = 0.0
 
     def save(self, owned: Array, folder: Path, prefix: str) -> dict[str, Any]:
-        """Write a file per run of consecutive owned buckets; returns the files and the error of the
-        rows.
-        """
+        """Write a file per run of consecutive buckets; returns the files and rows' errors."""
         return {
             "files": [self._save_run(buckets, folder, prefix) for buckets in _runs(owned)],
             "rows": self._num_rows,

@@ -76,9 +76,7 @@ class Journal:
         return reply
 
     def answer_when_kept(self, deferred: Deferred, make_reply: Callable[[], Reply]) -> None:
-        """Make and send a deferred reply when everything recorded so far is durable. Errors of
-        making it are sent in its place.
-        """
+        """Make and send a deferred reply, or its error, when everything recorded is durable."""
 
         def answer(error: Exception | None) -> None:
             try:
@@ -91,9 +89,7 @@ class Journal:
         self.when_kept(answer)
 
     def when_kept(self, action: Callable[[Exception | None], None]) -> None:
-        """Call `action` when everything recorded so far is durable, possibly at once; with an error
-        if it cannot be made durable.
-        """
+        """Call `action` when everything recorded is durable, with the error if that fails."""
         action(None)
 
     def wait_kept(self) -> None:

@@ -22,10 +22,7 @@ assert STALENESS[-1] == STALENESS_MAX
 
 
 class RequestMetrics:
-    """Metrics of a server's requests: durations, results, queues, bytes.
-
-    Give `observe` to the RPC server, and that server to `watch`.
-    """
+    """Metrics of requests. Give `observe` to the RPC server, and that server to `watch`."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -80,19 +77,16 @@ class RequestMetrics:
                 "trireme_server_received_bytes_total",
                 "Bytes of the messages that came.",
                 lambda: {(): server.usage().num_bytes_in},
-                is_counter=True,
             ),
             Gauge(
                 "trireme_server_sent_bytes_total",
                 "Bytes of the messages that went.",
                 lambda: {(): server.usage().num_bytes_out},
-                is_counter=True,
             ),
             Gauge(
                 "trireme_server_faults_total",
                 "Messages against the protocol, or beyond a connection's credit.",
                 lambda: {(): server.usage().num_faults},
-                is_counter=True,
             ),
         ]
         for gauge in gauges:
@@ -139,21 +133,18 @@ def _table_gauges(state: ServerState) -> list[Gauge]:
             "Keys that pulls asked for.",
             keys("pulled"),
             ["table"],
-            is_counter=True,
         ),
         Gauge(
             "trireme_table_missing_keys_total",
             "Keys that pulls asked for and that had no row.",
             keys("missing"),
             ["table"],
-            is_counter=True,
         ),
         Gauge(
             "trireme_table_pushed_keys_total",
             "Keys with a gradient in applied pushes.",
             keys("pushed"),
             ["table"],
-            is_counter=True,
         ),
         Gauge("trireme_blocks", "Dense blocks here.", lambda: {(): len(state.blocks)}),
         Gauge(
@@ -173,21 +164,18 @@ def _push_gauges(state: ServerState) -> list[Gauge]:
             "trireme_pulls_total",
             "Pulls that were answered.",
             lambda: {(): state.counts.num_pulls},
-            is_counter=True,
         ),
         Gauge(
             "trireme_pushes_total",
             "Pushes of a stream that were applied; one that comes again does not count.",
             by_stream("pushes"),
             ["stream"],
-            is_counter=True,
         ),
         Gauge(
             "trireme_examples_total",
             "Examples of a stream whose gradients were applied.",
             by_stream("examples"),
             ["stream"],
-            is_counter=True,
         ),
         Gauge(
             "trireme_sync_held",

@@ -70,9 +70,7 @@ def check_store_location(location: str, options: Mapping[str, Any]) -> str:
 
 @contextmanager
 def storage_errors(location: str) -> Iterator[None]:
-    """Raise errors of an object store's package, of whatever class, as BadRequest with the
-    location.
-    """
+    """Raise any error of an object store's package as BadRequest with the location."""
     try:
         yield
     except (TriremeError, OSError, MemoryError):

@@ -176,9 +176,7 @@ class RequestHandlers:
         return Reply(body, arrays)
 
     def _on_norm(self, request: Request) -> Reply | Deferred:
-        """This server's share of the norm of a step. The answer waits until the step is complete
-        here.
-        """
+        """Answer this server's share of the norm of a step when the step is complete here."""
         state = self._state
         stream, step = need(request.body, "stream", int), need(request.body, "staged", int)
         state.map_of_version(need(request.body, "map", int))

@@ -291,9 +291,7 @@ class ServerState:
             rows.advance(ids)
 
     def applied_streams(self) -> list[list[Any]]:
-        """[stream, last sequence, position after it] of each stream. Every bucket and block has
-        applied at least this much.
-        """
+        """[stream, last sequence, position after it], which all buckets and blocks have applied."""
         with self.lock:
             return [
                 [number, stream.last, list(stream.position)]

@@ -17,9 +17,7 @@ from trireme.table import TableSchema
 
 
 class SummedTable(NamedTuple):
-    """The gradient of one table: each key once, with the row classes one behind the other; the
-    gradients of each class; the columns of all keys.
-    """
+    """The gradient of a table: keys of its row classes in order, each once; gradients by class."""
 
     keys: Keys
     gradients: list[Floats]
@@ -69,9 +67,7 @@ class StepGradient:
         return summed and summed._replace(gradients=self._clipped(summed.gradients))
 
     def square_sum(self, schemas: Sequence[TableSchema]) -> int | None:
-        """The exact sum of squares of this server's gradients before clipping; None if one is not
-        finite. See `trireme.protocol.clipping.square_sum`.
-        """
+        """The exact sum of squares before clipping (`clipping.square_sum`); None: not finite."""
         gradients = [values for schema in schemas for values in self._sum_table(schema).gradients]
         if (blocks := self._sum_blocks()) is not None:
             gradients.append(blocks.gradients)

@@ -43,13 +43,11 @@ class WorkerMetrics:
                 "trireme_worker_steps_total",
                 "Steps whose gradients this worker has pushed, or is about to.",
                 lambda: {(): self.num_steps},
-                is_counter=True,
             ),
             Gauge(
                 "trireme_worker_examples_total",
                 "Examples of these steps.",
                 lambda: {(): self.num_examples},
-                is_counter=True,
             ),
             Gauge(
                 "trireme_worker_queue_depth",

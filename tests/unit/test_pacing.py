@@ -11,65 +11,65 @@ from trireme.protocol.membership import Member, Pace
 from trireme.server.pacing import Pacing
 
 
-def group(paces: Pacing, version: int, *ends: int | None, first: int = 1) -> None:
-    paces.set_group(version, {stream: Member(first, end) for stream, end in enumerate(ends)})
+def group(pacing: Pacing, version: int, *ends: int | None, first: int = 1) -> None:
+    pacing.set_group(version, {stream: Member(first, end) for stream, end in enumerate(ends)})
 
 
-def pull(paces: Pacing, stream: int, step: int, bound: int = 2) -> list[str]:
+def pull(pacing: Pacing, stream: int, step: int, bound: int = 2) -> list[str]:
     """Empty until the pull is answered."""
     answers: list[str] = []
-    if paces.when_within(stream, Pace(step, step - 1, bound), lambda: answers.append("later")):
+    if pacing.when_within(stream, Pace(step, step - 1, bound), lambda: answers.append("later")):
         answers.append("at once")
     return answers
 
 
 def test_a_pull_waits_for_the_slowest_and_is_answered_by_its_push() -> None:
-    paces = Pacing()
-    group(paces, 1, None, None, None)
-    paces.record(2, 1)
-    assert pull(paces, 0, 2) == ["at once"]
-    third = pull(paces, 0, 3)
+    pacing = Pacing()
+    group(pacing, 1, None, None, None)
+    pacing.record(2, 1)
+    assert pull(pacing, 0, 2) == ["at once"]
+    third = pull(pacing, 0, 3)
     assert third == []
-    assert "waits for streams 1 (at step 0)" in paces.waiting_for(0, Pace(3, 2, 2))
-    paces.record(1, 1)
+    assert "waits for streams 1 (at step 0)" in pacing.waiting_for(0, Pace(3, 2, 2))
+    pacing.record(1, 1)
     assert third == ["later"]
 
 
 def test_a_stream_that_leaves_delays_no_other() -> None:
-    paces = Pacing()
-    group(paces, 1, None, None)
-    ninth = pull(paces, 0, 9)
+    pacing = Pacing()
+    group(pacing, 1, None, None)
+    ninth = pull(pacing, 0, 9)
     assert ninth == []
-    group(paces, 2, None, 1)
+    group(pacing, 2, None, 1)
     assert ninth == ["later"]
-    assert pull(paces, 0, 100) == ["at once"]
+    assert pull(pacing, 0, 100) == ["at once"]
 
 
 def test_a_pass_begins_where_the_one_before_has_ended_for_all() -> None:
-    paces = Pacing()
-    group(paces, 1, None, None)
-    paces.record(0, 7)
-    group(paces, 2, 8, 3)
-    group(paces, 3, None, None, first=8)
-    assert pull(paces, 0, 9) == ["at once"]
-    assert pull(paces, 0, 10) == []
-    assert pull(paces, 1, 9) == ["at once"]
+    pacing = Pacing()
+    group(pacing, 1, None, None)
+    pacing.record(0, 7)
+    group(pacing, 2, 8, 3)
+    group(pacing, 3, None, None, first=8)
+    assert pull(pacing, 0, 9) == ["at once"]
+    assert pull(pacing, 0, 10) == []
+    assert pull(pacing, 1, 9) == ["at once"]
 
 
 def test_an_older_group_is_ignored_and_a_stranger_refused() -> None:
-    paces = Pacing()
-    group(paces, 2, None, None)
-    group(paces, 1, None, 1)
-    assert pull(paces, 0, 9) == []
+    pacing = Pacing()
+    group(pacing, 2, None, None)
+    group(pacing, 1, None, 1)
+    assert pull(pacing, 0, 9) == []
     with pytest.raises(BadRequest, match="expected a member of the pass, found stream 5"):
-        pull(paces, 5, 1)
+        pull(pacing, 5, 1)
 
 
 def test_steps_that_a_pull_reports_count_as_applied() -> None:
-    paces = Pacing()  # of a server that has started again
-    group(paces, 1, None, None)
-    first = pull(paces, 0, 9)
-    assert pull(paces, 1, 9) == ["at once"]
+    pacing = Pacing()  # of a server that has started again
+    group(pacing, 1, None, None)
+    first = pull(pacing, 0, 9)
+    assert pull(pacing, 1, 9) == ["at once"]
     assert first == ["later"]
 
 
@@ -78,9 +78,9 @@ def test_random_pulls_and_pushes_never_exceed_the_bound_and_never_lock_up(seed: 
     print(f"seed {seed}")
     rng = random.Random(seed)
     num_streams, bound, num_steps = rng.randint(2, 5), rng.randint(1, 4), 60
-    paces = Pacing()
+    pacing = Pacing()
     ends: list[int | None] = [None] * num_streams
-    group(paces, 1, *ends)
+    group(pacing, 1, *ends)
     done = [0] * num_streams
     asked: list[list[str]] = [[] for _ in range(num_streams)]
     version = 1
@@ -99,21 +99,21 @@ def test_random_pulls_and_pushes_never_exceed_the_bound_and_never_lock_up(seed: 
             def answer(answered: list[str] = answered) -> None:
                 answered[0] = "x"
 
-            if paces.when_within(stream, Pace(done[stream] + 1, done[stream], bound), answer):
+            if pacing.when_within(stream, Pace(done[stream] + 1, done[stream], bound), answer):
                 answer()
         elif asked[stream][0]:
             done[stream] += 1
-            paces.record(stream, done[stream])
+            pacing.record(stream, done[stream])
             asked[stream] = []
             if done[stream] == num_steps or rng.random() < 0.005:
                 ends[stream] = done[stream] + 1
                 version += 1
-                group(paces, version, *ends)
+                group(pacing, version, *ends)
         active_done = [done[s] for s in range(num_streams) if ends[s] is None]
         if active_done:
             assert max(active_done) - min(active_done) <= bound
     assert None not in ends, f"stuck at {done}"
-    assert 1 <= max(paces.ahead) <= bound
+    assert 1 <= max(pacing.ahead) <= bound
 
 
 @pytest.mark.parametrize("body", [{"step": 1}, {"step": 1, "done": 1, "bound": 1}, 3])
