@@ -29,7 +29,7 @@ from trireme.train.loop.row_gradients import row_gradients
 from trireme.train.loop.timing import Timing
 from trireme.train.loss_scaling import PendingRows, unscale
 from trireme.train.modes import mode_of
-from trireme.train.modes.local_training import LocalTraining
+from trireme.train.modes.local_training import LocalTraining, WorkerStep
 from trireme.train.pass_state import PassState
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.push_stream import PushStream
@@ -241,7 +241,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             replica.dense.take_gradients()
             self.passes.num_steps = before
             raise
-        step = Step(
+        header = Step(
             sequence=self.sequence + 1,
             step=number,
             versions=lookups.versions,
@@ -250,8 +250,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             time=self.data_time(),
             stops=stops,
         )
-        self.mode.step(step, tables, replica.dense, behind=behind, is_skipped=is_skipped)
-        self.cluster.metrics.count_step(step.examples)
+        self.mode.step(WorkerStep(header, tables, replica.dense, behind, is_skipped))
+        self.cluster.metrics.count_step(header.examples)
 
     def run_step_hooks(self) -> None:
         """Call the hooks that torch calls after `step`, which a Trainer does not call."""
