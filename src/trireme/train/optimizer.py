@@ -23,7 +23,7 @@ from trireme.protocol.dense_optimizers import needs_whole
 from trireme.protocol.gradients import KeysByClass, Step
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
-from trireme.train.creation import check_blocks, create_on_servers, named_parameters, table_group
+from trireme.train.creation import check_blocks, named_parameters, table_group
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.row_gradients import row_gradients
 from trireme.train.loop.timing import Timing
@@ -116,10 +116,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         check_blocks(blocks, optimizer)
         if (before := newest_optimizer(self.cluster)) is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
-        create_on_servers(local)
-        self.mode.resume()
-        self.passes.begin_script()
-        self.replica.install(self.cluster.client.pull({}, blocks=True))
         self.mode.open()
         self.cluster.row_source = self
         self.cluster.on_close(self.finish)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from trireme.protocol.gradients import KeysByClass
 from trireme.train.clipping import clip_gradients
+from trireme.train.creation import create_on_servers
 from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.worker.dense_parameters import DenseParameters
@@ -34,7 +35,11 @@ class Mode:
         local.check_shared_streams(self.why_not_shared)
 
     def open(self) -> None:
-        """Begin; tables and dense parameters are on the servers."""
+        """Create tables and dense parameters, or find them made, and begin from their weights."""
+        create_on_servers(self.local)
+        self.resume()
+        self.passes.begin_script()
+        self.local.replica.install(self.client.pull({}, blocks=True))
 
     # ---- rows and dense weights ----
 

@@ -26,7 +26,8 @@ class Hybrid(Mode):
         _check(local)
 
     def open(self) -> None:
-        """Find the other workers."""
+        """Begin, and find the other workers."""
+        super().open()
         local = self.local
         if self.client.script.is_successor:
             raise BadRequest(
