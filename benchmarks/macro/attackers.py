@@ -31,7 +31,7 @@ import msgpack
 import zmq
 
 from trireme.launch.key_folder import client_keys
-from trireme.rpc import Client, ClientKeys
+from trireme.rpc import ClientKeys, RpcClient
 from trireme.rpc.auth import secure_client
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
@@ -154,7 +154,7 @@ def record(target: Target) -> bytes:
         at = "{}:{}".format(*listener.getsockname())
         thread = threading.Thread(target=_pass_on, args=(listener, target, recorded), daemon=True)
         thread.start()
-        with Client(name="recorded", keys=target.own_keys()) as client:
+        with RpcClient(name="recorded", keys=target.own_keys()) as client:
             client.call(at, "server.ready", timeout_s=10)
     thread.join(10)
     return b"".join(recorded)

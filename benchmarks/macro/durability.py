@@ -103,8 +103,8 @@ def _recover(num_rows: int) -> Run:
         started = time.monotonic()
         again = _Server(folder)
         elapsed_s = time.monotonic() - started
-        found = again.state.tables["rows"].rows.rows
-        assert found == num_rows, f"expected {num_rows} rows, found {found}"
+        actual = again.state.tables["rows"].rows.rows
+        assert actual == num_rows, f"expected {num_rows} rows, found {actual}"
         again.close()
     return Run(elapsed_s, detail={"bytes": num_bytes, "rows": num_rows})
 
@@ -137,7 +137,7 @@ class _Server:
         values = values_of_group(_rule().group(), self._num_pushes)
         push = Push(
             stream=0, sequence=self._num_pushes, incarnation=1, step=0, staged=False, computed_at=0,
-            examples=1, position=(), time=0, map_version=1, export_version=0,
+            examples=1, position=(), time=0, map_version=1,
             tables=[TablePush("rows", distinct, gradients, values)], blocks=None,
         )  # fmt: skip
         self._ask("ps.push", *push.to_wire())

@@ -27,7 +27,7 @@ from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from benchmarks.macro.attackers import KINDS
 from benchmarks.macro.ours import environment
 from trireme.launch.key_folder import client_keys, make_folders, make_shared_folder
-from trireme.rpc import Client
+from trireme.rpc import RpcClient
 
 _CALLS_PER_S, _CALLS_MIN = 200, 10
 _PATIENCE_S = 60.0
@@ -50,7 +50,7 @@ def contests(settings: Settings) -> Sequence[Contest]:
 def _measure(settings: Settings, kind: str, number: int) -> Run:
     del number
     alone_s = settings.pick(smoke=0.3, real=4.0)
-    attacked_s = settings.pick(smoke=0.3, real=12.0)  # whoever is shunned comes back twice
+    attacked_s = settings.pick(smoke=0.3, real=12.0)  # a blocked attacker returns twice
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trireme_bench_")))
         keys = _Keys(folder, kind)
@@ -146,7 +146,7 @@ class _GoodClient:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        with Client(name="good", keys=client_keys(self._keys)) as client:
+        with RpcClient(name="good", keys=client_keys(self._keys)) as client:
             while not self._stop.wait(1 / _CALLS_PER_S):
                 start = time.perf_counter()
                 client.call(self._at, "server.ready", timeout_s=30)

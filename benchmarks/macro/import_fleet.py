@@ -19,7 +19,7 @@ import trireme as tr
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from trireme import _core
 from trireme.interchange.formats.file_lists import list_files
-from trireme.interchange.worker_side.import_requests import importing, read_fleet_rows
+from trireme.interchange.worker_side.import_requests import importing, read_files
 from trireme.job.embedded import embedded
 from trireme.table import RowClassId
 
@@ -48,18 +48,17 @@ def _measure(num_rows: int, _: int) -> Run:
             home.ensure_table(table)
             started, cpu_started = time.perf_counter(), time.process_time()
             with importing(home.client, [table.name], replace=True):
-                found = read_fleet_rows(
+                actual = read_files(
                     home.client,
+                    "import.fleet",
                     table.name,
                     list_files(folder),
-                    accessor="SparseAccessor",
-                    betas=(0.0, 0.0),
-                    time=0,
+                    {"accessor": "SparseAccessor", "betas": [0.0, 0.0], "time": 0},
                 )
             wall_s = time.perf_counter() - started
             cpu_s = time.process_time() - cpu_started
-            if found != num_rows:
-                raise BenchError(f"import_fleet: expected {num_rows} rows, found {found}")
+            if actual != num_rows:
+                raise BenchError(f"import_fleet: expected {num_rows} rows, found {actual}")
             keys = _core.unique(_keys(num_rows)[:1000], home.pool)[0]
             rows = home.client.pull({RowClassId(table.name): keys}).rows[RowClassId(table.name)]
     digest = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from benchmarks.harness import Claim, Contest, Run, Settings
-from trireme.rpc import Call, Client, Reply, Request, Server
+from trireme.rpc import Call, Reply, Request, RpcClient, Server
 
 DIM = 16
 _CLIENTS = 2
@@ -73,7 +73,7 @@ def _calls(
 
 
 def _rpc_rate(step_type: type[_RpcSteps], num_rows: int, seconds: float) -> Run:
-    with _process("rpc", num_rows) as at, Client(name="bench") as client:
+    with _process("rpc", num_rows) as at, RpcClient(name="bench") as client:
         return _move(step_type(client, at, num_rows), num_rows, seconds)
 
 
@@ -92,7 +92,7 @@ def _move(step: _RpcSteps | _TcpSteps, num_rows: int, seconds: float) -> Run:
 
 def _round_trip(seconds: float) -> float:
     """Empty calls per second of one client that waits for each."""
-    with _process("rpc", 1) as at, Client(name="bench") as client:
+    with _process("rpc", 1) as at, RpcClient(name="bench") as client:
         return _rate(lambda: client.call(at, "nothing", timeout_s=30), seconds)
 
 
@@ -110,7 +110,7 @@ def _small_requests(seconds: float) -> float:
 
 
 class _RpcSteps:
-    def __init__(self, client: Client, at: str, num_rows: int) -> None:
+    def __init__(self, client: RpcClient, at: str, num_rows: int) -> None:
         self._client, self._at = client, at
         self._keys_K, self._rows_KD = _arrays(num_rows)
 
@@ -253,7 +253,7 @@ def _serve_tcp(num_rows: int) -> None:
 
 
 def _call_small(at: str, seconds: float) -> None:
-    with Client(name="bench") as client:
+    with RpcClient(name="bench") as client:
         calls = [Call(at, "nothing") for _ in range(32)]
         client.call_all(calls, timeout_s=30)
         print(_rate(lambda: client.call_all(calls, timeout_s=30), seconds) * len(calls))

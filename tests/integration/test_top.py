@@ -15,7 +15,7 @@ from tests.programs import Program, Template
 from trireme.commands import cli
 from trireme.errors import BadRequest, Unavailable
 from trireme.protocol.routing import BucketMap
-from trireme.rpc import Client, Handler, Reply, Request, Server, make_keys
+from trireme.rpc import Handler, Reply, Request, RpcClient, Server, make_keys
 from trireme.top.job_snapshot import take_snapshot
 
 TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
@@ -93,7 +93,7 @@ def test_servers_that_do_not_answer_are_shown_unless_none_does() -> None:
     with (
         Server("127.0.0.1:0", {"server.metrics": gone}, name="b") as silent,
         Server("127.0.0.1:0", handlers, name="a") as server,
-        Client(name="top") as client,
+        RpcClient(name="top") as client,
     ):
         bucket_map = BucketMap.even((server.endpoint, silent.endpoint)).to_wire()
         answers["coord.map"] = lambda _: Reply({"map": bucket_map})

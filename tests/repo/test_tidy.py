@@ -255,7 +255,7 @@ SWITCHED_OFF = {
     "tests/unit/test_criteo.py": "2026-11: real lines; random ones of the format always run",
     "tests/integration/test_adult.py": "2026-11: real rows; planted ones of the format always run",
     "tests/integration/test_paddle_reads.py": "2026-11: Paddle; its files are read by golden tests",
-    "tests/hostile/test_shun.py": "2026-11: a machine without IPv6; IPv4 always runs",
+    "tests/hostile/test_address_filter.py": "2026-11: a machine without IPv6; IPv4 always runs",
     "tests/integration/conftest.py": "2026-11: none but root may mount a small disk",
 }
 

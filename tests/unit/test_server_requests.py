@@ -51,7 +51,7 @@ class Served:
         keys, gradients = np.array([7], np.uint64), np.ones((1, 2), np.float32)
         push = Push(
             stream=0, sequence=1, incarnation=1, step=0, staged=False, computed_at=0, examples=1,
-            position=(3, 4), time=0, map_version=self.state.map().version, export_version=0,
+            position=(3, 4), time=0, map_version=self.state.map().version,
             tables=[TablePush(name, keys, gradients, values) for name in ("t", "u")],
             blocks=BlocksPush([GROUP], np.ones(4, np.float32), []),
         )  # fmt: skip

@@ -56,7 +56,7 @@ def _top(arguments: argparse.Namespace) -> int:
     from rich.live import Live
 
     from trireme.launch.key_folder import client_keys
-    from trireme.rpc import Client
+    from trireme.rpc import RpcClient
     from trireme.top.job_snapshot import take_snapshot
     from trireme.top.view import view
 
@@ -66,7 +66,7 @@ def _top(arguments: argparse.Namespace) -> int:
     keys = None if role.keys is None else client_keys(Path(role.keys))
     log = logging.getLogger("trireme.top")
 
-    def views(client: Client) -> Iterator[RenderableType]:
+    def views(client: RpcClient) -> Iterator[RenderableType]:
         before = take_snapshot(client, role.servers, arguments.timeout_s)
         pause = threading.Event()
         while True:
@@ -77,7 +77,7 @@ def _top(arguments: argparse.Namespace) -> int:
 
     console = Console()
     with (
-        Client(name="top", keys=keys, on_wait=log.debug) as client,
+        RpcClient(name="top", keys=keys, on_wait=log.debug) as client,
         contextlib.suppress(KeyboardInterrupt),  # the usual way to end it
     ):
         if console.is_terminal and not arguments.once:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from trireme import _core
 from trireme.errors import BadRequest, DeadlineExceeded, SchemaMismatch
 from trireme.job.cluster import Cluster
-from trireme.rpc import Call, Client, ClientKeys, Reply, Request, Server, ServerKeys
+from trireme.rpc import Call, ClientKeys, Reply, Request, RpcClient, Server, ServerKeys
 
 SLICE_BYTES_MAX = 64 << 20
 # As long as a slice has this many, there are SLICES of them.
@@ -164,14 +164,14 @@ class _Outbox:
     ) -> None:
         self._worker, self._timeout_s = cluster.worker, cluster.client.timeout_s
         self._endpoints = endpoints
-        self._clients: dict[str | None, Client] = {}
-        self._client_of: list[Client] = []
+        self._clients: dict[str | None, RpcClient] = {}
+        self._client_of: list[RpcClient] = []
         for key in keys:
             if key not in self._clients:
                 own = None
                 if cluster.keys is not None and key is not None:
                     own = ClientKeys(own=cluster.keys.own, server=key)
-                self._clients[key] = Client(name=f"worker {cluster.worker} (exchange)", keys=own)
+                self._clients[key] = RpcClient(name=f"worker {cluster.worker} (exchange)", keys=own)
             self._client_of.append(self._clients[key])
 
     def send(self, token: str, number: int, parts: Sequence[PackedRows]) -> None:

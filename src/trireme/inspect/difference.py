@@ -85,10 +85,7 @@ def _side_by_side(
     before, after = next(old, end), next(new, end)
     while before[1] is not None or after[1] is not None:
         bucket = min(before[0], after[0])
-        yield (
-            before[1] if before[0] == bucket else None,
-            after[1] if after[0] == bucket else None,
-        )
+        yield (before[1] if before[0] == bucket else None, after[1] if after[0] == bucket else None)
         before = next(old, end) if before[0] == bucket else before
         after = next(new, end) if after[0] == bucket else after
 
@@ -109,13 +106,17 @@ def _compare_bucket(before: RowBatch, after: RowBatch, counts: TableDifference) 
     counts.same += int((~is_changed & ~is_touched).sum())
     if not is_changed.any():
         return
-    with np.errstate(invalid="ignore"):  # infinities
-        changes = np.abs(new.weights[is_changed].astype(np.float64) - old.weights[is_changed])
-    largest = np.nan_to_num(changes.max(axis=1), nan=np.inf)
+    largest = _changes(old.weights[is_changed], new.weights[is_changed]).max(axis=1)
     at = int(largest.argmax())
     if largest[at] > counts.largest:
         counts.largest = float(largest[at])
         counts.largest_key = int(new.keys[is_changed][at])
+
+
+def _changes(old: Array, new: Array) -> Array:
+    """How far weights moved; infinite where a difference is not a number."""
+    with np.errstate(invalid="ignore"):
+        return np.nan_to_num(np.abs(new.astype(np.float64) - old), nan=np.inf)
 
 
 def _bytes(values: Array) -> Array:
@@ -143,21 +144,15 @@ def _compare_dense(
         difference.elements += len(weights)
         difference.changed += int(is_changed.sum())
         if is_changed.any():
-            with np.errstate(invalid="ignore"):
-                changes = np.abs(weights[is_changed].astype(np.float64) - known[is_changed])
-            difference.largest = max(
-                difference.largest, float(np.nan_to_num(changes, nan=np.inf).max())
-            )
+            largest = float(_changes(known[is_changed], weights[is_changed]).max())
+            difference.largest = max(difference.largest, largest)
     for param, num_left in left.items():
         differences.setdefault(param, DenseDifference()).others += num_left
 
 
 def _whole(source: SavedModel) -> dict[str, Array]:
     """Each dense parameter, flat."""
-    parts: dict[str, dict[int, Array]] = {}
-    for param, start, weights in source.dense():
-        parts.setdefault(param, {})[start] = weights
-    return {
-        param: np.concatenate([weights for _, weights in sorted(of_param.items())])
-        for param, of_param in parts.items()
-    }
+    blocks: dict[str, list[Array]] = {}
+    for param, _, weights in sorted(source.dense(), key=lambda block: block[:2]):
+        blocks.setdefault(param, []).append(weights)
+    return {param: np.concatenate(weights) for param, weights in blocks.items()}

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from trireme import _core, drawing
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.manifest import TableFiles, read_manifest
-from trireme.checkpoint.format.row_columns import RowColumns
-from trireme.checkpoint.format.row_reader import read_rows
+from trireme.checkpoint.format.row_files import RowColumns, read_rows
 from trireme.inspect.saved_model import RowBatch, SavedModel, SavedTable
 from trireme.optim import num_counts
 from trireme.policy import ScorePolicy, policy_of

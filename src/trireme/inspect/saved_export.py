@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +90,7 @@ def _named(tables: Sequence[ExportedTable]) -> dict[str, ExportedTable]:
 def _joined(parts: list[RowBatch]) -> Iterator[RowBatch]:
     """All rows in one batch; nothing if there are none."""
     if any(len(rows.keys) for rows in parts):
-        yield RowBatch(
-            *(
-                np.concatenate([getattr(rows, field.name) for rows in parts])
-                for field in fields(RowBatch)
-            )
-        )
+        yield RowBatch(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 class SavedExport(SavedModel):

@@ -7,8 +7,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,31 +17,23 @@ from trireme.policy import ScorePolicy
 from trireme.protocol.wire import Array
 
 
-@dataclass(frozen=True)
-class RowBatch:
+class RowBatch(NamedTuple):
     """Some rows, in the order of their buckets.
 
-    keys, classes: (n,). weights: (n, D), state: (n, W) float32; what a row's class lacks is 0.
-    updates: (n, C) counts of rules that have them, which are not in state.
+    keys (n,) uint64, classes (n,) uint8. weights (n, D), state (n, W) float32; what a row's class
+    lacks is 0. updates: (n, C) uint32 counts of rules that have them, which are not in state.
     statistics: (n,) records, as RowLayout.statistics_type; without fields in an export.
     """
 
-    keys: npt.NDArray[np.uint64]
-    classes: npt.NDArray[np.uint8]
+    keys: Array
+    classes: Array
     weights: Array
     state: Array
-    updates: npt.NDArray[np.uint32]
+    updates: Array
     statistics: Array
 
     def take(self, which: Array | slice) -> RowBatch:
-        return RowBatch(
-            self.keys[which],
-            self.classes[which],
-            self.weights[which],
-            self.state[which],
-            self.updates[which],
-            self.statistics[which],
-        )
+        return RowBatch(*(column[which] for column in self))
 
     def narrowed(self, dim: int, num_planes: int) -> tuple[Array, Array]:
         """Weights and state of rows whose class has `dim` weights, without what it lacks.

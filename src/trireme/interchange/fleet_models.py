@@ -19,7 +19,7 @@ from trireme.interchange.formats.file_lists import list_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.dense_blocks import write_blocks
 from trireme.interchange.worker_side.export_requests import write_fleet_rows
-from trireme.interchange.worker_side.import_requests import importing, read_fleet_rows
+from trireme.interchange.worker_side.import_requests import importing, read_files
 from trireme.policy import CtrDoubleAccessor
 from trireme.storage.atomic_folder import new_folder
 from trireme.table import Table
@@ -90,15 +90,9 @@ def import_fleet(
         with importing(client, list(numbers), replace=True):
             for table, paths in files.items():
                 with progress_of(trainer, f"import {table.name}") as watch:
-                    counts[table.name] = read_fleet_rows(
-                        client,
-                        table.name,
-                        paths,
-                        accessor=accessor or _accessor(table),
-                        betas=_betas(table),
-                        time=data_time(optimizer, time),
-                        storage_options=storage_options,
-                        watch=watch,
+                    options = _text_options(table, accessor, data_time(optimizer, time))
+                    counts[table.name] = read_files(
+                        client, "import.fleet", table.name, paths, options, storage_options, watch
                     )
         if tensors is not None:
             write_blocks(client, tensors)
@@ -143,9 +137,7 @@ def export_fleet(
                         optimizer.cluster.client,
                         table.name,
                         Path(folder, f"{numbers[table.name]:03d}"),
-                        accessor=accessor or _accessor(table),
-                        betas=_betas(table),
-                        time=data_time(optimizer, time),
+                        _text_options(table, accessor, data_time(optimizer, time)),
                         shard_num=shard_num,
                         compress=compress,
                     )
@@ -184,11 +176,12 @@ def _row_files(folder: str, storage_options: Mapping[str, Any] | None) -> list[s
     return files
 
 
-def _accessor(table: Table) -> str:
+def _text_options(table: Table, accessor: str | None, time: int) -> dict[str, Any]:
+    """How the servers read and write the text of a table."""
     is_double = isinstance(table.policy, CtrDoubleAccessor)
-    return "CtrDoubleAccessor" if is_double else "CtrCommonAccessor"
-
-
-def _betas(table: Table) -> tuple[float, float]:
     beta1, beta2 = table.optimizer.group().get("betas", (0.0, 0.0))
-    return float(beta1), float(beta2)
+    return {
+        "accessor": accessor or ("CtrDoubleAccessor" if is_double else "CtrCommonAccessor"),
+        "betas": [float(beta1), float(beta2)],
+        "time": int(time),
+    }

@@ -10,7 +10,7 @@ from trireme.errors import BadRequest
 from trireme.interchange.formats.file_lists import parquet_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.export_requests import write_parquet
-from trireme.interchange.worker_side.import_requests import importing, read_parquet, send_rows
+from trireme.interchange.worker_side.import_requests import importing, read_files, send_rows
 from trireme.protocol.wire import Array
 from trireme.storage.atomic_folder import new_folder
 from trireme.train.optimizer import DistributedOptimizer
@@ -46,14 +46,10 @@ def import_parquet(
     def send() -> int:
         files = parquet_files(source, storage_options)
         with progress_of(trainer, f"import {table}") as watch:
-            return read_parquet(
-                optimizer.cluster.client,
-                table,
-                files,
-                columns or {},
-                time=data_time(optimizer, time),
-                storage_options=storage_options,
-                watch=watch,
+            client = optimizer.cluster.client
+            options = {"columns": dict(columns or {}), "time": int(data_time(optimizer, time))}
+            return read_files(
+                client, "import.parquet", table, files, options, storage_options, watch
             )
 
     return _import(optimizer, table, replace, "import_parquet", send)

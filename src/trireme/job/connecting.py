@@ -48,11 +48,11 @@ def connect(
     """
     name = "late worker" if late else f"worker {worker}"
     own_metrics = WorkerMetrics("worker", metrics, name)
-    base = rpc.Client(
+    base = rpc.RpcClient(
         name=name, keys=keys, watch=own_metrics.waits, observe=own_metrics.calls.observe
     )
 
-    def transport(purpose: str) -> rpc.Client:
+    def transport(purpose: str) -> rpc.RpcClient:
         return base.clone(f"{name} ({purpose})")
 
     try:
@@ -85,7 +85,7 @@ def connect(
     )
 
 
-def wait_for_servers(servers: Sequence[str], client: rpc.Client, timeout_s: float) -> None:
+def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: float) -> None:
     """Return as soon as every server answers; log every 3 s which are missing."""
     deadline = time.monotonic() + timeout_s
     missing, reasons = list(servers), list[str]()

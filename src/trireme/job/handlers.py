@@ -7,7 +7,9 @@ from pathlib import Path
 
 from trireme.checkpoint.server_side.handlers import CheckpointHandlers
 from trireme.coordinator.coordinator import Coordinator
-from trireme.interchange.server_side.handlers import interchange_handlers
+from trireme.interchange.server_side.dense_blocks import BlockHandlers
+from trireme.interchange.server_side.exporting import ExportHandlers
+from trireme.interchange.server_side.importing import ImportHandlers
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.expiry import ExpiryHandlers
@@ -53,6 +55,8 @@ def handlers_of(
         "server.goodbye": on_goodbye,
         **CheckpointHandlers(server, root).handlers(),
         **FrozenExportHandlers(server, root).handlers(),
-        **interchange_handlers(server, root),
+        **ImportHandlers(server, root).handlers(),
+        **ExportHandlers(server, root).handlers(),
+        **BlockHandlers(server).handlers(),
         **ExpiryHandlers(server).handlers(),
     }

@@ -1,1 +1,1 @@
-"""What servers, coordinator and workers have in common: messages, routing, shared values."""
+"""What servers, coordinator and workers share: messages, routing, values. Imports no role."""

@@ -1,4 +1,6 @@
-"""Fleet's adam_d2sum as an optimizer of torch: what its YAML files choose for the dense part."""
+"""Fleet's adam_d2sum as an optimizer of torch. Its YAML files choose it for the dense part, so
+servers run it on blocks.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,23 @@ from trireme.errors import BadRequest
 
 
 class AdamD2Sum(torch.optim.Optimizer):
-    """Momentum over a root mean square that forgets slowly, without a correction of the bias.
+    """Momentum divided by a slowly decaying root mean square, without bias correction.
 
     With the decays a = 0.9999 of the sums and b = 0.99 of the momentum, for a gradient g:
 
         n = a*n + 1;  s = a*s + g*g;  m = b*m + (1 - b)*g
         w -= lr * m * sqrt((n + eps*n) / (s + eps*n))
 
-    n, s and m begin with 0. A weight whose gradients are all 0 stays: its m is 0.
+    n, s and m start at 0. A weight whose gradients are all 0 does not change.
 
     Args:
-        params: as of any optimizer of torch.
-        lr: the rate; `moment_decay`, `sum_decay`: b and a, in [0, 1); eps: > 0.
+        params: as for any optimizer of torch.
+        lr: >= 0. moment_decay, sum_decay: b and a, in [0, 1). eps: > 0.
 
     Raises:
-        BadRequest: a value out of range.
+        BadRequest: a value is out of range.
 
-    Source: Paddle's adam_d2sum (distributed/ps/table/depends/dense.h), its formula.
+    Source: Paddle's adam_d2sum (distributed/ps/table/depends/dense.h).
     """
 
     def __init__(

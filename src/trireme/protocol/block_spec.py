@@ -1,4 +1,4 @@
-"""Blocks of dense parameters: how a parameter is cut, and what a block is called."""
+"""Blocks of dense parameters: how a parameter is cut, and how a block is named."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from trireme.errors import BadRequest
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One block: elements [start, start + size) of the flattened parameter `param`, in group
-    `group`.
+    """Elements [start, start + size) of the flattened parameter `param`, in param group `group`.
 
-    shape: of the parameter, for optimizers that look at the whole of it; else empty: flat.
+    shape: of the parameter, for optimizers that need whole parameters; empty: flat.
     """
 
     param: str
@@ -59,7 +58,7 @@ class BlockSpec:
 
 
 def cut(param: str, num_elements: int, group: int, block_elements: int | None) -> list[BlockSpec]:
-    """The blocks of one parameter, in order; block_elements None: one."""
+    """The blocks of one parameter, in order; block_elements None: one block."""
     size = max(num_elements, 1) if block_elements is None else block_elements
     return [
         BlockSpec(param, start, min(size, num_elements - start), group)

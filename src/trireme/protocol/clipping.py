@@ -1,8 +1,8 @@
-"""Clipping of the gradient of one step, as torch.nn.utils does it.
+"""Clipping of a step's gradient, as torch.nn.utils does it.
 
-The norm of a step that several servers hold is the root of a sum of squares. Each server's share of
-the sum is exact, as a whole number, so that neither the number of servers nor the cut of blocks
-shows in it.
+The norm of a gradient on several servers is the root of a sum of squares. Each server's share of
+the sum is an exact integer, so the norm depends neither on the number of servers nor on the cut of
+blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _INFINITE = 255  # the exponent of infinities and NaNs
 
 @dataclass(frozen=True)
 class Clip:
-    """kind: "norm": of the whole gradient of the step; "value": of each element. limit: > 0."""
+    """How a gradient is clipped: kind "norm" scales it so that its norm is at most `limit`; kind
+    "value" limits the magnitude of each element. limit: > 0.
+    """
 
     kind: str
     limit: float
@@ -46,12 +48,12 @@ class Clip:
         raise BadRequest(f"push: expected clip [{' or '.join(KINDS)}, above 0], found {body!r}")
 
     def factor(self, norm: float) -> np.float32:
-        """What a gradient of this norm is multiplied with."""
+        """The factor for a gradient of this norm."""
         factor: np.float32 = np.float32(min(1.0, self.limit / (norm + EPS)))
         return factor
 
     def clipped(self, gradient: Floats, norm: float | None) -> Floats:
-        """The gradient, or a copy of it that is clipped. norm: of the step, of kind "norm"."""
+        """The gradient, or a clipped copy. norm: of the whole step, for kind "norm"."""
         if self.kind == "value":
             limit = np.float32(self.limit)
             return np.clip(gradient, -limit, limit)
@@ -61,7 +63,7 @@ class Clip:
 
 
 def square_sum(values: Floats) -> int | None:
-    """The sum of squares, exact, in units of 2**-298; None if a value is not finite."""
+    """The exact sum of squares in units of 2**-298; None if a value is not finite."""
     total = 0
     bits_N = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
     for start in range(0, len(bits_N), _CHUNK):
@@ -71,7 +73,7 @@ def square_sum(values: Floats) -> int | None:
             return None
         hidden = (exponents > 0).astype(np.uint64) << np.uint64(23)
         mantissas = (bits & np.uint32(0x7FFFFF)).astype(np.uint64) | hidden
-        squares = mantissas * mantissas  # below 2**48: two halves, whose sums are exact in float64
+        squares = mantissas * mantissas  # below 2**48: sums of either half are exact in float64
         exponents = np.maximum(exponents, 1).astype(np.int64)
         for half, shift in ((squares >> np.uint64(24), 24), (squares & np.uint64(0xFFFFFF), 0)):
             sums = np.bincount(exponents, weights=half)
@@ -81,7 +83,7 @@ def square_sum(values: Floats) -> int | None:
 
 
 def norm_of(total: int) -> float:
-    """The norm of which `total` is the sum of squares in the units of `square_sum`."""
+    """The norm for a sum of squares in the units of `square_sum`."""
     return math.sqrt(total) * 2.0 ** (SQUARE_UNIT_LOG2 // 2)
 
 
@@ -94,12 +96,12 @@ def norm_from_wire(body: Any) -> float | None:
 
 @dataclass(frozen=True)
 class NormReply:
-    """What a server says of the norm of a step.
+    """A server's answer about the norm of a step.
 
     Attributes:
-        total: its share of the sum of squares; None if that is not finite, or not known any more.
-        norm: of the step, if it has been applied with it.
-        is_applied: whether the step has been applied here.
+        total: its share of the sum of squares; None: not finite, or the step has been applied.
+        norm: of the last step applied, if it was clipped by norm.
+        is_applied: whether the server has applied the step.
     """
 
     total: int | None
@@ -119,13 +121,13 @@ class NormReply:
 
 
 def norm_of_step(step: int, replies: Sequence[NormReply]) -> float | None:
-    """The norm of a step's gradient, of what all servers say; None: all have applied it.
+    """The norm of a step's gradient from the answers of all servers; None: all have applied it.
 
     Raises:
-        NotFinite: it is not finite; no server has applied it.
+        NotFinite: the gradient is not finite; no server has applied it.
     """
     for reply in replies:
-        if reply.is_applied:  # another worker has brought the norm
+        if reply.is_applied:  # with a norm that another worker sent
             return reply.norm
     totals = [reply.total for reply in replies if reply.total is not None]
     if len(totals) < len(replies):

@@ -1,12 +1,12 @@
-"""The per-key columns of a push: what it says of each of its K keys besides the gradient.
+"""The per-key columns of a push: values of each of its K keys besides the gradient.
 
 | Column | | Of tables with |
 |---|---|---|
-| show_click | float32 (K, 2): how often the key was shown and clicked | a ScorePolicy |
-| feature | uint32 (K,): which feature it came from | a ScorePolicy |
-| count | uint32 (K,): how often it occurred | a CountFilter |
+| show_click | float32 (K, 2): shows and clicks of the key | a ScorePolicy |
+| feature | uint32 (K,): the feature that it came from | a ScorePolicy |
+| count | uint32 (K,): occurrences of the key | a CountFilter |
 
-Which of them the pushes of a table carry is part of its schema (`TableSchema.columns`).
+The table's schema says which of them its pushes carry (`TableSchema.columns`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trireme.protocol.routing import Floats, Keys
 
 KeyColumns = Mapping[str, npt.NDArray[Any]]
 
-# Name -> dtype, and the shape behind K.
+# Name -> dtype, and the shape after K.
 FORMS: dict[str, tuple[type, tuple[int, ...]]] = {
     "show_click": (np.float32, (2,)),
     "feature": (np.uint32, ()),
@@ -34,15 +34,15 @@ FORMS: dict[str, tuple[type, tuple[int, ...]]] = {
 def merge(
     parts: Sequence[tuple[Keys, Floats, KeyColumns, float]], pool: _core.Pool
 ) -> tuple[Keys, Floats, KeyColumns]:
-    """One push out of several for one table.
+    """Sum several pushes to one table.
 
     Args:
-        parts: of each its distinct keys (K_i,), gradients (K_i, D), columns, and what its gradients
-            are multiplied by.
+        parts: of each push: distinct keys (K_i,), gradients (K_i, D), columns, and the weight of
+            its gradients.
 
     Returns:
-        The union of the keys; the sums of their gradients, shows, clicks and counts; of each the
-        feature that the first part with it names.
+        The union of the keys; the weighted sums of their gradients; the sums of shows, clicks and
+        counts; the feature in the first push that has the key.
     """
     if len(parts) == 1 and parts[0][3] == 1.0:
         return parts[0][:3]
@@ -68,36 +68,31 @@ def _merged(
         for row, values in reversed(parts):
             merged[row] = values
     else:
-        for row, values in parts:  # a part has a key once
+        for row, values in parts:  # keys of a part are distinct
             merged[row] += values
     return merged
 
 
-def nothing(dim: int, names: Sequence[str]) -> tuple[Keys, Floats, KeyColumns]:
-    """A push of no keys, to a table whose pushes carry the columns of these names."""
+def empty_push(dim: int, names: Sequence[str]) -> tuple[Keys, Floats, KeyColumns]:
+    """A push of no keys, with columns of these names."""
     columns: KeyColumns = {name: np.empty((0, *FORMS[name][1]), FORMS[name][0]) for name in names}
     return np.empty(0, np.uint64), np.empty((0, dim), np.float32), columns
 
 
-def joined(
-    of_classes: Sequence[tuple[Keys, Floats, KeyColumns]],
+def join_classes(
+    classes: Sequence[tuple[Keys, Floats, KeyColumns]],
 ) -> tuple[Keys, list[Floats], KeyColumns]:
-    """The keys of a table's row classes, one class behind the other; the gradients of each; the
-    columns of all keys.
-    """
-    keys, _, columns = of_classes[0]
-    if len(of_classes) > 1:
-        keys = np.concatenate([keys for keys, _, _ in of_classes])
-        columns = {
-            name: np.concatenate([of_class[name] for _, _, of_class in of_classes])
-            for name in columns
-        }
-    return keys, [gradients for _, gradients, _ in of_classes], columns
+    """Concatenate the keys and columns of a table's row classes; the gradients stay a list."""
+    keys, _, columns = classes[0]
+    if len(classes) > 1:
+        keys = np.concatenate([keys for keys, _, _ in classes])
+        columns = {name: np.concatenate([own[name] for _, _, own in classes]) for name in columns}
+    return keys, [gradients for _, gradients, _ in classes], columns
 
 
 def check(table: str, expected: Sequence[str], columns: KeyColumns) -> None:
-    """Raises BadRequest unless the columns of a push are those of the table, with shows and clicks
-    that can be added up.
+    """Raises BadRequest unless a push has the columns of the table, with finite shows and clicks
+    >= 0.
     """
     if tuple(columns) != tuple(expected):
         raise BadRequest(
@@ -112,10 +107,9 @@ def check(table: str, expected: Sequence[str], columns: KeyColumns) -> None:
 
 
 def fleet_scale(rule: Mapping[str, Any], show_click: npt.NDArray[Any], examples: int) -> Floats:
-    """What scale="fleet" multiplies the gradients of a mean over `examples` by: their number,
-    divided by the key's shows if the rule says so (`per_show`). (K, 1), or (1, 1) for all keys.
-
-    Nothing is divided for a key whose examples were not shown at all.
+    """The factor of gradients of a mean over `examples` with scale="fleet": the number of examples,
+    divided by the key's shows if the rule is `per_show` and the shows are not 0. (K, 1), or (1, 1)
+    for all keys.
     """
     scale = np.full((1, 1), examples, np.float32)
     if not rule["per_show"]:

@@ -1,4 +1,4 @@
-"""The core's table for a schema."""
+"""Makes a table of the core from its schema: for servers, caches and estimates."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from trireme.errors import BadRequest
 from trireme.protocol.wire import STREAMS_MAX
 from trireme.table import TableSchema
 
-# Numbers of a policy that the core does not know.
-_EXPORT_VALUES = (
-    "base_threshold",
-    "delta_threshold",
-    "delta_keep_days",
-    "pulls_statistics",
-)
+# Values of a policy that the core does not need: exports and lookups use them.
+_EXPORT_VALUES = ("base_threshold", "delta_threshold", "delta_keep_days", "pulls_statistics")
 
 
 def make_core_table(schema: TableSchema) -> _core.Table:
-    """The table of the core for a schema. Raises BadRequest for an unknown rule or initializer, or
-    an option that no rule has.
+    """The core's table for a schema. Raises BadRequest for an unknown rule, initializer or
+    option.
     """
     rule = dict(schema.rule)
-    for name in ("scale", "per_show"):  # what becomes of gradients before they come here
+    for name in ("scale", "per_show"):  # gradients are scaled before they reach the core
         rule.pop(name, None)
     kind, a, b = schema.initializer
     try:
@@ -56,7 +51,7 @@ def make_core_table(schema: TableSchema) -> _core.Table:
 
 
 def _policy_config(schema: TableSchema) -> _core.PolicyConfig:
-    """The part of a policy that servers act upon; exports go by the rest."""
+    """The values of a policy that the core uses."""
     values = dict(schema.policy)
     for name in ("name", *_EXPORT_VALUES):
         values.pop(name, None)

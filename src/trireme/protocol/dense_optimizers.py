@@ -1,6 +1,6 @@
 """The optimizers of torch that servers run on blocks, and the values of their param groups.
 
-docs/optimizers.md says the same to users.
+docs/optimizers.md is for users.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ELEMENTWISE: Mapping[str, type[torch.optim.Optimizer]] = {
         torch.optim.SGD,
     )
 }
-# These look at a parameter as a whole: they run where none is cut, and blocks have their shape.
+# These need whole parameters: they run if none is cut, and blocks have their shape.
 WHOLE: Mapping[str, type[torch.optim.Optimizer]] = {
     name: getattr(torch.optim, name)
     for name in ("Adafactor", "Muon")
@@ -46,21 +46,19 @@ REFUSED = {
     "LBFGS": "it needs the loss as a closure",
     "SparseAdam": "it is for sparse gradients; use trireme.optim.Adam on a table",
 }
-# Of Muon: which function it is rather than rates of a step, so fixed when blocks are made.
+# Values of Muon that choose its function, so they are fixed when blocks are made.
 FIXED = ("ns_coefficients", "ns_steps", "adjust_lr_fn")
 NS_STEPS_MAX = 99
 # Classes with a fused CPU kernel: one pass over memory instead of one per operation.
 FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
-# How the kernel is chosen is the server's business; these change speed, never the formula.
+# The server chooses the kernel: these change the speed, never the formula.
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 
 GroupValues = dict[str, Any]
 
 
 def optimizer_spec(optimizer: torch.optim.Optimizer) -> str:
-    """The class name that servers know, for an optimizer they can run. Raises BadRequest
-    otherwise.
-    """
+    """The class name of an optimizer that servers can run. Raises BadRequest for others."""
     name = type(optimizer).__name__
     if name in REFUSED:
         raise BadRequest(f"DistributedOptimizer: {name} cannot run on blocks: {REFUSED[name]}")
@@ -73,14 +71,14 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> str:
 
 
 def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it looks at more than one element of a parameter at a time."""
+    """Whether the optimizer needs whole parameters."""
     return WHOLE.get(type(optimizer).__name__) is type(optimizer)
 
 
 def group_values(group: Mapping[str, Any], names: Collection[str]) -> GroupValues:
-    """The numeric values of a param group, as they travel with each push.
+    """The values of a param group that are sent with each push.
 
-    names: those that the optimizer knows; schedulers leave notes of their own in a group.
+    names: the optimizer's; schedulers add names of their own to a group.
     """
     values: GroupValues = {}
     for key, value in group.items():
@@ -105,7 +103,7 @@ def _checked_value(key: str, value: Any) -> Any:
 
 
 def check_group(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
-    """torch checks values where they are arguments, not where they come in groups."""
+    """Check the values of a param group: torch checks them as arguments, not in groups."""
     some = [torch.zeros(1, 1)]
     defaults = make(cls, some).defaults
     unknown = group.keys() - defaults.keys()
@@ -124,7 +122,7 @@ def check_group(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> None
 
 
 def check_change(key: str, known: Any, value: Any) -> None:
-    """Raises BadRequest unless a push may bring this in the place of the value known."""
+    """Raises BadRequest unless a push may replace the current value by this one."""
     if not have_one_form(known, value) or (key in FIXED and known != value):
         raise BadRequest(f"blocks: expected {key} like {known!r}, found {value!r}")
 
@@ -138,14 +136,14 @@ def have_one_form(known: Any, value: Any) -> bool:
 
 
 def _is_number_for(known: Any, value: Any) -> bool:
-    """Within tuples, as betas; some begin with None, which stands for a number to be found."""
+    """For elements of tuples such as betas. None stands for a number that torch computes."""
     return not isinstance(value, bool | tuple) and (known is None or value is not None)
 
 
 def shapes_made(
     optimizer: torch.optim.Optimizer, group: int, shape: torch.Size
 ) -> dict[str, torch.Size]:
-    """Of weights of this shape, as "weights", and of the state that a step on them makes."""
+    """The shapes of weights, as "weights", and of the state that a step on them makes."""
     weights = torch.zeros(shape)
     weights.grad = torch.zeros(shape)
     values = {name: optimizer.param_groups[group][name] for name in optimizer.defaults}
@@ -158,19 +156,19 @@ def shapes_made(
 def make(
     cls: type[torch.optim.Optimizer], params: list[Any], **arguments: Any
 ) -> torch.optim.Optimizer:
-    """The constructors of torch's optimizers take more than their base class says."""
+    """Construct an optimizer; the base class of torch's optimizers declares fewer arguments."""
     constructor: Callable[..., torch.optim.Optimizer] = cls
     return constructor(params, **arguments)
 
 
 def arguments_of(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> dict[str, Any]:
-    """The values of a group that the constructor takes."""
+    """The values of a group that are arguments of the constructor."""
     known = inspect.signature(cls).parameters
     return {key: value for key, value in group.items() if key in known}
 
 
 def as_group(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Wire values as torch wants them: tuples for lists; only numbers."""
+    """A param group from values of the wire: lists become tuples; only numbers are allowed."""
     group: dict[str, Any] = {}
     for key, value in values.items():
         if key in ("params", *IMPLEMENTATION):

@@ -1,4 +1,4 @@
-"""What a worker pushes: the gradients of one step, and what the push says of itself."""
+"""What a worker pushes: the gradients of one step, and the facts that go with them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ KeysByClass = Mapping[RowClassId, Keys]
 
 @dataclass(frozen=True)
 class Step:
-    """What one push says of itself.
+    """The facts of one push.
 
     Attributes:
-        sequence: number of this batch in its stream, from 1.
+        sequence: number of the batch in its stream, from 1.
         step: of the running pass in sync and bounded; 0 in async.
-        versions: per server, `Pulled.versions` of the pull it was computed from.
-        examples: of the batch; weighs its gradient in sync.
+        versions: `Pulled.versions` of the pull that the gradients were computed from.
+        examples: in the batch; the weight of its gradient in sync.
         position: of the stream after the batch.
         time: data time in seconds, 0 if the data has none.
-        clip: what servers clip the sum of a sync step by.
-        stops: why all workers are to stop behind a sync step; empty: they are not.
+        clip: how servers clip the sum of a sync step.
+        stops: why all workers stop after a sync step; empty: they do not.
     """
 
     sequence: int
@@ -44,8 +44,8 @@ class Step:
 
 @dataclass(frozen=True)
 class TableGradient:
-    """The gradient of one table in one step: keys (K,) distinct, gradients (K, D), the rule's
-    values, the columns that the table's schema declares (trireme.protocol.columns).
+    """The gradient of one row class in one step: keys (K,) distinct, gradients (K, D), the rule's
+    values, and the columns that the table's schema declares (trireme.protocol.columns).
     """
 
     keys: Keys
@@ -56,7 +56,7 @@ class TableGradient:
 
 @dataclass(frozen=True)
 class DenseGradient:
-    """The gradient of the dense parameters in one step and the values of the optimizer's groups."""
+    """The gradient of the dense parameters in one step, and the values of the param groups."""
 
     gradients: Mapping[str, Tensor | None]
     groups: list[GroupValues]

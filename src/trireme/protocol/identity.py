@@ -1,4 +1,4 @@
-"""Errors of servers that are not those that somebody relies on."""
+"""Errors for a server or coordinator whose state is not the one that a worker knew."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from trireme.errors import Corruption, SchemaMismatch
 
 
 def lost() -> Corruption:
-    """A server at the address of one that had more."""
+    """A server that has started without the state of its predecessor."""
     return Corruption(
         "server: expected the rows and blocks that were here, found a server that has begun anew"
         " without them: what no checkpoint holds is lost. Start the job again and load the newest"
@@ -15,7 +15,7 @@ def lost() -> Corruption:
 
 
 def lost_coordinator(worker: int) -> Corruption:
-    """A coordinator that does not know a worker that has joined one."""
+    """A coordinator that has started without the state of its predecessor."""
     return Corruption(
         f"coordinator: expected worker {worker} to have joined, found a coordinator that has begun"
         " anew without what it knew. Start the job again and load the newest checkpoint;"
@@ -23,14 +23,14 @@ def lost_coordinator(worker: int) -> Corruption:
     )
 
 
-def another_job(here: tuple[str, int], found: tuple[str, int], where: str) -> SchemaMismatch:
+def another_job(own: tuple[str, int], asked: tuple[str, int], where: str) -> SchemaMismatch:
     """A server that holds the state of another job, or of another server.
 
-    here, found: job, and which server of it. where: the folder of the state, or empty.
+    own, asked: (job, index of the server). where: the state folder, or empty.
     """
     kept = f", in {where}" if where else ""
     return SchemaMismatch(
-        f"server: expected job {here[0]} and server {here[1]} of it, whose state is here{kept},"
-        f" found job {found[0]} and server {found[1]}; end the other job first, or start this one"
+        f"server: expected job {own[0]} and server {own[1]} of it, whose state is here{kept},"
+        f" found job {asked[0]} and server {asked[1]}; end the other job first, or start this one"
         " with another --state_dir"
     )

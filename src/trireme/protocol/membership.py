@@ -1,4 +1,4 @@
-"""Which streams take part in a pass, how far each may go, and where all stop."""
+"""The streams of a pass: members, how far each may be ahead, and where all stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trireme.protocol.wire import need, need_list
 
 @dataclass(frozen=True)
 class Stop:
-    """All members stop behind this step, and why."""
+    """The step after which all members stop, and why."""
 
     step: int
     reason: str
@@ -33,7 +33,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Member:
-    """A stream contributes to the steps first <= t < end; end None: it has not ended."""
+    """A stream that contributes to the steps first <= t < end; end None: it has not ended."""
 
     first: int
     end: int | None
@@ -44,10 +44,10 @@ Members = Mapping[int, Member]
 
 @dataclass(frozen=True)
 class Group:
-    """Which streams advance together, as the coordinator has it.
+    """The members of the running pass, from the coordinator.
 
     Attributes:
-        version: a newer group takes the place of an older one.
+        version: a group replaces one of a lower version.
         staged: whether their pushes are staged (sync), or applied on arrival (bounded).
     """
 
@@ -84,11 +84,12 @@ def members_to_wire(members: Members) -> list[list[int | None]]:
 
 @dataclass(frozen=True)
 class Pace:
-    """What a pull in mode bounded says of its stream.
+    """The progress of a stream in a pull of mode bounded.
 
     Attributes:
-        step: which the rows are for. done: every server has applied its steps up to this one.
-        bound: how far it may be ahead of the slowest.
+        step: that the rows are for.
+        done: all servers have applied the stream's steps up to this one.
+        bound: how many steps it may be ahead of the slowest stream.
     """
 
     step: int

@@ -1,6 +1,4 @@
-"""The bucket map: which server owns each bucket and each block, and the division of keys among
-owners.
-"""
+"""The bucket map, which names the server of each bucket and block; and the split of keys by it."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ Owners = npt.NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class BucketMap:
-    """Owner of each bucket and block. Immutable; the coordinator makes a new one with the next
-    version.
+    """The owner of each bucket and block. Immutable: a change makes a map of the next version.
 
     Attributes:
         version: counts changes; every request carries the version it was planned with.
@@ -47,9 +44,9 @@ class BucketMap:
     def with_blocks(
         self, block_ids: Sequence[str], owners: Sequence[int] | None = None
     ) -> BucketMap:
-        """This map plus the blocks it does not have yet. Itself if there are none.
+        """This map plus the blocks that it lacks; itself if it lacks none.
 
-        owners: of these blocks; None: they are dealt in turn.
+        owners: of these blocks; None: round robin.
         """
         blocks = dict(self.blocks)
         for number, block_id in enumerate(block_ids):
@@ -69,7 +66,7 @@ class BucketMap:
 
     @staticmethod
     def from_wire(body: Mapping[str, Any]) -> BucketMap:
-        """Raises BadRequest when the map is incomplete or names an owner that does not exist."""
+        """Raises BadRequest if the map is incomplete or names an owner that does not exist."""
         try:
             servers = tuple(str(server) for server in body["servers"])
             buckets = np.frombuffer(body["buckets"], dtype="<u2").astype(np.uint16)
@@ -98,9 +95,9 @@ class BucketMap:
 
 
 class Split:
-    """The keys of one table divided among the servers, and the way back.
+    """Splits the keys of one table by server, and joins the answers.
 
-    With owners in bucket order (no bucket has been moved yet) the parts are slices, without a copy.
+    If the owners are in bucket order (no bucket was moved), parts are slices without a copy.
     """
 
     def __init__(self, keys_K: Keys, bucket_map: BucketMap, pool: _core.Pool) -> None:

@@ -1,15 +1,15 @@
-"""Wide rows: weights, state and statistics of a row as snapshots, files and messages have them.
+"""Wide rows: the form of a row in snapshots, files and messages.
 
     (n, row_bytes) uint8  =  weights (D,) float32 | state (W,) float32 | statistics
 
-D and W are those of the widest row class. State is planes of D floats, one for every weight, then
-floats of the row. Of a narrower class the first weights are there, and the first of each plane; the
-others are zeros. So a head alone has its place where it has it in a whole row.
+D and W are those of the widest row class. State is planes of D floats, one float per weight, then
+floats of the row. A row of a narrower class has the first weights, and the first floats of each
+plane; the rest is zero. So a head has the same place with and without its tail.
 
 Statistics of every row: version (of the table, when the row last changed) and time (data time of
-the last push in seconds, 0: no push had one). Of a scored table besides: show and click as of the
-day of `time`, delta_score (gained since the last export), feature (that the key was last pushed
-for). Source of these fields: Paddle's CtrCommonAccessor.
+the last push in seconds; 0: none). Scored tables add show and click as of the day of `time`,
+delta_score (gained since the last export) and feature (of the last push of the key). Source of
+these fields: Paddle's CtrCommonAccessor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WideRows = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the parts of a wide row are. D = dim, W = state_floats."""
+    """The layout of a table's wide rows. D = dim, W = state_floats."""
 
     dim: int
     state_floats: int
@@ -67,7 +67,7 @@ class RowLayout:
         return rows[:, self._statistics_at :].view(self.statistics_type)[:, 0]
 
     def join(self, weights: Array, state: Array, statistics: Array) -> WideRows:
-        """Wide rows of their parts: (n, D) and (n, W) float32, (n,) records."""
+        """Wide rows from (n, D) and (n, W) float32, and (n,) records."""
         rows = np.empty((len(weights), self.row_bytes), np.uint8)
         self.weights(rows)[:] = weights
         self.state(rows)[:] = state

@@ -1,5 +1,5 @@
-"""Messages of the parameter server as Python values: bodies checked field by field
-(docs/protocol.md, part 2).
+"""Messages of the parameter server as Python values, checked field by field (docs/protocol.md, part
+2).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PUSH_KINDS = ("gradient", "delta")  # "rows" is reserved
 
 
 def need(body: Any, field: str, kind: type[T]) -> T:
-    """body[field], which must be of this type; an int, of 64 bits. Raises BadRequest."""
+    """body[field], which must have this type; an int must fit 64 bits. Raises BadRequest."""
     if not isinstance(body, Mapping):
         raise BadRequest(f"message: expected a map with field {field!r}, found {body!r}")
     value = body.get(field)
@@ -41,15 +41,15 @@ def need(body: Any, field: str, kind: type[T]) -> T:
 
 
 def need_list(body: Any, field: str, kind: type[T], max_length: int | None = None) -> list[T]:
-    """body[field], which must be a list of this type, not longer than that. Raises BadRequest."""
+    """body[field], a list of this type with at most `max_length` entries. Raises BadRequest."""
     values: list[Any] = need(body, field, list)
     is_long = max_length is not None and len(values) > max_length
     if is_long or not all(
         _is_int64(value) if kind is int else isinstance(value, kind) for value in values
     ):
-        most = "" if max_length is None else f" with at most {max_length} entries"
+        bound = "" if max_length is None else f" with at most {max_length} entries"
         raise BadRequest(
-            f"message: expected field {field!r} as a list of {kind.__name__}{most},"
+            f"message: expected field {field!r} as a list of {kind.__name__}{bound},"
             f" found {values!r}"
         )
     return values
@@ -60,7 +60,7 @@ def _is_int64(value: Any) -> bool:
 
 
 def need_time(body: Any) -> int:
-    """body["time"], data time in seconds; 0, also where it is absent: none. Raises BadRequest."""
+    """body["time"], data time in seconds; 0, the default: none. Raises BadRequest."""
     time = need({"time": 0, **body}, "time", int)
     if not 0 <= time < 2**32:
         raise BadRequest(f"message: expected 0 <= time < 2**32, found {time}")
@@ -68,7 +68,7 @@ def need_time(body: Any) -> int:
 
 
 def need_version(body: Any, field: str) -> int:
-    """body[field], the number of a save, 0 for none. Raises BadRequest."""
+    """body[field], the version of a save; 0: none. Raises BadRequest."""
     version = need(body, field, int)
     if not 0 <= version <= VERSION_MAX:
         raise BadRequest(
@@ -78,8 +78,8 @@ def need_version(body: Any, field: str) -> int:
 
 
 def need_reason(body: Any, field: str) -> str:
-    """body[field], why a worker wants that all stop; empty, also where it is absent: it does not.
-    Raises BadRequest.
+    """body[field], why a worker asks all to stop; empty, the default: it does not. Raises
+    BadRequest.
     """
     reason = need({field: "", **body}, field, str)
     if len(reason) > REASON_MAX or not reason.isprintable():
@@ -91,13 +91,13 @@ def need_reason(body: Any, field: str) -> str:
 
 
 class Arrays:
-    """The arrays of a message, taken one by one with their expected dtype and rank."""
+    """The arrays of a message, taken in order and checked for dtype and shape."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._rest: Iterator[Array] = iter(arrays)
 
     def take(self, what: str, dtype: type, shape: tuple[int | None, ...]) -> Array:
-        """The next array. None in shape: any length. Raises BadRequest."""
+        """The next array. None in `shape`: any length. Raises BadRequest."""
         array = next(self._rest, None)
         expected = f"{what} as {np.dtype(dtype).name} of shape {shape}"
         if array is None:
@@ -117,9 +117,8 @@ class Arrays:
 
 @dataclass(frozen=True)
 class TablePush:
-    """The part of a push for one row class of a table: keys (K,) distinct, gradients (K, D), the
-    rule's values of the step, and the columns that the table's schema declares
-    (trireme.protocol.columns).
+    """A push to one row class of a table: keys (K,) distinct, gradients (K, D), the rule's values
+    of the step, and the columns that the table's schema declares (trireme.protocol.columns).
     """
 
     table: str
@@ -132,10 +131,9 @@ class TablePush:
 
 @dataclass(frozen=True)
 class BlocksPush:
-    """The part of a push for blocks: one flat gradient over the server's blocks in the map's order.
+    """A push to blocks: one flat gradient over the server's blocks in the map's order.
 
-    `absent` names the blocks that got no gradient in this step (zeros stand for them): torch skips
-    such parameters.
+    absent: blocks without a gradient in this step, as zeros in `gradients`: torch skips them.
     """
 
     groups: list[GroupValues]
@@ -145,17 +143,17 @@ class BlocksPush:
 
 @dataclass(frozen=True)
 class Push:
-    """One stream's update of one step, as one server receives it. Named by (stream, sequence).
+    """One stream's update of one step, for one server. Its id is (stream, sequence).
 
     Attributes:
-        kind: "gradient", for the rules; or "delta": differences, which are added as they are.
         step: of the running pass, in modes where streams advance together; else 0.
-        staged: hold it until every member of the step has staged (sync); else apply on arrival.
+        staged: hold it until every member has staged the step (sync); else apply it on arrival.
         computed_at: the server's push counter when the weights were pulled; gives the staleness.
-        position: where in the data the stream stands after this batch.
-        time: data time of the push in seconds; 0 where the data has none.
-        clip: how servers clip the sum of the step; None: not, or it has been done.
-        stops: why all members are to stop behind the step, if it is staged; empty: they are not.
+        position: of the stream in the data after this batch.
+        time: data time in seconds; 0: none.
+        kind: "gradient", for the rules; or "delta": differences to add.
+        clip: how servers clip the sum of the step; None: they do not.
+        stops: why all members stop after the step, if it is staged; empty: they do not.
     """
 
     stream: int
@@ -168,7 +166,6 @@ class Push:
     position: tuple[int, ...]
     time: int
     map_version: int
-    export_version: int
     tables: list[TablePush]
     blocks: BlocksPush | None
     kind: str = "gradient"
@@ -184,14 +181,8 @@ class Push:
         tables = []
         for part in self.tables:
             columns = list(part.columns)
-            tables.append(
-                {
-                    "table": part.table,
-                    "class": part.row_class,
-                    "values": part.values,
-                    "columns": columns,
-                }
-            )
+            named = {"table": part.table, "class": part.row_class}
+            tables.append({**named, "values": part.values, "columns": columns})
             arrays += [part.keys, part.gradients, *part.columns.values()]
         if self.blocks is not None:
             arrays.append(self.blocks.gradients)
@@ -207,7 +198,7 @@ class Push:
             "position": list(self.position),
             "time": self.time,
             "map": self.map_version,
-            "export": self.export_version,
+            "export": 0,  # reserved
             "tables": tables,
             "groups": None if self.blocks is None else self.blocks.groups,
             "absent": [] if self.blocks is None else self.blocks.absent,
@@ -224,13 +215,11 @@ class Push:
             raise BadRequest(
                 f"push: expected a kind among {PUSH_KINDS}, a delta not staged, found {kind!r}"
             )
+        need(body, "export", int)  # reserved
         rest = Arrays(arrays)
-        tables = []
-        for part in need(body, "tables", list):
-            tables.append(_table_push(part, rest))
-        groups = body.get("groups")
+        tables = [_table_push(part, rest) for part in need(body, "tables", list)]
         blocks = None
-        if groups is not None:
+        if body.get("groups") is not None:
             gradients = rest.take("gradients of blocks", np.float32, (None,))
             groups = need_list(body, "groups", dict)
             blocks = BlocksPush(groups, gradients, need_list(body, "absent", str))
@@ -246,7 +235,6 @@ class Push:
             position=tuple(need_list(body, "position", int, POSITION_MAX)),
             time=need_time(body),
             map_version=need(body, "map", int),
-            export_version=need(body, "export", int),
             tables=tables,
             blocks=blocks,
             kind=kind,

@@ -11,16 +11,15 @@ from trireme.rpc.auth import (
     read_keys,
     write_keys,
 )
-from trireme.rpc.calls import Call, Deferred, Handler, Reply, Request
-from trireme.rpc.client import Client
 from trireme.rpc.limits import Limits
+from trireme.rpc.messages import Call, Deferred, Handler, Reply, Request
 from trireme.rpc.observers import CallObserver, Ended, RequestObserver, Usage
+from trireme.rpc.rpc_client import RpcClient
 from trireme.rpc.server import Server
 
 __all__ = [
     "Call",
     "CallObserver",
-    "Client",
     "ClientKeys",
     "Deferred",
     "Ended",
@@ -30,6 +29,7 @@ __all__ = [
     "Reply",
     "Request",
     "RequestObserver",
+    "RpcClient",
     "Server",
     "ServerKeys",
     "Usage",

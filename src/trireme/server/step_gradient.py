@@ -9,7 +9,7 @@ import numpy as np
 
 from trireme import _core
 from trireme.protocol.clipping import square_sum
-from trireme.protocol.columns import KeyColumns, fleet_scale, joined, merge, nothing
+from trireme.protocol.columns import KeyColumns, empty_push, fleet_scale, join_classes, merge
 from trireme.protocol.dense_optimizers import GroupValues
 from trireme.protocol.routing import Floats, Keys
 from trireme.protocol.wire import Push, TablePush
@@ -91,7 +91,7 @@ class StepGradient:
     def _sum_table(self, schema: TableSchema) -> SummedTable:
         parts = list(self._parts(schema.name))
         classes = range(len(schema.dims))
-        return SummedTable(*joined([self._sum_class(schema, c, parts) for c in classes]))
+        return SummedTable(*join_classes([self._sum_class(schema, c, parts) for c in classes]))
 
     def _sum_class(
         self, schema: TableSchema, row_class: int, parts: Sequence[tuple[TablePush, float]]
@@ -103,7 +103,7 @@ class StepGradient:
             if part.row_class == row_class
         ]
         if not own:
-            return nothing(schema.dims[row_class], schema.columns)
+            return empty_push(schema.dims[row_class], schema.columns)
         keys_K, gradients_KD, columns = merge(own, self._pool)
         is_scaled = schema.is_scored and schema.rule.get("scale") == "fleet"
         if is_scaled and self.kind == "gradient":  # a delta comes from a rule that has scaled it

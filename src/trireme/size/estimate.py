@@ -15,7 +15,7 @@ from statistics import NormalDist
 import pyarrow as pa
 
 from trireme import _core
-from trireme.checkpoint.format.row_columns import RowColumns
+from trireme.checkpoint.format.row_files import RowColumns
 from trireme.errors import BadRequest
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.wide_rows import RowLayout

@@ -13,8 +13,9 @@ from typing import Any
 import xxhash
 
 from trireme.errors import Corruption
-from trireme.storage.local import LocalStorage
-from trireme.storage.storage import Sink, Storage
+from trireme.storage.local import LocalSink, LocalStorage
+from trireme.storage.remote import RemoteSink
+from trireme.storage.storage import Storage
 
 FILE_THREADS = max(2, min(8, os.cpu_count() or 1))
 """How many threads of a process read or write files at a time."""
@@ -28,7 +29,7 @@ Entry = dict[str, Any]
 class CheckedFile(io.RawIOBase):
     """A file being written, with its length and checksum."""
 
-    def __init__(self, sink: Sink, digest: str, block_bytes: int) -> None:
+    def __init__(self, sink: LocalSink | RemoteSink, digest: str, block_bytes: int) -> None:
         super().__init__()
         self._sink, self._block_bytes = sink, block_bytes
         self._digest = DIGESTS[digest]()
@@ -100,22 +101,25 @@ def written_for_mapping(
 
 
 def check_file(
-    storage: Storage, entry: Mapping[str, Any], note: Callable[[int], object] | None = None
+    storage: Storage,
+    path: str,
+    num_bytes: int,
+    xxh3_128: str,
+    note: Callable[[int], object] | None = None,
 ) -> None:
-    """Read a file of a manifest, and compare length and XXH3 with its entry.
+    """Read a file and compare its length and checksum with those of a manifest.
 
     note: called with the number of bytes of each part that has been read.
 
     Raises:
         Corruption: it is missing, or its length or checksum differs; names the file.
     """
-    path = entry["path"]
     where = f"{storage.name}/{path}"
     size = storage.size(path)
     if size is None:
         raise Corruption(f"checkpoint {storage.name}: expected file {path}, found none")
-    if size != entry["bytes"]:
-        raise Corruption(f"{where}: expected {entry['bytes']} bytes, found {size}")
+    if size != num_bytes:
+        raise Corruption(f"{where}: expected {num_bytes} bytes, found {size}")
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(min(READ_BYTES, max(size, 1))))
     with storage.open(path) as file:
@@ -123,5 +127,5 @@ def check_file(
             digest.update(buffer[:count])
             if note is not None:
                 note(count)
-    if digest.hexdigest() != entry["xxh3_128"]:
-        raise Corruption(f"{where}: expected XXH3 {entry['xxh3_128']}, found {digest.hexdigest()}")
+    if digest.hexdigest() != xxh3_128:
+        raise Corruption(f"{where}: expected XXH3 {xxh3_128}, found {digest.hexdigest()}")

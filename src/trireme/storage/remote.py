@@ -18,7 +18,7 @@ _REASON_CHARACTERS = 400
 
 
 class RemoteStorage:
-    """A location of fsspec; see `storage.Storage`.
+    """A location of fsspec; see LocalStorage for its methods.
 
     Each method looks the file system up: one with a connection does not survive a fork, and fsspec
     caches those of this process.

@@ -8,57 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol
-
-import pyarrow as pa
+from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.storage.local import LocalStorage
 from trireme.storage.remote import RemoteStorage
 
-
-class Storage(Protocol):
-    """Threads: any, on different files."""
-
-    @property
-    def name(self) -> str:
-        """The folder or location, for messages."""
-
-    def create(self, path: str) -> Sink:
-        """A new file; missing folders are made."""
-
-    def open(self, path: str) -> BinaryIO:
-        """A file from its beginning; FileNotFoundError where there is none."""
-
-    def open_arrow(self, path: str) -> pa.NativeFile:
-        """The same for Arrow, which maps local files into memory."""
-
-    def size(self, path: str) -> int | None:
-        """The file's bytes; None: there is no such file."""
-
-    def below(self, path: str) -> Storage:
-        """The folder at that path."""
-
-    def parent(self) -> tuple[Storage, str]:
-        """The parent folder, and the name of this one in it."""
-
-    def folders(self) -> list[str]:
-        """Names of the folders directly below."""
-
-    def remove(self, path: str) -> None:
-        """Remove a file, durably, or a folder with all its content; nothing if it is missing."""
-
-
-class Sink(Protocol):
-    """A file being written by one thread."""
-
-    def write(self, data: Any) -> int: ...
-
-    def sync(self) -> None:
-        """Make it durable and close it. Without this call nothing of it may last."""
-
-    def abandon(self) -> None:
-        """Close it. Does nothing after sync(), or a second time."""
+Storage = LocalStorage | RemoteStorage
+"""Threads: any, on different files. LocalStorage describes the methods of both."""
 
 
 def open_storage(location: str | os.PathLike[str], options: Mapping[str, Any] | None) -> Storage:

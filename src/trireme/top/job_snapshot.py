@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from trireme.errors import BadRequest, NotReady, TriremeError
 from trireme.protocol.routing import BucketMap
-from trireme.rpc import Call, Client, Reply
+from trireme.rpc import Call, Reply, RpcClient
 
 Labels = Mapping[str, str]
 
@@ -60,7 +60,7 @@ class Snapshot:
         return sorted(values, key=lambda value: (value.isdecimal(), len(value), value))
 
 
-def take_snapshot(client: Client, known: Sequence[str], timeout_s: float) -> Snapshot:
+def take_snapshot(client: RpcClient, known: Sequence[str], timeout_s: float) -> Snapshot:
     """Ask every server of the job whose coordinator is on the first of the `known` servers.
 
     Args:
@@ -84,7 +84,7 @@ def take_snapshot(client: Client, known: Sequence[str], timeout_s: float) -> Sna
     return Snapshot(time.monotonic(), samples)
 
 
-def _servers(client: Client, known: Sequence[str], timeout_s: float) -> Sequence[str]:
+def _servers(client: RpcClient, known: Sequence[str], timeout_s: float) -> Sequence[str]:
     [answer] = client.call_all(
         [Call(known[0], "coord.map")], timeout_s=timeout_s / 2, return_errors=True
     )

@@ -264,7 +264,6 @@ class WorkerClient:
                     position=step.position,
                     time=step.time,
                     map_version=bucket_map.version,
-                    export_version=0,
                     tables=table_pushes[server],
                     blocks=blocks_pushes[server],
                     kind=kind,

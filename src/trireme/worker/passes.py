@@ -19,7 +19,7 @@ from trireme.errors import (
     Unavailable,
 )
 from trireme.protocol.membership import LeasedStream
-from trireme.rpc.client import NOTICE_S
+from trireme.rpc.rpc_client import NOTICE_S
 from trireme.worker.client import PATIENCE, StreamPosition, WorkerClient
 from trireme.worker.servers import RETRY_S
 

@@ -1,4 +1,4 @@
-"""How a client reaches servers: over the network (rpc.Client), or in its own process when tables
+"""How a client reaches servers: over the network (rpc.RpcClient), or in its own process when tables
 are embedded.
 """
 

@@ -61,12 +61,6 @@ class JsonObject:
             raise self.wrong(f"a whole number in [{low}, {high}]", value, field)
         return value
 
-    def flag(self, field: str) -> bool:
-        value = self.any(field)
-        if type(value) is not bool:
-            raise self.wrong("true or false", value, field)
-        return value
-
     def path(self, field: str) -> str:
         try:
             return checked_path(self.any(field))
@@ -93,12 +87,6 @@ class JsonObject:
     def objects(self, field: str) -> Iterator[JsonObject]:
         for number, value in enumerate(self.list(field)):
             yield JsonObject(value, f"{self.where}.{field}[{number}]")
-
-    def texts(self, field: str) -> tuple[str, ...]:
-        values = self.list(field)
-        if not all(isinstance(value, str) for value in values):
-            raise self.wrong("a list of texts", values, field)
-        return tuple(values)
 
     def wholes(self, field: str, low: int, high: int, length_max: int) -> tuple[int, ...]:
         values = self.list(field)

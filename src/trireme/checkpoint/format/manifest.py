@@ -10,15 +10,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
 from trireme.checkpoint.format.json_object import JsonObject
-from trireme.checkpoint.format.modes import MODES
 from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS
+from trireme.protocol.row_selection import MODES
 from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX
 from trireme.storage.checked_file import written
 from trireme.storage.storage import Storage
@@ -37,8 +37,7 @@ _TAIL = b"\n}\n"
 _INVALID = (BadRequest, ArithmeticError, AttributeError, TypeError)
 
 
-@dataclass(frozen=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """A file of the checkpoint: its path within the folder, length and checksum."""
 
     path: str
@@ -52,9 +51,6 @@ class FileEntry:
             fields.whole("bytes", 0, _BYTES_MAX),
             fields.hexadecimal("xxh3_128", 32),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {"path": self.path, "bytes": self.num_bytes, "xxh3_128": self.xxh3_128}
 
 
 @dataclass(frozen=True)
@@ -79,16 +75,6 @@ class RowFiles:
             FileEntry.read(fields.object("rows")),
             FileEntry.read(fields.object("buckets")),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "low": self.low,
-            "high": self.high,
-            "num_rows": self.num_rows,
-            "num_removed": self.num_removed,
-            "rows": self.rows.to_json(),
-            "buckets": self.buckets.to_json(),
-        }
 
 
 @dataclass(frozen=True)
@@ -129,12 +115,6 @@ class TableFiles:
                 f" found {expected}"
             )
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": self.schema.to_wire(),
-            "pieces": [files.to_json() for files in self.files],
-        }
-
 
 @dataclass(frozen=True)
 class SavedBlock:
@@ -161,13 +141,6 @@ class BlockFile:
                 raise Corruption(f"{block.where}.spec: {error}") from error
             blocks.append(SavedBlock(spec, block.pairs("marks", _NUMBER_MAX)))
         return BlockFile(FileEntry.read(fields.object("file")), tuple(blocks))
-
-    def to_json(self) -> dict[str, Any]:
-        blocks = [
-            {"spec": block.spec.to_wire(), "marks": [list(pair) for pair in block.marks.items()]}
-            for block in self.blocks
-        ]
-        return {"file": self.file.to_json(), "blocks": blocks}
 
 
 @dataclass(frozen=True)
@@ -218,24 +191,6 @@ class CheckpointManifest:
     @property
     def num_bytes(self) -> int:
         return sum(entry.num_bytes for entry in self.files())
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "mode": self.mode,
-            "version": self.version,
-            "since": self.since,
-            "chain": dict(self.chain),
-            "time": self.time,
-            "saved_at": self.saved_at,
-            "num_servers": self.num_servers,
-            "tables": {name: table.to_json() for name, table in self.tables.items()},
-            "optimizer": self.optimizer,
-            "blocks": [blocks.to_json() for blocks in self.blocks],
-            "streams": [[s, last, list(at)] for s, (last, at) in sorted(self.streams.items())],
-            "extra": dict(self.extra),
-            "tensors": None if self.tensors is None else self.tensors.to_json(),
-        }
 
     @staticmethod
     def from_json(value: Any, where: str) -> CheckpointManifest:
@@ -305,9 +260,11 @@ def _check_distinct(manifest: CheckpointManifest, where: str) -> None:
             blocks.add(block.spec.id)
 
 
-def write_manifest(storage: Storage, manifest: CheckpointManifest) -> None:
-    """Write the manifest, after all files that it names: a folder with a manifest is complete."""
-    body = json.dumps(manifest.to_json(), ensure_ascii=True, allow_nan=False).encode()
+def write_manifest(storage: Storage, manifest: Mapping[str, Any]) -> None:
+    """Write the JSON of a manifest, after all files that it names: a folder with a manifest is
+    complete. Requires: CheckpointManifest.from_json accepts it.
+    """
+    body = json.dumps(manifest, ensure_ascii=True, allow_nan=False).encode()
     digest = xxhash.xxh3_128(body).hexdigest()
     head = f'{{"format": {FORMAT}, "xxh3_128": "{digest}", "manifest":\n'.encode()
     with written(storage, MANIFEST) as (file, _):

@@ -6,9 +6,9 @@ Dense blocks, marks and positions are in every one.
 from __future__ import annotations
 
 from trireme.errors import BadRequest
+from trireme.protocol.row_selection import MODES
 
 FLEET_NUMBERS = {0: "full", 1: "delta", 2: "base", 3: "batch"}
-MODES = ("full", "delta", "base", "batch", "hot")
 
 
 def mode_of(mode: str | int) -> str:

@@ -1,4 +1,4 @@
-"""Writing the row files of a table, as row_columns.py describes them."""
+"""Writing the row files of a table, as row_files.py describes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trireme import _core
-from trireme.checkpoint.format.row_columns import BUCKET_LINES, MARKS, REMOVED, RowColumns
+from trireme.checkpoint.format.row_files import BUCKET_LINES, MARKS, REMOVED, RowColumns
 from trireme.protocol.wire import Array
 from trireme.storage.checked_file import written
 from trireme.storage.storage import Storage

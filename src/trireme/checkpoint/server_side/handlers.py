@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.server_side.hot_rows import count_bins
 from trireme.checkpoint.server_side.load import CheckpointLoad, LoadPlan
 from trireme.checkpoint.server_side.operations import OperationProgress, Operations
-from trireme.checkpoint.server_side.rows_to_save import RowsToSave
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave, count_bins
 from trireme.checkpoint.server_side.save import SavePlan, save_shard
 from trireme.checkpoint.server_side.settle import settle
 from trireme.errors import BadRequest, Corruption, writing
@@ -21,7 +20,9 @@ from trireme.server.state import ServerState
 from trireme.storage.local import LocalStorage
 from trireme.storage.storage import Storage, checked_path, open_storage
 
-Action = Callable[[Storage, Mapping[str, Any], OperationProgress], dict[str, Any]]
+Body = Mapping[str, Any]
+Result = dict[str, Any]
+Action = Callable[[Storage, Body, OperationProgress], Result]
 
 
 class CheckpointHandlers:
@@ -72,7 +73,7 @@ class CheckpointHandlers:
             self._checked = None
         return Reply()
 
-    def _storage(self, body: Mapping[str, Any]) -> Storage:
+    def _storage(self, body: Body) -> Storage:
         path, options = check_path(need(body, "path", str)), need(body, "options", dict)
         storage = open_storage(path, options)
         if not isinstance(storage, LocalStorage):
@@ -89,15 +90,11 @@ class CheckpointHandlers:
 
     # ---- actions ----
 
-    def _count(
-        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
-    ) -> dict[str, Any]:
+    def _count(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
         del storage, body
         return count_bins(self._server, progress)
 
-    def _save(
-        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
-    ) -> dict[str, Any]:
+    def _save(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
         plan = SavePlan(
             version=need_version(body, "version"),
             since=need_version(body, "since"),
@@ -108,9 +105,7 @@ class CheckpointHandlers:
         with writing(f"checkpoint: cannot write {storage.name}"):
             return save_shard(self._server, storage, plan, progress)
 
-    def _check(
-        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
-    ) -> dict[str, Any]:
+    def _check(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
         self._checked = None  # first: frees its staged rows
         manifest = read_manifest(storage)
         if manifest.id != need(body, "id", str):
@@ -124,9 +119,7 @@ class CheckpointHandlers:
         self._checked = (need(body, "job", str), load)
         return {}
 
-    def _load(
-        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
-    ) -> dict[str, Any]:
+    def _load(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
         checked, self._checked = self._checked, None
         expected = (need(body, "id", str), _load_plan(body))
         if checked is None or (checked[1].manifest.id, checked[1].plan) != expected:
@@ -138,9 +131,7 @@ class CheckpointHandlers:
             checked[1].apply(progress)
         return {}
 
-    def _settle(
-        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
-    ) -> dict[str, Any]:
+    def _settle(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
         manifest = read_manifest(storage)
         settle(self._server, storage, manifest, progress)
         self._server.counts.note_checkpoint(manifest.mode)
@@ -149,7 +140,7 @@ class CheckpointHandlers:
         return {}
 
 
-def _prefix(body: Mapping[str, Any]) -> str:
+def _prefix(body: Body) -> str:
     """The beginning of the paths of files: nothing, or folders within the checkpoint's."""
     prefix = need(body, "prefix", str)
     if prefix:
@@ -157,7 +148,7 @@ def _prefix(body: Mapping[str, Any]) -> str:
     return prefix
 
 
-def _load_plan(body: Mapping[str, Any]) -> LoadPlan:
+def _load_plan(body: Body) -> LoadPlan:
     return LoadPlan(
         tables=_names(body, "tables"),
         parameters=_names(body, "parameters"),
@@ -165,5 +156,5 @@ def _load_plan(body: Mapping[str, Any]) -> LoadPlan:
     )
 
 
-def _names(body: Mapping[str, Any], field: str) -> frozenset[str] | None:
+def _names(body: Body, field: str) -> frozenset[str] | None:
     return None if body.get(field) is None else frozenset(need_list(body, field, str))

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from trireme import _core
 from trireme.checkpoint.format.block_files import read_blocks
-from trireme.checkpoint.format.manifest import BlockFile, CheckpointManifest, FileEntry, RowFiles
-from trireme.checkpoint.format.row_columns import RowColumns
-from trireme.checkpoint.format.row_reader import (
+from trireme.checkpoint.format.manifest import BlockFile, CheckpointManifest, RowFiles
+from trireme.checkpoint.format.row_files import (
     BucketLines,
+    RowColumns,
     cells_of,
     read_checked_rows,
     read_rows,
@@ -32,7 +32,6 @@ from trireme.errors import BadRequest, Corruption, SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.routing import NUM_BUCKETS
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
 from trireme.server.state import ServedTable, ServerState
 from trireme.storage.checked_file import check_file
@@ -62,11 +61,7 @@ class CheckpointLoad:
     """
 
     def __init__(
-        self,
-        server: ServerState,
-        storage: Storage,
-        manifest: CheckpointManifest,
-        plan: LoadPlan,
+        self, server: ServerState, storage: Storage, manifest: CheckpointManifest, plan: LoadPlan
     ) -> None:
         self._server, self._storage = server, storage
         self._where = f"checkpoint {storage.name}"
@@ -128,18 +123,15 @@ class CheckpointLoad:
             )
         self._assembly()
 
-    def _check_file(self, entry: FileEntry, progress: OperationProgress) -> None:
-        check_file(self._storage, entry.to_json(), progress.add)
-
     def _check_rows(self, name: str, files: RowFiles, progress: OperationProgress) -> None:
-        self._check_file(files.rows, progress)
-        self._check_file(files.buckets, progress)
-        for buckets, batch in read_checked_rows(self._storage, files, self._columns(name).schema):
+        for entry in (files.rows, files.buckets):
+            check_file(self._storage, *entry, progress.add)
+        for buckets, batch in read_checked_rows(self._storage, files, self._columns[name].schema):
             if name in self._staged:
                 self._restore(self._staged[name], name, files, buckets, batch)
 
     def _check_blocks(self, blocks: BlockFile, progress: OperationProgress) -> None:
-        self._check_file(blocks.file, progress)
+        check_file(self._storage, *blocks.file, progress.add)
         for _ in read_blocks(self._storage, blocks, self._sources):
             pass
 
@@ -172,7 +164,7 @@ class CheckpointLoad:
         self, name: str, files: RowFiles, marks: dict[int, Array], progress: OperationProgress
     ) -> None:
         rows = self._server.tables[name].rows
-        for buckets, batch in read_rows(self._storage, files, self._columns(name).schema):
+        for buckets, batch in read_rows(self._storage, files, self._columns[name].schema):
             self._restore(rows, name, files, buckets, batch)
             if self.manifest.mode == "delta":
                 _note_marks(marks, buckets)
@@ -197,7 +189,7 @@ class CheckpointLoad:
                 keys=batch["key"].to_numpy(),
                 classes=batch["row_class"].to_numpy(),
                 columns=cells_of(batch),
-                widths=list(self._columns(name).widths),
+                widths=list(self._columns[name].widths),
                 mark_offsets=buckets.mark_offsets if self.plan.resumes else NO_OFFSETS,
                 streams=buckets.streams,
                 sequences=buckets.sequences,
@@ -244,9 +236,10 @@ class CheckpointLoad:
         served = self._server.tables.get(name)
         return self.manifest.mode != "delta" and (served is None or served.rows.rows == 0)
 
-    def _columns(self, name: str) -> RowColumns:
-        rows = self._staged[name] if name in self._staged else self._server.tables[name].rows
-        return RowColumns.of(RowLayout.of(self.manifest.tables[name].schema, rows))
+    @cached_property
+    def _columns(self) -> dict[str, RowColumns]:
+        tables = self.manifest.tables
+        return {name: RowColumns.of_schema(tables[name].schema) for name in self._tables()}
 
     def _row_files(self, name: str) -> list[RowFiles]:
         files = self.manifest.tables[name].files

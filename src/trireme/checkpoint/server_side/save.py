@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from trireme.checkpoint.format.block_files import write_tensors
-from trireme.checkpoint.format.row_columns import RowColumns
+from trireme.checkpoint.format.row_files import RowColumns
 from trireme.checkpoint.format.row_writer import BATCH_BYTES, BUCKETS_PER_BATCH_MAX, RowWriter
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from trireme.checkpoint.format.manifest import CheckpointManifest, RowFiles
-from trireme.checkpoint.format.row_columns import RowColumns
-from trireme.checkpoint.format.row_reader import read_rows
+from trireme.checkpoint.format.row_files import RowColumns, read_rows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array

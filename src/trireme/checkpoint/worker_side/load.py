@@ -10,12 +10,7 @@ from torch import Tensor
 
 from trireme.checkpoint.format.block_files import read_tensors
 from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
-from trireme.checkpoint.worker_side.server_operations import (
-    SAVE_TIMEOUT_S,
-    ServerOperations,
-    Watch,
-    retry,
-)
+from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
 from trireme.errors import BadRequest
 from trireme.storage.checked_file import check_file
 from trireme.storage.storage import Storage, open_storage
@@ -32,7 +27,6 @@ def load_checkpoint(
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     check: Callable[[CheckpointManifest], None] | None = None,
-    timeout_s: float = SAVE_TIMEOUT_S,
 ) -> CheckpointManifest:
     """Bring the cluster to the state of a checkpoint, on any number of servers; returns its
     manifest. A delta is loaded on top of what was loaded before.
@@ -55,8 +49,8 @@ def load_checkpoint(
     manifest = read_manifest(source)
     _check_follows(client, source, manifest)
     if manifest.tensors is not None:
-        check_file(source, manifest.tensors.to_json())
-    operations = ServerOperations(client, source, watch, timeout_s)
+        check_file(source, *manifest.tensors)
+    operations = ServerOperations(client, source, watch)
     options = {
         "id": manifest.id,
         "tables": None if tables is None else sorted(tables),
@@ -107,5 +101,5 @@ def saved_tensors(
     entry = read_manifest(source).tensors
     if entry is None:
         return {}
-    check_file(source, entry.to_json())
+    check_file(source, *entry)
     return read_tensors(source, entry)

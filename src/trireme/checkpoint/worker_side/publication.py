@@ -18,17 +18,13 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trireme.checkpoint.format.manifest import (
-    MANIFEST,
-    CheckpointManifest,
-    read_manifest,
-    write_manifest,
-)
+from trireme.checkpoint.format.manifest import MANIFEST, read_manifest, write_manifest
 from trireme.errors import BadRequest, writing
 from trireme.storage.atomic_folder import partial_path, publish_folder
 from trireme.storage.checked_file import written
@@ -73,8 +69,8 @@ def open_draft(target: Storage) -> Iterator[Draft]:
                 yield draft
 
 
-def publish(draft: Draft, target: Storage, manifest: CheckpointManifest) -> None:
-    """Let the checkpoint appear; durable when this returns."""
+def publish(draft: Draft, target: Storage, manifest: Mapping[str, Any]) -> None:
+    """Let the checkpoint with this manifest appear; durable when this returns."""
     write_manifest(draft.storage, manifest)
     if isinstance(draft.storage, LocalStorage) and isinstance(target, LocalStorage):
         publish_folder(draft.storage.folder, target.folder, syncs_files=False)
@@ -186,11 +182,10 @@ def _remove_partial(partial: Path) -> bool:
         return True
     try:
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
         shutil.rmtree(partial)
         return True
+    except BlockingIOError:  # the lock's
+        return False
     finally:
         os.close(marker)
 

@@ -15,12 +15,7 @@ from trireme.checkpoint.format.modes import check_hot, mode_of
 from trireme.checkpoint.worker_side.hot_budgets import hot_budgets
 from trireme.checkpoint.worker_side.publication import Draft, open_draft, publish
 from trireme.checkpoint.worker_side.retention import retain
-from trireme.checkpoint.worker_side.server_operations import (
-    SAVE_TIMEOUT_S,
-    ServerOperations,
-    Watch,
-    retry,
-)
+from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
 from trireme.errors import BadRequest, Corruption
 from trireme.storage.checked_file import written
 from trireme.storage.local import LocalStorage
@@ -42,7 +37,6 @@ def save_checkpoint(
     keep: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
-    timeout_s: float = SAVE_TIMEOUT_S,
 ) -> CheckpointManifest:
     """Write tables, blocks and marks of the cluster to a new folder. One worker calls it; others
     train on, and so may other threads of this one.
@@ -68,7 +62,7 @@ def save_checkpoint(
     if keep is not None and keep < 1:
         raise BadRequest(f"save: expected keep >= 1, found {keep}")
     target = open_storage(path, storage_options)
-    operations = ServerOperations(client, target, watch, timeout_s)
+    operations = ServerOperations(client, target, watch)
     options = {"mode": name, "time": time, "budgets": {}}
     if hot is not None:
         options["budgets"] = hot_budgets(retry("save", lambda: operations.run("count")), hot)
@@ -82,7 +76,7 @@ def save_checkpoint(
             removed_since=min(chain.values(), default=0),
         )
         with open_draft(target) as draft:
-            writing = ServerOperations(client, draft.storage, watch, timeout_s)
+            writing = ServerOperations(client, draft.storage, watch)
             shares = writing.run("save", **options, prefix=draft.prefix)
             if not all(share["removed_known"] for share in shares):
                 chain = {}
@@ -90,7 +84,7 @@ def save_checkpoint(
             body |= {"extra": dict(extra), "tensors": _save_tensors(draft, tensors)}
             manifest = CheckpointManifest.from_json(body, f"{draft.storage.name}/{MANIFEST}")
             _check_visible(manifest, draft)
-            publish(draft, target, manifest)
+            publish(draft, target, body)
         return manifest
 
     manifest = retry("save", attempt)
@@ -105,13 +99,12 @@ def finish_save(
     *,
     keep: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    timeout_s: float = SAVE_TIMEOUT_S,
 ) -> None:
     """Do what follows the publication of a checkpoint, for a worker that was killed after it. What
     has been done already has no effect again.
     """
     target = open_storage(path, storage_options)
-    _finish(client, target, manifest, ServerOperations(client, target, None, timeout_s), keep)
+    _finish(client, target, manifest, ServerOperations(client, target, None), keep)
 
 
 def _finish(
@@ -130,10 +123,7 @@ def _finish(
 
 
 def _manifest(
-    shares: list[Mapping[str, Any]],
-    draft: Draft,
-    options: Mapping[str, Any],
-    chain: dict[str, int],
+    shares: list[Mapping[str, Any]], draft: Draft, options: Mapping[str, Any], chain: dict[str, int]
 ) -> dict[str, Any]:
     """The manifest in JSON from the shares of the servers."""
     tables: dict[str, Any] = {}

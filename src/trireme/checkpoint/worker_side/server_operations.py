@@ -36,7 +36,11 @@ class ServerOperations:
     """
 
     def __init__(
-        self, client: WorkerClient, storage: Storage, watch: Watch | None, timeout_s: float
+        self,
+        client: WorkerClient,
+        storage: Storage,
+        watch: Watch | None,
+        timeout_s: float = SAVE_TIMEOUT_S,
     ) -> None:
         self._client, self._watch = client, watch
         options = storage.options if isinstance(storage, RemoteStorage) else {}

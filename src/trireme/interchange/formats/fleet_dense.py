@@ -115,13 +115,6 @@ def read_variable(path: str, storage_options: Mapping[str, Any] | None = None) -
     return np.frombuffer(values, "<f4").reshape(shape)
 
 
-def write_variable(values: Floats) -> bytes:
-    """A tensor as Paddle writes it."""
-    description = bytes([0x08, FLOAT32]) + b"".join(b"\x10" + _varint(n) for n in values.shape)
-    head = struct.pack("<IQIi", 0, 0, 0, len(description))
-    return head + description + np.ascontiguousarray(values, "<f4").tobytes()
-
-
 def _description(content: bytes) -> tuple[int, tuple[int, ...]]:
     """The type and the shape."""
     kind, shape, at = -1, list[int](), 0
@@ -145,12 +138,3 @@ def _read_varint(content: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value, at
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

@@ -31,28 +31,9 @@ from trireme.table import TableSchema
 
 ACCESSORS = ("SparseAccessor", "CtrCommonAccessor", "CtrDoubleAccessor")
 UNSEEN_DAYS_MAX = 1 << 15
-COMMON = (
-    "slot",
-    "unseen_days",
-    "delta_score",
-    "show",
-    "click",
-    "head",
-    "head_state",
-    "tail",
-    "tail_state",
-)
-DOUBLE = (
-    "unseen_days",
-    "delta_score",
-    "show",
-    "click",
-    "head",
-    "head_state",
-    "slot",
-    "tail_state",
-    "tail",
-)
+_BOTH = ("unseen_days", "delta_score", "show", "click", "head", "head_state")
+COMMON = ("slot", *_BOTH, "tail", "tail_state")
+DOUBLE = (*_BOTH, "slot", "tail_state", "tail")
 WIDE = ("slot", "show", "click")
 
 
@@ -187,10 +168,10 @@ class FleetText:
             _refuse(times < 1, unseen, f"fewer unseen days than time {stamp.time} s has")
             statistics["time"] = times
         if self.layout.is_scored:
-            # The inverse of the decay from the last push to the save.
-            growth = float(self.schema.policy["decay_rate"]) ** -unseen.astype(np.float64)
-            statistics["show"], statistics["click"] = shows * growth, clicks * growth
-            _refuse(~np.isfinite(shows * growth), unseen, "shows that are finite before they faded")
+            # Saved shows have decayed since the last push; those of a row here have not.
+            decay = _core.decay(self.schema.policy["decay_rate"], unseen.astype(np.uint32))
+            statistics["show"], statistics["click"] = shows / decay, clicks / decay
+            _refuse(~np.isfinite(shows / decay), unseen, "shows that are finite before they faded")
             statistics["delta_score"] = deltas
             statistics["feature"] = np.maximum(slots, 0)
 

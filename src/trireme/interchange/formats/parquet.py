@@ -55,9 +55,7 @@ def _lists(values: Array, lengths: Array) -> pa.Array:
 
 
 def batches(
-    path: str,
-    names: Mapping[str, str],
-    storage_options: Mapping[str, Any] | None = None,
+    path: str, names: Mapping[str, str], storage_options: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Array]]:
     """A file's rows, some thousand at a time, as checked columns and `num_weights`. Lists with
     fewer weights are filled up with zeros.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -70,43 +70,64 @@ class ImportHandlers:
         return [resolve_path(self._root, path, options) for path in files]
 
     def _on_fleet(self, request: Request) -> Reply:
-        """Read files of Fleet's text; returns their number of lines."""
-        staged = self._staged_rows(request)
+        """Read files of Fleet's text."""
+        staged, stamp = self._staged_rows(request), self._stamp(request)
+        options = need(request.body, "storage_options", dict)
         accessor = need(request.body, "accessor", str)
         text = FleetText.of(staged.schema, staged.rows, accessor, need_betas(request.body))
-        stamp, options = self._stamp(request), need(request.body, "storage_options", dict)
 
-        def read(path: str, is_stopped: Callable[[], bool]) -> int:
+        def stage(path: str) -> Iterator[int]:
             num_lines = 0
             for chunk in line_chunks(path, options):
                 self._check_room(staged)
-                num_lines += _stage_lines(chunk, text, stamp, staged, path, num_lines)
-                if is_stopped():
-                    break
-            return num_lines
+                num_lines += (count := _stage_lines(chunk, text, stamp, staged, path, num_lines))
+                yield count
 
-        counts = for_each_file(self._files(request), read, self._server.pool.threads)
-        staged.flush()
-        return Reply({"lines": sum(counts), "rows": staged.num_put, "keys": staged.rows.rows})
+        return self._read_files(request, staged, stage)
 
     def _on_parquet(self, request: Request) -> Reply:
-        """Read Parquet files; returns their number of rows."""
+        """Read Parquet files."""
         staged, stamp = self._staged_rows(request), self._stamp(request)
-        columns = need(request.body, "columns", dict)
         options = need(request.body, "storage_options", dict)
+        columns = need(request.body, "columns", dict)
 
-        def read(path: str, is_stopped: Callable[[], bool]) -> int:
+        def stage(path: str) -> Iterator[int]:
             num_rows = 0
             for batch in batches(path, columns, options):
                 self._stage(staged, batch, stamp, path, num_rows)
                 num_rows += len(batch["key"])
-                if is_stopped():
-                    break
-            return num_rows
+                yield len(batch["key"])
 
-        counts = for_each_file(self._files(request), read, self._server.pool.threads)
+        return self._read_files(request, staged, stage)
+
+    def _read_files(
+        self, request: Request, staged: StagedRows, stage: Callable[[str], Iterator[int]]
+    ) -> Reply:
+        """Stage the rows of the files on several threads; returns how many lines they have. The
+        first error stops all threads, and is raised.
+
+        stage: stages the rows of a file in parts, and yields the number of lines of each.
+        """
+        stop = threading.Event()
+
+        def read(path: str) -> int:
+            num_lines = 0
+            try:
+                with storage_errors(path):
+                    for count in () if stop.is_set() else stage(path):
+                        num_lines += count
+                        if stop.is_set():
+                            break
+            except BaseException:
+                stop.set()
+                raise
+            return num_lines
+
+        files = self._files(request)
+        with ThreadPoolExecutor(max(1, min(self._server.pool.threads, len(files)))) as pool:
+            num_lines = sum(pool.map(read, files))
         staged.flush()
-        return Reply({"lines": sum(counts), "rows": staged.num_put, "keys": staged.rows.rows})
+        return Reply({"lines": num_lines, "rows": staged.num_put, "keys": staged.rows.rows})
 
     def _on_rows(self, request: Request) -> Reply:
         """Take rows of a message, one array per column."""
@@ -170,28 +191,6 @@ class ImportHandlers:
                 self._server.replace_rows(name, staged.rows)
             else:
                 staged.merge_into(self._server.table(name))
-
-
-def for_each_file(
-    files: Sequence[str],
-    read: Callable[[str, Callable[[], bool]], int],
-    threads: int,
-) -> list[int]:
-    """`read(file, is_stopped)` of each file, on `threads` threads. The first error stops all, and
-    is raised.
-    """
-    stop = threading.Event()
-
-    def guarded(path: str) -> int:
-        try:
-            with storage_errors(path):
-                return 0 if stop.is_set() else read(path, stop.is_set)
-        except BaseException:
-            stop.set()
-            raise
-
-    with ThreadPoolExecutor(max(1, min(threads, len(files)))) as pool:
-        return list(pool.map(guarded, files))
 
 
 def _stage_lines(

@@ -16,22 +16,18 @@ def write_fleet_rows(
     client: WorkerClient,
     table: str,
     folder: Path,
+    options: Mapping[str, Any],
     *,
-    accessor: str,
-    betas: tuple[float, float],
-    time: int,
     shard_num: int,
     compress: bool,
 ) -> int:
     """Have the servers write a table as Fleet's text; returns how many rows. A key is in the file
-    of its shard, key % shard_num.
+    of its shard, key % shard_num. options: accessor, betas and time.
     """
     body = {
         "table": table,
         "folder": str(folder),
-        "accessor": accessor,
-        "betas": [float(beta) for beta in betas],
-        "time": int(time),
+        **options,
         "shard_num": shard_num,
         "gzip": compress,
     }

@@ -58,60 +58,30 @@ def _cancel(client: WorkerClient, table: str) -> None:
         log.warning("import: the servers keep unfinished rows of table %r: %s", table, error)
 
 
-def read_fleet_rows(
+def read_files(
     client: WorkerClient,
+    method: str,
     table: str,
     files: Sequence[str],
-    *,
-    accessor: str,
-    betas: tuple[float, float],
-    time: int,
+    options: Mapping[str, Any],
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
 ) -> int:
-    """Have the servers read files of Fleet's text; returns how many rows. Within `importing`.
+    """Have the servers read files; returns how many rows they have. Within `importing`.
+
+    Args:
+        method: import.fleet or import.parquet.
+        options: of the method: how to read a file.
 
     Raises:
         DataError: a line is wrong, or a key occurs twice. Corruption: the servers do not see the
             same files.
     """
-    body = {"accessor": accessor, "betas": [float(beta) for beta in betas], "time": int(time)}
-    return _read_files(client, "import.fleet", table, body, files, storage_options, watch)
-
-
-def read_parquet(
-    client: WorkerClient,
-    table: str,
-    files: Sequence[str],
-    columns: Mapping[str, str],
-    *,
-    time: int,
-    storage_options: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
-) -> int:
-    """Have the servers read Parquet files; returns how many rows. Within `importing`.
-
-    Raises: as `read_fleet_rows`.
-    """
-    body = {"columns": dict(columns), "time": int(time)}
-    return _read_files(client, "import.parquet", table, body, files, storage_options, watch)
-
-
-def _read_files(
-    client: WorkerClient,
-    method: str,
-    table: str,
-    body: Mapping[str, Any],
-    files: Sequence[str],
-    storage_options: Mapping[str, Any] | None,
-    watch: Watch | None,
-) -> int:
-    """Some files at a time, to show the progress."""
     lines = [0] * len(client.servers.map.servers)
     replies: Sequence[Reply] = []
+    body = {"table": table, **options, "storage_options": dict(storage_options or {})}
     step = max(FILES_PER_REQUEST_MIN, -(-len(files) // REQUESTS_MAX))
-    body = {"table": table, **body, "storage_options": dict(storage_options or {})}
-    for begin in range(0, len(files), step):
+    for begin in range(0, len(files), step):  # some files at a time, to show the progress
         part = list(files[begin : begin + step])
         replies = client.servers.everywhere(method, {**body, "files": part}, timeout_s=TIMEOUT_S)
         lines = [n + int(reply.body["lines"]) for n, reply in zip(lines, replies, strict=True)]

@@ -17,8 +17,7 @@ from trireme import _core
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.manifest import BlockFile, RowFiles
-from trireme.checkpoint.format.row_columns import RowColumns
-from trireme.checkpoint.format.row_reader import BucketLines, cells_of, read_rows
+from trireme.checkpoint.format.row_files import BucketLines, RowColumns, cells_of, read_rows
 from trireme.checkpoint.server_side.block_assembly import BlockAssembly
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
@@ -83,7 +82,7 @@ def read_snapshot(server: ServerState, path: Path) -> int:
     entries = [entry for _, files in row_files for entry in (files.rows, files.buckets)]
     entries += [file.file for file in block_files]
     progress = OperationProgress()
-    in_parallel([partial(check_file, storage, entry.to_json()) for entry in entries], progress)
+    in_parallel([partial(check_file, storage, *entry) for entry in entries], progress)
     tasks = [partial(_read_rows, storage, table, files, version) for table, files in row_files]
     in_parallel(tasks, progress)
     saved = (block.spec for file in block_files for block in file.blocks)

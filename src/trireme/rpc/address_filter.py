@@ -1,12 +1,11 @@
-"""Addresses that are not heard for a while: the kernel drops their attempts to connect.
+"""Blocks addresses for a while: the kernel drops their attempts to connect.
 
-A connection costs its server a tenth of a millisecond before it turns out that its peer is not
-admitted. From an address whose connections fail again and again they are therefore dropped by a
-socket filter (classic BPF, Linux) on the listening socket, before anything of this process runs.
-Connections that are open stay so: the kernel gives a copy of the filter to those that it accepts
-meanwhile, which are of addresses that pass. IPv6 addresses are taken for one another if their first
-64 bits are equal: a peer usually has all the others too. Not so local ones (fe80::/10, fc00::/7):
-all hosts of a network have these bits in common.
+A connection costs its server a tenth of a millisecond before the server knows that the peer is not
+admitted. If connections from an address fail repeatedly, a socket filter (classic BPF, Linux) on
+the listening socket drops further ones before this process runs. Open connections stay open: those
+accepted meanwhile inherit the filter, but their addresses pass it. IPv6 addresses with the same
+first 64 bits count as one, since a peer usually owns all of them; except local ones (fe80::/10,
+fc00::/7), because all hosts of a network share these bits.
 
 Threads: everything here is guarded by the server's lock.
 """
@@ -23,10 +22,10 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
-from trireme.rpc.sparse_log import SparseLog
+from trireme.rpc.rate_limited_log import RateLimitedLog
 
 WINDOW_S = 1.0
-SHUN_S = 5.0
+BLOCK_S = 5.0
 ADDRESSES_MAX = 256  # of 9 instructions at most; the kernel takes 4096
 _COUNTED_MAX = 4096
 
@@ -42,34 +41,33 @@ _UNIQUE_LOCAL = ipaddress.IPv6Network("fc00::/7")
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
 
-class Shun:
-    """Counts failed connections by address, and shuns those that have more than `failures_max`
-    in a second, for 5 s.
+class AddressFilter:
+    """Counts failed connections by address, and blocks addresses with more than `failures_max` in a
+    second for 5 s.
 
-    listener: the listening socket. If it was handed over, it may bring a filter of whoever had it
-        before, which is taken off.
+    listener: the listening socket. If an earlier process left a filter on it, that is removed.
     """
 
     def __init__(
         self,
         listener: sockets.socket,
         failures_max: int,
-        log: SparseLog,
+        log: RateLimitedLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener, self._failures_max, self._log = listener, failures_max, log
         self._clock = clock
         self._failures: dict[bytes, int] = {}
         self._window_ends = 0.0
-        self._shunned: dict[bytes, float] = {}  # address -> until when, the first to end first
+        self._blocked: dict[bytes, float] = {}  # address -> end of the block, in order of time
         self._is_possible = True
         self._filter()
 
     def __len__(self) -> int:
-        return len(self._shunned)
+        return len(self._blocked)
 
     def failed(self, host: str) -> None:
-        """A connection from there has ended without having been admitted, or broke the protocol."""
+        """A connection from this host ended before it was admitted, or broke the protocol."""
         now, source = self._clock(), _source(host)
         if now >= self._window_ends:
             self._failures.clear()
@@ -77,72 +75,74 @@ class Shun:
         count = self._failures.get(source, 0) + 1
         if count > 1 or len(self._failures) < _COUNTED_MAX:
             self._failures[source] = count
-        if count > self._failures_max and source not in self._shunned and self._is_possible:
-            self._shun(source, now + SHUN_S)
+        if count > self._failures_max and source not in self._blocked and self._is_possible:
+            self._block(source, now + BLOCK_S)
             if self._is_possible:
                 self._log.warning(
-                    "%d connections from %s have failed within a second: it is not heard for %g s",
+                    "%d connections from %s have failed within a second: it is blocked for %g s",
                     count,
                     host,
-                    SHUN_S,
+                    BLOCK_S,
                 )
 
     def check(self) -> None:
-        """Hear those again whose time is over."""
+        """Unblock addresses whose time is over."""
         now = self._clock()
-        over = [source for source, until in self._shunned.items() if until <= now]
+        over = [source for source, until in self._blocked.items() if until <= now]
         for source in over:
-            del self._shunned[source]
+            del self._blocked[source]
         if over:
             self._filter()
 
     def close(self) -> None:
-        """Hear all: the socket may be another process' too."""
-        self._shunned.clear()
+        """Unblock all: another process may share the socket."""
+        self._blocked.clear()
         with contextlib.suppress(OSError):  # where none can be attached, which the log has said
             self._detach()
 
-    def _shun(self, source: bytes, until: float) -> None:
-        while len(self._shunned) >= ADDRESSES_MAX:
-            del self._shunned[next(iter(self._shunned))]
-        self._shunned[source] = until
+    def _block(self, source: bytes, until: float) -> None:
+        while len(self._blocked) >= ADDRESSES_MAX:
+            del self._blocked[next(iter(self._blocked))]
+        self._blocked[source] = until
         self._filter()
 
     def _filter(self) -> None:
-        """Have the kernel drop those that are shunned, and nobody else."""
+        """Make the kernel drop connections from the blocked addresses only."""
         if not self._is_possible:
             return
         try:
-            if self._shunned:
+            if self._blocked:
                 self._attach_what_fits()
             else:
                 self._detach()
         except OSError as error:
             self._is_possible = False
-            self._shunned.clear()
-            self._log.warning("this system can shun no address, so all are heard: %s", error)
+            self._blocked.clear()
+            self._log.warning("this system cannot block addresses, so all may connect: %s", error)
 
     def _attach_what_fits(self) -> None:
-        """The kernel has room for so much per socket (net.core.optmem_max), and while a filter
-        takes another's place for both. A filter that cannot be replaced may not stay.
+        """Attach a filter of as many addresses as the kernel has room for. It limits filters per
+        socket (net.core.optmem_max), and needs room for both while one replaces another. A filter
+        that cannot be replaced is detached.
         """
         if self._takes_filter():
             return
         self._detach()
         while not self._takes_filter():
-            num = len(self._shunned)
+            num = len(self._blocked)
             if num == 1:
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-            for source in list(self._shunned)[: num // 2]:
-                del self._shunned[source]
+            for source in list(self._blocked)[: num // 2]:
+                del self._blocked[source]
             self._log.warning(
-                "the kernel has no room to shun %d addresses: the older half is heard again", num
+                "the kernel has no room to block %d addresses: the older half may connect again",
+                num,
             )
 
     def _takes_filter(self) -> bool:
-        """Whether the kernel had room for it."""
+        """Attach a filter of all blocked addresses; False: the kernel has no room for it."""
         try:
-            self._attach(filter_of(list(self._shunned)))
+            self._attach(filter_of(list(self._blocked)))
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 return False
@@ -166,7 +166,7 @@ class Shun:
 
 
 def filter_of(sources: Sequence[bytes]) -> list[Instruction]:
-    """A program that drops what comes from one of these (4 bytes, or of IPv6 the first 8 or 16)."""
+    """A BPF program that drops packets from these addresses: 4 bytes, or 8 or 16 of IPv6."""
     drop, take = (_RETURN, 0, 0, 0), (_RETURN, 0, 0, _ALL)
     ipv4: list[Instruction] = [(_LOAD_WORD, 0, 0, _IP + _IPV4_SOURCE)]
     ipv6: list[Instruction] = []
@@ -175,7 +175,7 @@ def filter_of(sources: Sequence[bytes]) -> list[Instruction]:
             ipv4 += [(_JUMP_IF_EQUAL, 0, 1, _word(source)), drop]
         else:
             for at in range(0, len(source), 4):
-                num_left = (len(source) - at) // 2 - 1  # instructions, to behind the drop
+                num_left = (len(source) - at) // 2 - 1  # instructions up to and including the drop
                 ipv6.append((_LOAD_WORD, 0, 0, _IP + _IPV6_SOURCE + at))
                 ipv6.append((_JUMP_IF_EQUAL, 0, num_left, _word(source[at:])))
             ipv6.append(drop)
@@ -194,7 +194,7 @@ def _word(data: bytes) -> int:
 
 
 def _source(host: str) -> bytes:
-    """What of an address is shunned."""
+    """The bytes of an address that are compared."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:

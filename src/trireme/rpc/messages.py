@@ -1,4 +1,4 @@
-"""What travels: calls and replies, and the request and the deferred reply that a handler sees."""
+"""Calls and replies, and their forms in a handler: requests and deferred replies."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.rpc.frames import Array
 
 Body: TypeAlias = dict[str, Any]
-"""A map of str to what msgpack knows: str, int, float, bool, None, bytes, lists and maps of these.
-"""
+"""Values by name: str, int, float, bool, None, bytes, and lists and maps of these."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of a client. Every method must be safe to repeat: a server may see a call twice.
+    """One call of a client. Methods must be safe to repeat: a server may receive a call twice.
 
-    `arrays` are sent from where they are, without a copy: do not change them until the call has
-    ended.
+    `arrays` are sent without a copy: do not change them until the call has ended.
     """
 
     endpoint: str
@@ -32,10 +30,10 @@ class Call:
 
 @dataclass(slots=True)
 class Reply:
-    """What a handler answers and a client gets.
+    """The reply of a handler.
 
-    A handler gives its arrays away: they are sent from where they are, after it has returned, and
-    must not change any more. A client gets read-only arrays.
+    Its arrays are sent without a copy after the handler has returned, so they must not change any
+    more. The client receives read-only arrays.
     """
 
     body: Body = field(default_factory=dict)
@@ -44,11 +42,11 @@ class Reply:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A call as a handler sees it.
+    """A call in a handler.
 
     `arrays` are read-only; large ones are views that keep the received message in memory. `peer` is
-    the name that the client gave itself, `address` where it is, `key` its public key or "".
-    `deadline` is a time.monotonic() value: nobody waits for the answer any longer.
+    the client's name for itself, `address` its address, `key` its public key or "". `deadline` is a
+    time.monotonic() value after which nobody waits for the answer.
     """
 
     id: int
@@ -71,10 +69,10 @@ Answer: TypeAlias = "Reply | TriremeError"
 class Deferred:
     """A handler returns this to answer later, from any thread.
 
-    The first of `reply`, `fail` and the request's deadline answers; what comes after it is ignored.
+    The first of `reply`, `fail` and the request's deadline answers; later ones are ignored.
 
     Args:
-        describe: says what the answer waits for: the error's text when the deadline passes.
+        describe: what the answer waits for: the text of the error at the deadline.
     """
 
     def __init__(self, describe: Callable[[], str] | None = None) -> None:
@@ -90,9 +88,7 @@ class Deferred:
         self._give(error)
 
     def bind(self, send: Callable[[Answer], None]) -> None:
-        """The server says where the answer goes; one that came while the handler still ran goes at
-        once.
-        """
+        """Set where the answer is sent; an answer that exists already is sent at once."""
         with self._lock:
             if self._send is not None:
                 raise BadRequest("Deferred: one may be returned for one request, found a second")

@@ -1,9 +1,8 @@
-"""A client's connection to one server: connect, handshake, send within credit, receive, lose,
-connect again.
+"""A client's connection to one server: connect, handshake, send within credit, receive, reconnect.
 
-A channel is a small state machine without waits of its own: the client polls its sockets and calls
-`advance`, `receive` and `watch`. One DEALER socket is one connection; when it is lost the socket is
-closed and every request without an answer is sent again, with the same id, on the next one.
+A connection is a state machine that never waits: the client polls its sockets and calls `advance`,
+`receive` and `watch`. Each DEALER socket is used once. When it is lost it is closed, and every
+request without an answer is sent again, with the same id, on the next one.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from trireme.errors import (
 )
 from trireme.rpc import frames
 from trireme.rpc.auth import ClientKeys, secure_client
-from trireme.rpc.calls import Call, Reply
 from trireme.rpc.limits import Limits
+from trireme.rpc.messages import Call, Reply
 from trireme.rpc.sockets import Context, Socket, dealer, has_input, url
 
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.02, 0.5
-# How long ZeroMQ may take to let go of the arrays of a connection that is given up.
+# Time for ZeroMQ to release the arrays of a connection that is closed.
 _RELEASE_TIMEOUT_S = 5.0
 
 _LOST = (
@@ -50,14 +49,14 @@ _LOST = (
 )
 
 
-class State(Enum):
+class ConnectionState(Enum):
     CLOSED = "closed"  # until `retry_at`
     GREETING = "greeting"  # hello sent, welcome awaited
     READY = "ready"
 
 
-class Outgoing:
-    """A call on its way: waiting to be sent, or sent and waiting for its answer, or answered."""
+class PendingCall:
+    """A call that waits to be sent, waits for its answer, or is answered."""
 
     __slots__ = (
         "_lent",
@@ -78,14 +77,14 @@ class Outgoing:
         self.deadline = deadline
         self.num_bytes = 0
         self.num_bytes_received = 0  # of its answer
-        self.num_sent = 0  # how often
-        self.refused: type[TriremeError] | None = None  # as what, when it was last, to come later
+        self.num_sent = 0  # times
+        self.refused: type[TriremeError] | None = None  # the last error that asked to call again
         self.not_before = 0.0
         self.answer: Reply | TriremeError | None = None
         self._lent: list[weakref.ref[memoryview]] = []
 
     def pack(self, now: float) -> list[Any]:
-        """The message, with the time that remains now."""
+        """The message, with the remaining time."""
         remaining_ms = min(max(1, int((self.deadline - now) * 1000)), frames.TIMEOUT_MS_MAX)
         header = {"t": frames.CALL, "id": self.id, "m": self.call.method, "ms": remaining_ms}
         header["b"] = self.call.body
@@ -94,11 +93,11 @@ class Outgoing:
         return parts
 
     def lend(self, parts: list[Any]) -> None:
-        """Remember the buffers that ZeroMQ now reads from."""
+        """Remember the buffers that ZeroMQ reads from."""
         self._lent += [weakref.ref(part) for part in parts if isinstance(part, memoryview)]
 
     def wait_released(self) -> None:
-        """Wait until ZeroMQ reads none of the arrays any more: then the caller may change them."""
+        """Wait until ZeroMQ has released all arrays, so that the caller may change them."""
         for lent in self._lent:
             released = threading.Event()
             view = lent()
@@ -113,7 +112,7 @@ class Outgoing:
                     )
 
 
-class Channel:
+class Connection:
     """The connection of a client to `endpoint`. Not thread-safe; its client owns it."""
 
     def __init__(
@@ -127,16 +126,16 @@ class Channel:
     ) -> None:
         self.endpoint = endpoint
         self.server_name = ""
-        self.state = State.CLOSED
-        self._hint = ""  # the last thing that went wrong
+        self.state = ConnectionState.CLOSED
+        self._hint = ""  # the last failure
         self._context, self._name, self._limits, self._keys = context, name, limits, keys
-        self._poll = poll  # (socket, what to do when it is readable), or None to end that
+        self._poll = poll  # (socket, action when it is readable; None: stop polling it)
         self._retry_at = 0.0
-        self._random = random.Random()  # not the global numbers, whose order is the script's
+        self._random = random.Random()  # not the global generator, which scripts may seed
         self._num_failures = 0
         self._give_up_at = 0.0
-        self._queue: deque[Outgoing] = deque()
-        self._sent: dict[int, Outgoing] = {}
+        self._queue: deque[PendingCall] = deque()
+        self._sent: dict[int, PendingCall] = {}
         self._num_bytes_sent = 0
         self._credit = limits  # the server's, from its welcome
 
@@ -145,25 +144,25 @@ class Channel:
 
     @property
     def status(self) -> str:
-        """What a call here waits for, to be followed by how long."""
-        if self.state is State.READY:
+        """The reason for which calls wait, as text for messages."""
+        if self.state is ConnectionState.READY:
             return f"no answer ({self._hint})" if self._hint else "no answer"
         return f"not reached ({self._hint})" if self._hint else "not reached"
 
-    def put(self, outgoing: Outgoing) -> None:
-        self._queue.append(outgoing)
+    def put(self, pending: PendingCall) -> None:
+        self._queue.append(pending)
 
     def advance(self, now: float) -> float:
         """Do what is due: connect, give up a handshake, send what the credit allows.
 
         Returns:
-            The time.monotonic() when there is something to do again, if nothing is received before.
+            The time.monotonic() when something is due again, if nothing is received before.
         """
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             if now < self._retry_at:
                 return self._retry_at
             self._connect(now)
-        if self.state is State.GREETING:
+        if self.state is ConnectionState.GREETING:
             if now < self._give_up_at:
                 return self._give_up_at
             self._lose("connected, but no welcome came")
@@ -171,19 +170,19 @@ class Channel:
         return self._send(now)
 
     def abandon(self) -> None:
-        """Forget what is not answered. If it may be on its way, the connection goes with it."""
+        """Drop all unanswered calls; close the connection if one has been sent."""
         unanswered = [*self._sent.values(), *self._queue]
         if self._sent:
             self.close()
         self._sent.clear()
         self._queue.clear()
         self._num_bytes_sent = 0
-        for outgoing in unanswered:
-            outgoing.wait_released()
+        for pending in unanswered:
+            pending.wait_released()
 
     def close(self) -> None:
-        if self.state is not State.CLOSED:
-            self.state = State.CLOSED
+        if self.state is not ConnectionState.CLOSED:
+            self.state = ConnectionState.CLOSED
             self._retry_at = 0.0
             self._poll(self._socket, None)
             self._poll(self._monitor, None)
@@ -198,81 +197,81 @@ class Channel:
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._poll(self._socket, self._receive)
         self._poll(self._monitor, self._watch)
-        self.state = State.GREETING
+        self.state = ConnectionState.GREETING
         self._give_up_at = now + self._limits.handshake_timeout_s
         try:
             self._socket.connect(url(self._socket, self.endpoint))
         except zmq.ZMQError as error:
             self.close()
             raise BadRequest(
-                f"Client.call: endpoint must be host:port, found {self.endpoint!r}: {error}"
+                f"RpcClient.call: endpoint must be host:port, found {self.endpoint!r}: {error}"
             ) from error
         hello: frames.Header = {"t": frames.HELLO, "magic": frames.MAGIC}
         hello |= {"version_min": frames.VERSION, "version_max": frames.VERSION}
         hello |= {"name": self._name, "message_bytes_max": self._limits.message_bytes_max}
-        with contextlib.suppress(zmq.Again):  # it failed already; the monitor is about to say so
+        with contextlib.suppress(zmq.Again):  # it failed already; the monitor will report it
             self._socket.send_multipart(frames.pack(hello, ()), zmq.NOBLOCK)
 
     def _lose(self, failure: str) -> None:
-        """The connection is gone: close, and queue again what has no answer, in its order."""
+        """Close a lost connection, and queue its unanswered calls again in their order."""
         self.close()
         self._hint = failure
         self._queue.extendleft(reversed(self._sent.values()))
         self._sent.clear()
         self._num_bytes_sent = 0
-        # Half of the pause is random, so that the clients of a server that comes back do not come
-        # at once.
+        # Half of the pause is random, so that clients of a restarted server do not reconnect all at
+        # once.
         pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
         self._retry_at = time.monotonic() + pause_s * (0.5 + self._random.random() / 2)
         self._num_failures = min(self._num_failures + 1, 16)
 
     def _refuse(self, error: TriremeError) -> None:
-        """No retry can help: end every call here."""
-        for outgoing in [*self._sent.values(), *self._queue]:
-            outgoing.answer = error
+        """End every call: no retry can help."""
+        for pending in [*self._sent.values(), *self._queue]:
+            pending.answer = error
         self._lose(str(error))
         self._queue.clear()
 
     def _send(self, now: float) -> float:
         while self._queue:
-            outgoing = self._queue[0]
-            if outgoing.not_before > now:
-                return outgoing.not_before
+            pending = self._queue[0]
+            if pending.not_before > now:
+                return pending.not_before
             try:
-                parts = outgoing.pack(now)
-                self._check_size(parts, outgoing)
+                parts = pending.pack(now)
+                self._check_size(parts, pending)
             except TriremeError as error:
-                outgoing.answer = error
+                pending.answer = error
                 self._queue.popleft()
                 continue
             if self._sent and (
                 len(self._sent) >= self._credit.requests_max
-                or self._num_bytes_sent + outgoing.num_bytes > self._credit.inflight_bytes_max
+                or self._num_bytes_sent + pending.num_bytes > self._credit.inflight_bytes_max
             ):
                 break
-            outgoing.lend(parts)
+            pending.lend(parts)
             try:
                 self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
-            except zmq.Again:  # the connection has just gone; the monitor is about to say so
+            except zmq.Again:  # the connection was just lost; the monitor will report it
                 break
             self._queue.popleft()
-            outgoing.num_sent += 1
-            self._sent[outgoing.id] = outgoing
-            self._num_bytes_sent += outgoing.num_bytes
+            pending.num_sent += 1
+            self._sent[pending.id] = pending
+            self._num_bytes_sent += pending.num_bytes
         return math.inf
 
-    def _check_size(self, parts: list[Any], outgoing: Outgoing) -> None:
+    def _check_size(self, parts: list[Any], pending: PendingCall) -> None:
         limits, num_arrays = self._credit, len(parts) - 1
-        for what, found, most in (
-            ("message_bytes_max", outgoing.num_bytes, limits.message_bytes_max),
+        for name, size, limit in (
+            ("message_bytes_max", pending.num_bytes, limits.message_bytes_max),
             ("header_bytes_max", len(parts[0]), limits.header_bytes_max),
             ("arrays_max", num_arrays, limits.arrays_max),
         ):
-            if found > most:
-                raise ResourceExhausted(f"the server's {what} is {most}, found {found}")
+            if size > limit:
+                raise ResourceExhausted(f"the server's {name} is {limit}, found {size}")
 
     def _receive(self) -> None:
-        while self.state is not State.CLOSED and has_input(self._socket):
+        while self.state is not ConnectionState.CLOSED and has_input(self._socket):
             parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 header, arrays = frames.unpack(parts, self._limits)
@@ -292,37 +291,37 @@ class Channel:
             )
             self._refuse(error)
             return
-        outgoing = self._sent.pop(request_id, None)
-        if outgoing is None:  # answered before, on a request that was sent twice
+        pending = self._sent.pop(request_id, None)
+        if pending is None:  # a second answer to a request that was sent twice
             return
-        self._num_bytes_sent -= outgoing.num_bytes
-        outgoing.num_bytes_received += num_bytes
+        self._num_bytes_sent -= pending.num_bytes
+        pending.num_bytes_received += num_bytes
         if kind == frames.REPLY:
-            outgoing.answer = Reply(frames.map_field(header, "b"), arrays)
+            pending.answer = Reply(frames.map_field(header, "b"), arrays)
         elif header.get("handled", True):
-            outgoing.answer = _error(header)
+            pending.answer = _error(header)
         else:
             self._num_failures = min(self._num_failures + 1, 16)
             pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
-            outgoing.not_before = time.monotonic() + pause_s
-            outgoing.refused = class_of_code(frames.int_field(header, "code"))
+            pending.not_before = time.monotonic() + pause_s
+            pending.refused = class_of_code(frames.int_field(header, "code"))
             self._hint = frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
-            self._queue.appendleft(outgoing)
+            self._queue.appendleft(pending)
 
     def _welcomed(self, header: frames.Header) -> None:
         credit = {name: frames.int_field(header, name, low=1) for name in frames.CREDIT}
         self._credit = dataclasses.replace(self._limits, **credit)
         self.server_name = frames.str_field(header, "name")
-        self.state = State.READY
+        self.state = ConnectionState.READY
         self._hint = ""
         self._num_failures = 0
 
     def _watch(self) -> None:
-        if self.state is State.CLOSED or not has_input(self._monitor):
+        if self.state is ConnectionState.CLOSED or not has_input(self._monitor):
             return
         event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
         kind, value = struct.unpack("=Hi", event)
-        self._receive()  # what came before the connection went
+        self._receive()  # messages that came before the connection was lost
         self._end(kind, value)
 
     def _not_admitted(self) -> str:
@@ -333,11 +332,11 @@ class Channel:
         )
 
     def _end(self, kind: int, value: int) -> None:
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             return
         if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._refuse(NotAdmitted(self._not_admitted()))
-        elif kind == zmq.EVENT_DISCONNECTED and self.state is State.READY:
+        elif kind == zmq.EVENT_DISCONNECTED and self.state is ConnectionState.READY:
             self._lose("the connection was lost")
         elif kind == zmq.EVENT_CLOSED:
             self._lose("nobody listens there")

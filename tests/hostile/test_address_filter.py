@@ -12,8 +12,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from trireme.rpc.shun import ADDRESSES_MAX, SHUN_S, WINDOW_S, Shun, filter_of
-from trireme.rpc.sparse_log import LINES_MAX, SparseLog
+from trireme.rpc.address_filter import ADDRESSES_MAX, BLOCK_S, WINDOW_S, AddressFilter, filter_of
+from trireme.rpc.rate_limited_log import LINES_MAX, RateLimitedLog
 
 ATTACH_FILTER = 26
 LOG = logging.getLogger("trireme.rpc")
@@ -37,8 +37,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def shun_of(listener: socket.socket, clock: Clock, failures_max: int = 3) -> Shun:
-    return Shun(listener, failures_max, SparseLog(LOG, "addresses"), clock)
+def filter_for(listener: socket.socket, clock: Clock, failures_max: int = 3) -> AddressFilter:
+    return AddressFilter(listener, failures_max, RateLimitedLog(LOG, "addresses"), clock)
 
 
 def is_heard(listener: socket.socket, host: str, at: str = "127.0.0.1") -> bool:
@@ -54,32 +54,32 @@ def is_heard(listener: socket.socket, host: str, at: str = "127.0.0.1") -> bool:
     return True
 
 
-def fail(shun: Shun, host: str, count: int) -> None:
+def fail(blocked: AddressFilter, host: str, count: int) -> None:
     for _ in range(count):
-        shun.failed(host)
+        blocked.failed(host)
 
 
-def test_an_address_that_fails_too_often_is_not_heard_for_a_while(
+def test_an_address_that_fails_too_often_is_blocked_for_a_while(
     listener: socket.socket, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shun = shun_of(listener, clock)
-    fail(shun, "127.0.0.2", 3)
+    blocked = filter_for(listener, clock)
+    fail(blocked, "127.0.0.2", 3)
     assert is_heard(listener, "127.0.0.2")
-    shun.failed("127.0.0.2")
+    blocked.failed("127.0.0.2")
     assert not is_heard(listener, "127.0.0.2")
     assert is_heard(listener, "127.0.0.1")
     assert "4 connections from 127.0.0.2 have failed within a second" in caplog.text
-    fail(shun, "127.0.0.3", 4)
+    fail(blocked, "127.0.0.3", 4)
     assert not is_heard(listener, "127.0.0.2")
     assert not is_heard(listener, "127.0.0.3")
-    clock.now = SHUN_S + 0.1
-    shun.check()
-    assert len(shun) == 0
+    clock.now = BLOCK_S + 0.1
+    blocked.check()
+    assert len(blocked) == 0
     assert is_heard(listener, "127.0.0.2")
     assert is_heard(listener, "127.0.0.3")
 
 
-def test_connections_that_are_open_and_that_others_open_go_on(
+def test_open_connections_and_those_of_others_are_not_affected(
     listener: socket.socket, clock: Clock
 ) -> None:
     """Those accepted meanwhile inherit the filter, which lets them pass."""
@@ -93,11 +93,11 @@ def test_connections_that_are_open_and_that_others_open_go_on(
             return near, far
 
         pairs = [pair("127.0.0.2")]
-        shun = shun_of(listener, clock)
-        fail(shun, "127.0.0.2", 4)
+        blocked = filter_for(listener, clock)
+        fail(blocked, "127.0.0.2", 4)
         assert not is_heard(listener, "127.0.0.2")
         pairs.append(pair("127.0.0.3"))
-        fail(shun, "127.0.0.3", 4)
+        fail(blocked, "127.0.0.3", 4)
         assert not is_heard(listener, "127.0.0.3")
         for near, far in pairs:
             near.sendall(b"to the server")
@@ -107,11 +107,11 @@ def test_connections_that_are_open_and_that_others_open_go_on(
 
 
 def test_failures_are_counted_within_a_second(listener: socket.socket, clock: Clock) -> None:
-    shun = shun_of(listener, clock)
+    blocked = filter_for(listener, clock)
     for _ in range(20):
-        shun.failed("127.0.0.2")
+        blocked.failed("127.0.0.2")
         clock.now += WINDOW_S / 2
-    assert len(shun) == 0
+    assert len(blocked) == 0
 
 
 @pytest.fixture
@@ -124,71 +124,71 @@ def dual() -> Iterator[socket.socket]:
 
 
 def test_ipv6_addresses_are_one_if_their_first_half_is(dual: socket.socket, clock: Clock) -> None:
-    shun = shun_of(dual, clock, failures_max=1)
-    shun.failed("2001:db8::1%lo")
-    shun.failed("2001:db8:0:1::1")
-    assert len(shun) == 0
-    shun.failed("::2")
-    shun.failed("::3")
-    assert len(shun) == 1
+    blocked = filter_for(dual, clock, failures_max=1)
+    blocked.failed("2001:db8::1%lo")
+    blocked.failed("2001:db8:0:1::1")
+    assert len(blocked) == 0
+    blocked.failed("::2")
+    blocked.failed("::3")
+    assert len(blocked) == 1
     assert not is_heard(dual, "::1", "::1")
     assert is_heard(dual, "::ffff:127.0.0.2", "::ffff:127.0.0.1")
-    fail(shun, "::ffff:127.0.0.2", 2)
+    fail(blocked, "::ffff:127.0.0.2", 2)
     assert not is_heard(dual, "::ffff:127.0.0.2", "::ffff:127.0.0.1")
     assert is_heard(dual, "::ffff:127.0.0.3", "::ffff:127.0.0.1")
-    clock.now = SHUN_S + 0.1
-    shun.check()
+    clock.now = BLOCK_S + 0.1
+    blocked.check()
     assert is_heard(dual, "::1", "::1")
 
 
 def test_local_ipv6_addresses_are_each_their_own(dual: socket.socket, clock: Clock) -> None:
     """All hosts of such a network have the first half in common."""
-    shun = shun_of(dual, clock, failures_max=1)
+    blocked = filter_for(dual, clock, failures_max=1)
     for host in ("fe80::1%lo", "fe80::2%lo", "fd00:1:2:3::1", "fd00:1:2:3::2"):
-        shun.failed(host)
-    assert len(shun) == 0
-    shun.failed("fe80::1%lo")
-    shun.failed("fd00:1:2:3::1")
-    assert len(shun) == 2
+        blocked.failed(host)
+    assert len(blocked) == 0
+    blocked.failed("fe80::1%lo")
+    blocked.failed("fd00:1:2:3::1")
+    assert len(blocked) == 2
 
 
 def test_a_filter_tells_whole_ipv6_addresses_apart(dual: socket.socket, clock: Clock) -> None:
-    shun = shun_of(dual, clock)
+    blocked = filter_for(dual, clock)
     for others in (["::2"], ["::1:0:1"], ["1::1"], ["::2", "::3"]):
-        shun._attach(filter_of([ip_address(host).packed for host in others]))
+        blocked._attach(filter_of([ip_address(host).packed for host in others]))
         assert is_heard(dual, "::1", "::1"), others
-        shun._attach(filter_of([ip_address(host).packed for host in [*others, "::1", "::4"]]))
+        blocked._attach(filter_of([ip_address(host).packed for host in [*others, "::1", "::4"]]))
         assert not is_heard(dual, "::1", "::1"), others
 
 
 def test_many_addresses_fit_into_a_filter(listener: socket.socket, clock: Clock) -> None:
-    shun = shun_of(listener, clock, failures_max=1)
+    blocked = filter_for(listener, clock, failures_max=1)
     for number in range(1000):
-        fail(shun, f"10.1.{number // 250}.{number % 250}", 2)
-    fail(shun, "127.0.0.2", 2)
-    assert len(shun) == ADDRESSES_MAX
+        fail(blocked, f"10.1.{number // 250}.{number % 250}", 2)
+    fail(blocked, "127.0.0.2", 2)
+    assert len(blocked) == ADDRESSES_MAX
     assert is_heard(listener, "127.0.0.1")
     assert not is_heard(listener, "127.0.0.2")
     for number in range(1000):
-        fail(shun, f"2001:db8:{number:x}::1", 2)
-    assert len(shun) == ADDRESSES_MAX
+        fail(blocked, f"2001:db8:{number:x}::1", 2)
+    assert len(blocked) == ADDRESSES_MAX
     assert is_heard(listener, "127.0.0.2")
     assert len(filter_of([bytes(16)] * ADDRESSES_MAX)) < 4096
 
 
 def test_who_gets_the_socket_next_hears_all(listener: socket.socket, clock: Clock) -> None:
-    """A socket that was handed over outlives the process that shunned somebody."""
-    killed = shun_of(listener, clock)
+    """A socket that was handed over outlives the process that blocked somebody."""
+    killed = filter_for(listener, clock)
     fail(killed, "127.0.0.2", 4)
     assert not is_heard(listener, "127.0.0.2")
-    successor = shun_of(listener, clock)
+    successor = filter_for(listener, clock)
     assert is_heard(listener, "127.0.0.2")
     fail(successor, "127.0.0.2", 4)
     successor.close()
     assert is_heard(listener, "127.0.0.2")
 
 
-def test_where_the_kernel_takes_no_filter_the_log_says_so_and_all_are_heard(
+def test_where_the_kernel_takes_no_filter_the_log_says_so_and_all_may_connect(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(socket.socket):
@@ -196,13 +196,13 @@ def test_where_the_kernel_takes_no_filter_the_log_says_so_and_all_are_heard(
             raise OSError(errno.ENOPROTOOPT, "Protocol not available")
 
     with Refusing() as listener:
-        shun = shun_of(listener, clock)
-        fail(shun, "127.0.0.2", 10)
-        shun.check()
-        shun.close()
-    assert len(shun) == 0
+        blocked = filter_for(listener, clock)
+        fail(blocked, "127.0.0.2", 10)
+        blocked.check()
+        blocked.close()
+    assert len(blocked) == 0
     (line,) = (record.getMessage() for record in caplog.records)
-    assert "can shun no address, so all are heard" in line
+    assert "cannot block addresses, so all may connect" in line
     assert "Protocol not available" in line
 
 
@@ -231,56 +231,56 @@ def narrow() -> Iterator[Narrow]:
 def test_a_filter_that_cannot_be_replaced_does_not_stay(
     narrow: Narrow, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shun = shun_of(narrow, clock)
-    fail(shun, "127.0.0.2", 4)
+    blocked = filter_for(narrow, clock)
+    fail(blocked, "127.0.0.2", 4)
     assert not is_heard(narrow, "127.0.0.2")
     narrow.refuses = errno.EPERM
-    fail(shun, "127.0.0.3", 4)
-    assert len(shun) == 0
+    fail(blocked, "127.0.0.3", 4)
+    assert len(blocked) == 0
     assert is_heard(narrow, "127.0.0.2")
-    assert "can shun no address, so all are heard" in caplog.text
+    assert "cannot block addresses, so all may connect" in caplog.text
 
 
-def test_where_few_addresses_fit_the_newest_are_shunned(
+def test_where_few_addresses_fit_the_newest_are_blocked(
     narrow: Narrow, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shun = shun_of(narrow, clock)
+    blocked = filter_for(narrow, clock)
     narrow.instructions_max = 20
     for number in range(2, 40):
-        fail(shun, f"127.0.0.{number}", 4)
+        fail(blocked, f"127.0.0.{number}", 4)
     assert not is_heard(narrow, "127.0.0.39")
-    assert 1 < len(shun) < 10
+    assert 1 < len(blocked) < 10
     assert is_heard(narrow, "127.0.0.2")
-    assert "the older half is heard again" in caplog.text
-    clock.now = SHUN_S + 0.1
-    shun.check()
+    assert "the older half may connect again" in caplog.text
+    clock.now = BLOCK_S + 0.1
+    blocked.check()
     assert is_heard(narrow, "127.0.0.39")
 
 
-def test_where_no_address_fits_all_are_heard(narrow: Narrow, clock: Clock) -> None:
-    shun = shun_of(narrow, clock)
-    fail(shun, "127.0.0.2", 4)
+def test_where_no_address_fits_all_may_connect(narrow: Narrow, clock: Clock) -> None:
+    blocked = filter_for(narrow, clock)
+    fail(blocked, "127.0.0.2", 4)
     narrow.instructions_max = 0
-    fail(shun, "127.0.0.3", 4)
-    assert len(shun) == 0
+    fail(blocked, "127.0.0.3", 4)
+    assert len(blocked) == 0
     assert is_heard(narrow, "127.0.0.2")
     assert is_heard(narrow, "127.0.0.3")
 
 
-def test_at_its_end_all_are_heard_whatever_was_refused(narrow: Narrow, clock: Clock) -> None:
-    shun = shun_of(narrow, clock)
+def test_at_its_end_all_may_connect_whatever_was_refused(narrow: Narrow, clock: Clock) -> None:
+    blocked = filter_for(narrow, clock)
     narrow.refuses = errno.EPERM
-    fail(shun, "127.0.0.2", 4)  # from now on it is taken for impossible
+    fail(blocked, "127.0.0.2", 4)  # from now on it is taken for impossible
     narrow.refuses = 0
-    shun._attach(filter_of([ip_address("127.0.0.2").packed]))
-    shun.close()
+    blocked._attach(filter_of([ip_address("127.0.0.2").packed]))
+    blocked.close()
     assert is_heard(narrow, "127.0.0.2")
 
 
 def test_a_log_that_peers_can_fill_stays_short(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sparse = SparseLog(LOG, "strangers", clock)
+    sparse = RateLimitedLog(LOG, "strangers", clock)
     left_out = f"{1000 - LINES_MAX} more lines like these, about strangers"
 
     def burst() -> list[str]:

@@ -1,4 +1,4 @@
-"""Warnings that a peer can cause at will: so many in a while, then only how many there were."""
+"""A log for warnings that peers can cause at will, with a limited number of lines."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LINES_MAX = 20
 WINDOW_S = 10.0
 
 
-class SparseLog:
-    """At most 20 lines in 10 s, and one more that says how many were left out. Threads: one at a
-    time.
+class RateLimitedLog:
+    """Writes at most 20 lines in 10 s, and one more with the number of suppressed lines. Threads:
+    one at a time.
 
-    kind: what the lines are about, to tell their number by.
+    kind: the topic of the lines, for that last line.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class SparseLog:
 
     @property
     def is_behind(self) -> bool:
-        """Whether `check` or `flush` still has something to say."""
+        """Whether lines were suppressed that `check` or `flush` has not counted yet."""
         return self._num_lines > LINES_MAX
 
     def warning(self, text: str, *values: object) -> None:
@@ -39,12 +39,12 @@ class SparseLog:
             self._log.warning(text, *values)
 
     def check(self) -> None:
-        """Say how many lines were left out, if their time is over."""
+        """Log the number of suppressed lines if the 10 s are over."""
         if self.is_behind and self._clock() >= self._window_ends:
             self.flush()
 
     def flush(self) -> None:
-        """Say how many lines were left out."""
+        """Log the number of suppressed lines."""
         if self.is_behind:
             num = self._num_lines - LINES_MAX
             self._log.warning("%d more lines like these, about %s", num, self._kind)

@@ -1,7 +1,7 @@
-"""A server's socket: checks what comes in and makes requests of it, sends what goes out.
+"""A server's socket: turns messages into requests, and sends answers.
 
-It greets new connections, answers faults (messages against the protocol) itself and closes
-connections that go on with them. What to do with a request is its owner's business.
+It welcomes new connections, answers faults (messages against the protocol), and closes connections
+with too many of them. Its owner handles the requests.
 
 Threads: everything here is guarded by the server's lock.
 """
@@ -19,26 +19,26 @@ import zmq
 
 from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError
 from trireme.rpc import frames
+from trireme.rpc.address_filter import AddressFilter
 from trireme.rpc.auth import ServerKeys, answer_zap, secure_server
-from trireme.rpc.calls import Answer, Reply, Request
 from trireme.rpc.limits import Limits
+from trireme.rpc.messages import Answer, Reply, Request
 from trireme.rpc.peers import Peer, Peers
-from trireme.rpc.shun import Shun
+from trireme.rpc.rate_limited_log import RateLimitedLog
 from trireme.rpc.sockets import Socket, has_input, listening, new_context, router, url
-from trireme.rpc.sparse_log import SparseLog
 
 _log = logging.getLogger("trireme.rpc")
 
 
-class Arrival(NamedTuple):
-    """A request that came in, whose it is and what it counts."""
+class ReceivedRequest(NamedTuple):
+    """A request, the peer that sent it, and the bytes that it counts for."""
 
     peer: Peer
     request: Request
     num_bytes: int
 
 
-class Gate:
+class ServerSocket:
     """The ROUTER socket of the server `name`, bound to `address`, and its connections.
 
     Args:
@@ -62,19 +62,21 @@ class Gate:
         self._context = new_context()
         self.socket = router(self._context, limits)
         self.num_bytes_in = self.num_bytes_out = self.num_faults = 0
-        # Each has its own, so that none can keep another's lines from being written.
-        self._strangers_log = SparseLog(_log, "strangers")
-        self._shun_log = SparseLog(_log, "addresses that are not heard")
-        self._admitted_log = SparseLog(_log, "connections that had said hello")
-        self._logs = (self._strangers_log, self._shun_log, self._admitted_log)
+        # Separate logs, so that lines of one topic cannot suppress those of another.
+        self._strangers_log = RateLimitedLog(_log, "strangers")
+        self._blocked_log = RateLimitedLog(_log, "blocked addresses")
+        self._admitted_log = RateLimitedLog(_log, "connections that had said hello")
+        self._logs = (self._strangers_log, self._blocked_log, self._admitted_log)
         with ExitStack() as undo:
             undo.callback(self._context.destroy, linger=0)
             try:
                 self._listener = undo.enter_context(listening(address, limits, listen_fd))
-                self.shun = Shun(self._listener, limits.failures_max, self._shun_log)
+                self.address_filter = AddressFilter(
+                    self._listener, limits.failures_max, self._blocked_log
+                )
                 # Before bind: it must see every accept.
                 logs = self._strangers_log, self._admitted_log
-                self.peers = Peers(self.socket, limits, forget, self.shun, *logs)
+                self.peers = Peers(self.socket, limits, forget, self.address_filter, *logs)
                 undo.callback(self.peers.close)
                 secure_server(self.socket, keys)
                 self.zap = self._bind_zap()
@@ -91,8 +93,8 @@ class Gate:
     def has_input(self) -> bool:
         return has_input(self.socket)
 
-    def receive(self) -> Arrival | None:
-        """Take one message, which there must be. None: it was no request, and is dealt with."""
+    def receive(self) -> ReceivedRequest | None:
+        """Receive a message that is waiting. None: it was not a request and has been processed."""
         part = self.socket.recv(zmq.NOBLOCK, copy=False)
         routing_id = part.bytes
         parts: list[zmq.Frame] = []
@@ -119,23 +121,23 @@ class Gate:
             if header["t"] != frames.CALL:
                 raise BadRequest(f"after its hello a client may only call, found {header['t']!r}")
             request_id = frames.int_field(header, "id", low=1)
-            return Arrival(peer, _request(request_id, header, arrays, peer), num_bytes)
+            return ReceivedRequest(peer, _request(request_id, header, arrays, peer), num_bytes)
         except TriremeError as error:
             self.fault(peer, request_id, error)
-        except Exception as error:  # noqa: BLE001 no message may end the thread that receives
+        except Exception as error:  # noqa: BLE001 no message may end the receiving thread
             _log.exception("%s: could not take a message of %s", self._name, peer)
             self.fault(peer, request_id, Internal(f"{type(error).__name__}: {error}"))
         return None
 
     def send_answer(self, peer: Peer, request_id: int, answer: Answer, handled: bool) -> None:
-        """Send a reply or an error. `handled` is false if the client is to call again."""
+        """Send a reply or an error. `handled` False asks the client to call again."""
         if isinstance(answer, Reply):
             answer = self._send_reply(peer, request_id, answer) or answer
         if isinstance(answer, TriremeError):
             self._send(peer, _pack_error(request_id, answer, handled))
 
     def fault(self, peer: Peer, request_id: int, error: TriremeError) -> None:
-        """Answer a message against the protocol; close the connection if there were too many."""
+        """Answer a message against the protocol; close the connection after too many."""
         self.num_faults += 1
         peer.num_faults += 1
         if peer.num_faults > self._limits.faults_max:
@@ -144,26 +146,26 @@ class Gate:
             self._send(peer, _pack_error(request_id, error, handled=True))
 
     def answer_zap(self) -> None:
-        """Decide about the connections that wait for authentication."""
+        """Answer the connections that wait for authentication."""
         if self.zap is not None and self._keys is not None:
             answer_zap(self.zap, self._keys, self._strangers_log)
 
     @property
     def has_duties(self) -> bool:
-        """Whether `check` has something to do before anything comes in."""
+        """Whether `check` has work even if no message arrives."""
         is_behind = any(log.is_behind for log in self._logs)
-        return bool(len(self.peers) or len(self.shun) or is_behind)
+        return bool(len(self.peers) or len(self.address_filter) or is_behind)
 
     def check(self) -> None:
-        """Do what is to be done now and then."""
+        """Do periodic work: read counters, unblock addresses, flush logs."""
         self.peers.check()
-        self.shun.check()
+        self.address_filter.check()
         for log in self._logs:
             log.check()
 
     def close(self) -> None:
-        """Send what was given to send, for a moment, and close."""
-        self.shun.close()
+        """Close, after a short time for pending replies to leave."""
+        self.address_filter.close()
         for log in self._logs:
             log.flush()
         self._listener.close()
@@ -175,7 +177,7 @@ class Gate:
         self._context.term()
 
     def _bind(self, address: str) -> None:
-        """Accept from the listening socket: ZeroMQ gets a copy, which it closes."""
+        """Let ZeroMQ accept from a copy of the listening socket, which ZeroMQ closes."""
         copy = os.dup(self._listener.fileno())
         try:
             self.socket.setsockopt(zmq.USE_FD, copy)
@@ -195,7 +197,7 @@ class Gate:
     def _meet(self, routing_id: bytes, part: zmq.Frame) -> Peer | None:
         try:
             peer = self.peers.meet(routing_id, int(part.get(zmq.SRCFD)))
-        except zmq.ZMQError:  # a part that carries no descriptor; its connection is gone
+        except zmq.ZMQError:  # a part without a descriptor; its connection is gone
             return None
         if peer is not None and self._keys is not None:
             peer.key = str(part.get("User-Id"))
@@ -227,12 +229,12 @@ class Gate:
         self._send(peer, frames.pack(welcome, ()))
 
     def _send_reply(self, peer: Peer, request_id: int, reply: Reply) -> TriremeError | None:
-        """Send it, or return the error that says why it cannot be sent."""
+        """Send a reply; returns an error if it cannot be sent."""
         try:
             parts = frames.pack(
                 {"t": frames.REPLY, "id": request_id, "b": reply.body}, reply.arrays
             )
-        except BadRequest as error:  # what the handler returned is at fault, not the request
+        except BadRequest as error:  # the fault is the handler's, not the request's
             return Internal(f"the handler's reply: {error}")
         num_bytes = sum(map(len, parts))
         if num_bytes > peer.message_bytes_max:
@@ -249,7 +251,7 @@ class Gate:
         except zmq.Again:  # ROUTER_MANDATORY: its queue is full
             self.peers.drop(peer, "it does not take its replies")
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:  # it has gone; nobody waits for this any more
+            if error.errno != zmq.EHOSTUNREACH:  # the peer is gone: nobody waits for the answer
                 raise
         else:
             num_bytes = sum(frames.wire_bytes(len(p), self._is_curve) for p in parts)
