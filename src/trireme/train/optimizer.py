@@ -23,13 +23,13 @@ from trireme.protocol.dense_optimizers import needs_whole
 from trireme.protocol.gradients import KeysByClass, Step
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
-from trireme.train.creation import check_blocks, create_on_servers, named_parameters, table_group
+from trireme.train.creation import check_blocks, named_parameters, table_group
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.row_gradients import row_gradients
 from trireme.train.loop.timing import Timing
 from trireme.train.loss_scaling import PendingRows, unscale
 from trireme.train.modes import mode_of
-from trireme.train.modes.local_training import LocalTraining
+from trireme.train.modes.local_training import LocalTraining, WorkerStep
 from trireme.train.pass_state import PassState
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.push_stream import PushStream
@@ -116,10 +116,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         check_blocks(blocks, optimizer)
         if (before := newest_optimizer(self.cluster)) is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
-        create_on_servers(local)
-        self.mode.resume()
-        self.passes.begin_script()
-        self.replica.install(self.cluster.client.pull({}, blocks=True))
         self.mode.open()
         self.cluster.row_source = self
         self.cluster.on_close(self.finish)
@@ -241,7 +237,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             replica.dense.take_gradients()
             self.passes.num_steps = before
             raise
-        step = Step(
+        header = Step(
             sequence=self.sequence + 1,
             step=number,
             versions=lookups.versions,
@@ -250,8 +246,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             time=self.data_time(),
             stops=stops,
         )
-        self.mode.step(step, tables, replica.dense, behind=behind, is_skipped=is_skipped)
-        self.cluster.metrics.count_step(step.examples)
+        self.mode.step(WorkerStep(header, tables, replica.dense, behind, is_skipped))
+        self.cluster.metrics.count_step(header.examples)
 
     def run_step_hooks(self) -> None:
         """Call the hooks that torch calls after `step`, which a Trainer does not call."""

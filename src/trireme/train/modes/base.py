@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from trireme.protocol.gradients import KeysByClass, Step, TableGradient
-from trireme.table import RowClassId
+from trireme.protocol.gradients import KeysByClass
 from trireme.train.clipping import clip_gradients
-from trireme.train.modes.local_training import LocalTraining
+from trireme.train.creation import create_on_servers
+from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.pull import Pulled
@@ -35,7 +35,11 @@ class Mode:
         local.check_shared_streams(self.why_not_shared)
 
     def open(self) -> None:
-        """Begin; tables and dense parameters are on the servers."""
+        """Create tables and dense parameters, or find them made, and begin from their weights."""
+        create_on_servers(self.local)
+        self.resume()
+        self.passes.begin_script()
+        self.local.replica.install(self.client.pull({}, blocks=True))
 
     # ---- rows and dense weights ----
 
@@ -74,25 +78,14 @@ class Mode:
         self.passes.num_steps += 1
         return 0
 
-    def clip(
-        self, tables: dict[RowClassId, TableGradient], dense: DenseParameters
-    ) -> dict[RowClassId, TableGradient]:
+    def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         """Clip what the worker clips before a step. Raises NotFinite: no step is to be made."""
         return clip_gradients(self.local.clip, tables, dense.parameters.values())
 
-    def step(
-        self,
-        step: Step,
-        tables: dict[RowClassId, TableGradient],
-        dense: DenseParameters,
-        *,
-        behind: bool,
-        is_skipped: bool,
-    ) -> None:
-        """Make a step of these gradients and leave none. behind: it may return when the step is on
-        its way. is_skipped: loss scaling found no finite gradient, so there are none.
-        """
-        self.stream.push(step, tables, self.local.dense_gradient(dense), behind=behind)
+    def step(self, step: WorkerStep) -> None:
+        """Make a step of the gradients, and leave none."""
+        dense = self.local.dense_gradient(step.dense)
+        self.stream.push(step.header, step.tables, dense, behind=step.behind)
 
     def settle(self) -> None:
         """Let the next forward pass see the step, in a loop without a pipeline."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from trireme.protocol.gradients import KeysByClass, Step, TableGradient
+from trireme.protocol.gradients import KeysByClass
 from trireme.protocol.membership import Pace
-from trireme.table import RowClassId
-from trireme.train.modes.local_training import LocalTraining
+from trireme.train.modes.local_training import LocalTraining, WorkerStep
 from trireme.train.modes.numbered_steps import NumberedSteps
-from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.pull import Pulled
 
 
@@ -37,14 +35,6 @@ class Bounded(NumberedSteps):
         pace = Pace(step, min(done, step - 1), self.local.strategy.staleness)
         return self.client.pull(keys, blocks=blocks, pace=pace, time=self.stream.data_time())
 
-    def step(
-        self,
-        step: Step,
-        tables: dict[RowClassId, TableGradient],
-        dense: DenseParameters,
-        *,
-        behind: bool,
-        is_skipped: bool,
-    ) -> None:
-        super().step(step, tables, dense, behind=behind, is_skipped=is_skipped)
-        self._last_step = step.step
+    def step(self, step: WorkerStep) -> None:
+        super().step(step)
+        self._last_step = step.header.step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -11,13 +12,33 @@ from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.protocol.clipping import Clip
 from trireme.protocol.dense_optimizers import GroupValues, group_values
-from trireme.protocol.gradients import DenseGradient
+from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 from trireme.train.loop.replica import Replica
 from trireme.train.pass_state import PassState
 from trireme.train.push_stream import PushStream
 from trireme.worker.dense_parameters import DenseParameters
+
+TableGradients: TypeAlias = dict[RowClassId, TableGradient]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStep:
+    """The gradients of one step of this worker.
+
+    Attributes:
+        header: what a push of the step says about it.
+        dense: the parameters, with their gradients.
+        behind: the mode may return when the step is on its way.
+        is_skipped: loss scaling found a gradient that is not finite, so there are none.
+    """
+
+    header: Step
+    tables: TableGradients
+    dense: DenseParameters
+    behind: bool
+    is_skipped: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import Clip
-from trireme.protocol.gradients import KeysByClass, Step, TableGradient
-from trireme.table import RowClassId
-from trireme.train.modes.local_training import LocalTraining
+from trireme.protocol.gradients import KeysByClass
+from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
 from trireme.train.modes.numbered_steps import NumberedSteps
 from trireme.train.predecessor import PredecessorProgress
 from trireme.train.stopping import is_last_step
@@ -55,25 +54,15 @@ class Sync(NumberedSteps):
         self.is_stopped = is_last_step(pulled, self._last_step, self.cluster)
         return pulled
 
-    def clip(
-        self, tables: dict[RowClassId, TableGradient], dense: DenseParameters
-    ) -> dict[RowClassId, TableGradient]:
+    def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         """The gradient of a step is the sum of all workers', which servers have: they clip it."""
         return tables if self._server_clip is not None else super().clip(tables, dense)
 
-    def step(
-        self,
-        step: Step,
-        tables: dict[RowClassId, TableGradient],
-        dense: DenseParameters,
-        *,
-        behind: bool,
-        is_skipped: bool,
-    ) -> None:
+    def step(self, step: WorkerStep) -> None:
         """Stage the gradients; all workers stop behind this step if it says so."""
-        step = replace(step, clip=self._server_clip)
-        self.stream.push(step, tables, self.local.dense_gradient(dense), staged=True)
-        self._staged = self._last_step = step.step
+        header = replace(step.header, clip=self._server_clip)
+        self.stream.push(header, step.tables, self.local.dense_gradient(step.dense), staged=True)
+        self._staged = self._last_step = header.step
 
     # ---- the count ----
 

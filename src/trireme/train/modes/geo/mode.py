@@ -6,14 +6,12 @@ import logging
 from collections.abc import Callable
 
 from trireme.errors import BadRequest
-from trireme.protocol.gradients import KeysByClass, Step, TableGradient
-from trireme.table import RowClassId
+from trireme.protocol.gradients import KeysByClass, Step
 from trireme.train.modes.base import Mode
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.local_dense import LocalDense
-from trireme.train.modes.local_training import LocalTraining
+from trireme.train.modes.local_training import LocalTraining, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
-from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
@@ -68,21 +66,13 @@ class Geo(Mode):
 
     # ---- the step ----
 
-    def step(
-        self,
-        step: Step,
-        tables: dict[RowClassId, TableGradient],
-        dense: DenseParameters,
-        *,
-        behind: bool,
-        is_skipped: bool,
-    ) -> None:
+    def step(self, step: WorkerStep) -> None:
         """Train on the cache, and exchange if the window has had all its steps."""
         window = self.window
-        if window.has_ended or not step.versions:  # since the forward passes, or before them
-            self._touch({part: gradient.keys for part, gradient in tables.items()})
-        window.step(tables, step.examples)
-        self._position = step.position
+        if window.has_ended or not step.header.versions:  # since the forward passes, or before
+            self._touch({name: gradient.keys for name, gradient in step.tables.items()})
+        window.step(step.tables, step.header.examples)
+        self._position = step.header.position
         if window.is_due:
             self._exchange()
         window.has_ended = False

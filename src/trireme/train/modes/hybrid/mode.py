@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from trireme.errors import BadRequest
 from trireme.protocol.dense_optimizers import needs_whole
-from trireme.protocol.gradients import KeysByClass, Step, TableGradient
-from trireme.table import RowClassId
+from trireme.protocol.gradients import KeysByClass
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
 from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
 from trireme.train.modes.local_dense import LocalDense
-from trireme.train.modes.local_training import LocalTraining
+from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.pull import Pulled
@@ -27,7 +26,8 @@ class Hybrid(Mode):
         _check(local)
 
     def open(self) -> None:
-        """Find the other workers."""
+        """Begin, and find the other workers."""
+        super().open()
         local = self.local
         if self.client.script.is_successor:
             raise BadRequest(
@@ -46,23 +46,14 @@ class Hybrid(Mode):
         """Wait for all pushes; the dense weights are here."""
         self.flush()
 
-    def clip(
-        self, tables: dict[RowClassId, TableGradient], dense: DenseParameters
-    ) -> dict[RowClassId, TableGradient]:
+    def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         """Clip the rows; dense gradients are clipped behind the all-reduce."""
         return clip_gradients(self.local.clip, tables, ())
 
-    def step(
-        self,
-        step: Step,
-        tables: dict[RowClassId, TableGradient],
-        dense: DenseParameters,
-        *,
-        behind: bool,
-        is_skipped: bool,
-    ) -> None:
-        self.stream.push(step, tables, None, behind=behind)
-        self._dense.step(step.examples, is_skipped=is_skipped)  # while the rows are on their way
+    def step(self, step: WorkerStep) -> None:
+        self.stream.push(step.header, step.tables, None, behind=step.behind)
+        # While the rows are on their way:
+        self._dense.step(step.header.examples, is_skipped=step.is_skipped)
 
     # ---- the pass ----
 
