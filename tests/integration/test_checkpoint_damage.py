@@ -93,7 +93,7 @@ def test_each_file_cut_short_flipped_or_missing_is_named(saved: Path, refused: A
             (path / name).unlink()
 
         is_manifest = name == "manifest.json"
-        for damage, found in [
+        for damage, message in [
             (cut, "expected XXH3" if is_manifest else f"expected {size} bytes, found {size - 7}"),
             (flip, "expected XXH3"),
             (remove, "found none"),
@@ -101,7 +101,7 @@ def test_each_file_cut_short_flipped_or_missing_is_named(saved: Path, refused: A
             error = refused(damage)
             assert isinstance(error, BadRequest if is_manifest and damage is remove else Corruption)
             assert name in str(error)
-            assert found in str(error)
+            assert message in str(error)
 
 
 def test_no_flipped_byte_of_a_manifest_goes_unseen(saved: Path, refused: Any) -> None:

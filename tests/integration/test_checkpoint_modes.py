@@ -49,10 +49,10 @@ class Writer:
         self._number += 1
         values = _core.RuleValues(**values_of_group(RULE.group(), self._number))
         distinct = _core.unique(keys.astype(np.uint64), self._pool)[0]
-        of = np.empty(len(distinct), np.uint16)
-        _core.buckets(distinct, of)
+        buckets = np.empty(len(distinct), np.uint16)
+        _core.buckets(distinct, buckets)
         for server in self._job.servers:
-            mine = distinct[np.isin(of, server.state.map().owned_by(server.state.index))]
+            mine = distinct[np.isin(buckets, server.state.map().owned_by(server.state.index))]
             gradients = np.ones((len(mine), DIM), np.float32)
             for name, table in server.state.tables.items():
                 scores: dict[str, Any] = {}
@@ -72,15 +72,15 @@ class Writer:
 
 def content(servers: list[InProcessServer]) -> Content:
     """Every row of every bucket, with the bucket's marks."""
-    found = {}
+    content_of = {}
     for server in servers:
         for name, table in server.state.tables.items():
             for bucket in server.state.map().owned_by(server.state.index).tolist():
-                of = table.rows.snapshot(bucket)
-                order = np.argsort(of.keys)
-                rows = (of.keys[order].tobytes(), of.rows[order].tobytes())
-                found[name, bucket] = (*rows, dict(of.marks))
-    return found
+                snapshot = table.rows.snapshot(bucket)
+                order = np.argsort(snapshot.keys)
+                rows = (snapshot.keys[order].tobytes(), snapshot.rows[order].tobytes())
+                content_of[name, bucket] = (*rows, dict(snapshot.marks))
+    return content_of
 
 
 def save(cluster: Cluster, path: Path, mode: str | int = "full", **options: Any) -> Any:
@@ -116,9 +116,9 @@ def test_a_chain_of_deltas_is_what_was_there(tmp_path: Path) -> None:
             Writer(job, cluster)
             for path, expected in zip(("full", "1", "2", "3"), wanted, strict=True):
                 load_checkpoint(cluster.client, tmp_path / path)
-                found = content(job.servers)
+                actual = content(job.servers)
                 plain = {place for place in expected if place[0] == "plain"}
-                assert {place: found[place] for place in plain} == {
+                assert {place: actual[place] for place in plain} == {
                     place: expected[place] for place in plain
                 }
     found_keys = saved_rows(tmp_path / "1")["plain"]["key"]
@@ -212,15 +212,15 @@ def all_keys(job: Job) -> np.ndarray:
 
 def statistics(job: Job) -> np.ndarray:
     """Of the scored table, by key."""
-    keys, found = [], []
+    keys, statistics = [], []
     for server in job.servers:
         table = server.state.tables["scored"]
         layout = RowLayout.of(table.schema, table.rows)
         for bucket in server.state.map().owned_by(server.state.index).tolist():
-            of = table.rows.snapshot(bucket)
-            keys.append(of.keys)
-            found.append(layout.statistics(of.rows))
-    return np.concatenate(found)[np.argsort(np.concatenate(keys))]
+            snapshot = table.rows.snapshot(bucket)
+            keys.append(snapshot.keys)
+            statistics.append(layout.statistics(snapshot.rows))
+    return np.concatenate(statistics)[np.argsort(np.concatenate(keys))]
 
 
 @pytest.mark.parametrize("hot", [25, 0.25])
@@ -298,10 +298,10 @@ def test_polars_duckdb_and_pyarrow_read_the_rows(tmp_path: Path) -> None:
     assert frame["state"].to_list() == wanted["state"].tolist()
     connection = duckdb.connect()
     connection.register("rows", dataset)
-    found = connection.sql('select key, weights, "show" from rows order by key').fetchall()
-    assert [key for key, _, _ in found] == wanted["key"].tolist()
-    assert [list(weights) for _, weights, _ in found] == wanted["weights"].tolist()
-    assert {show for _, _, show in found} == {3.0}
+    rows = connection.sql('select key, weights, "show" from rows order by key').fetchall()
+    assert [key for key, _, _ in rows] == wanted["key"].tolist()
+    assert [list(weights) for _, weights, _ in rows] == wanted["weights"].tolist()
+    assert {show for _, _, show in rows} == {3.0}
     lines = [str(tmp_path / "c" / p.buckets.path) for p in manifest.tables["scored"].files]
     buckets = polars.concat([polars.read_ipc(file) for file in lines])
     assert buckets["bucket"].to_list() == list(range(4096))

@@ -79,8 +79,8 @@ def test_a_fit_keeps_its_newest_in_s3_and_resumes(s3: Options) -> None:
     assert len(folders) == 2
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
-        found = trainer.resume(f"{ROOT}/fit", storage_options=s3)
-        assert found == f"{ROOT}/fit/{max(folders, key=int)}"
+        resumed = trainer.resume(f"{ROOT}/fit", storage_options=s3)
+        assert resumed == f"{ROOT}/fit/{max(folders, key=int)}"
         assert_equal(everything(cluster, trainer), expected)
 
 

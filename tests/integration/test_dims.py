@@ -156,15 +156,15 @@ def test_jobs_equal_an_embedding_bag_per_feature(mode: str) -> None:
         return initial, rows_in(cluster, model)
 
     with Job(2) as job:
-        (initial, found), (_, others) = job.run(2, work)
+        (initial, actual), (_, others) = job.run(2, work)
         state = job.servers[0].state
         assert set(state.tables["t"].rows.dims) == {8, 3, 1}
     expected = plain_torch(initial, linear=linear)
     for name in DIMS:
-        assert found[name].shape == (NUM_IDS, DIMS[name])
-        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
-        torch.testing.assert_close(others[name], found[name], rtol=0, atol=0)
-        assert not torch.equal(found[name], initial[name])
+        assert actual[name].shape == (NUM_IDS, DIMS[name])
+        torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(others[name], actual[name], rtol=0, atol=0)
+        assert not torch.equal(actual[name], initial[name])
 
 
 def heads() -> dict[str, Any]:
@@ -199,8 +199,10 @@ def content(job: Job) -> dict[int, tuple[int, bytes]]:
     for server in job.servers:
         table = server.state.tables["t"].rows
         for bucket in server.state.map().owned_by(server.state.index).tolist():
-            of = table.snapshot(bucket)
-            for key, row_class, row in zip(of.keys, of.classes, of.rows, strict=True):
+            snapshot = table.snapshot(bucket)
+            for key, row_class, row in zip(
+                snapshot.keys, snapshot.classes, snapshot.rows, strict=True
+            ):
                 rows[int(key)] = (int(row_class), row.tobytes())
     return rows
 
@@ -231,9 +233,9 @@ def test_checkpoints_and_deltas_load_on_other_numbers_of_servers(kind: str, tmp_
     assert {row_class for row_class, _ in rows.values()} >= {0, 1, 2}
     for num_servers in (1, 3):
         with Job(num_servers) as job:
-            found = job.run(1, load)
+            actual = job.run(1, load)
             assert content(job) == rows
-            assert found == [expected]
+            assert actual == [expected]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -305,13 +307,13 @@ def test_parquet_has_rows_of_their_dims_and_brings_them_back(kind: str, tmp_path
     lengths = {
         key: len(row) for key, row in zip(*stored.select([0, 1]).to_pydict().values(), strict=True)
     }
-    assert lengths == {key: (8, 3, 1, 1)[of] for key, of in before.items()}
+    assert lengths == {key: (8, 3, 1, 1)[row_class] for key, row_class in before.items()}
     assert {8, 3, 1} == set(lengths.values())
     with Job(3) as job:
         job.run(1, load)
         after = {key: row_class for key, (row_class, _) in content(job).items()}
     if kind == "heads":  # a row of one weight may be either, and is a head until its next push
-        before = {key: 3 if of == 2 else of for key, of in before.items()}
+        before = {key: 3 if row_class == 2 else row_class for key, row_class in before.items()}
     assert after == before
 
 
@@ -322,8 +324,8 @@ def test_arrays_come_in_as_rows_of_their_dim() -> None:
         ids, vectors = np.arange(5), np.arange(15, dtype=np.float32).reshape(5, 3)
         keys = tr.nn.keys_of("ad", ids)
         tr.interchange.import_arrays(trainer, "t", {"key": keys, "weights": vectors})
-        found = rows_in(cluster, trainer.model)["ad"]
-        np.testing.assert_array_equal(found[:5], vectors)
+        actual = rows_in(cluster, trainer.model)["ad"]
+        np.testing.assert_array_equal(actual[:5], vectors)
         with pytest.raises(tr.errors.BadRequest, match=r"shape \(5, 8\), found \(5, 4\)"):
             tr.interchange.import_arrays(
                 trainer, "t", {"key": keys, "weights": np.ones((5, 4), np.float32)}
@@ -350,7 +352,9 @@ def test_what_a_row_lacks_is_not_looked_at(
     assert "weights (3): " in text
     assert "state (6): " in text  # Adam's
     assert cli.main(["inspect", str(tmp_path / "full")]) == 0
-    lines = {of[0]: of for line in capsys.readouterr().out.splitlines() if (of := line.split())}
+    lines = {
+        words[0]: words for line in capsys.readouterr().out.splitlines() if (words := line.split())
+    }
     assert (lines["weights"][1], lines["state"][1]) == (f"{sum(dims):,}", f"{2 * sum(dims):,}")
     assert cli.main(["inspect", str(tmp_path / "export"), "--key", str(key)]) == 0
     text = capsys.readouterr().out

@@ -279,8 +279,8 @@ def rows_by_key(cluster: Cluster, keys: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("source", ["arrays", "file", "folder", "renamed"])
 @pytest.mark.parametrize("num_servers", [1, 2])
 def test_rows_of_another_system_come_in(tmp_path, num_servers, source):
-    given = columns()
-    written = {**given, "weights": list(given["weights"])}
+    arrays = columns()
+    written = {**arrays, "weights": list(arrays["weights"])}
     names: dict[str, str] = {}
     if source == "renamed":
         names = {"key": "id", "weights": "embedding"}
@@ -300,20 +300,20 @@ def test_rows_of_another_system_come_in(tmp_path, num_servers, source):
 
         def bring(**options: Any) -> int:
             if source == "arrays":
-                return tr.interchange.import_arrays(trainer, "t", given, **options)
+                return tr.interchange.import_arrays(trainer, "t", arrays, **options)
             file = tmp_path.parent / f"{tmp_path.name}.parquet"
             path = file if source == "file" else tmp_path
             return tr.interchange.import_parquet(trainer, "t", path, columns=names, **options)
 
         assert bring() == 300
-        np.testing.assert_array_equal(rows_by_key(cluster, given["key"]), given["weights"])
-        others = np.setdiff1d(np.arange(NUM_KEYS, dtype=np.uint64), given["key"])
+        np.testing.assert_array_equal(rows_by_key(cluster, arrays["key"]), arrays["weights"])
+        others = np.setdiff1d(np.arange(NUM_KEYS, dtype=np.uint64), arrays["key"])
         old = before["rows"][
             np.argsort(_core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0])
         ]
         np.testing.assert_array_equal(rows_by_key(cluster, others), old[others])
         trainer.fit(batches(3, 1))  # with state that lets them learn
-        assert (rows_by_key(cluster, given["key"]) != given["weights"]).any(1).sum() > 100
+        assert (rows_by_key(cluster, arrays["key"]) != arrays["weights"]).any(1).sum() > 100
         assert bring(replace=True) == 300
         assert everything(cluster, trainer)["missing"] == NUM_KEYS - 300
 
@@ -360,8 +360,8 @@ def test_rows_go_to_an_object_store_and_come_back(tmp_path):
             tr.interchange.import_parquet(trainer, "t", rows, replace=True, storage_options=options)
             == 300
         )
-        given = columns()
-        np.testing.assert_array_equal(rows_by_key(cluster, given["key"]), given["weights"])
+        arrays = columns()
+        np.testing.assert_array_equal(rows_by_key(cluster, arrays["key"]), arrays["weights"])
         with pytest.raises(BadRequest, match=f"expected a new folder, found {place} existing"):
             tr.interchange.export_parquet(trainer, place, storage_options=options)
         tr.interchange.export_fleet(trainer, tmp_path / "f", dense={}, shard_num=2)
@@ -369,10 +369,10 @@ def test_rows_go_to_an_object_store_and_come_back(tmp_path):
         other = (tmp_path / "f" / "000" / "part-000-00000").read_bytes()
         put(options, "fleet/000/part-000-00001.gz", gzip.compress(text))
         put(options, "fleet/000/part-000-00000", other)
-        found = tr.interchange.import_fleet(
+        counts = tr.interchange.import_fleet(
             trainer, "s3://bucket/fleet", dense={}, storage_options=options, time=10 * DAY
         )
-        assert found == {"t": 300}
+        assert counts == {"t": 300}
 
 
 def test_fleets_names_for_it(tmp_path):
@@ -462,8 +462,8 @@ def test_exported_parquet_is_read_by_others(tmp_path):
     }
     frame = polars.read_parquet(files)
     assert dict(zip(frame["key"].to_list(), frame["weights"].to_list(), strict=True)) == expected
-    found = duckdb.sql(f"select key, weights, \"show\" from '{files}'").fetchall()
-    assert {key: list(weights) for key, weights, _ in found} == expected
+    rows = duckdb.sql(f"select key, weights, \"show\" from '{files}'").fetchall()
+    assert {key: list(weights) for key, weights, _ in rows} == expected
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,15 @@ class Bucket(NamedTuple):
 
 def buckets(server: InProcessServer) -> list[Bucket]:
     """All that a server holds."""
-    table, found = server.state.tables["t"], []
+    table, buckets_held = server.state.tables["t"], []
     layout = RowLayout.of(table.schema, table.rows)
     for number in server.state.map().owned_by(server.state.index).tolist():
-        of = table.rows.snapshot(number)
-        marks = dict(of.marks)
-        found.append(Bucket(of.keys, layout.weights(of.rows), layout.state(of.rows), marks))
-    return found
+        snapshot = table.rows.snapshot(number)
+        marks = dict(snapshot.marks)
+        buckets_held.append(
+            Bucket(snapshot.keys, layout.weights(snapshot.rows), layout.state(snapshot.rows), marks)
+        )
+    return buckets_held
 
 
 class Expected:
@@ -101,9 +103,9 @@ class Expected:
 def owned_keys() -> list[np.ndarray]:
     """Per bucket, those that are pushed."""
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
-    of = np.empty(NUM_KEYS, np.uint16)
-    _core.buckets(keys, of)
-    return [np.flatnonzero(of == bucket) for bucket in range(4096)]
+    bucket_of_key = np.empty(NUM_KEYS, np.uint16)
+    _core.buckets(keys, bucket_of_key)
+    return [np.flatnonzero(bucket_of_key == bucket) for bucket in range(4096)]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +135,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[in
     with Job(2) as job:
         clusters = [job.join(worker, NUM_WORKERS) for worker in range(NUM_WORKERS)]
         clusters[0].ensure_table(TABLE)
-        work: list[Callable[[], int]] = [lambda of=of: train(of) for of in clusters]
+        work: list[Callable[[], int]] = [
+            lambda cluster=cluster: train(cluster) for cluster in clusters
+        ]
         lasts = in_threads([*work, lambda: save(clusters[0])])[:NUM_WORKERS]
         for cluster in clusters:
             cluster.close()
@@ -148,10 +152,10 @@ def test_no_checkpoint_is_torn(saved: tuple[list[Path], list[int], Expected]) ->
         cluster.ensure_table(TABLE)
         for path in paths:
             load_checkpoint(cluster.client, path)
-            found = buckets(job.servers[0])
-            for bucket, keys in zip(found, owned, strict=True):
+            loaded = buckets(job.servers[0])
+            for bucket, keys in zip(loaded, owned, strict=True):
                 expected.check(bucket, keys)
-            num_unequal += len({tuple(sorted(bucket.marks.items())) for bucket in found}) > 1
+            num_unequal += len({tuple(sorted(bucket.marks.items())) for bucket in loaded}) > 1
     print(f"{len(paths)} checkpoints, {num_unequal} of them with buckets of several moments")
     assert num_unequal, "nothing was pushed while saving: this shows nothing"
 

@@ -61,8 +61,8 @@ def test_each_damaged_file_is_named_once(
                 damaged.write_bytes(content[:-1] if damage == "cut" else content)
             is_gone = damage == "remove" and file.name == "manifest.json"
             assert cli.main(["verify", "--quiet", str(copy)]) == (2 if is_gone else 1)
-            said = capsys.readouterr()
-            text = said.err if is_gone else said.out
+            output = capsys.readouterr()
+            text = output.err if is_gone else output.out
             assert str(copy if is_gone else damaged.relative_to(copy)) in text, (file, damage)
             assert len(text.splitlines()) == 1, text
             shutil.rmtree(copy)

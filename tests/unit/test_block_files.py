@@ -28,11 +28,11 @@ def test_what_is_written_is_read_bit_by_bit(tmp_path: Path) -> None:
         write_tensors(file, TENSORS)
     path = tmp_path / "x.safetensors"
     assert entry["bytes"] == path.stat().st_size
-    for found in (load(path.read_bytes()), load_file(path)):
-        assert found.keys() == TENSORS.keys()
+    for tensors in (load(path.read_bytes()), load_file(path)):
+        assert tensors.keys() == TENSORS.keys()
         for name, tensor in TENSORS.items():
-            assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
-            assert found[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes(), name
+            assert (tensors[name].dtype, tensors[name].shape) == (tensor.dtype, tensor.shape), name
+            assert tensors[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes(), name
 
 
 def test_the_same_tensors_make_the_same_bytes_in_any_order(tmp_path: Path) -> None:
@@ -50,9 +50,9 @@ def test_no_tensors_are_a_file_too(tmp_path: Path) -> None:
 
 
 def test_a_dtype_without_a_name_is_refused(tmp_path: Path) -> None:
-    found = r"found b@0/weights of torch.complex64"
+    message = r"found b@0/weights of torch.complex64"
     with (
-        pytest.raises(BadRequest, match=found),
+        pytest.raises(BadRequest, match=message),
         written(LocalStorage(tmp_path), "x.safetensors") as (file, _),
     ):
         write_tensors(file, {"b@0/weights": torch.zeros(2, dtype=torch.complex64)})

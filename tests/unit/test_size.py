@@ -145,13 +145,15 @@ def test_servers_share_and_have_a_limit() -> None:
         Need.on_one_of(1, schema, 5 * 10**9)
 
 
-def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert cli.main(["size", *argv]) == 0
     return capsys.readouterr().out
 
 
 def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--keys", "1e9", "--dim", "16", "--optimizer", "adam", "--server_num", "4")
+    text = output_of(
+        capsys, "--keys", "1e9", "--dim", "16", "--optimizer", "adam", "--server_num", "4"
+    )
     assert "table table: 1,000,000,000 rows of 16 float32 weights, rule adam" in text
     lines = {
         line.split("  ")[1].strip(): line.split() for line in text.splitlines() if line[:1] == " "
@@ -162,11 +164,11 @@ def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[s
     assert "while a checkpoint is written" in text
     assert "no tier on SSD" in text
     options = ["--policy", "score", "--count_filter", "3", "--pending_keys", "1e9"]
-    text = said(capsys, "--keys", "1e6", "--dims", "16=10", "4=90", "--optimizer", "adam")
+    text = output_of(capsys, "--keys", "1e6", "--dims", "16=10", "4=90", "--optimizer", "adam")
     assert "1,000,000 rows of 16, 4 float32 weights" in text
     weights = next(line.split() for line in text.splitlines() if line.startswith("  weights"))
     assert weights[1:3] == [f"{4 * (1.6 + 3.6):.1f}", "B"]
-    waits = said(capsys, "--keys", "1e6", "--dim", "9", *options)
+    waits = output_of(capsys, "--keys", "1e6", "--dim", "9", *options)
     assert "policy score, admission count_filter" in waits
     assert "pending keys" in waits
 
@@ -176,7 +178,7 @@ def test_the_command_reads_a_configuration(
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("hyper_parameters: {sparse_feature_dim: 9}\n")
-    text = said(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
+    text = output_of(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
     assert "2 tables: " in text or "table " in text
     command = ["size", "-m", str(path), "--keys", "1e6", "--heads", "50", "-o", "model=wide_deep"]
     assert cli.main(command) == 2
