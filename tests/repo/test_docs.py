@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks import draw
 from tests.repo import tree
 from trireme import errors
 
@@ -34,6 +35,10 @@ def test_readme_shows_examples_train_py() -> None:
     script = (tree.ROOT / "examples/train.py").read_text()
     assert blocks == [script]
     assert len(script.splitlines()) <= 30
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_results() -> None:
+    assert draw.PICTURE.read_text() == draw.draw()
 
 
 def test_every_link_of_a_page_leads_somewhere() -> None:
