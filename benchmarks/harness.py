@@ -47,7 +47,7 @@ class Claim:
     """A metric of one contestant, against others of the same contest."""
 
     metric: str
-    of: str
+    contestant: str
     rivals: tuple[str, ...] = ()
     unit: str = "examples/s"
 
@@ -64,14 +64,14 @@ class Contest:
 
     def __post_init__(self) -> None:
         for claim in self.claims:
-            for name in (claim.of, *claim.rivals):
+            for name in (claim.contestant, *claim.rivals):
                 if name not in self.contestants:
                     raise BenchError(f"Contest: claim {claim.metric} names no contestant: {name}")
 
     def only(self, claims: Iterable[Claim]) -> Contest:
         """The part of the contest that these claims need."""
         kept = list(claims)
-        names = {name for claim in kept for name in (claim.of, *claim.rivals)}
+        names = {name for claim in kept for name in (claim.contestant, *claim.rivals)}
         contestants = {n: run for n, run in self.contestants.items() if n in names}
         return Contest(contestants, kept, self.num_rounds, self.num_warm_ups, self.statistic)
 
@@ -141,7 +141,7 @@ def _rounded(value: float) -> float:
 def _results(
     claim: Claim, runs: Mapping[str, list[Run]], statistic: str
 ) -> Iterable[dict[str, Any]]:
-    ours = runs[claim.of]
+    ours = runs[claim.contestant]
     if not ours:
         return
     middle = statistics.median if statistic == "median" else statistics.fmean
@@ -159,37 +159,39 @@ def _results(
     if not rivals:
         yield {**head, **no_rival, **tail}
     for name in rivals:
-        theirs = [run.value for run in runs[name]]
-        ratios = [a / b for a, b in zip(values, theirs, strict=True)]
+        rivals_values = [run.value for run in runs[name]]
+        ratios = [a / b for a, b in zip(values, rivals_values, strict=True)]
         yield {
             **head,
             "vs": name,
             "ratio": _rounded(middle(ratios)),
             "ratio_min": _rounded(min(ratios)),
             "ratio_max": _rounded(max(ratios)),
-            "vs_value": _rounded(middle(theirs)),
-            **(_difference(values, theirs) if statistic == "mean" else {}),
+            "vs_value": _rounded(middle(rivals_values)),
+            **(_difference(values, rivals_values) if statistic == "mean" else {}),
             **tail,
             "vs_detail": dict(runs[name][-1].detail),
         }
 
 
-def _difference(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+def _difference(ours: Sequence[float], rivals_values: Sequence[float]) -> dict[str, float | None]:
     """Of the means over the seeds, with the standard error of such a difference, if there are
     several.
     """
     error = None
     if len(ours) > 1:
-        variances = statistics.variance(ours) + statistics.variance(theirs)
+        variances = statistics.variance(ours) + statistics.variance(rivals_values)
         error = _rounded(math.sqrt(variances / len(ours)))
-    difference = statistics.fmean(ours) - statistics.fmean(theirs)
+    difference = statistics.fmean(ours) - statistics.fmean(rivals_values)
     return {"difference": _rounded(difference), "standard_error": error}
 
 
 def _same_hash(claim: Claim, runs: Sequence[Run]) -> str | None:
     hashes = {run.hash for run in runs}
     if len(hashes) > 1:
-        raise BenchError(f"{claim.of}: expected one result in every round, found hashes {hashes}")
+        raise BenchError(
+            f"{claim.contestant}: expected one result in every round, found hashes {hashes}"
+        )
     return hashes.pop()
 
 

@@ -67,9 +67,9 @@ def recall(tower: nn.Module, made: Choices, index: tuple[list[int], Tensor], k: 
     ids, vectors = index
     users = torch.as_tensor(made.columns["user_id"])
     with torch.no_grad():
-        found = (tower({"user_id": users}) @ vectors.T).topk(k).indices
+        actual = (tower({"user_id": users}) @ vectors.T).topk(k).indices
     chosen = torch.as_tensor(made.columns["item_id"])
-    return float((torch.tensor(ids)[found] == chosen[:, None]).any(1).float().mean())
+    return float((torch.tensor(ids)[actual] == chosen[:, None]).any(1).float().mean())
 
 
 def train(model: nn.Module, arguments: argparse.Namespace, made: Choices) -> tr.Trainer:
@@ -104,11 +104,11 @@ def main() -> None:
     if cluster.worker == 0:
         index = read_index(arguments.index)
         test = choices(5000, seed=2, users=arguments.users)
-        found = recall(model.user.eval(), test, index, arguments.k)
+        actual = recall(model.user.eval(), test, index, arguments.k)
         result = {
             "items": len(index[0]),
             "k": arguments.k,
-            "recall": found,
+            "recall": actual,
             "by_chance": arguments.k / len(index[0]),
             "workers": cluster.num_workers,
         }

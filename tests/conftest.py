@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from random import Random, SystemRandom
+from random import Random
 
 import pytest
 
-from tests.long import IS_LONG, draw
-
-VARIABLE = "TRIREME_TEST_SAMPLE"  # processes of pytest-xdist inherit the seed
+from tests.long import IS_LONG, SAMPLE_SEED, draw
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sampled(keep): `make test` runs so many of the cases")
-    fresh = str(SystemRandom().randrange(10**6))
-    os.environ.setdefault(VARIABLE, os.environ.get("TRIREME_TEST_SEED", fresh))
 
 
 def pytest_report_header() -> str:
     if IS_LONG:
         return "sampled tests: all cases"
-    seed = os.environ[VARIABLE]
-    return f"sampled tests: seed {seed}; repeat with TRIREME_TEST_SEED={seed}"
+    return f"sampled tests: seed {SAMPLE_SEED}; repeat with TRIREME_TEST_SEED={SAMPLE_SEED}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: set[pytest.Item] = set()
     for name, group in groups.items():
         keep = group[0].get_closest_marker("sampled").kwargs["keep"]
-        random = Random(f"{os.environ[VARIABLE]} {name}")
+        random = Random(f"{SAMPLE_SEED} {name}")
         chosen = draw(
             [set(map(identity, item.callspec.params.items())) for item in group], keep, random
         )

@@ -83,7 +83,10 @@ TEXT = {
         },
     ),
 }
-SCHEMAS = {**{name: of.schema for name, of in TEXT.items()}, "parquet": arrow(_FIELDS)}
+SCHEMAS = {
+    **{name: text_format.schema for name, text_format in TEXT.items()},
+    "parquet": arrow(_FIELDS),
+}
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,12 @@ class Case:
         return f"{self.format}: {self.name}"
 
 
-def text(of: TextFormat, broken: str | None = None, size: int = NUM_LINES) -> bytes:
+def text(text_format: TextFormat, broken: str | None = None, size: int = NUM_LINES) -> bytes:
     """Good lines, and a broken one in between."""
-    lines = [of.line(i) for i in range(size)]
+    lines = [text_format.line(i) for i in range(size)]
     if broken is not None:
         lines.insert(BROKEN_LINE, broken)
-    return "\n".join([*of.header, *lines, ""]).encode()
+    return "\n".join([*text_format.header, *lines, ""]).encode()
 
 
 def compressed(data: bytes, ending: str) -> bytes:
@@ -138,11 +141,11 @@ def _folder(path: Path) -> Path:
 
 
 def text_cases() -> Iterator[Case]:
-    for name, of in TEXT.items():
-        line = BROKEN_LINE + len(of.header) + 1
-        for what, (broken, says) in of.broken.items():
+    for name, text_format in TEXT.items():
+        line = BROKEN_LINE + len(text_format.header) + 1
+        for what, (broken, says) in text_format.broken.items():
             for ending in ("", ".gz"):
-                data = compressed(text(of, broken), ending)
+                data = compressed(text(text_format, broken), ending)
                 says_all = f" line {line}: |{says}"
                 yield Case(name, what + ending, write(data, ending), says_all, has_schema=True)
         yield Case(name, "missing", lambda path: path, "found nothing at")
@@ -151,12 +154,12 @@ def text_cases() -> Iterator[Case]:
         for ending in ("", ".gz", ".zst"):
             yield Case(name, "empty" + ending, write(b"", ending), "found the empty file")
         for ending, why in ((".gz", "zlib"), (".zst", "ZSTD")):
-            whole = compressed(text(of), ending)
+            whole = compressed(text(text_format), ending)
             for what, data, says in (
                 ("truncated", whole[: len(whole) // 2], "Truncated compressed stream"),
                 ("without its last byte", whole[:-1], "Truncated compressed stream"),
                 ("junk", junk(), why),
-                ("not compressed", text(of), why),
+                ("not compressed", text(text_format), why),
                 ("nothing compressed", compressed(b"", ending), "expected data, found none in"),
             ):
                 yield Case(name, what + ending, write(data, ending), says)

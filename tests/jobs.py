@@ -27,7 +27,7 @@ TIMEOUT_S = 30.0
 
 
 class InProcessServer:
-    """What a server process holds, with its parts in reach of the test."""
+    """The parts of a server process, accessible to the test."""
 
     def __init__(
         self,

@@ -93,10 +93,10 @@ def template(env: Mapping[str, str] | None = None) -> Iterator[Template]:
 
     env: what it has in its environment beside ours, and its programs do not inherit.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, given_away = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        for one in (ours, theirs):
+        for one in (ours, given_away):
             stack.enter_context(one)
         address, python = os.path.join(folder, "door"), os.path.join(folder, "python")
         door = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -105,14 +105,14 @@ def template(env: Mapping[str, str] | None = None) -> Iterator[Template]:
         with open(python, "w", opener=_executable) as script:
             bare = shlex.join([sys.executable, "-I", "-S", str(QUICK_PYTHON)])
             script.write(f'#!/bin/sh\nexec {bare} {sys.executable} {address} "$@"\n')
-        fds = [theirs.fileno(), door.fileno()]
+        fds = [given_away.fileno(), door.fileno()]
         process = subprocess.Popen(
             [sys.executable, "-u", str(TEMPLATE), *map(str, fds), python],
             env={**clean_environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             pass_fds=fds,
         )
-        theirs.close()
+        given_away.close()
         door.close()
         ours.settimeout(WAIT_S)
         yield Template(ours, python)
@@ -161,7 +161,7 @@ class Program:
             return "\n".join(self._lines)
 
     def wait_line(self, pattern: str) -> re.Match[str]:
-        """The next line in which `pattern` is found, behind the one that the last call found."""
+        """The next line that matches `pattern`, after the line that the last call returned."""
         with self._changed:
             while True:
                 while self._seen < len(self._lines):
@@ -190,9 +190,9 @@ class Program:
     def pid(self) -> int:
         """-1 if it has ended."""
         described = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text()
-        found = re.search(r"^Pid:\s*(-?\d+)$", described, re.MULTILINE)
-        assert found, described
-        return int(found[1])
+        match = re.search(r"^Pid:\s*(-?\d+)$", described, re.MULTILINE)
+        assert match, described
+        return int(match[1])
 
     @property
     def has_ended(self) -> bool:

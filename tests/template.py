@@ -85,7 +85,7 @@ class Loop:
                     self.poll.register(connection.detach(), 0)  # its end is always reported
                     for done in fds:
                         os.close(done)
-                else:  # whoever ran PYTHON was killed
+                else:  # the process that runs PYTHON was killed
                     self.poll.unregister(fd)
                     for child in self.running.values():
                         if child.status == fd:

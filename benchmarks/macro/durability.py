@@ -103,8 +103,8 @@ def _recover(num_rows: int) -> Run:
         started = time.monotonic()
         again = _Server(folder)
         elapsed_s = time.monotonic() - started
-        found = again.state.tables["rows"].rows.rows
-        assert found == num_rows, f"expected {num_rows} rows, found {found}"
+        actual = again.state.tables["rows"].rows.rows
+        assert actual == num_rows, f"expected {num_rows} rows, found {actual}"
         again.close()
     return Run(elapsed_s, detail={"bytes": num_bytes, "rows": num_rows})
 

@@ -38,13 +38,13 @@ def contest(settings: Settings) -> Contest:
 
 
 def _pipe(files: Sequence[str]) -> Run:
-    said = json.loads(
+    measured = json.loads(
         run_process(
             [sys.executable, "-m", "benchmarks.macro.feed_pipe", *files], timeout_s=_TIMEOUT_S
         )
     )
-    cpu_s = said["reading_s"] + said["script_s"]
-    return Run(1e6 * cpu_s / said["examples"], hash=str(said["sum"]), detail=said)
+    cpu_s = measured["reading_s"] + measured["script_s"]
+    return Run(1e6 * cpu_s / measured["examples"], hash=str(measured["sum"]), detail=measured)
 
 
 def _script(files: Sequence[str]) -> Run:
@@ -87,8 +87,8 @@ def main(files: Sequence[str]) -> None:
         total += int(batch.bags.values.numpy().sum())
     reading_s = time.process_time() - begin
     keeper.close()
-    said = {"reading_s": reading_s, "script_s": _cpu_of_children_s()}
-    print(json.dumps({**said, "examples": examples, "sum": total}), flush=True)
+    measured = {"reading_s": reading_s, "script_s": _cpu_of_children_s()}
+    print(json.dumps({**measured, "examples": examples, "sum": total}), flush=True)
 
 
 if __name__ == "__main__":

@@ -51,16 +51,16 @@ def _distance(settings: Settings, rule: str, _: int) -> Run:
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "rows.npz"
         rivals.paddle_rows(settings, data=str(data), out=str(out), rule=rule)
-        theirs = np.load(out)["rows"]
-    distances = distances_of(rule, data, shape, theirs)
+        paddle_rows = np.load(out)["rows"]
+    distances = distances_of(rule, data, shape, paddle_rows)
     return Run(float(distances.max()), detail={"batches": len(distances)})
 
 
-def distances_of(rule: str, data: Path, shape: Shape, theirs: np.ndarray) -> np.ndarray:
-    """Train as Paddle did; per batch |ours - theirs| / |theirs| of the rows that it pulled.
+def distances_of(rule: str, data: Path, shape: Shape, paddle_rows: np.ndarray) -> np.ndarray:
+    """Train as Paddle did; per batch the relative distance of the rows it pulled.
 
     Args:
-        theirs: (batches, batch, features, dim), as benchmarks/paddle/rows.py writes it.
+        paddle_rows: (batches, batch, features, dim), as benchmarks/paddle/rows.py writes it.
     """
     names = [f"C{i}" for i in range(shape.features)]
     first, bias, last = map(torch.from_numpy, constants(shape))
@@ -76,7 +76,7 @@ def distances_of(rule: str, data: Path, shape: Shape, theirs: np.ndarray) -> np.
         )
         bags = tr.nn.EmbeddingBag(table, features=names)
         optimizer = tr.DistributedOptimizer(None, bags, cluster=home)
-        for labels_B1, ids_BF, theirs_BFD in zip(*read(data, shape), theirs, strict=True):
+        for labels_B1, ids_BF, theirs_BFD in zip(*read(data, shape), paddle_rows, strict=True):
             columns = torch.from_numpy(ids_BF).unbind(1)
             rows_BFD = bags(dict(zip(names, columns, strict=True)))
             logits_B1 = torch.tanh(rows_BFD.flatten(1) @ first + bias) @ last

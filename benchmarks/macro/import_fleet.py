@@ -48,7 +48,7 @@ def _measure(num_rows: int, _: int) -> Run:
             home.ensure_table(table)
             started, cpu_started = time.perf_counter(), time.process_time()
             with importing(home.client, [table.name], replace=True):
-                found = read_files(
+                actual = read_files(
                     home.client,
                     "import.fleet",
                     table.name,
@@ -57,8 +57,8 @@ def _measure(num_rows: int, _: int) -> Run:
                 )
             wall_s = time.perf_counter() - started
             cpu_s = time.process_time() - cpu_started
-            if found != num_rows:
-                raise BenchError(f"import_fleet: expected {num_rows} rows, found {found}")
+            if actual != num_rows:
+                raise BenchError(f"import_fleet: expected {num_rows} rows, found {actual}")
             keys = _core.unique(_keys(num_rows)[:1000], home.pool)[0]
             rows = home.client.pull({RowClassId(table.name): keys}).rows[RowClassId(table.name)]
     digest = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()

@@ -67,6 +67,6 @@ def _auc(settings: Settings, mode: str, delay: int, seed: int) -> Run:
         command += [f"--batch={settings.pick(smoke=64, real=512)}"]
         command += [f"--epochs={settings.pick(smoke=1, real=2)}"]
         run_process(command, timeout_s=_TIMEOUT_S, env={**environment(), "PYTHONPATH": _PATH})
-        found = json.loads(out.read_text())
-    say(f"modes: {mode}, late by {delay}: {json.dumps(found)}")
-    return Run(found["auc"], detail=found)
+        actual = json.loads(out.read_text())
+    say(f"modes: {mode}, late by {delay}: {json.dumps(actual)}")
+    return Run(actual["auc"], detail=actual)

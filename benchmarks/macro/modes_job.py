@@ -81,8 +81,8 @@ def main() -> None:
     if cluster.worker == 0:
         staleness, staleness_max = mean_and_max(servers, "staleness")
         ahead, ahead_max = mean_and_max(servers, "ahead")
-        found = {"auc": auc, "staleness": staleness, "staleness_max": staleness_max}
-        args.out.write_text(json.dumps({**found, "ahead": ahead, "ahead_max": ahead_max}))
+        actual = {"auc": auc, "staleness": staleness, "staleness_max": staleness_max}
+        args.out.write_text(json.dumps({**actual, "ahead": ahead, "ahead_max": ahead_max}))
 
 
 if __name__ == "__main__":

@@ -135,8 +135,8 @@ class _Subject:
             _forget(self._saved)
             _settle(self._bytes_at_hand)
             elapsed_s = _seconds(lambda: load_checkpoint(cluster.client, self._saved))
-            found = cluster.client.stats()[0]["tables"]["rows"]["rows"]
-            assert found == self._num_rows, f"expected {self._num_rows} rows, found {found}"
+            actual = cluster.client.stats()[0]["tables"]["rows"]["rows"]
+            assert actual == self._num_rows, f"expected {self._num_rows} rows, found {actual}"
         num_bytes = _size(self._saved)
         return Run(num_bytes / elapsed_s, detail={"bytes": num_bytes, "seconds": elapsed_s})
 

@@ -40,15 +40,15 @@ class Timed:
 
 def servers() -> list[Path]:
     """Their folders in /proc: the other processes of the launcher."""
-    found = []
+    actual = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             text = status.read_text()
         except OSError:
             continue  # it has ended meanwhile
         if f"\nPPid:\t{os.getppid()}\n" in text and status.parent.name != str(os.getpid()):
-            found.append(status.parent)
-    return found
+            actual.append(status.parent)
+    return actual
 
 
 def kib(process: Path, field: str) -> int:

@@ -78,13 +78,13 @@ def make_twin(
         batches: with all ids that it will ever read. One may lack the features of some modules.
     """
     modules = [part for part in model.modules() if isinstance(part, TableModule)]
-    found: dict[str, list[np.ndarray[Any, Any]]] = {part.table.name: [] for part in modules}
+    actual: dict[str, list[np.ndarray[Any, Any]]] = {part.table.name: [] for part in modules}
     for batch in batches:
         for part in (part for part in modules if set(part.features) <= set(batch.keys())):
-            found[part.table.name].append(read_ids(batch, part.features, _READER).values)
+            actual[part.table.name].append(read_ids(batch, part.features, _READER).values)
     tables = {part.table.name: part.table for part in modules}
     plain = {
-        name: PlainRows(table, np.unique(np.concatenate(found[name])))
+        name: PlainRows(table, np.unique(np.concatenate(actual[name])))
         for name, table in tables.items()
     }
     twin = copy.deepcopy(model)

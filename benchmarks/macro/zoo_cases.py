@@ -102,14 +102,14 @@ def held_out_loss(model: nn.Module, data: Data) -> float:
 def recall(model: nn.Module, data: Data) -> float:
     """The share of choices whose item is among the nearest 20."""
     assert isinstance(model, TwoTower)
-    vectors, found = model.item(data.items), []
+    vectors, actual = model.item(data.items), []
     for batch in data.test:
         nearest = (model.user(batch) @ vectors.T).topk(_K).indices
         ids = batch["item_id"]
         assert isinstance(ids, Ragged)
         chosen = ids.values[int(ids.offsets[0]) : int(ids.offsets[-1])]
-        found.append((data.items["item_id"][nearest] == chosen[:, None]).any(1))
-    return float(torch.cat(found).float().mean())
+        actual.append((data.items["item_id"][nearest] == chosen[:, None]).any(1))
+    return float(torch.cat(actual).float().mean())
 
 
 # ---- data ----

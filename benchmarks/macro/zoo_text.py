@@ -61,7 +61,7 @@ def parts(text: list[list[str]]) -> tuple[Words, list[list[str]], list[list[str]
 
 def next_words(words: Words, text: list[list[str]]) -> Columns:
     """Columns user_id, a word; item_id, the next one, its item_cat and item_share."""
-    pairs = [pair for found in words.sentences(text) for pair in itertools.pairwise(found)]
+    pairs = [pair for actual in words.sentences(text) for pair in itertools.pairwise(actual)]
     user, item = np.array(pairs).T
     columns = {"user_id": user, "item_id": item, "item_cat": words.categories[item]}
     return {**columns, "item_share": words.shares[item]}
@@ -74,10 +74,10 @@ def words_after_others(words: Words, text: list[list[str]], seed: int) -> Column
     rng = np.random.default_rng(seed)
     history: list[int] = []
     ends, target = [0], []
-    for found in words.sentences(text):
-        for i in range(1, len(found)):
-            before = found[max(0, i - _HISTORY) : i]
-            for item in (found[i], -1):
+    for actual in words.sentences(text):
+        for i in range(1, len(actual)):
+            before = actual[max(0, i - _HISTORY) : i]
+            for item in (actual[i], -1):
                 history += before
                 ends.append(len(history))
                 target.append(item)

@@ -110,12 +110,12 @@ class Workload:
         return _core.Pool(1)
 
     @cached_property
-    def found(self) -> tuple[np.ndarray, ...]:
+    def distinct(self) -> tuple[np.ndarray, ...]:
         return _core.unique(self.bags.values.numpy().view(np.uint64), self.pool)
 
     @property
     def num_rows(self) -> int:
-        return len(self.found[0])
+        return len(self.distinct[0])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -135,7 +135,7 @@ class Workload:
 
     def gather(self, dim: int) -> Callable[[], object]:
         rows, out = self.rows(dim).numpy(), np.empty((*self.shape, dim), np.float32)
-        index = self.found[1]
+        index = self.distinct[1]
 
         def call() -> object:
             _core.gather(rows, index, None, None, NUM_FEATURES, out, self.pool)
@@ -153,7 +153,7 @@ class Workload:
 
     def scatter(self, dim: int) -> Callable[[], object]:
         grad, out = self.grad(dim).numpy(), np.empty((self.num_rows, dim), np.float32)
-        order, starts = self.found[2:]
+        order, starts = self.distinct[2:]
 
         def call() -> object:
             _core.scatter(grad, order, starts, None, None, out, self.pool)
@@ -181,7 +181,7 @@ class Workload:
     def torch_lookup(self, dim: int) -> Callable[[], object]:
         """Ids are row numbers already; the rows are those of the batch, so their order differs."""
         weight, grad = self.rows(dim).requires_grad_(), self.grad(dim).transpose(0, 1).flatten(0, 1)
-        index = torch.from_numpy(self.found[1].astype(np.int64))
+        index = torch.from_numpy(self.distinct[1].astype(np.int64))
         bags = self.bags
 
         def call() -> object:
@@ -202,7 +202,7 @@ class Workload:
 
     def _torch_index(self) -> Tensor:
         """(B, F) row numbers."""
-        index = torch.from_numpy(self.found[1].astype(np.int64))
+        index = torch.from_numpy(self.distinct[1].astype(np.int64))
         return index.view(NUM_FEATURES, self.bags.num_examples).T.contiguous()
 
 

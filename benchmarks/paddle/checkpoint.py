@@ -156,9 +156,9 @@ def _node(args: argparse.Namespace) -> None:
             for name, column in zip(names, keys_BF.view(np.int64).T, strict=True)
         }
         handle._pull_all_dense(handle.scopes, handle._send_ctx, dense_map)
-        (found,) = exe.run(main, feed={"click": clicks_B1, **columns}, fetch_list=[prediction])
+        (actual,) = exe.run(main, feed={"click": clicks_B1, **columns}, fetch_list=[prediction])
         handle._worker.client_flush()
-        return found
+        return actual
 
     saved = args.load or os.path.join(args.out, "saved")
     if not args.load:

@@ -115,14 +115,14 @@ def _node(args: argparse.Namespace, shape: Shape) -> None:
     exe.run(paddle.static.default_startup_program())
     fleet.init_worker()
     client = fleet.fleet._runtime_handle._worker
-    found = []
+    actual = []
     for labels_B1, ids_BF in zip(*read(args.data, shape), strict=True):
         feed = {name: ids_BF[:, i : i + 1] for i, name in enumerate(names)}
         main = paddle.static.default_main_program()
         (value,) = exe.run(main, feed={"label": labels_B1, **feed}, fetch_list=[pulled])
-        found.append(value.reshape(shape.batch, shape.features, shape.dim))
+        actual.append(value.reshape(shape.batch, shape.features, shape.dim))
         client.client_flush()
-    np.savez_compressed(args.out, rows=np.stack(found))
+    np.savez_compressed(args.out, rows=np.stack(actual))
     fleet.stop_worker()
     os._exit(0)
 

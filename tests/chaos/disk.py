@@ -26,7 +26,7 @@ class Disk(Protocol):
 
 
 class SmallDisk:
-    """What is below `folder`, filled with a file of somebody else."""
+    """The disk that holds `folder`, filled by another file."""
 
     def __init__(self, folder: Path) -> None:
         self._other = folder / "other"

@@ -168,10 +168,10 @@ class Job:
 
     def _make_keys(self) -> None:
         arguments = ["keys", str(self.folder / "keys"), "--worker_num", str(self.plan.num_workers)]
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             code = cli.main(arguments)
         if code != 0:
-            raise RuntimeError(f"trireme keys: {said.getvalue()}")
+            raise RuntimeError(f"trireme keys: {output.getvalue()}")
 
     def _environment(self, place: str, slot: int) -> Mapping[str, str]:
         env = {"TRIREME_TIMEOUT_S": f"{TIMEOUT_S:g}", "TRIREME_THREADS": "1"}

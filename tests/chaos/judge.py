@@ -46,11 +46,11 @@ RIGHT = Verdict()
 def judge(options: Options, undisturbed: Path | None = None) -> Verdict:
     """Compares the last checkpoint with what was trained on, and with that of a run in peace."""
     last = Path(options.folder) / "last"
-    wanted, found = expected(options), saved(last)
-    missing, surplus = wanted.keys - found.keys, found.keys - wanted.keys
+    wanted, actual = expected(options), saved(last)
+    missing, surplus = wanted.keys - actual.keys, actual.keys - wanted.keys
     return Verdict(
-        lost=missing.total() + max(0, wanted.pushes - found.pushes),
-        twice=surplus.total() + max(0, found.pushes - wanted.pushes),
+        lost=missing.total() + max(0, wanted.pushes - actual.pushes),
+        twice=surplus.total() + max(0, actual.pushes - wanted.pushes),
         differing=() if undisturbed is None else tuple(differing(last, undisturbed)),
     )
 
@@ -98,15 +98,15 @@ def saved(path: Path) -> Counts:
     return Counts(keys=Counter(by_key), pushes=round(pushes))
 
 
-def differing(found: Path, expected: Path) -> list[str]:
+def differing(actual: Path, expected: Path) -> list[str]:
     """Files of one checkpoint that say something else than those of the other: all but the number
     of the save that a row has changed before, since one that was cut off counts.
     """
-    ours, theirs = contents(found), contents(expected)
+    ours, right = contents(actual), contents(expected)
     return sorted(
         name
-        for name in ours.keys() | theirs.keys()
-        if _content(name, ours.get(name)) != _content(name, theirs.get(name))
+        for name in ours.keys() | right.keys()
+        if _content(name, ours.get(name)) != _content(name, right.get(name))
     )
 
 

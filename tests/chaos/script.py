@@ -40,7 +40,7 @@ SCHEMA = tr.data.Schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a worker is told.
+    """Settings of a worker.
 
     Attributes:
         folder: where checkpoints go; the last one is `last`. It is written when there is a file
@@ -159,8 +159,8 @@ def _nudge(method: Any) -> Any:
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
-    options = Options(**{**told, "lengths": tuple(told["lengths"])})
+    settings = json.loads(sys.argv[1])
+    options = Options(**{**settings, "lengths": tuple(settings["lengths"])})
     with tr.init() as cluster:
         for seed in (torch.manual_seed, np.random.seed, random.seed):  # a save has their states
             seed(cluster.worker)

@@ -104,14 +104,14 @@ def test_predictions_are_paddles(case, tmp_path):
         set_default(cluster)
         trainer = make_trainer(cluster, case)
         tr.interchange.import_fleet(trainer, FOLDER / case / "saved", accessor=case.split("-")[0])
-        predicted = predictions(trainer, recorded)
+        actual = predictions(trainer, recorded)
         expected = np.array(recorded["predictions"])
         assert np.ptp(expected) > 1e-3
-        np.testing.assert_allclose(predicted, expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_came_in_goes_out_the_same(case, tmp_path):
+def test_imported_files_are_exported_unchanged(case, tmp_path):
     """Every number of Paddle's text; the powers of betas up to its six digits."""
     accessor = case.split("-")[0]
     with embedded(threads=1) as cluster:
@@ -126,10 +126,8 @@ def test_what_came_in_goes_out_the_same(case, tmp_path):
         if path.parent.name == "000":  # rows have no order
             expected, actual = sorted(expected), sorted(actual)
             assert [line[0] for line in actual] == [line[0] for line in expected]
-        for line, saved_line in zip(actual, expected, strict=True):
-            np.testing.assert_allclose(
-                np.array(line, float), np.array(saved_line, float), rtol=5e-6
-            )
+        for ours, right in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(np.array(ours, float), np.array(right, float), rtol=5e-6)
 
 
 def lines(path: Path) -> list[list[str]]:
@@ -140,8 +138,8 @@ def lines(path: Path) -> list[list[str]]:
 def test_an_inference_model_has_the_exact_dense_weights():
     """Its rows are the same text, its dense weights what the other's have been rounded from."""
     case = "SparseAccessor-adagrad-adam"
-    names = {f"fc_{i}.{paddle_name}": f"mlp.{2 * i}.{name}" for i in range(3)
-             for paddle_name, name in (("w_0", "weight"), ("b_0", "bias"))}  # fmt: skip
+    names = {f"fc_{i}.{paddle_name}": f"mlp.{2 * i}.{ours}" for i in range(3)
+             for paddle_name, ours in (("w_0", "weight"), ("b_0", "bias"))}  # fmt: skip
     recorded = json.loads((FOLDER / case / "predicted.json").read_text())
     with embedded(threads=1) as cluster:
         set_default(cluster)
@@ -152,5 +150,5 @@ def test_an_inference_model_has_the_exact_dense_weights():
         for name, exact in trainer.model.named_parameters():
             torch.testing.assert_close(exact.detach(), rounded[name], rtol=5e-6, atol=0)
         assert any((p != rounded[n]).any() for n, p in trainer.model.named_parameters())
-        predicted = predictions(trainer, recorded)
-    np.testing.assert_allclose(predicted, recorded["predictions"], rtol=0, atol=1e-5)
+        actual = predictions(trainer, recorded)
+    np.testing.assert_allclose(actual, recorded["predictions"], rtol=0, atol=1e-5)

@@ -20,13 +20,13 @@ SHAPE = Shape(batches=24, batch=8, features=4, dim=3)
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_follow_paddles(rule):
-    paddles = np.load(FOLDER / f"{rule}.npz")["rows"]
-    assert paddles.shape == (24, 8, 4, 3)
-    assert np.abs(paddles[-1]).max() > 1e-3
-    distances = distances_of(rule, FOLDER / "data.txt", SHAPE, paddles)
+    paddle_rows = np.load(FOLDER / f"{rule}.npz")["rows"]
+    assert paddle_rows.shape == (24, 8, 4, 3)
+    assert np.abs(paddle_rows[-1]).max() > 1e-3
+    distances = distances_of(rule, FOLDER / "data.txt", SHAPE, paddle_rows)
     assert distances.max() < 1e-5, distances
 
 
 def test_another_rule_does_not_follow():
-    paddles = np.load(FOLDER / "adagrad.npz")["rows"]
-    assert distances_of("std_adagrad", FOLDER / "data.txt", SHAPE, paddles).max() > 1e-4
+    paddle_rows = np.load(FOLDER / "adagrad.npz")["rows"]
+    assert distances_of("std_adagrad", FOLDER / "data.txt", SHAPE, paddle_rows).max() > 1e-4

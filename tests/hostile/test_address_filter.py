@@ -79,7 +79,7 @@ def test_an_address_that_fails_too_often_is_blocked_for_a_while(
     assert is_heard(listener, "127.0.0.3")
 
 
-def test_connections_that_are_open_and_that_others_open_go_on(
+def test_open_connections_and_those_of_others_are_not_affected(
     listener: socket.socket, clock: Clock
 ) -> None:
     """Those accepted meanwhile inherit the filter, which lets them pass."""

@@ -46,7 +46,9 @@ def test_the_recorded_jobs_call_every_method(jobs: list[list[Message]], root: Pa
     assert {message.method for job in jobs for message in job} == World(root).handlers.keys()
 
 
-def test_what_was_recorded_is_answered_as_it_was(jobs: list[list[Message]], root: Path) -> None:
+def test_recorded_messages_get_their_recorded_answers(
+    jobs: list[list[Message]], root: Path
+) -> None:
     """So mutated messages get as far as whole ones did."""
     for job in jobs:
         world = World(root)

@@ -88,8 +88,8 @@ def test_an_import_reads_nothing_outside(cluster: Cluster, root: Path, outside: 
         refused(client, "import.parquet", {**common, "files": [path], "columns": {}})
     for options in STORAGE_OPTIONS:
         for path in (f"s3:/{outside}/secret", f"memory:/{outside}/secret"):
-            found = {**common, "storage_options": options, "columns": {}, "files": [path]}
-            refused(client, "import.parquet", found)
+            actual = {**common, "storage_options": options, "columns": {}, "files": [path]}
+            refused(client, "import.parquet", actual)
 
 
 def test_an_export_writes_nothing_outside(cluster: Cluster, root: Path, outside: Path) -> None:
@@ -148,6 +148,6 @@ def test_the_name_of_a_table_is_no_path(
         return
     cluster.client.pull({RowClassId(name): np.arange(3, dtype=np.uint64)})
     assert run(cluster, root, "") == ""
-    found = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
-    assert found
-    assert all(path.startswith("inside/tables/") for path in found), found
+    actual = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+    assert actual
+    assert all(path.startswith("inside/tables/") for path in actual), actual

@@ -206,7 +206,7 @@ def test_wrong_hello_is_answered_and_never_welcomed(peer: RawPeer, spoilt: dict[
     assert peer.header()["code"] == BadRequest.code
 
 
-def test_wrong_version_is_told_both_versions(peer: RawPeer) -> None:
+def test_a_wrong_version_is_answered_with_both_versions(peer: RawPeer) -> None:
     peer.greet().send(HELLO | {"version_min": 7, "version_max": 9})
     assert "version 1, found a client that speaks 7 to 9" in peer.header()["message"]
 
@@ -325,7 +325,7 @@ def test_too_many_bytes_in_many_parts_are_refused(peer: RawPeer) -> None:
     assert peer.header()["code"] == ResourceExhausted.code
 
 
-def test_peer_that_goes_on_with_faults_is_closed(peer: RawPeer) -> None:
+def test_peer_that_repeats_faults_is_disconnected(peer: RawPeer) -> None:
     peer.hello()
     for _ in range(LIMITS.faults_max):
         peer.socket.sendall(message(b"garbage"))

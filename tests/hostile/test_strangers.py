@@ -135,7 +135,7 @@ def test_a_replayed_handshake_is_good_for_nothing(
     assert len(seen) == num_seen
 
 
-def test_silent_connections_shut_nobody_out(
+def test_silent_connections_block_no_other_client(
     server: Server, call_anew: Callable[[Server], None]
 ) -> None:
     """Twice as many as the server takes: the oldest go, and a new good client comes in."""
@@ -149,7 +149,7 @@ def test_silent_connections_shut_nobody_out(
         call_anew(server)
 
 
-def test_a_server_does_not_hear_whom_it_has_refused_too_often(
+def test_an_address_that_was_refused_too_often_is_shunned(
     folder: Path, seen: list[str], call_anew: Callable[[Server], None]
 ) -> None:
     with serve(folder, seen, Limits(failures_max=1)) as server:

@@ -121,7 +121,7 @@ class Model(nn.Module):
             policy=tr.policy.CtrCommonAccessor(),
         )
         tables = (plain, scored, counted, fleet)
-        self.rows = nn.ModuleList(tr.nn.EmbeddingBag(of, features=FEATURES) for of in tables)
+        self.rows = nn.ModuleList(tr.nn.EmbeddingBag(table, features=FEATURES) for table in tables)
         self.out = nn.Linear(2 * 4 + (2 + 2) + (3 + 2) + 2 * 1 + 2 * (2 + 2), 1)
 
     def forward(self, batch: Any) -> torch.Tensor:

@@ -29,8 +29,8 @@ def examples(stream: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng([7, stream])
     num = LENGTHS[stream] * BATCH
     keys, labels = rng.integers(0, NUM_KEYS, num), rng.integers(0, 2, num)
-    of = np.full(num, stream, np.float32)
-    return {"a": keys, "of": of, "label": labels.astype(np.float32)}
+    streams = np.full(num, stream, np.float32)
+    return {"a": keys, "of": streams, "label": labels.astype(np.float32)}
 
 
 class Data:
@@ -40,10 +40,10 @@ class Data:
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Iterator[Any]:
         assert num_streams == NUM_STREAMS
-        of = tr.data.ArrayDataset(
+        dataset = tr.data.ArrayDataset(
             examples(index), schema=SCHEMA, batch_size=BATCH, shuffle=True, seed=index
         )
-        return of.stream(0, 1, start=start, epoch=epoch)
+        return dataset.stream(0, 1, start=start, epoch=epoch)
 
 
 class All:
@@ -52,8 +52,8 @@ class All:
     def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Iterator[Any]:
         parts = [examples(stream) for stream in range(NUM_STREAMS)]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        of = tr.data.ArrayDataset(columns, schema=SCHEMA, batch_size=BATCH)
-        return of.stream(index, num_streams, epoch=epoch)
+        dataset = tr.data.ArrayDataset(columns, schema=SCHEMA, batch_size=BATCH)
+        return dataset.stream(index, num_streams, epoch=epoch)
 
 
 class Model(nn.Module):

@@ -28,9 +28,9 @@ class Reader(fleet.MultiSlotDataGenerator):
             for pair in line.rstrip("\n").split(" "):
                 name, value = pair.split(":")
                 values[name].append(float(value) if name == "dense_feature" else int(value))
-            for name, found in values.items():
-                if not found:
-                    found += [PADDING] * (self.dense_dim if name == "dense_feature" else 1)
+            for name, actual in values.items():
+                if not actual:
+                    actual += [PADDING] * (self.dense_dim if name == "dense_feature" else 1)
             yield list(values.items())
 
         return examples

@@ -81,8 +81,8 @@ class Jobs:
 
 def complete(folder: Path) -> list[Path]:
     """The numbered checkpoints there, the oldest first."""
-    found = [p for p in folder.glob("*") if p.name.isdecimal() and (p / "manifest.json").is_file()]
-    return sorted(found, key=lambda path: int(path.name))
+    actual = [p for p in folder.glob("*") if p.name.isdecimal() and (p / "manifest.json").is_file()]
+    return sorted(actual, key=lambda path: int(path.name))
 
 
 def contents(path: Path) -> dict[str, Any]:
@@ -99,12 +99,12 @@ def contents(path: Path) -> dict[str, Any]:
     return {**files, "extra": json.dumps(extra)}
 
 
-def assert_same(found: Path, expected: Path, *, versions: bool = True) -> None:
+def assert_same(actual: Path, expected: Path, *, versions: bool = True) -> None:
     """Two checkpoints of the same state, to the bit.
 
     versions: also which save each row has changed before, which one more save changes.
     """
-    found_contents, expected_contents = contents(found), contents(expected)
+    found_contents, expected_contents = contents(actual), contents(expected)
     assert found_contents.keys() == expected_contents.keys()
     differing = [
         name
@@ -112,12 +112,12 @@ def assert_same(found: Path, expected: Path, *, versions: bool = True) -> None:
         if found_contents[name] != content
         and (versions or not _same_rows(name, found_contents[name], content))
     ]
-    assert not differing, (found, expected, differing)
+    assert not differing, (actual, expected, differing)
 
 
 def _same_rows(name: str, *files: bytes) -> bool:
     """But for their versions."""
     if not name.endswith(".arrow") or "buckets" in name:
         return False
-    found, expected = (pa.ipc.open_file(of).read_all().drop_columns("version") for of in files)
-    return bool(found.equals(expected))
+    actual, expected = (pa.ipc.open_file(file).read_all().drop_columns("version") for file in files)
+    return bool(actual.equals(expected))

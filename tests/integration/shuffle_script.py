@@ -42,7 +42,7 @@ def digests(batches: Iterable[tr.data.Batch]) -> tuple[int, int, str]:
 
 
 def wait_before_round(number: int) -> None:
-    """Say so, and go on when a line comes."""
+    """Print it, and wait for a line on standard input."""
     send = exchange._Outbox.send
 
     def held(self: Any, token: str, now: int, pieces: Any) -> None:

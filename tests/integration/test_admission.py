@@ -96,15 +96,15 @@ def load(path: Path) -> Act:
 
 
 def content(job: Job) -> Content:
-    found: Content = {}
+    actual: Content = {}
     for server in job.servers:
         state = server.state
         for bucket in state.map().owned_by(state.index).tolist():
-            of = state.tables["t"].rows.snapshot(bucket)
-            rows = zip(of.keys.tolist(), (row.tobytes() for row in of.rows), strict=True)
-            found[bucket] = dict(rows), of.pending.tobytes()
-    assert len(found) == 4096
-    return found
+            content = state.tables["t"].rows.snapshot(bucket)
+            rows = zip(content.keys.tolist(), (row.tobytes() for row in content.rows), strict=True)
+            actual[bucket] = dict(rows), content.pending.tobytes()
+    assert len(actual) == 4096
+    return actual
 
 
 def run(num_servers: int, admit: Admission | None, script: list[Act]) -> Content:
@@ -136,16 +136,16 @@ def test_exact_counts_follow_from_the_data() -> None:
     with Job(2) as job:
         job.run(2, lambda c: train(c, FILTERS["counts"], [range(NUM_STEPS)]))
         rows = {key for rows, _ in content(job).values() for key in rows}
-        found = Counter[str]()
+        actual = Counter[str]()
         for server in job.servers:
-            found.update(server.state.tables["t"].rows.counters)
+            actual.update(server.state.tables["t"].rows.counters)
     assert rows == {key for key, count in occurred.items() if count >= 6}
-    assert found["admitted"] == len(rows)
-    assert found["rejected"] == sum(pushes.values()) - sum(updates.values())
+    assert actual["admitted"] == len(rows)
+    assert actual["rejected"] == sum(pushes.values()) - sum(updates.values())
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_checkpoint_and_a_delta_go_on_where_they_were_made(name: str, tmp_path: Path) -> None:
+def test_admission_resumes_from_a_checkpoint_and_from_a_delta(name: str, tmp_path: Path) -> None:
     full, delta = tmp_path / "full", tmp_path / "delta"
     whole = run(2, FILTERS[name], [range(NUM_STEPS)])
     run(3, FILTERS[name], [range(15), save(full), range(15, 25), save(delta, "delta")])

@@ -23,12 +23,12 @@ MIB = 1 << 20
 DEPTH = 2  # batches that a Pipeline plans ahead
 
 
-def number(told: Mapping[str, Metric], name: str) -> float:
-    return values(told[name])[()]
+def number(families: Mapping[str, Metric], name: str) -> float:
+    return values(families[name])[()]
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_server_that_stands_still_stops_its_worker_within_its_queues(
+def test_a_suspended_server_stops_its_worker_within_its_queues(
     programs: Template, mode: str
 ) -> None:
     server, server_url, address = start_server(programs)

@@ -104,7 +104,7 @@ def check_message(case: Case, message: str, path: Path) -> None:
 @sampled(keep=len(CASES))
 @pytest.mark.parametrize("read", [the_queue, memory, a_preload, fleets_queue, fleets_memory])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_wrong_is_named_wherever_it_is_read(
+def test_bad_data_is_named_by_every_reader(
     tmp_path: Path, case: Case, read: Callable[..., Any]
 ) -> None:
     path = case.make(tmp_path / "part")
@@ -124,11 +124,11 @@ def test_a_run_ends_with_one_error_and_saves_nothing(
     dumps = [] if case.format in ("criteo", "libsvm") else DUMPS  # which have no names of examples
     options = ["-o", f"runner.reader_type={reader}", *dumps]
     assert cli.main(["run", "-m", str(tmp_path / "config.yaml"), *options]) == 2
-    found = capsys.readouterr().err.partition("trireme run: error: ")[2]
+    actual = capsys.readouterr().err.partition("trireme run: error: ")[2]
     if case.name == "a directory":  # all files below a folder are data
-        assert found == f"runner.train_data_dir: expected files below {path}, found none\n"
+        assert actual == f"runner.train_data_dir: expected files below {path}, found none\n"
     else:
-        check_message(case, found, path)
+        check_message(case, actual, path)
     assert written(tmp_path) == []
 
 

@@ -77,10 +77,10 @@ def undisturbed(optimizer: Optimizers = torch.optim.NAdam) -> Weights:
         return Run(cluster, None, optimizer=optimizer).train(STEPS)
 
 
-def assert_same_bits(found: Weights, expected: Weights) -> None:
-    assert found.keys() == expected.keys()
+def assert_same_bits(actual: Weights, expected: Weights) -> None:
+    assert actual.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
+        np.testing.assert_array_equal(actual[name], values, err_msg=name)
 
 
 def last_server(name: str, number: int, num_servers: int) -> int:
@@ -109,8 +109,8 @@ def test_sync_computes_the_same_bits_whatever_the_cut_and_the_place(optimizer: O
         with Job(num_servers) as job:
             results += job.run(2, train)
             owners = job.servers[0].state.map().blocks
-    for found in results:
-        assert_same_bits(found, results[0])
+    for actual in results:
+        assert_same_bits(actual, results[0])
     assert {owners[f"0.weight@{start}"] for start in range(0, 750, 128)} == {2}
     assert owners["0.bias@0"] == owners["1.bias@0"] == 0
 
@@ -147,8 +147,8 @@ def test_a_checkpoint_of_unlike_moments_loads_in_any_cut_and_each_step_counts_on
         assert run.optimizer.sequence == AT
         # Saved before the difference is made up for, and loaded in the first cut again.
         save(run.optimizer, Location(tmp_path / "again"))
-        found = run.train(STEPS)
-    assert_same_bits(found, undisturbed(optimizer))
+        actual = run.train(STEPS)
+    assert_same_bits(actual, undisturbed(optimizer))
     with Job(3) as job, job.join(0, 1) as cluster:
         run = Run(cluster, SMALL, optimizer=optimizer)
         load(run.optimizer, Location(tmp_path / "again"))
@@ -171,7 +171,7 @@ def test_a_killed_server_recovers_blocks_that_were_cut_anew(
         assert_same_bits(run.train(STEPS), undisturbed())
 
 
-def test_workers_that_cut_or_place_unlike_are_told_so() -> None:
+def test_workers_with_different_cuts_or_places_are_refused() -> None:
     def unlike(blocks: Callable[[int], tr.Blocks]) -> Callable[[Cluster], None]:
         def make(cluster: Cluster) -> None:
             Run(cluster, blocks(cluster.worker), "sync")

@@ -95,7 +95,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_servers", [0, 1, 2, 3])
-def test_a_run_goes_on_from_a_checkpoint_on_any_number_of_servers(
+def test_a_run_resumes_from_a_checkpoint_on_any_number_of_servers(
     saved: dict[str, Any], num_servers: int
 ) -> None:
     def work(cluster: Cluster) -> None:
@@ -142,9 +142,7 @@ def test_an_existing_folder_is_not_touched(saved: dict[str, Any]) -> None:
     assert {p: p.stat().st_mtime_ns for p in saved["path"].rglob("*")} == before
 
 
-def test_a_save_that_fails_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

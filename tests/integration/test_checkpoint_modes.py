@@ -49,10 +49,10 @@ class Writer:
         self._number += 1
         values = _core.RuleValues(**values_of_group(RULE.group(), self._number))
         distinct = _core.unique(keys.astype(np.uint64), self._pool)[0]
-        buckets = np.empty(len(distinct), np.uint16)
-        _core.buckets(distinct, buckets)
+        owners = np.empty(len(distinct), np.uint16)
+        _core.buckets(distinct, owners)
         for server in self._job.servers:
-            mine = distinct[np.isin(buckets, server.state.map().owned_by(server.state.index))]
+            mine = distinct[np.isin(owners, server.state.map().owned_by(server.state.index))]
             gradients = np.ones((len(mine), DIM), np.float32)
             for name, table in server.state.tables.items():
                 scores: dict[str, Any] = {}
@@ -72,15 +72,15 @@ class Writer:
 
 def content(servers: list[InProcessServer]) -> Content:
     """Every row of every bucket, with the bucket's marks."""
-    content_of = {}
+    actual = {}
     for server in servers:
         for name, table in server.state.tables.items():
             for bucket in server.state.map().owned_by(server.state.index).tolist():
-                snapshot = table.rows.snapshot(bucket)
-                order = np.argsort(snapshot.keys)
-                rows = (snapshot.keys[order].tobytes(), snapshot.rows[order].tobytes())
-                content_of[name, bucket] = (*rows, dict(snapshot.marks))
-    return content_of
+                content = table.rows.snapshot(bucket)
+                order = np.argsort(content.keys)
+                rows = (content.keys[order].tobytes(), content.rows[order].tobytes())
+                actual[name, bucket] = (*rows, dict(content.marks))
+    return actual
 
 
 def save(cluster: Cluster, path: Path, mode: str | int = "full", **options: Any) -> Any:
@@ -94,7 +94,7 @@ def some(*, seed: int, num: int) -> np.ndarray:
 # ---- deltas ----
 
 
-def test_a_chain_of_deltas_is_what_was_there(tmp_path: Path) -> None:
+def test_a_chain_of_deltas_restores_the_trained_state(tmp_path: Path) -> None:
     """Rows changed, made and removed, and removed and made again; on other numbers of servers."""
     with Job(2) as job, job.join(0, 1) as cluster:
         writer = Writer(job, cluster)
@@ -212,15 +212,15 @@ def all_keys(job: Job) -> np.ndarray:
 
 def statistics(job: Job) -> np.ndarray:
     """Of the scored table, by key."""
-    keys, statistics = [], []
+    keys, actual = [], []
     for server in job.servers:
         table = server.state.tables["scored"]
         layout = RowLayout.of(table.schema, table.rows)
         for bucket in server.state.map().owned_by(server.state.index).tolist():
-            snapshot = table.rows.snapshot(bucket)
-            keys.append(snapshot.keys)
-            statistics.append(layout.statistics(snapshot.rows))
-    return np.concatenate(statistics)[np.argsort(np.concatenate(keys))]
+            content = table.rows.snapshot(bucket)
+            keys.append(content.keys)
+            actual.append(layout.statistics(content.rows))
+    return np.concatenate(actual)[np.argsort(np.concatenate(keys))]
 
 
 @pytest.mark.parametrize("hot", [25, 0.25])
@@ -243,10 +243,10 @@ def test_the_hot_set_is_the_most_shown_or_most_recent_of_all_servers(
             save(cluster, tmp_path / "wrong", 4)
 
 
-# ---- what is kept, and what is left behind ----
+# ---- retention of checkpoints ----
 
 
-def test_what_kept_deltas_need_is_kept(tmp_path: Path) -> None:
+def test_checkpoints_that_kept_deltas_need_are_kept(tmp_path: Path) -> None:
     with Job(1) as job, job.join(0, 1) as cluster:
         writer = Writer(job, cluster)
         (tmp_path / "notes").mkdir()
@@ -266,7 +266,7 @@ def test_what_kept_deltas_need_is_kept(tmp_path: Path) -> None:
             save(cluster, tmp_path / "6", keep=0)
 
 
-def test_what_a_killed_save_left_is_removed_and_what_lives_stays(tmp_path: Path) -> None:
+def test_files_of_a_killed_save_are_removed_and_live_ones_stay(tmp_path: Path) -> None:
     dead = tmp_path / f".7.{'a' * 32}.partial"
     dead.mkdir()
     (dead / "saving").touch()
@@ -298,10 +298,10 @@ def test_polars_duckdb_and_pyarrow_read_the_rows(tmp_path: Path) -> None:
     assert frame["state"].to_list() == wanted["state"].tolist()
     connection = duckdb.connect()
     connection.register("rows", dataset)
-    rows = connection.sql('select key, weights, "show" from rows order by key').fetchall()
-    assert [key for key, _, _ in rows] == wanted["key"].tolist()
-    assert [list(weights) for _, weights, _ in rows] == wanted["weights"].tolist()
-    assert {show for _, _, show in rows} == {3.0}
+    actual = connection.sql('select key, weights, "show" from rows order by key').fetchall()
+    assert [key for key, _, _ in actual] == wanted["key"].tolist()
+    assert [list(weights) for _, weights, _ in actual] == wanted["weights"].tolist()
+    assert {show for _, _, show in actual} == {3.0}
     lines = [str(tmp_path / "c" / p.buckets.path) for p in manifest.tables["scored"].files]
     buckets = polars.concat([polars.read_ipc(file) for file in lines])
     assert buckets["bucket"].to_list() == list(range(4096))

@@ -107,10 +107,10 @@ def shuffled(
     sizes: Sequence[int], *, has_weights: bool = False, threads: int = 1, by_ins_id: bool = False
 ) -> list[list[Example]]:
     """What each worker holds after a global shuffle."""
-    given = some_examples(sizes, has_weights=has_weights)
+    examples = some_examples(sizes, has_weights=has_weights)
 
     def work(cluster: Cluster) -> list[Example]:
-        dataset = dataset_of(cluster, given[cluster.worker], threads=threads)
+        dataset = dataset_of(cluster, examples[cluster.worker], threads=threads)
         dataset.global_shuffle(by_ins_id=by_ins_id)
         held = examples_in(dataset)
         assert dataset.get_memory_data_size() == sizes[cluster.worker]
@@ -124,7 +124,7 @@ def shuffled(
 
 
 def as_counts(examples: Sequence[list[Example]]) -> Counter[str]:
-    return Counter(repr(sorted(e.items())) for of in examples for e in of)
+    return Counter(repr(sorted(e.items())) for part in examples for e in part)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def as_counts(examples: Sequence[list[Example]]) -> Counter[str]:
     ids=str,
 )
 def test_no_example_is_lost_or_doubled(sizes: list[int], has_weights: bool) -> None:
-    given = some_examples(sizes, has_weights=has_weights)
+    examples = some_examples(sizes, has_weights=has_weights)
     held = shuffled(sizes, has_weights=has_weights)
-    assert as_counts(held) == as_counts(given)
-    for of in held:  # about a share from each
-        origins = Counter(e["d"][0] for e in of)
+    assert as_counts(held) == as_counts(examples)
+    for part in held:  # about a share from each
+        origins = Counter(e["d"][0] for e in part)
         for worker, size in enumerate(sizes):
             assert abs(origins[float(worker)] - size / len(sizes)) <= 6 * (size / 4) ** 0.5
-    assert held[0] != given[0] or not given[0]
+    assert held[0] != examples[0] or not examples[0]
 
 
 def test_the_result_depends_on_neither_timing_nor_threads() -> None:
@@ -151,7 +151,7 @@ def test_the_result_depends_on_neither_timing_nor_threads() -> None:
 def test_by_ins_id_all_examples_of_one_meet() -> None:
     held = shuffled([300, 200, 250], by_ins_id=True)
     assert as_counts(held) == as_counts(some_examples([300, 200, 250]))
-    names = [{e["ins_id"] for e in of} for of in held]
+    names = [{e["ins_id"] for e in part} for part in held]
     assert all(names)
     assert not names[0] & names[1]
     assert not names[0] & names[2]
@@ -159,30 +159,30 @@ def test_by_ins_id_all_examples_of_one_meet() -> None:
 
 
 def test_a_trainer_reads_the_examples_of_its_own_worker() -> None:
-    given = some_examples([150, 100])
+    examples = some_examples([150, 100])
 
     def work(cluster: Cluster) -> list[Example]:
-        dataset = dataset_of(cluster, given[cluster.worker])
+        dataset = dataset_of(cluster, examples[cluster.worker])
         return [e for batch in worker_batches(dataset, cluster) for e in examples_of(SCHEMA, batch)]
 
     with Job(1) as job:
-        assert job.run(2, work) == given
+        assert job.run(2, work) == examples
 
 
 def test_a_second_shuffle_deals_anew_and_positions_hold_at_each_worker() -> None:
-    given = some_examples([150, 100])
+    examples = some_examples([150, 100])
 
     def work(cluster: Cluster) -> Any:
-        found = []
+        actual = []
         for _ in range(2):  # as two processes, one after the other
-            dataset = dataset_of(cluster, given[cluster.worker])
+            dataset = dataset_of(cluster, examples[cluster.worker])
             dataset.global_shuffle()
             once = examples_in(dataset)
             dataset.global_shuffle()
             assert examples_in(dataset) != once
             batches = list(dataset.stream(cluster.worker, 2))
-            found.append((dataset, batches))
-        (_, batches), (dataset, again) = found
+            actual.append((dataset, batches))
+        (_, batches), (dataset, again) = actual
         for batch in batches:
             stream = dataset.stream(cluster.worker, 2, start=batch.position)
             rest = [e for b in stream for e in examples_of(SCHEMA, b)]
@@ -198,11 +198,11 @@ def test_a_second_shuffle_deals_anew_and_positions_hold_at_each_worker() -> None
 
 def test_memory_stays_below_one_and_a_half_times_the_data() -> None:
     """By the stores' own count, with slices on their way: one sent, two received."""
-    given = some_examples([3000, 3000, 3000])
+    examples = some_examples([3000, 3000, 3000])
     peaks: list[float] = []
 
     def work(cluster: Cluster) -> None:
-        dataset = dataset_of(cluster, given[cluster.worker])
+        dataset = dataset_of(cluster, examples[cluster.worker])
         store, layout, made = dataset._store, ColumnLayout(SCHEMA), []
         assert store is not None
         num_bytes = store.num_bytes
@@ -227,7 +227,7 @@ def test_memory_stays_below_one_and_a_half_times_the_data() -> None:
     assert max(peaks) <= 1.5
 
 
-def test_workers_with_other_columns_are_all_told() -> None:
+def test_different_columns_of_workers_are_an_error_on_all() -> None:
     def work(cluster: Cluster) -> str:
         schema = Schema([Label(), Dense("d", 2 + cluster.worker)])
         examples = random_examples(Random(1), schema, 50, has_weights=False)
@@ -237,9 +237,9 @@ def test_workers_with_other_columns_are_all_told() -> None:
         return str(caught.value)
 
     with Job(1) as job:
-        said = job.run(2, work)
-    assert said[0] == said[1]
-    assert "found at worker 1: (Label(name='label'), Dense(name='d', dim=3))" in said[0]
+        errors = job.run(2, work)
+    assert errors[0] == errors[1]
+    assert "found at worker 1: (Label(name='label'), Dense(name='d', dim=3))" in errors[0]
 
 
 def test_weights_at_some_workers_only_are_refused() -> None:
@@ -270,13 +270,13 @@ def test_examples_loaded_outside_the_job_are_refused() -> None:
 def test_workers_prove_their_keys_to_each_other(tmp_path: Path) -> None:
     """Each worker has a key of its own; a stranger is not let in."""
     pairs = [make_keys(tmp_path / name) for name in ("server", "worker0", "worker1", "stranger")]
-    given = some_examples([100, 100])
+    examples = some_examples([100, 100])
     reached: list[str] = []
 
     def work(worker: int, endpoint: str, spy: Callable[[str], None]) -> list[Example]:
         keys = ClientKeys(own=pairs[1 + worker], server=pairs[0].public)
         with connect([endpoint], worker=worker, num_workers=2, threads=1, keys=keys) as cluster:
-            dataset = dataset_of(cluster, given[worker])
+            dataset = dataset_of(cluster, examples[worker])
             gather = cluster.client.gather
 
             def watch(body: Any, *args: Any, **options: Any) -> Any:
@@ -310,7 +310,7 @@ def test_workers_prove_their_keys_to_each_other(tmp_path: Path) -> None:
                 lambda: work(1, job.endpoints[0], lambda _: None),
             ]
         )
-    assert as_counts(held) == as_counts(given)
+    assert as_counts(held) == as_counts(examples)
     assert reached == ["Unavailable", "NotAdmitted"]
 
 
@@ -369,13 +369,13 @@ def test_a_piece_that_claims_many_rows_costs_no_memory() -> None:
 @pytest.mark.parametrize("when", ["before", "midway"])
 def test_a_worker_that_fails_is_an_error_of_the_others(when: str) -> None:
     """After their deadline; what is left of the examples is not used."""
-    given = some_examples([200, 200, 200])
+    examples = some_examples([200, 200, 200])
 
     def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError("no more")
 
     def work(cluster: Cluster) -> str:
-        dataset = dataset_of(cluster, given[cluster.worker])
+        dataset = dataset_of(cluster, examples[cluster.worker])
         if cluster.worker == 2:
             cluster.client.gather, gather = fail, cluster.client.gather  # type: ignore[method-assign]
             if when == "midway":
@@ -388,6 +388,6 @@ def test_a_worker_that_fails_is_an_error_of_the_others(when: str) -> None:
         return type(caught.value).__name__
 
     with Job(1) as job:
-        said = job.run(3, work, timeout_s=1.5)
-    assert said[2] == "MemoryError"
-    assert "MemoryError" not in said[:2]
+        errors = job.run(3, work, timeout_s=1.5)
+    assert errors[2] == "MemoryError"
+    assert "MemoryError" not in errors[:2]

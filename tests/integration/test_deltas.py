@@ -70,14 +70,14 @@ def answers(trainer: tr.Trainer) -> torch.Tensor:
     rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
     plan.attach(batch, rows, train=False)
     with torch.no_grad():
-        outputs: torch.Tensor = model(batch)
+        actual: torch.Tensor = model(batch)
     model.train()
-    return outputs
+    return actual
 
 
 def check(predictor: Predictor, trainer: tr.Trainer) -> None:
-    outputs = predictor.predict(EXAMPLES).outputs["output"]
-    torch.testing.assert_close(outputs, answers(trainer), atol=1e-5, rtol=0)
+    actual = predictor.predict(EXAMPLES).outputs["output"]
+    torch.testing.assert_close(actual, answers(trainer), atol=1e-5, rtol=0)
 
 
 def follow(cluster: Cluster, folder: Path) -> None:

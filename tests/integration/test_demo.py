@@ -55,7 +55,7 @@ def test_the_demo_takes_a_file_in_criteos_format(tmp_path: Path, programs: Templ
     assert 0.3 < result["auc"] < 0.7, "the labels are random"
 
 
-def test_the_demo_says_that_there_is_no_such_file(tmp_path: Path, programs: Template) -> None:
+def test_the_demo_names_a_missing_file(tmp_path: Path, programs: Template) -> None:
     with Processes(tmp_path) as processes:
         processes.start("demo", [programs.python, DEMO, "--data", "none.txt"], {})
         with pytest.raises(AssertionError, match=r"found none at none\.txt"):

@@ -199,9 +199,9 @@ def content(job: Job) -> dict[int, tuple[int, bytes]]:
     for server in job.servers:
         table = server.state.tables["t"].rows
         for bucket in server.state.map().owned_by(server.state.index).tolist():
-            snapshot = table.snapshot(bucket)
+            content = table.snapshot(bucket)
             for key, row_class, row in zip(
-                snapshot.keys, snapshot.classes, snapshot.rows, strict=True
+                content.keys, content.classes, content.rows, strict=True
             ):
                 rows[int(key)] = (int(row_class), row.tobytes())
     return rows
@@ -307,13 +307,13 @@ def test_parquet_has_rows_of_their_dims_and_brings_them_back(kind: str, tmp_path
     lengths = {
         key: len(row) for key, row in zip(*stored.select([0, 1]).to_pydict().values(), strict=True)
     }
-    assert lengths == {key: (8, 3, 1, 1)[row_class] for key, row_class in before.items()}
+    assert lengths == {key: (8, 3, 1, 1)[number] for key, number in before.items()}
     assert {8, 3, 1} == set(lengths.values())
     with Job(3) as job:
         job.run(1, load)
         after = {key: row_class for key, (row_class, _) in content(job).items()}
     if kind == "heads":  # a row of one weight may be either, and is a head until its next push
-        before = {key: 3 if row_class == 2 else row_class for key, row_class in before.items()}
+        before = {key: 3 if number == 2 else number for key, number in before.items()}
     assert after == before
 
 
@@ -332,7 +332,7 @@ def test_arrays_come_in_as_rows_of_their_dim() -> None:
             )
 
 
-def test_what_a_row_lacks_is_not_looked_at(
+def test_columns_that_a_row_lacks_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """inspect counts the numbers that there are, and shows a row of its length."""

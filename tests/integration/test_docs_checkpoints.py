@@ -42,10 +42,10 @@ def test_the_page_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         )
         known: dict[str, Any] = {"tr": tr, "trainer": trainer, "s3": s3, "print": lambda _: None}
         known |= {"train": batches(3), "test": batches(1, 7)}
-        found = blocks("checkpoints.md")
-        assert len(found) >= 6
-        assert {language for language, _ in found} == {"python"}
-        (tmp_path / "page.py").write_text("\n".join(body for _, body in found))
+        actual = blocks("checkpoints.md")
+        assert len(actual) >= 6
+        assert {language for language, _ in actual} == {"python"}
+        (tmp_path / "page.py").write_text("\n".join(body for _, body in actual))
         after = runpy.run_path("page.py", known)
     assert after["kept"] == []  # the model has no other tables
     assert (tmp_path / "saved" / "day1.noon" / "manifest.json").exists()

@@ -32,14 +32,14 @@ DUMP_SCRIPT = str(Path(__file__).with_name("dump_script.py"))
 
 
 def read(path: Path) -> list[list[str]]:
-    """The lines of all parts, one part behind the other, split at tabs."""
+    """The lines of all parts, in order, split at tabs."""
     parts = sorted(path.glob("part-*"))
     return [line.split("\t") for part in parts for line in part.read_text().splitlines()]
 
 
 def numbers(text: str, name: str) -> list[float]:
-    found, length, *values = text.split(":")
-    assert (found, int(length)) == (name, len(values))
+    actual, length, *values = text.split(":")
+    assert (actual, int(length)) == (name, len(values))
     return [float(value) for value in values]
 
 
@@ -165,7 +165,7 @@ def test_a_tower_alone_writes_the_vectors_of_unlabelled_items(tmp_path: Path) ->
     assert read(tmp_path / "index") == [[str(i), "", "vector:2:0:0"] for i in range(8)]
 
 
-def test_what_cannot_be_dumped_is_refused(tmp_path: Path) -> None:
+def test_impossible_dumps_are_refused(tmp_path: Path) -> None:
     schema = tr.data.Schema([tr.data.Label(), tr.data.Sparse("a"), tr.data.Sparse("b")])
     columns = {"label": [1.0], "a": [1], "b": [2]}
     nameless = tr.data.ArrayDataset(columns, schema=schema, batch_size=50)

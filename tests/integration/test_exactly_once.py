@@ -142,7 +142,7 @@ def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> Non
         server.state.set_map(moved, index)
 
 
-def test_a_push_planned_with_an_old_map_is_sent_again_and_counts_once() -> None:
+def test_a_push_planned_with_an_old_map_is_resent_and_counts_once() -> None:
     with Job(2) as job, job.join(0, 1) as cluster:
         cluster.ensure_table(TABLE)
         generator = np.random.default_rng(5)

@@ -34,12 +34,12 @@ def test_a_script_in_fleets_style_trains_on_one_server_and_two_workers(
         processes.start("launch", [*launch, *options, SCRIPT, "train/*.tsv", "ckpt/fleet"], {})
         processes.finish(100.0)
     logs = [(tmp_path / "log" / f"workerlog.{index}").read_text() for index in range(2)]
-    found = [
+    actual = [
         re.search(rf"worker {index} of 2: (\d+) of (\d+) examples", log)
         for index, log in enumerate(logs)
     ]
-    assert all(found), logs
-    counts = [tuple(map(int, match.groups())) for match in found if match]
+    assert all(actual), logs
+    counts = [tuple(map(int, match.groups())) for match in actual if match]
     assert counts[0][1] == counts[1][1] == counts[0][0] + counts[1][0] > NUM_TRAIN_MIN
     assert (tmp_path / "ckpt" / "fleet" / "manifest.json").is_file()
 
@@ -63,7 +63,7 @@ def test_files_are_dealt_in_contiguous_blocks_as_fleet_does(
         fleet.util.get_file_shard("part-0")
 
 
-def test_a_job_alone_is_one_worker() -> None:
+def test_a_process_without_a_job_is_one_worker() -> None:
     with embedded() as cluster:
         set_default(cluster)
         fleet.init()
@@ -89,7 +89,7 @@ def test_options_that_never_had_an_effect_are_refused_by_name(option: str) -> No
         fleet.DistributedStrategy().a_sync_configs = {option: 1}
 
 
-def test_a_strategy_says_its_mode_and_refuses_what_it_lacks() -> None:
+def test_a_strategy_shows_its_mode_and_refuses_unsupported_options() -> None:
     strategy = fleet.DistributedStrategy()
     assert strategy.mode() == tr.Strategy("async")
     strategy.a_sync = False
@@ -130,7 +130,7 @@ def test_a_role_by_arguments_reads_no_environment() -> None:
         fleet.PaddleCloudRoleMaker(is_collective=True)
 
 
-def test_a_server_process_gets_its_dense_optimizer_back_as_it_is() -> None:
+def test_a_server_process_gets_its_dense_optimizer_back_unchanged() -> None:
     fleet.init(
         fleet.UserDefinedRoleMaker(
             current_id=0,

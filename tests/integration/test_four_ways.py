@@ -27,9 +27,9 @@ def folder(tmp_path: Path) -> Path:
 
 def check(output: str, folder: Path) -> None:
     """Whoever printed metrics has seen all test examples, once, and has learned; it is saved."""
-    found = re.findall(r"'auc': ([\d.]+), 'examples': (\d+)", output)
-    assert found, output
-    for auc, examples in found:
+    actual = re.findall(r"'auc': ([\d.]+), 'examples': (\d+)", output)
+    assert actual, output
+    for auc, examples in actual:
         assert float(auc) > 0.9
         assert int(examples) == NUM_TEST
     assert (folder / "ckpt" / "1").is_dir()

@@ -59,7 +59,7 @@ def random_lists(seed: int, *lengths: int) -> Lists:
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     sizes = [[rng.integers(1, 9) for _ in range(length)] for length in lengths]
-    return Lists(*[[rng.integers(0, NUM_KEYS, n).tolist() for n in of] for of in sizes])
+    return Lists(*[[rng.integers(0, NUM_KEYS, n).tolist() for n in part] for part in sizes])
 
 
 def make_optimizer(model: nn.Module, cluster: Cluster, k: int, **knobs: Any) -> Any:
@@ -112,7 +112,7 @@ def test_one_worker_equals_training_without_servers(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("lengths", [(30, 30), (31, 8), (0, 20), (20, 0)])
 @pytest.mark.parametrize("k", [1, 4, 1000])
-def test_all_gradients_of_two_workers_arrive_once(lengths: tuple[int, int], k: int) -> None:
+def test_all_gradients_of_two_workers_are_added_once(lengths: tuple[int, int], k: int) -> None:
     data = random_lists(k, *lengths)
     with Job(2) as job:
         results = job.run(2, lambda cluster: train(cluster, data, k))
@@ -163,9 +163,9 @@ def test_rows_that_come_ahead_do_not_undo_a_step_made_meanwhile(
         geo = make_optimizer(model, cluster, 10).mode.window
         pull = cluster.client.pull
 
-        def pull_while_another_batch_is_trained_on(*given: Any, **options: Any) -> Any:
+        def pull_while_another_batch_is_trained_on(*arguments: Any, **options: Any) -> Any:
             monkeypatch.setattr(cluster.client, "pull", pull)
-            pulled = pull(*given, **options)
+            pulled = pull(*arguments, **options)
             same = np.array([2], np.uint64)
             geo.touch({T_ROWS: same}, 0)
             values = values_of_group(model.table.optimizer.group(), 1)
@@ -177,8 +177,8 @@ def test_rows_that_come_ahead_do_not_undo_a_step_made_meanwhile(
         monkeypatch.setattr(cluster.client, "pull", pull_while_another_batch_is_trained_on)
         geo.fetch(two, 0)
         geo.touch(two, 0)
-        found = geo.read(two).rows[T_ROWS][0, 0]
-    assert found == pytest.approx(initial_rows(model)[2, 0] - 0.5)
+        actual = geo.read(two).rows[T_ROWS][0, 0]
+    assert actual == pytest.approx(initial_rows(model)[2, 0] - 0.5)
 
 
 def second_batch(between: Callable[[Job, Any, Model, Any], None]) -> tuple[float, float]:
@@ -257,9 +257,9 @@ def test_the_least_recently_touched_leave_first() -> None:
         cache = RowCache([model.table], cluster.pool, 6 * row_bytes)
 
         def touch(*keys: int) -> None:
-            found = cache.find({T_ROWS: np.array(keys, np.uint64)})
-            assert cache.make_room(found)
-            cache.touch(found, {T_ROWS: np.zeros((len(found[T_ROWS].missing), DIM), np.float32)})
+            actual = cache.find({T_ROWS: np.array(keys, np.uint64)})
+            assert cache.make_room(actual)
+            cache.touch(actual, {T_ROWS: np.zeros((len(actual[T_ROWS].missing), DIM), np.float32)})
             cache.end_window()
 
         for keys in [(1, 2, 3), (4, 5), (1,), (6, 7)]:
@@ -278,9 +278,9 @@ def test_real_memory_stays_within_the_budget() -> None:
         rng = np.random.default_rng(1)
         for _ in range(60):
             keys = np.unique(rng.integers(0, 2**63, 5000).astype(np.uint64))
-            found = cache.find({T_ROWS: keys})
-            assert cache.make_room(found)
-            cache.touch(found, {T_ROWS: np.zeros((len(keys), 16), np.float32)})
+            actual = cache.find({T_ROWS: keys})
+            assert cache.make_room(actual)
+            cache.touch(actual, {T_ROWS: np.zeros((len(keys), 16), np.float32)})
             cache.end_window()
         assert cache.num_evicted > 50_000
         assert cache.tables[T_ROWS].num_bytes <= budget
@@ -325,9 +325,9 @@ def test_shows_and_clicks_are_counted_on_the_servers() -> None:
     data = Shown([[1, 2], [1, 3], [1, 1]])
     with Job(1) as job:
         job.run(1, lambda cluster: train(cluster, data, 2, Model(policy=policy)))
-        rows, found = job.servers[0].state.tables["t"].rows, np.empty((4, 2))
-        rows.statistics(np.arange(4, dtype=np.uint64), found, 0, False, _core.Pool(1))
-    np.testing.assert_array_equal(found, [[0, 0], [8, 4], [2, 1], [2, 1]])
+        rows, actual = job.servers[0].state.tables["t"].rows, np.empty((4, 2))
+        rows.statistics(np.arange(4, dtype=np.uint64), actual, 0, False, _core.Pool(1))
+    np.testing.assert_array_equal(actual, [[0, 0], [8, 4], [2, 1], [2, 1]])
 
 
 @pytest.mark.parametrize(
@@ -357,10 +357,10 @@ def dense_adam(cluster: Cluster) -> tr.Trainer:
     )
 
 
-def test_one_worker_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
+def test_one_worker_resumes_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
     batches = exact.stream_batches(0)[:40]
     keys = exact.keys_in_bucket_order()
-    found = []
+    actual = []
     for goes_on in (False, True):
         with embedded(threads=1) as cluster:
             trainer = dense_adam(cluster)
@@ -371,12 +371,12 @@ def test_one_worker_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path)
                 trainer.save(tmp_path / "saved")
             trainer.fit(exact.Batches(batches[25:]))
             rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
-            found.append({"rows": rows, **trainer.model.dense_weights()})
-    for part, values in found[0].items():
-        np.testing.assert_array_equal(found[1][part], values, err_msg=part)
+            actual.append({"rows": rows, **trainer.model.dense_weights()})
+    for part, values in actual[0].items():
+        np.testing.assert_array_equal(actual[1][part], values, err_msg=part)
 
 
-def test_all_workers_go_on_with_the_dense_state_of_the_first(tmp_path: Path) -> None:
+def test_all_workers_resume_with_the_dense_state_of_the_first(tmp_path: Path) -> None:
     def state_of(trainer: tr.Trainer) -> list[np.ndarray]:
         states = [trainer.optimizer.local.state[p] for p in trainer.model.parameters()]
         return [state[name].numpy().copy() for state in states for name in sorted(state)]
@@ -403,13 +403,13 @@ def test_a_scheduler_drives_the_dense_rates_that_the_worker_steps_with() -> None
         strategy = Strategy("geo", k=2)
         optimizer = tr.DistributedOptimizer(inner, model, strategy=strategy, cluster=cluster)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step < 1))
-        found = []
+        actual = []
         for _ in range(3):
             model.top.sum().backward()
             optimizer.step(examples=1)
             scheduler.step()
-            found.append(model.top[0].item())
-        assert found == pytest.approx([-0.1, -0.1, -0.1])
+            actual.append(model.top[0].item())
+        assert actual == pytest.approx([-0.1, -0.1, -0.1])
 
 
 def test_several_threads_are_refused() -> None:

@@ -63,14 +63,14 @@ def test_nothing_is_lost_and_another_run_with_other_threads_is_the_same(
         assert [worker.finish() for worker in workers] == [0] * num_workers
         # But for the first line, which names the server's port.
         runs.append([worker.output.partition("\n")[2] for worker in workers])
-    found = [re.search(r"^held (\d+) (\d+) (\w+)$", text, re.MULTILINE) for text in runs[0]]
-    assert all(found)
+    match = [re.search(r"^held (\d+) (\d+) (\w+)$", text, re.MULTILINE) for text in runs[0]]
+    assert all(match)
     num_examples, total, order = digests(QueueDataset(data, schema=criteo(), batch_size=64))
     assert num_examples == NUM_EXAMPLES
-    assert sum(int(held[1]) for held in found if held) == NUM_EXAMPLES
-    assert sum(int(held[2]) for held in found if held) % (1 << 64) == total
-    assert order not in [held[3] for held in found if held]
-    # Sizes, orders, positions, and what comes behind each of them.
+    assert sum(int(held[1]) for held in match if held) == NUM_EXAMPLES
+    assert sum(int(held[2]) for held in match if held) % (1 << 64) == total
+    assert order not in [held[3] for held in match if held]
+    # Sizes, orders, positions, and the batches after each position.
     assert runs[0] == runs[1]
     assert sum(text.count("\nbatch ") for text in runs[0]) >= NUM_EXAMPLES // 150
 

@@ -39,7 +39,7 @@ def losses(model: nn.Module, number: int, *, breaks: str) -> torch.Tensor:
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, breaks: str, unscales: bool
 ) -> tuple[np.ndarray, list[float]]:
-    """The dense weights, and the scale behind each batch."""
+    """The dense weights, and the scale after each batch."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
     scales = []
     for number in range(NUM_BATCHES):
@@ -60,7 +60,7 @@ def test_a_scaled_loop_equals_torchs_own(
 ) -> None:
     model = Model(tr.optim.SGD(lr=0.2))
     inner = torch.optim.SGD(groups_of(model), lr=0.1)
-    found, scales = train(
+    actual, scales = train(
         model, tr.DistributedOptimizer(inner, model), breaks=breaks, unscales=unscales
     )
     rows = default_cluster.client.pull({T_ROWS: np.arange(4, dtype=np.uint64)}).rows[T_ROWS]
@@ -71,7 +71,7 @@ def test_a_scaled_loop_equals_torchs_own(
     )
     assert scales == expected_scales
     assert (min(scales) < 1024.0) == (breaks != "none")
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
     np.testing.assert_allclose(rows, plain.rows.weight.detach().numpy(), atol=1e-5, rtol=0)
     assert np.abs(rows - 0.2).max() > 100 * 1e-5
 

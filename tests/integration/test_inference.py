@@ -52,10 +52,10 @@ class Exported:
         rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
         plan.attach(batch, rows, train=False)
         with torch.no_grad():
-            found: torch.Tensor = model(batch)
+            actual: torch.Tensor = model(batch)
         batch.lookups = {}
         model.train()
-        return found
+        return actual
 
 
 def export(name: str, cluster: Cluster, folder: Path, **options: Any) -> Exported:
@@ -102,8 +102,8 @@ def test_smaller_rows_answer_within_the_error_that_is_reported(dtype: str, tmp_p
         example = exported.examples(200, 99)
         report = export_model(exported.trainer, tmp_path / "s", batch=example, dtype=dtype)
         predictor = Predictor(tmp_path / "s")
-        found = predictor.predict(example).outputs["output"]
-        difference = (found - exported.answers(example)).abs()
+        actual = predictor.predict(example).outputs["output"]
+        difference = (actual - exported.answers(example)).abs()
     [(largest, rms)] = report.row_errors.values()
     assert 0 < rms < largest < {"float16": 2e-4, "int8": 2e-3}[dtype]
     assert 0 < report.rms_error < report.max_error < 0.01
@@ -115,7 +115,7 @@ def test_smaller_rows_answer_within_the_error_that_is_reported(dtype: str, tmp_p
     assert sizes[1] < sizes[0]
 
 
-def test_a_part_of_a_model_is_exported_alone(tmp_path: Path) -> None:
+def test_a_submodule_is_exported_alone(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         exported = export("two_tower", cluster, tmp_path / "whole")
         tower = exported.trainer.model.item
@@ -214,7 +214,7 @@ def test_damaged_exports_are_refused_by_name(tmp_path: Path) -> None:
         Predictor(tmp_path)
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_impossible_exports_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         exported = export("deepfm", cluster, tmp_path / "export")
         trainer, batch = exported.trainer, exported.examples(4, 1)
@@ -260,15 +260,15 @@ def test_processes_share_the_pages_of_an_export(tmp_path: Path) -> None:
         )
         for _ in range(2)
     ]
-    found = []
+    actual = []
     try:
         for child in children:  # all have looked everything up before the first one ends
             assert child.stdout is not None
-            found.append([int(number) for number in child.stdout.readline().split()])
+            actual.append([int(number) for number in child.stdout.readline().split()])
     finally:
         for child in children:
             child.communicate("", timeout=60)
-    for private_before, private_after, shared, missing in found:
+    for private_before, private_after, shared, missing in actual:
         assert missing == 0
         assert private_after - private_before < 6 << 20
         assert shared > rows * dim * 4
@@ -341,10 +341,10 @@ def test_shows_clicks_heads_and_narrow_weights_are_answered_as_in_training(
 
         def compare() -> None:
             asked = {name: example[name] for name in ("a", "b")}
-            found = predictor.predict(asked).outputs["output"]
+            actual = predictor.predict(asked).outputs["output"]
             expected = exported.answers(tr.data.Batch(dict(example)))
             limit = 1e-5 + report.max_error
-            torch.testing.assert_close(found, expected, atol=limit, rtol=0)
+            torch.testing.assert_close(actual, expected, atol=limit, rtol=0)
 
         compare()
         trainer.fit([examples(128)])

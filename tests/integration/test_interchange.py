@@ -100,7 +100,7 @@ def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
     ("rule", "accessor"),
     [*((rule, "SparseAccessor") for rule in RULES), ("std_adagrad", "CtrDoubleAccessor")],
 )
-def test_a_run_goes_on_from_its_own_export(tmp_path, rule, accessor):
+def test_a_run_resumes_from_its_own_export(tmp_path, rule, accessor):
     """Out and in again: rows with state, dense parameters with moments; training goes on as if
     nothing had happened.
     """
@@ -145,7 +145,7 @@ def test_servers_share_the_work(tmp_path, num_servers):
 
     with Job(2) as job:
         expected = job.run(1, export)[0]
-    for shard in range(20):  # more than the servers are told to read at once
+    for shard in range(20):  # more than the servers read at once
         with gzip.open(tmp_path / "x" / "000" / f"part-000-{shard:05d}.gz", "rt") as lines:
             keys = [int(line.split()[0]) for line in lines]
         assert keys
@@ -322,7 +322,7 @@ def test_rows_of_another_system_come_in(tmp_path, num_servers, source):
 
 
 def test_parquet_survives_with_state(tmp_path):
-    """Out and in again on another number of servers, and training goes on as it would have."""
+    """Export, import on another number of servers, and train on with the same bits."""
 
     def export(cluster: Cluster) -> dict[str, np.ndarray]:
         trainer = make_trainer(cluster, "adam")
@@ -369,10 +369,10 @@ def test_rows_go_to_an_object_store_and_come_back(tmp_path):
         other = (tmp_path / "f" / "000" / "part-000-00000").read_bytes()
         put(options, "fleet/000/part-000-00001.gz", gzip.compress(text))
         put(options, "fleet/000/part-000-00000", other)
-        counts = tr.interchange.import_fleet(
+        actual = tr.interchange.import_fleet(
             trainer, "s3://bucket/fleet", dense={}, storage_options=options, time=10 * DAY
         )
-        assert counts == {"t": 300}
+        assert actual == {"t": 300}
 
 
 def test_fleets_names_for_it(tmp_path):
@@ -462,8 +462,8 @@ def test_exported_parquet_is_read_by_others(tmp_path):
     }
     frame = polars.read_parquet(files)
     assert dict(zip(frame["key"].to_list(), frame["weights"].to_list(), strict=True)) == expected
-    rows = duckdb.sql(f"select key, weights, \"show\" from '{files}'").fetchall()
-    assert {key: list(weights) for key, weights, _ in rows} == expected
+    actual = duckdb.sql(f"select key, weights, \"show\" from '{files}'").fetchall()
+    assert {key: list(weights) for key, weights, _ in actual} == expected
 
 
 @pytest.mark.parametrize(

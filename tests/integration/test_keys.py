@@ -26,7 +26,7 @@ class Cast:
 
     def start(self, name: str, arguments: list[str], **env: str) -> Program:
         env = {"TRIREME_THREADS": "1", "TRIREME_TIMEOUT_S": "60", **env}
-        return self._stack.enter_context(self._programs.start(name, arguments, env))
+        return self._stack.enter_context(self._programs.start(name, arguments, env, is_quick=True))
 
     def server(self) -> Program:
         options = ["--listen", "127.0.0.1:0", "--keys", str(self.folder / "server")]

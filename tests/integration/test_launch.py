@@ -190,24 +190,24 @@ def test_launch_passes_on_the_exit_code_and_names_a_killing_signal(tmp_path: Pat
                 os.kill(pid, signal.SIGKILL)
             else:
                 launcher.peers["worker 0"].send(command)
-            found, _, err = launcher.finish()
+            actual, _, err = launcher.finish()
         finally:
             launcher.close()
-        assert found == code
+        assert actual == code
         assert words in err
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_launch_stops_all_when_it_is_told_to_stop(
+def test_launch_stops_all_processes_on_a_stop_signal(
     launcher: Launcher, number: signal.Signals, code: int
 ) -> None:
     process = launcher.start("--server_num", "1", "--worker_num", "2", num=3)
     assert launcher.peers["worker 1"].ask("polite") == "done"
     process.send_signal(number)
-    found, _, err = launcher.finish()
-    assert found == code
+    actual, _, err = launcher.finish()
+    assert actual == code
     assert f"stopped by {number.name}" in err.splitlines()[-1]
     assert "told to stop" in launcher.log("workerlog.1")
 
@@ -240,7 +240,7 @@ def test_launch_leaves_nothing_running_when_it_is_killed(launcher: Launcher) -> 
     assert launcher.finish()[0] == -signal.SIGKILL
 
 
-def test_launch_ends_the_processes_that_its_processes_started(launcher: Launcher) -> None:
+def test_launch_ends_the_children_of_its_processes(launcher: Launcher) -> None:
     launcher.start("--server_num", "1", "--worker_num", "1", num=2)
     launcher.peers["worker 0"].ask("spawn reader")
     launcher.peers["server 0"].ask("spawn backup")
@@ -252,9 +252,9 @@ def test_launch_ends_the_processes_that_its_processes_started(launcher: Launcher
 
 
 def test_launch_gives_worker_0_a_terminal_when_it_has_one(launcher: Launcher) -> None:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 33, 111, 0, 0))
-    launcher.start("--server_num", "1", "--worker_num", "1", num=2, stdout=theirs)
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 33, 111, 0, 0))
+    launcher.start("--server_num", "1", "--worker_num", "1", num=2, stdout=terminal)
     size = launcher.peers["worker 0"].ask("terminal")
     assert size == "True os.terminal_size(columns=111, lines=33)"
     assert launcher.peers["server 0"].ask("terminal").strip() == "False"
@@ -262,7 +262,7 @@ def test_launch_gives_worker_0_a_terminal_when_it_has_one(launcher: Launcher) ->
     for peer in launcher.peers.values():
         peer.send("exit 0")
     code, _, _ = launcher.finish()
-    os.close(theirs)
+    os.close(terminal)
     shown = b""
     while not shown.endswith(b"end\r\n"):
         shown += os.read(ours, 4096)
@@ -303,8 +303,8 @@ def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
     for peer in launcher.peers.values():
         peer.send("exit 0")
     assert launcher.finish()[0] == 0
-    found = sorted(path.name for path in (launcher.folder / "out" / "l").iterdir())
-    assert found == ["serverlog.0", "workerlog.0"]
+    actual = sorted(path.name for path in (launcher.folder / "out" / "l").iterdir())
+    assert actual == ["serverlog.0", "workerlog.0"]
 
 
 @pytest.mark.parametrize("option", [True, False])
@@ -336,12 +336,12 @@ ELSEWHERE = "192.0.2.1:6000"
 
 def test_launch_starts_only_what_belongs_on_this_machine(launcher: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        here = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     workers = f"{ELSEWHERE},127.0.0.1:0,127.0.0.1:1"
-    launcher.start("--servers", f"{ELSEWHERE},{here}", "--trainers", workers, num=3)
+    launcher.start("--servers", f"{ELSEWHERE},{address}", "--trainers", workers, num=3)
     assert sorted(launcher.peers) == ["server 1", "worker 1", "worker 2"]
-    assert launcher.peers["server 1"].ask("env TRIREME_LISTEN") == here
-    assert launcher.peers["worker 2"].ask("env TRIREME_SERVERS") == f"{ELSEWHERE},{here}"
+    assert launcher.peers["server 1"].ask("env TRIREME_LISTEN") == address
+    assert launcher.peers["worker 2"].ask("env TRIREME_SERVERS") == f"{ELSEWHERE},{address}"
     assert launcher.peers["worker 2"].ask("env TRIREME_NUM_WORKERS") == "3"
     for peer in launcher.peers.values():
         peer.send("exit 0")
@@ -397,7 +397,7 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_launch_starts_a_dead_server_again_where_it_was(launcher: Launcher) -> None:
+def test_launch_restarts_a_dead_server_at_its_address(launcher: Launcher) -> None:
     options = ["--server_num", "2", "--worker_num", "1", "--max_restart", "2"]
     process = launcher.start(*options, num=3)
     server = launcher.peers["server 1"]
@@ -413,8 +413,8 @@ def test_launch_starts_a_dead_server_again_where_it_was(launcher: Launcher) -> N
         launcher.accept(1)
         again = launcher.peers["server 1"]
         assert again is not server
-        found = [again.ask(f"env {name}") for name in ("TRIREME_LISTEN", "TRIREME_STATE_DIR")]
-        assert found == place
+        actual = [again.ask(f"env {name}") for name in ("TRIREME_LISTEN", "TRIREME_STATE_DIR")]
+        assert actual == place
         launcher.peers["worker 0"].ask(f"greet {place[0]}")
         assert again.ask("accept") == "worker 0"
         server.close()
@@ -456,7 +456,7 @@ def test_each_server_gets_a_folder_of_its_own_for_what_it_keeps(launcher: Launch
     assert launcher.peers["worker 0"].ask("env TRIREME_STATE_DIR") == ""
 
 
-def test_the_launchers_own_variables_say_what_servers_keep(launcher: Launcher) -> None:
+def test_the_launchers_variables_set_durability(launcher: Launcher) -> None:
     launcher.start(
         *("--server_num", "1", "--worker_num", "1"),
         num=2,
@@ -467,12 +467,14 @@ def test_the_launchers_own_variables_say_what_servers_keep(launcher: Launcher) -
     assert launcher.peers["server 0"].ask("env TRIREME_STATE_DIR") == "kept/server-0"
 
 
-def test_workers_that_join_are_told_the_servers_and_nothing_of_their_place(
+def test_joining_workers_get_the_servers_and_no_index(
     launcher: Launcher,
 ) -> None:
     launcher.start("--join", "127.0.0.1:1,127.0.0.1:2", num=1, STANDIN_NAME="late")
-    said = {name: launcher.peers["late"].ask(f"env TRIREME_{name}") for name in ("SERVERS", "JOIN")}
-    assert said == {"SERVERS": "127.0.0.1:1,127.0.0.1:2", "JOIN": "1"}
+    settings = {
+        name: launcher.peers["late"].ask(f"env TRIREME_{name}") for name in ("SERVERS", "JOIN")
+    }
+    assert settings == {"SERVERS": "127.0.0.1:1,127.0.0.1:2", "JOIN": "1"}
     for name in ("INDEX", "NUM_WORKERS", "STREAMS"):
         assert launcher.peers["late"].ask(f"env TRIREME_{name}") == ""
     launcher.peers["late"].send("exit 0")
@@ -483,7 +485,9 @@ def test_workers_that_join_are_told_the_servers_and_nothing_of_their_place(
     assert (launcher.folder / f"log/lateworkerlog.{launcher.process.pid}.0").is_file()
 
 
-def test_streams_are_told_to_all_and_not_named_by_who_joins(launcher: Launcher) -> None:
+def test_the_number_of_streams_is_set_for_all_and_not_by_joining_workers(
+    launcher: Launcher,
+) -> None:
     launcher.start("--server_num", "1", "--worker_num", "1", "--streams", "8", num=2)
     assert launcher.peers["worker 0"].ask("env TRIREME_STREAMS") == "8"
     for peer in launcher.peers.values():

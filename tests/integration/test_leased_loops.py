@@ -77,14 +77,14 @@ def test_two_workers_train_on_all_streams_of_a_list_once(
         with join(job, worker, 2) as cluster:
             return train(cluster), counts(cluster)
 
-    found = in_threads([lambda w=w: work(w) for w in (0, 1)])
-    assert sum(num_steps for num_steps, _ in found) == 16
-    assert [count for _, count in found] == [times(2, batches())] * 2
+    actual = in_threads([lambda w=w: work(w) for w in (0, 1)])
+    assert sum(num_steps for num_steps, _ in actual) == 16
+    assert [count for _, count in actual] == [times(2, batches())] * 2
 
 
 @pytest.mark.parametrize("train", [prefetch_twice, fit_twice])
 @pytest.mark.parametrize("kill_at", [1, 4])
-def test_a_process_that_is_started_again_goes_on_with_any_stream(
+def test_a_restarted_process_continues_with_any_stream(
     job: Job, train: Callable[..., int], kill_at: int
 ) -> None:
     def work() -> dict[int, int]:
@@ -100,21 +100,21 @@ def test_a_process_that_is_started_again_goes_on_with_any_stream(
             cluster.abandon()
             cluster = join(job, 1, 2)
             train(cluster)
-        found = counts(cluster)
+        actual = counts(cluster)
         cluster.close()
-        return found
+        return actual
 
     expected = times(2, batches())
     assert in_threads([work, die_and_come_again]) == [expected, expected]
 
 
-def test_a_process_alone_trains_on_its_streams_one_after_the_other() -> None:
+def test_a_single_process_trains_on_its_streams_one_after_another() -> None:
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
         assert fit_twice(cluster) == 16
         assert counts(cluster) == times(2, batches())
 
 
-def test_a_run_goes_on_from_a_checkpoint_within_each_stream(tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint_within_each_stream(tmp_path: Path) -> None:
     """With as many streams, whatever the number of workers."""
     checkpoints = tr.Checkpoints(tmp_path, every_steps=3)
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
@@ -150,7 +150,7 @@ def fail_first(
     monkeypatch.setattr(cluster.client, "coordinate", ask)
 
 
-def test_who_waits_for_a_stream_asks_again_when_the_coordinator_is_back(
+def test_a_worker_that_waits_for_a_stream_retries_when_the_coordinator_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
@@ -162,7 +162,7 @@ def test_who_waits_for_a_stream_asks_again_when_the_coordinator_is_back(
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), ResourceExhausted("full")])
-def test_a_coordinator_that_stays_away_is_given_up(
+def test_a_coordinator_that_does_not_return_is_an_error(
     monkeypatch: pytest.MonkeyPatch, error: TriremeError
 ) -> None:
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
@@ -174,8 +174,8 @@ def test_a_coordinator_that_stays_away_is_given_up(
             passes.take(cluster.client, None, lambda: False)
 
 
-def test_a_loop_that_is_left_early_gives_its_stream_back(job: Job) -> None:
-    """While its worker goes on with other things."""
+def test_a_loop_that_is_left_early_returns_its_stream(job: Job) -> None:
+    """While its worker continues with other work."""
     with join(job) as cluster, join(job, late=True) as other:
         model = Model(0)
         optimizer = make_optimizer(cluster, model)
@@ -205,9 +205,7 @@ class Asking(Model):
 
 
 @pytest.mark.parametrize("ask_at", [2, 8])
-def test_a_run_that_was_asked_to_stop_goes_on_from_its_checkpoint(
-    tmp_path: Path, ask_at: int
-) -> None:
+def test_a_stopped_run_resumes_from_its_checkpoint(tmp_path: Path, ask_at: int) -> None:
     """Amid a stream, and at the end of the last one."""
     checkpoints = tr.Checkpoints(tmp_path, every_steps=100)
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
@@ -220,20 +218,20 @@ def test_a_run_that_was_asked_to_stop_goes_on_from_its_checkpoint(
         assert counts(cluster) == times(2, batches())
 
 
-def test_a_worker_that_comes_when_all_is_done_passes_over_it(job: Job) -> None:
+def test_a_worker_that_joins_after_the_end_trains_nothing(job: Job) -> None:
     with join(job) as cluster:
         trainer = make_trainer(cluster, Model())
         trained = trainer.fit(batches())
         with join(job, late=True) as late:
             other = make_trainer(late, Model())
-            found = other.fit(batches())
+            actual = other.fit(batches())
             assert late.worker == 1
-            assert found["loss"] == trained["loss"]
+            assert actual["loss"] == trained["loss"]
             trainer.evaluate(batches())
             assert other.evaluate(batches())["examples"] == trained["examples"]
 
 
-def test_a_worker_that_comes_late_counts_its_steps_from_those_of_the_others(job: Job) -> None:
+def test_a_late_worker_counts_its_steps_from_those_of_the_others(job: Job) -> None:
     with join(job) as cluster:
         trainer = make_trainer(cluster, Model())
         trainer.fit(batches())

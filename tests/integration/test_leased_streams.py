@@ -94,27 +94,25 @@ def assert_each_batch_counted_once(path: Path) -> None:
         script.make_trainer(script.Model(), cluster).load(path)
         keys = _core.unique(np.arange(script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
         rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
-        found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
-    assert {key: count for key, count in found.items() if count} == dict(expected)
+        actual = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+    assert {key: count for key, count in actual.items() if count} == dict(expected)
 
 
-def test_a_late_worker_takes_the_streams_that_nobody_has(
-    programs: Template, tmp_path: Path
-) -> None:
+def test_a_late_worker_takes_the_unleased_streams(programs: Template, tmp_path: Path) -> None:
     with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "7")
         first.wait_line("^held$")  # in stream 1, all of stream 0 is done
         late = job.start_late()
-        late.wait_line("^step 4 of 3$")  # all of stream 3, behind the empty one
+        late.wait_line("^step 4 of 3$")  # all of stream 3, after the empty one
         first.send("")
-        found = job.finish(first, late)
-    assert found[0] == found[1]
-    assert [line.split()[-1] for line in found[0]] == [str(EXAMPLES)] * 3
+        actual = job.finish(first, late)
+    assert actual[0] == actual[1]
+    assert [line.split()[-1] for line in actual[0]] == [str(EXAMPLES)] * 3
     assert_each_batch_counted_once(tmp_path / "last")
     assert (streams_of(first) + streams_of(late)).total() == script.EPOCHS * STEPS
 
 
-def test_a_late_worker_with_another_model_is_refused_and_the_job_goes_on(
+def test_a_late_worker_with_another_model_is_refused_and_the_job_continues(
     programs: Template, tmp_path: Path
 ) -> None:
     with LeasedJob(programs, tmp_path, 1) as job:
@@ -129,10 +127,10 @@ def test_a_late_worker_with_another_model_is_refused_and_the_job_goes_on(
     assert_each_batch_counted_once(tmp_path / "last")
 
 
-def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
+def test_others_take_over_the_streams_of_a_silent_worker_and_fence_it(
     programs: Template, tmp_path: Path
 ) -> None:
-    """Silent for a quarter of its timeout, amid stream 1; and heard again later."""
+    """Silent for a quarter of its timeout during stream 1, then active again."""
     with LeasedJob(programs, tmp_path, 2) as job:
         first = job.start(0, "--hold", "1", "11", timeout_s=40)
         silent = job.start(1, "--hold", "2", timeout_s=40)
@@ -150,7 +148,7 @@ def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
     assert_each_batch_counted_once(tmp_path / "last")
 
 
-def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
+def test_a_killed_coordinator_still_knows_which_worker_has_which_stream(
     programs: Template, tmp_path: Path
 ) -> None:
     with LeasedJob(programs, tmp_path, 2) as job:
@@ -164,15 +162,13 @@ def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
         assert set(streams_of(late)) == {3}
         for worker in workers:
             worker.send("")
-        found = job.finish(*workers, late)
-    assert found[0] == found[1] == found[2]
-    assert [line.split()[-1] for line in found[0]] == [str(EXAMPLES)] * 3
+        actual = job.finish(*workers, late)
+    assert actual[0] == actual[1] == actual[2]
+    assert [line.split()[-1] for line in actual[0]] == [str(EXAMPLES)] * 3
     assert_each_batch_counted_once(tmp_path / "last")
 
 
-def test_a_worker_that_is_told_to_leave_hands_its_stream_on(
-    programs: Template, tmp_path: Path
-) -> None:
+def test_a_leaving_worker_hands_its_stream_to_another(programs: Template, tmp_path: Path) -> None:
     with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "2")
         first.wait_line("^held$")

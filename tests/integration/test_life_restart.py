@@ -104,7 +104,7 @@ def live(
     return saved
 
 
-def test_tables_live_the_same_life_whenever_servers_are_killed(
+def test_a_random_history_saves_the_same_whenever_servers_are_killed(
     programs: Template, tmp_path: Path
 ) -> None:
     random = Random(f"{SEED} life")
@@ -126,8 +126,8 @@ def test_tables_live_the_same_life_whenever_servers_are_killed(
             with servers.join(0, 1) as cluster:
                 saved[name] = live(cluster, events, root, kill)
             print(f"{name}: {servers.num_kills} kills")
-    for found, expected in zip(saved["killed"], saved["alone"], strict=True):
-        assert_same(found, expected)
+    for actual, expected in zip(saved["killed"], saved["alone"], strict=True):
+        assert_same(actual, expected)
 
 
 def test_a_damaged_snapshot_is_refused_and_named(programs: Template, tmp_path: Path) -> None:

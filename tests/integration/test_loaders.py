@@ -90,7 +90,7 @@ class Numbers(IterableDataset):
 
 
 @pytest.mark.parametrize("num_processes", [0, 2])
-def test_an_iterable_dataset_is_shared_among_three_workers(num_processes):
+def test_an_iterable_dataset_is_divided_among_three_workers(num_processes):
     def work(cluster: Cluster) -> tuple[list[int], float]:
         batches = DataLoader(Numbers(1000), batch_size=10, num_workers=num_processes)
         seen = [int(a) for batch in worker_batches(batches, cluster) for a in batch["a"]]

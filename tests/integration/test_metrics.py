@@ -42,12 +42,12 @@ def families(url: str) -> dict[str, Metric]:
 
 def values(family: Metric, *labels: str) -> dict[tuple[str, ...], float]:
     """Of samples of that name itself, by the values of these labels."""
-    found = {}
+    actual = {}
     for sample in family.samples:
         if sample.name in (family.name, f"{family.name}_total", f"{family.name}_count"):
             key = tuple(sample.labels[label] for label in labels)
-            found[key] = found.get(key, 0) + sample.value
-    return found
+            actual[key] = actual.get(key, 0) + sample.value
+    return actual
 
 
 def start_server(programs: Template, **env: str) -> tuple[Program, str, str]:
@@ -82,42 +82,42 @@ def documented() -> dict[str, dict[str, tuple[str, set[str]]]]:
     rows = re.findall(r"^\| `(trireme_\w+)` \| (\w+) \|(.*?)\| ([SWE ]+) \|", page, re.MULTILINE)
     assert len(rows) > 25
     return {
-        of: {
+        letter: {
             name: (kind, set(re.findall(r"`(\w+)`", labels)))
-            for name, kind, labels, told in rows
-            if of in told.split()
+            for name, kind, labels, processes in rows
+            if letter in processes.split()
         }
-        for of in "SWE"
+        for letter in "SWE"
     }
 
 
-def told(url: str) -> dict[str, tuple[str, set[str]]]:
-    found = {}
+def scraped(url: str) -> dict[str, tuple[str, set[str]]]:
+    actual = {}
     for name, family in families(url).items():
         if name.startswith("process_"):
             continue
         full = f"{name}_total" if family.type == "counter" else name
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        found[full] = (family.type, labels)
+        actual[full] = (family.type, labels)
         assert family.documentation.endswith("."), name
-    return found
+    return actual
 
 
-def test_the_page_lists_what_servers_and_workers_tell(programs: Template) -> None:
+def test_the_page_lists_the_metrics_of_servers_and_workers(programs: Template) -> None:
     server, server_url, address = start_server(programs)
     with server, worker(programs, address) as training:
         worker_url = training.wait_line(AT)[1]
         training.wait_line(r"^batch 9$")
         wait_for_text(f"{server_url}/metrics", "trireme_worker_reported{")
         pages = documented()
-        # Labels of what has not happened yet are not told: no checkpoint was made.
+        # Labels of events that have not happened are absent: no checkpoint was made.
         without_age = dict(pages["S"])
         kind, labels = without_age.pop("trireme_checkpoint_age_seconds")
-        found = told(server_url)
-        assert found.pop("trireme_checkpoint_age_seconds") == (kind, set())
+        actual = scraped(server_url)
+        assert actual.pop("trireme_checkpoint_age_seconds") == (kind, set())
         assert labels == {"mode"}
-        assert found == without_age
-        assert told(worker_url) == pages["W"]
+        assert actual == without_age
+        assert scraped(worker_url) == pages["W"]
         assert get(f"{server_url}/healthz") == (200, "ok\n")
         assert get(f"{worker_url}/healthz") == (200, "ok\n")
         _check_numbers(families(server_url), families(worker_url))
@@ -149,16 +149,16 @@ def test_an_embedded_process_tells_both_sides() -> None:
     with embedded(metrics="0") as cluster:
         url = cluster.metrics.url
         assert url is not None
-        found = told(url)
+        actual = scraped(url)
         pages = documented()["E"]
-        assert set(found) == set(pages)
-        assert all(kind == found[name][0] for name, (kind, _) in pages.items())
+        assert set(actual) == set(pages)
+        assert all(kind == actual[name][0] for name, (kind, _) in pages.items())
         assert get(f"{url}/healthz") == (200, "ok\n")
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(url, timeout=60)
 
 
-def test_a_worker_says_that_it_waits_for_servers_that_are_not_there(programs: Template) -> None:
+def test_a_waiting_worker_names_the_absent_servers(programs: Template) -> None:
     server, server_url, address = start_server(programs)
     with server:
         server.signal(signal.SIGSTOP)
@@ -177,7 +177,7 @@ def test_a_worker_says_that_it_waits_for_servers_that_are_not_there(programs: Te
     del server_url
 
 
-def test_a_worker_says_that_it_waits_for_another(programs: Template) -> None:
+def test_a_waiting_worker_names_the_worker_it_waits_for(programs: Template) -> None:
     server, server_url, address = start_server(programs)
     with server, worker(programs, address, "--mode", "sync", num=2) as training:
         url = training.wait_line(AT)[1]
@@ -199,7 +199,7 @@ def test_a_server_that_keeps_a_log_tells_how_much_of_it_a_recovery_would_replay(
     with server, worker(programs, address, "--batches", "30") as training:
         training.wait_line(AT)
         training.wait_line(r"^batch 9$")
-        found = families(url)
-        assert values(found["trireme_log_bytes"])[()] > 0
-        assert values(found["trireme_log_age_seconds"])[()] > 0
+        actual = families(url)
+        assert values(actual["trireme_log_bytes"])[()] > 0
+        assert values(actual["trireme_log_age_seconds"])[()] > 0
         assert training.finish() == 0

@@ -26,8 +26,8 @@ Reading = dict[str, float]
 
 
 def read(url: str) -> Reading:
-    told = families(url)
-    return {what: values(told[name])[()] for what, name in METRICS.items()}
+    scraped = families(url)
+    return {what: values(scraped[name])[()] for what, name in METRICS.items()}
 
 
 def steps(url: str) -> float:
@@ -36,13 +36,13 @@ def steps(url: str) -> float:
 
 def watch(urls: dict[str, str], seconds: float) -> dict[str, list[Reading]]:
     """What each process needed, in the order of time."""
-    found: dict[str, list[Reading]] = {name: [] for name in urls}
+    actual: dict[str, list[Reading]] = {name: [] for name in urls}
     pause, deadline = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < deadline:
         for name, url in urls.items():
-            found[name].append(read(url))
+            actual[name].append(read(url))
         pause.wait(PERIOD_S)
-    return found
+    return actual
 
 
 def check_flat(name: str, readings: Sequence[Reading]) -> None:

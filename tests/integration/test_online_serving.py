@@ -88,7 +88,7 @@ def auc_of(predictor: Predictor, data: Any) -> float:
     return metric.compute()
 
 
-def test_deltas_keep_a_predictor_beside_the_trainer(
+def test_deltas_keep_a_predictor_up_to_date_with_the_trainer(
     days: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     trainer = make_trainer(cluster)
@@ -109,7 +109,9 @@ def test_deltas_keep_a_predictor_beside_the_trainer(
         held_out = dataset(f"{days}/20190723/0000/part-*")
         trained = trainer.evaluate(held_out)["auc"]
         differences.append(abs(auc_of(predictor, held_out) - trained))
-        num_rows.append(sum(of["rows"] for of in cluster.client.stats()[0]["tables"].values()))
+        num_rows.append(
+            sum(table["rows"] for table in cluster.client.stats()[0]["tables"].values())
+        )
     print("progressive AUC", before, "differences", differences, "rows", num_rows)
     assert sum(before[-4:]) / 4 > sum(before[:4]) / 4 + 0.03
     assert max(differences) <= 0.002
@@ -124,7 +126,7 @@ def test_passes_come_in_their_order(cluster: Cluster) -> None:
         next(run)
 
 
-def test_loading_ahead_what_cannot_be_is_said_once(
+def test_impossible_preloading_is_logged_once(
     days: Path, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = list(passes(days))[:3]

@@ -71,10 +71,12 @@ def everything(job: Job, trainer: tr.Trainer) -> Found:
         state = server.state
         for name in TABLES:
             for bucket in state.map().owned_by(state.index).tolist():
-                of = state.tables[name].rows.snapshot(bucket)
-                order = np.argsort(of.keys)
-                columns = (c[order].tobytes() for c in (of.keys, of.classes, of.rows))
-                buckets[name, bucket] = (*columns, dict(of.marks))
+                content = state.tables[name].rows.snapshot(bucket)
+                order = np.argsort(content.keys)
+                columns = (
+                    c[order].tobytes() for c in (content.keys, content.classes, content.rows)
+                )
+                buckets[name, bucket] = (*columns, dict(content.marks))
         for spec in state.blocks.specs():
             parts = state.blocks.state_of(spec.id)
             tensors = {name: tensor.numpy().tobytes() for name, tensor in parts.items()}
@@ -99,9 +101,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
         return everything(job, trainer)
 
     with Job(2) as job:
-        [found] = job.run(1, work)
-    assert sum(len(keys) for keys, *_ in found.buckets.values()) > 0
-    return path, found
+        [actual] = job.run(1, work)
+    assert sum(len(keys) for keys, *_ in actual.buckets.values()) > 0
+    return path, actual
 
 
 @pytest.mark.parametrize("num_servers", [1, 3, 5])
@@ -114,7 +116,7 @@ def test_the_same_on_other_servers(saved: tuple[Path, Found], num_servers: int) 
         return everything(job, trainer)
 
     with Job(num_servers) as job:
-        [found] = job.run(1, work)
-    assert found.buckets == expected.buckets
-    assert found.blocks == expected.blocks
-    np.testing.assert_array_equal(found.predictions, expected.predictions)
+        [actual] = job.run(1, work)
+    assert actual.buckets == expected.buckets
+    assert actual.blocks == expected.blocks
+    np.testing.assert_array_equal(actual.predictions, expected.predictions)

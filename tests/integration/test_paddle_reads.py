@@ -51,6 +51,6 @@ def test_paddle_predicts_the_same_from_our_files(case, tmp_path):
         timeout=110,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads((FOLDER / case / "predicted.json").read_text())["predictions"]
-    found = json.loads((tmp_path / "predicted.json").read_text())["predictions"]
-    np.testing.assert_allclose(found, told, rtol=0, atol=1e-6)
+    recorded = json.loads((FOLDER / case / "predicted.json").read_text())["predictions"]
+    actual = json.loads((tmp_path / "predicted.json").read_text())["predictions"]
+    np.testing.assert_allclose(actual, recorded, rtol=0, atol=1e-6)

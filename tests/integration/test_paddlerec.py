@@ -28,10 +28,10 @@ def alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 
 def epochs(lines: Sequence[str], title: str) -> list[dict[str, float]]:
-    found = [re.search(rf"run: {title} \d+: (.*);", line) for line in lines]
+    result = [re.search(rf"run: {title} \d+: (.*);", line) for line in lines]
     return [
         {name: float(value) for name, value in re.findall(r"(\w+) ([\d.e+-]+)", match[1])}
-        for match in found
+        for match in result
         if match
     ]
 

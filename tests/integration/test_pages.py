@@ -21,8 +21,8 @@ WAIT_S = 110.0
 def blocks(page: str) -> list[tuple[str, str]]:
     """The fenced blocks of a page with their languages, in order."""
     text = (tree.ROOT / "docs" / page).read_text()
-    found = re.findall(r"^( *)```(\w+)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
-    return [(language, textwrap.dedent(body)) for _, language, body in found]
+    actual = re.findall(r"^( *)```(\w+)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    return [(language, textwrap.dedent(body)) for _, language, body in actual]
 
 
 def commands(block: str) -> list[str]:
@@ -65,8 +65,11 @@ def test_the_page_for_people_from_torch(tmp_path: Path, programs: Template) -> N
 def test_the_page_of_consistency(tmp_path: Path, programs: Template) -> None:
     output = run_blocks(programs, "consistency.md", tmp_path)
     assert "1 server and 2 workers ended well" in output
-    found = dict(re.findall(r"^(?:\[worker 0\] )?(bounded|geo) ([\d.]+)$", output, re.MULTILINE))
-    assert {mode: float(auc) > 0.9 for mode, auc in found.items()} == {"bounded": True, "geo": True}
+    actual = dict(re.findall(r"^(?:\[worker 0\] )?(bounded|geo) ([\d.]+)$", output, re.MULTILINE))
+    assert {mode: float(auc) > 0.9 for mode, auc in actual.items()} == {
+        "bounded": True,
+        "geo": True,
+    }
 
 
 def test_the_page_of_rows(tmp_path: Path, programs: Template) -> None:

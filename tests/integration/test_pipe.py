@@ -45,7 +45,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """No descriptor of this process, no child of its keeper."""
-    with Pipe("true") as pipe, pipe.open(found(Path(__file__))) as stream:
+    with Pipe("true") as pipe, pipe.open(file_at(Path(__file__))) as stream:
         read(stream)  # there is a keeper from now on
     before = set(os.listdir("/proc/self/fd"))
     yield
@@ -58,7 +58,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 def children(parent: int, word: str = "") -> list[int]:
     """Processes, zombies too."""
-    found = []
+    actual = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -66,18 +66,18 @@ def children(parent: int, word: str = "") -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(status[1]) == parent and word in command:
-            found.append(int(pid))
-    return found
+            actual.append(int(pid))
+    return actual
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> DataFile:
     path = tmp_path / "part-0.txt"
     path.write_text(TEXT)
-    return found(path)
+    return file_at(path)
 
 
-def found(path: Path) -> DataFile:
+def file_at(path: Path) -> DataFile:
     return DataFile(str(path), path.stat().st_size)
 
 
@@ -118,15 +118,15 @@ def test_a_file_goes_through_a_command(
     assert through(command, file) == expected
 
 
-def test_what_is_compressed_is_fed_as_text_and_no_more_than_the_command_wants(
+def test_compressed_files_are_fed_as_text_and_only_as_far_as_the_command_reads(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
-    file = found(tmp_path / "a.gz")
+    file = file_at(tmp_path / "a.gz")
     assert through("cat", file) == TEXT
     assert through("head -n 1", file) == "line 0\n"
     (tmp_path / "b.gz").write_bytes(gzip.compress(TEXT.encode())[:-100])
-    file = found(tmp_path / "b.gz")
+    file = file_at(tmp_path / "b.gz")
     with pytest.raises(DataError, match=r"cannot decompress .*b\.gz"):
         through("cat", file)
 
@@ -140,7 +140,7 @@ def test_the_command_waits_for_its_reader(file: DataFile) -> None:
     assert buffer[: sizes[-1]].tobytes().strip(b"y\n") == b""
 
 
-def test_what_a_command_leaves_behind_does_not_go_on(file: DataFile) -> None:
+def test_children_of_a_command_end_with_it(file: DataFile) -> None:
     assert set(through("yes & sleep 0.05", file)) == {"y", "\n"}
 
 
@@ -157,7 +157,7 @@ def test_what_a_command_leaves_behind_does_not_go_on(file: DataFile) -> None:
         (python("1/0"), r"found 1; [^$]*\nZeroDivisionError: division by zero$"),
     ],
 )
-def test_a_command_that_fails_is_an_error_with_its_last_words(
+def test_a_failing_command_is_an_error_with_its_last_lines(
     command: str, message: str, file: DataFile
 ) -> None:
     with pytest.raises(DataError, match=rf"on {file.path}: expected .*{message}"):
@@ -185,7 +185,7 @@ def test_a_command_that_hangs_is_killed(command: str, file: DataFile) -> None:
 
 
 def test_a_command_that_reads_slowly_has_not_hung(file: DataFile) -> None:
-    """Twice as long as the patience without output, but it goes on reading."""
+    """Twice the timeout without output, but the command still reads."""
     slow = "; ".join(["sleep 0.05", "head -c 1000 >&2"] * 20)
     assert through(f"{slow}; echo done", file, patience_s=0.5) == "done\n"
 
@@ -204,11 +204,11 @@ def test_a_file_that_has_changed_is_an_error(file: DataFile) -> None:
             pipe.open(file)
 
 
-def test_closing_in_the_middle_leaves_nothing_behind(tmp_path: Path, file: DataFile) -> None:
+def test_closing_in_the_middle_leaves_no_process(tmp_path: Path, file: DataFile) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
     for path in (Path(file.path), tmp_path / "a.gz"):
         for command in ("cat", "trap : TERM; cat | cat; sleep 1000"):
-            with Pipe(command) as pipe, pipe.open(found(path)) as stream:
+            with Pipe(command) as pipe, pipe.open(file_at(path)) as stream:
                 assert stream.readinto(np.empty(10, np.uint8)) == 10
 
 
@@ -285,7 +285,7 @@ def test_a_reader_that_fails_at_a_later_file_names_it_and_the_line(
     tmp_path: Path, file: DataFile
 ) -> None:
     (tmp_path / "bad.txt").write_text("line 1\nline x\n")
-    bad = found(tmp_path / "bad.txt")
+    bad = file_at(tmp_path / "bad.txt")
     with Pipe(reader(tmp_path)) as pipe:
         with pipe.open(file) as stream:
             assert read(stream) == NUMBERS
@@ -314,7 +314,7 @@ def test_an_interpreter_that_dies_while_it_waits_is_replaced(
             assert read(stream) == NUMBERS
 
 
-def test_an_interpreter_that_fails_behind_its_last_file_is_told(
+def test_an_interpreter_that_fails_after_its_last_file_is_an_error(
     tmp_path: Path, file: DataFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     command = reader(tmp_path)

@@ -69,18 +69,18 @@ def batches(num: int = 8, seed: int = 1) -> list[dict[str, Any]]:
 
 def times(num: int, data: list[dict[str, Any]]) -> dict[int, int]:
     """How often each key counts if each batch is trained on so often."""
-    found = Counter[int]()
+    actual = Counter[int]()
     for batch in data:
         for key in set(batch["a"].tolist()):
-            found[key] += num
-    return dict(found)
+            actual[key] += num
+    return dict(actual)
 
 
 def counts(cluster: Cluster) -> dict[int, int]:
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
     rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
-    found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
-    return {key: count for key, count in found.items() if count}
+    actual = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+    return {key: count for key, count in actual.items() if count}
 
 
 def make_optimizer(cluster: Cluster, model: Model, mode: str = "async") -> tr.DistributedOptimizer:
@@ -133,7 +133,7 @@ def prefetch_twice(cluster: Cluster, mode: str, kill_at: int = 0) -> None:
 
 @MODES
 @pytest.mark.parametrize("kill_at", [1, 5, 9, 14])
-def test_a_loop_of_prefetch_leaves_out_what_was_trained_on(
+def test_a_prefetch_loop_skips_the_batches_already_trained_on(
     job: Job, mode: str, kill_at: int
 ) -> None:
     die(job, lambda cluster: prefetch_twice(cluster, mode, kill_at))
@@ -174,7 +174,7 @@ def test_a_loop_that_does_not_ask_is_refused(job: Job, mode: str) -> None:
 
 
 @MODES
-def test_a_loop_of_ones_own_asks_what_is_left(job: Job, mode: str) -> None:
+def test_a_custom_loop_asks_for_the_remaining_streams(job: Job, mode: str) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         model = Model(kill_at)
         optimizer = make_optimizer(cluster, model, mode)
@@ -190,7 +190,7 @@ def test_a_loop_of_ones_own_asks_what_is_left(job: Job, mode: str) -> None:
         assert counts(cluster) == times(2, batches())
 
 
-def test_meetings_within_a_loop_cannot_be_gone_on_with(job: Job) -> None:
+def test_meetings_within_a_loop_cannot_be_resumed(job: Job) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         model = Model(kill_at)
         optimizer = make_optimizer(cluster, model)
@@ -228,7 +228,7 @@ def test_data_without_streams_is_read_again(
     assert ("worker 0 was started again" in caplog.text) == (kill_at > 1)
 
 
-def test_an_order_that_was_drawn_cannot_be_gone_on_with(job: Job) -> None:
+def test_a_random_order_cannot_be_resumed(job: Job) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         loader = torch.utils.data.DataLoader(batches(), batch_size=None, shuffle=True)
         make_trainer(cluster, Model(kill_at)).fit(loader)
@@ -245,24 +245,24 @@ def test_calls_that_are_over_give_what_they_gave_and_write_nothing(
 ) -> None:
     def run(cluster: Cluster, kill_at: int = 0) -> list[dict[str, float]]:
         trainer = make_trainer(cluster, Model(kill_at), metrics=[tr.metrics.AUC()])
-        found = []
+        actual = []
         for number in range(3):
-            found.append(trainer.fit(batches()))
+            actual.append(trainer.fit(batches()))
             trainer.save(tmp_path / f"{number}")
-            found.append(trainer.evaluate(batches(3)))
-            for figures in found[-2:]:
+            actual.append(trainer.evaluate(batches(3)))
+            for figures in actual[-2:]:
                 del figures["examples_per_s"]
-            told.append(found[-2:])
-        return found
+            figures_of_all.append(actual[-2:])
+        return actual
 
-    told: list[Any] = []
+    figures_of_all: list[Any] = []
     die(job, lambda cluster: run(cluster, 20))
-    predecessors, told = [figures for pair in told for figures in pair], []
+    predecessors, figures_of_all = [figures for pair in figures_of_all for figures in pair], []
     with job.join(0, 1) as cluster:
-        found = run(cluster)
+        actual = run(cluster)
         assert counts(cluster) == times(3, batches())
-    assert [repr(figures) for figures in found[:4]] == [repr(f) for f in predecessors]
-    assert found[4]["examples"] == 5 * BATCH
+    assert [repr(figures) for figures in actual[:4]] == [repr(f) for f in predecessors]
+    assert actual[4]["examples"] == 5 * BATCH
 
 
 def test_figures_that_are_not_kept_are_nan(
@@ -284,25 +284,25 @@ def test_figures_that_are_not_kept_are_nan(
     assert "train: its figures are NaN: coord.gather" in caplog.text
 
 
-def test_who_was_killed_behind_the_end_has_nothing_left_to_do(job: Job) -> None:
+def test_a_worker_killed_after_the_end_has_nothing_left_to_do(job: Job) -> None:
     def train(cluster: Cluster) -> None:
         trainer = make_trainer(cluster, Model())
         trainer.fit(batches())
         trainer.evaluate(batches(3))
 
-    def of(worker: int) -> Cluster:
+    def cluster_of(worker: int) -> Cluster:
         return job.join(worker, 2)
 
-    one, two = in_threads([lambda w=w: of(w) for w in (0, 1)])
+    one, two = in_threads([lambda w=w: cluster_of(w) for w in (0, 1)])
     in_threads([lambda c=c: train(c) for c in (one, two)])
     two.close()
-    with of(1) as successor:
+    with cluster_of(1) as successor:
         train(successor)
         assert counts(one) == times(1, batches())
     one.close()
 
 
-def test_a_dump_cannot_be_gone_on_with(job: Job, tmp_path: Path) -> None:
+def test_a_dump_cannot_be_resumed(job: Job, tmp_path: Path) -> None:
     schema = tr.data.Schema([tr.data.InsId("id"), tr.data.Sparse("a"), tr.data.Label()])
     columns = {
         "id": [str(number) for number in range(32)],
@@ -322,7 +322,7 @@ def test_a_dump_cannot_be_gone_on_with(job: Job, tmp_path: Path) -> None:
     cluster.abandon()
 
 
-def test_buffers_begin_anew_and_the_log_says_so(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_buffers_start_fresh_with_a_log_line(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         model = Model(kill_at)
         model.register_buffer("seen", torch.zeros(1))
@@ -346,7 +346,7 @@ def test_passes_of_a_stream_are_begun_together(job: Job) -> None:
     cluster.abandon()
 
 
-def test_a_checkpoint_that_was_loaded_may_be_gone(job: Job, tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_may_be_deleted(job: Job, tmp_path: Path) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         checkpoints = tr.Checkpoints(tmp_path / "c", every_steps=2, keep=1)
         trainer = make_trainer(cluster, Model(kill_at), "sync")
@@ -364,7 +364,7 @@ def test_a_checkpoint_that_was_loaded_may_be_gone(job: Job, tmp_path: Path) -> N
 # ---- workers among others ----
 
 
-def test_a_global_shuffle_that_is_over_cannot_be_taken_part_in(job: Job, tmp_path: Path) -> None:
+def test_joining_a_finished_global_shuffle_is_refused(job: Job, tmp_path: Path) -> None:
     data = tmp_path / "data.txt"
     data.write_text("".join(f"1 {i % NUM_KEYS} 1 1.0\n" for i in range(64)))
     schema = tr.data.multislot([tr.data.Sparse("a"), tr.data.Label()])
@@ -388,15 +388,15 @@ def test_a_global_shuffle_that_is_over_cannot_be_taken_part_in(job: Job, tmp_pat
         cluster.abandon()
 
 
-def test_workers_hear_of_one_that_is_missed_and_of_its_return(job: Job) -> None:
-    said: queue.Queue[str] = queue.Queue()
+def test_workers_are_notified_of_a_silent_worker_and_of_its_return(job: Job) -> None:
+    answers: queue.Queue[str] = queue.Queue()
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.put(record.getMessage())
+            answers.put(record.getMessage())
 
     def wait_said(text: str) -> None:
-        while text not in said.get(timeout=60):
+        while text not in answers.get(timeout=60):
             pass
 
     logger, listener = logging.getLogger("trireme"), Listener()

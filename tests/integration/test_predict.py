@@ -117,19 +117,19 @@ def test_every_example_of_files_is_answered(
     else:
         table = pq.read_table(tmp_path / output)
         assert table.column_names == ["ins_id", "score", "both"]
-        found = pq.read_metadata(tmp_path / output).metadata
-        assert found[b"trireme.examples"] == b"100"
-        assert 0 <= int(found[b"trireme.missing"]) < int(found[b"trireme.keys"])
-        assert int(found[b"trireme.version"]) == expected.version
+        actual = pq.read_metadata(tmp_path / output).metadata
+        assert actual[b"trireme.examples"] == b"100"
+        assert 0 <= int(actual[b"trireme.missing"]) < int(actual[b"trireme.keys"])
+        assert int(actual[b"trireme.version"]) == expected.version
         names = table["ins_id"].to_pylist()
         scores = table["score"].to_numpy()
         pairs = np.array(table["both"].to_pylist(), np.float32)
     assert names == NAMES
     np.testing.assert_allclose(scores, score, rtol=0, atol=1e-6)
     np.testing.assert_allclose(pairs, both, rtol=0, atol=1e-6)
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith(f"predict: 100 examples to {output}; of ")
-    assert said[-1].endswith(" had no row")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith(f"predict: 100 examples to {output}; of ")
+    assert lines[-1].endswith(" had no row")
 
 
 def test_fields_are_read_from_text() -> None:

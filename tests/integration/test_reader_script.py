@@ -104,12 +104,12 @@ def test_the_command_is_one_plain_program_with_absolute_paths(folder: Path) -> N
         ("python 'reader.py", "expected a command, found .*No closing quotation"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(command: str, message: str, folder: Path) -> None:
+def test_impossible_settings_are_refused_by_name(command: str, message: str, folder: Path) -> None:
     with pytest.raises(BadRequest, match=message):
         reader_command(command, "config.yaml")
 
 
-def test_a_command_without_a_script_is_left_as_it_is(folder: Path) -> None:
+def test_a_command_without_a_script_is_unchanged(folder: Path) -> None:
     assert reader_command("cat", "config.yaml", ["a=1"]) == "cat"
 
 

@@ -58,20 +58,22 @@ def make_trainer(cluster: Cluster, mode: str) -> tr.Trainer:
 
 
 def digest(server: InProcessServer) -> str:
-    """Of all rows with their optimizer state and marks, all blocks with theirs, all streams."""
-    state, found = server.state, hashlib.sha256()
+    """A hash of all rows and blocks with their optimizer state and marks, and of all streams."""
+    state, actual = server.state, hashlib.sha256()
     for name in sorted(state.tables):
         for bucket in range(NUM_BUCKETS):
             content = state.tables[name].rows.snapshot(bucket)
             for array in (content.keys, content.classes, content.rows):
-                found.update(array.tobytes())
-            found.update(repr(sorted(content.marks.items())).encode())
+                actual.update(array.tobytes())
+            actual.update(repr(sorted(content.marks.items())).encode())
     for spec in state.blocks.specs():
-        found.update(state.blocks.read([spec.id]).tobytes())
+        actual.update(state.blocks.read([spec.id]).tobytes())
         for name, tensor in sorted(state.blocks.state_of(spec.id).items()):
-            found.update(name.encode() + tensor.numpy().tobytes())
-    found.update(repr([(i, s.last, s.position) for i, s in sorted(state.streams.items())]).encode())
-    return found.hexdigest()
+            actual.update(name.encode() + tensor.numpy().tobytes())
+    actual.update(
+        repr([(i, s.last, s.position) for i, s in sorted(state.streams.items())]).encode()
+    )
+    return actual.hexdigest()
 
 
 class Trained:

@@ -95,7 +95,7 @@ def test_forked_workers_of_a_data_loader_read_s3(s3):
         ("s3://bucket/odd/empty", "found the empty file 's3://bucket/odd/empty'"),
     ],
 )
-def test_what_is_not_there_is_named(s3, paths, message):
+def test_missing_files_are_named(s3, paths, message):
     with pytest.raises(DataError, match=message):
         make(s3, paths)
 
@@ -110,7 +110,7 @@ def test_an_object_that_changes_is_an_error(s3):
             list(dataset)
 
 
-def test_what_was_added_is_found(s3):
+def test_added_rows_are_listed(s3):
     put(s3, "growing/part-1", TEXTS[0])
     assert len(make(s3, "s3://bucket/growing/*").files) == 1
     put(s3, "growing/part-2", TEXTS[0])
@@ -142,7 +142,7 @@ def test_a_missing_package_is_named(monkeypatch):
         QueueDataset("nfs3://x", schema=criteo(), batch_size=1)
 
 
-def test_hdfs_without_its_library_says_what_it_needs(monkeypatch):
+def test_hdfs_without_its_library_is_an_error_that_names_it(monkeypatch):
     def refuse(location: str, **options: object) -> None:
         raise OSError("Unable to load libjvm " + "dlopen failed: " * 1000)
 

@@ -60,9 +60,9 @@ def test_values_are_fetched_by_name(capsys: pytest.CaptureFixture[str], threads:
         rf" shape \(50,\), m {number}, n \d+, who \[id\d+ .* \.\.\.\] of shape \(50,\),"
         rf" bias {number}"
     )
-    found = [re.fullmatch(pattern, line) for line in lines]
-    assert all(found), lines
-    assert [int(match[1]) for match in found if match] == [4, 8, 12, 16, 20]
+    result = [re.fullmatch(pattern, line) for line in lines]
+    assert all(result), lines
+    assert [int(match[1]) for match in result if match] == [4, 8, 12, 16, 20]
 
 
 def test_only_the_first_worker_prints_and_every_worker_refuses(
@@ -122,7 +122,7 @@ def test_a_wrong_report_is_refused() -> None:
         ("sync", 1, "wait pull forward backward push other", "read unique"),
     ],
 )
-def test_debug_says_where_the_time_went(
+def test_debug_logs_where_time_is_spent(
     capsys: pytest.CaptureFixture[str], mode: str, threads: int, in_loop: str, behind: str
 ) -> None:
     with embedded() as cluster:
@@ -137,11 +137,11 @@ def test_debug_says_where_the_time_went(
         r"train: (batch 5|batch 10|all 10 batches): (\d+) in ([\d.]+) s, [\d,]+ examples/s;"
         r" loop(?: of 3 threads)?: (.*); behind it: (.*)"
     )
-    found = [re.fullmatch(pattern, line) for line in lines]
-    assert all(found), lines
-    assert [match[1] for match in found if match] == ["batch 5", "batch 10", "all 10 batches"]
-    assert [match[2] for match in found if match] == ["5", "5", "10"]
-    last = found[-1]
+    result = [re.fullmatch(pattern, line) for line in lines]
+    assert all(result), lines
+    assert [match[1] for match in result if match] == ["batch 5", "batch 10", "all 10 batches"]
+    assert [match[2] for match in result if match] == ["5", "5", "10"]
+    last = result[-1]
     assert last is not None
     parts, others = (
         {p.split()[0]: float(p.split()[1]) for p in g.split(", ")} for g in last.groups()[3:]
@@ -200,9 +200,9 @@ def test_a_batch_whose_outputs_are_not_finite_is_named_and_not_applied(
     with embedded() as cluster:
         model = Seen()
         trainer = trainer_of(model, cluster, threads=threads, strategy=tr.Strategy(mode))
-        with pytest.raises(NotFinite) as found:
+        with pytest.raises(NotFinite) as actual:
             trainer.fit(Named(1000, factor=factor))
-        message = str(found.value)
+        message = str(actual.value)
         assert re.search("found -?(inf|nan) in output 'output' of examples with ins_id", message)
         assert "ins_id 'id355', 'id357', 'id399'; the batch of 50" in message
         assert r"before position (400,) of stream 0; nothing of it was pushed" in message
@@ -247,7 +247,7 @@ def test_an_output_that_is_not_by_example_names_the_batch() -> None:
             trainer.fit(Named(500))
 
 
-def test_figures_are_those_of_all_workers_unless_said_otherwise(tmp_path: Path) -> None:
+def test_metrics_cover_all_workers_unless_configured_otherwise(tmp_path: Path) -> None:
     def work(cluster: Cluster) -> list[dict[str, float]]:
         trainer = trainer_for(cluster)
         trainer.load(tmp_path / "trained")

@@ -77,10 +77,10 @@ def run(
         return {"rows": rows, **model, **random, **about}
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name in found.keys() - {"figures", "steps"}:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
+    for name in actual.keys() - {"figures", "steps"}:
+        np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
 
 
 # ---- kinds of data ----
@@ -131,7 +131,7 @@ DATA: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_a_run_goes_on_behind_the_last_batch(kind: str, tmp_path: Path) -> None:
+def test_a_run_resumes_after_the_last_batch(kind: str, tmp_path: Path) -> None:
     make = lambda: DATA[kind](tmp_path)  # noqa: E731 anew in every run, as a script does
     whole = run(tmp_path / "whole", make())
     assert whole["steps"] == LAST
@@ -184,8 +184,8 @@ def test_a_damaged_checkpoint_is_reported_and_passed_over(
     rest = run(tmp_path / "damaged", array_dataset(NUM_BATCHES))
     assert rest["steps"] == LAST - 13
     assert_same(rest, whole)
-    [said] = [r.getMessage() for r in caplog.records if "passing over" in r.getMessage()]
-    assert str(folders[-1]) in said
+    [warning] = [r.getMessage() for r in caplog.records if "passing over" in r.getMessage()]
+    assert str(folders[-1]) in warning
     assert (tmp_path / "damaged" / "5").is_dir()  # the number of the damaged one is not used again
 
 
@@ -226,7 +226,7 @@ def test_another_number_of_workers_is_refused_with_both(tmp_path: Path) -> None:
         job.run(2, work)
 
 
-def test_what_resume_cannot_mean_is_refused(tmp_path: Path) -> None:
+def test_contradictory_resume_options_are_refused(tmp_path: Path) -> None:
     with embedded(threads=1) as cluster:
         trainer = resumed_script.make_trainer("sync", Model(), cluster=cluster)
         checkpoints = tr.Checkpoints(tmp_path, every_steps=1)
@@ -262,11 +262,11 @@ def test_sync_workers_of_unequal_streams_save_by_the_clock_at_one_step(tmp_path:
 
     with Job(2) as job:
         job.run(3, work)
-    found = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
-    assert len(found) > 2
+    actual = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    assert len(actual) > 2
     with Job(1) as job, job.join(0, 1) as cluster:
         trainer = resumed_script.make_trainer("sync", resumed_script.Model(), cluster=cluster)
-        for path in found:
+        for path in actual:
             trainer.load(path)
             rows, marks = job.servers[0].state.tables["t"].rows, set()
             for bucket in range(4096):

@@ -150,7 +150,7 @@ def test_a_reader_class_feeds_the_model_as_in_paddlerec(
         ({}, ["runner.infer_load_path=out", "--infer"], "out/0/manifest.json, found none"),
     ],
 )
-def test_what_is_wrong_ends_with_an_error_before_training(
+def test_wrong_configurations_end_with_an_error_before_training(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     files: dict[str, str | None],

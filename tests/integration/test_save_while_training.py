@@ -54,15 +54,15 @@ class Bucket(NamedTuple):
 
 def buckets(server: InProcessServer) -> list[Bucket]:
     """All that a server holds."""
-    table, buckets_held = server.state.tables["t"], []
+    table, actual = server.state.tables["t"], []
     layout = RowLayout.of(table.schema, table.rows)
     for number in server.state.map().owned_by(server.state.index).tolist():
-        snapshot = table.rows.snapshot(number)
-        marks = dict(snapshot.marks)
-        buckets_held.append(
-            Bucket(snapshot.keys, layout.weights(snapshot.rows), layout.state(snapshot.rows), marks)
+        content = table.rows.snapshot(number)
+        marks = dict(content.marks)
+        actual.append(
+            Bucket(content.keys, layout.weights(content.rows), layout.state(content.rows), marks)
         )
-    return buckets_held
+    return actual
 
 
 class Expected:
@@ -103,9 +103,9 @@ class Expected:
 def owned_keys() -> list[np.ndarray]:
     """Per bucket, those that are pushed."""
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
-    bucket_of_key = np.empty(NUM_KEYS, np.uint16)
-    _core.buckets(keys, bucket_of_key)
-    return [np.flatnonzero(bucket_of_key == bucket) for bucket in range(4096)]
+    owners = np.empty(NUM_KEYS, np.uint16)
+    _core.buckets(keys, owners)
+    return [np.flatnonzero(owners == bucket) for bucket in range(4096)]
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +135,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[in
     with Job(2) as job:
         clusters = [job.join(worker, NUM_WORKERS) for worker in range(NUM_WORKERS)]
         clusters[0].ensure_table(TABLE)
-        work: list[Callable[[], int]] = [
-            lambda cluster=cluster: train(cluster) for cluster in clusters
-        ]
+        work: list[Callable[[], int]] = [lambda worker=worker: train(worker) for worker in clusters]
         lasts = in_threads([*work, lambda: save(clusters[0])])[:NUM_WORKERS]
         for cluster in clusters:
             cluster.close()
@@ -152,15 +150,15 @@ def test_no_checkpoint_is_torn(saved: tuple[list[Path], list[int], Expected]) ->
         cluster.ensure_table(TABLE)
         for path in paths:
             load_checkpoint(cluster.client, path)
-            loaded = buckets(job.servers[0])
-            for bucket, keys in zip(loaded, owned, strict=True):
+            actual = buckets(job.servers[0])
+            for bucket, keys in zip(actual, owned, strict=True):
                 expected.check(bucket, keys)
-            num_unequal += len({tuple(sorted(bucket.marks.items())) for bucket in loaded}) > 1
+            num_unequal += len({tuple(sorted(bucket.marks.items())) for bucket in actual}) > 1
     print(f"{len(paths)} checkpoints, {num_unequal} of them with buckets of several moments")
     assert num_unequal, "nothing was pushed while saving: this shows nothing"
 
 
-def test_a_run_goes_on_from_each_checkpoint_without_loss_or_repetition(
+def test_a_run_resumes_from_each_checkpoint_without_loss_or_repetition(
     saved: tuple[list[Path], list[int], Expected],
 ) -> None:
     paths, lasts, expected = saved

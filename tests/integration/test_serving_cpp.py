@@ -50,10 +50,10 @@ def test_cpp_finds_the_numbers_that_python_finds(dtype: str, program: Path, tmp_
         export_model(trainer, tmp_path / "export", batch=ids, dtype=dtype)
     known = keys[rng.integers(0, NUM_KEYS, 300)].tolist()
     bags = [[*known[i : i + i % 4], 5, 2**64 - 1] for i in range(len(known))]
-    found, said = pooled(program, tmp_path / "export/tables/0", bags)
+    actual, errors = pooled(program, tmp_path / "export/tables/0", bags)
     expected = Predictor(tmp_path / "export").predict({"a": bags}).outputs["output"]
-    np.testing.assert_allclose(found, expected[:, 0].numpy(), rtol=0, atol=1e-6)
-    assert said == f"keys without a row: {2 * len(bags)}\n"
+    np.testing.assert_allclose(actual, expected[:, 0].numpy(), rtol=0, atol=1e-6)
+    assert errors == f"keys without a row: {2 * len(bags)}\n"
 
 
 def test_cpp_reads_each_dim_of_a_table(program: Path, tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_cpp_reads_each_dim_of_a_table(program: Path, tmp_path: Path) -> None:
     expected = Predictor(tmp_path / "export").predict(dict.fromkeys(dims, bags)).outputs["output"]
     for number, feature in enumerate(dims):
         keys = [tr.nn.keys_of(feature, bag).tolist() for bag in bags]
-        found, _ = pooled(program, tmp_path / f"export/tables/{number}", keys)
+        actual, _ = pooled(program, tmp_path / f"export/tables/{number}", keys)
         columns = expected.split((3, 5), 1)[number]
-        np.testing.assert_allclose(found, columns.numpy(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(actual, columns.numpy(), rtol=0, atol=1e-6)
 
 
 def pooled(program: Path, folder: Path, bags: list[list[int]]) -> tuple[np.ndarray, str]:

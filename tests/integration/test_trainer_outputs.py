@@ -108,10 +108,10 @@ def test_states_of_any_size_merge_over_workers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gather_arrays, "_WORKER_BYTES_MAX", 1_000_003)
     with Job(1) as job:
         results = job.run(3, work)
-    for found in results:
+    for actual in results:
         for name in ("auc", "pass_auc", "gauc", "by_user.users", "by_user.sum", "examples"):
-            assert found[name] == expected[name]
-        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+            assert actual[name] == expected[name]
+        assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_wrong_outputs_labels_and_metrics_get_typed_errors() -> None:

@@ -32,7 +32,9 @@ def files_of(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def test_what_is_whole_is_said_to_be(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_intact_checkpoints_are_reported_as_intact(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["verify", str(saved)]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.partition(": ")[0] for line in lines]
@@ -61,8 +63,8 @@ def test_each_damaged_file_is_named_once(
                 damaged.write_bytes(content[:-1] if damage == "cut" else content)
             is_gone = damage == "remove" and file.name == "manifest.json"
             assert cli.main(["verify", "--quiet", str(copy)]) == (2 if is_gone else 1)
-            output = capsys.readouterr()
-            text = output.err if is_gone else output.out
+            captured = capsys.readouterr()
+            text = captured.err if is_gone else captured.out
             assert str(copy if is_gone else damaged.relative_to(copy)) in text, (file, damage)
             assert len(text.splitlines()) == 1, text
             shutil.rmtree(copy)

@@ -51,8 +51,8 @@ def run(*command: str, cwd: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     run(*PIP, "wheel", ".", "--no-build-isolation", "--no-deps", "-w", str(folder), cwd=ROOT)
-    (found,) = folder.iterdir()
-    return found
+    (actual,) = folder.iterdir()
+    return actual
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ class Training:
 
 @pytest.fixture(scope="module")
 def undisturbed(programs: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run in sync that nobody disturbs."""
+    """The folder of an undisturbed run in sync."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with Training(programs, folder, "sync") as training:
         figures = training.run(1, [])
@@ -167,11 +167,11 @@ def test_every_batch_is_applied_once_whenever_workers_are_killed(
 
 def expected_counts() -> dict[int, int]:
     """How often each key is in a batch."""
-    found = Counter[int]()
+    actual = Counter[int]()
     for worker, epoch in itertools.product((0, 1), range(restarted_script.EPOCHS)):
         for batch in restarted_script.Data().stream(worker, 2, epoch=epoch):
-            found.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
-    return dict(found)
+            actual.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
+    return dict(actual)
 
 
 def counts(path: Path) -> dict[int, int]:
@@ -181,5 +181,5 @@ def counts(path: Path) -> dict[int, int]:
         restarted_script.make_trainer("async", model, cluster).load(path)
         keys = _core.unique(np.arange(restarted_script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
         rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
-        found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
-        return {key: count for key, count in found.items() if count}
+        actual = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+        return {key: count for key, count in actual.items() if count}

@@ -22,7 +22,7 @@ FEATURES = ("a", "b")
 
 
 class Data:
-    """Endless random batches; iterating anew goes on after the last one."""
+    """Endless random batches; a new iterator continues after the last batch."""
 
     def __init__(self, batches: int | None, *, listens: bool) -> None:
         self._batches = batches
@@ -47,7 +47,7 @@ class Data:
 def wait_told() -> None:
     # Not through sys.stdin: processes that a DataLoader forks would wait for its lock.
     if not os.read(sys.stdin.fileno(), 1):
-        threading.Event().wait()  # nobody is there to tell
+        threading.Event().wait()  # standard input has ended
 
 
 def some_batch(generator: torch.Generator) -> dict[str, torch.Tensor]:

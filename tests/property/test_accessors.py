@@ -81,7 +81,7 @@ class Ours:
         return saved
 
     def compare(self, model: Accessor, time: int, day_over: bool) -> None:
-        found: dict[int, Any] = {}
+        actual: dict[int, Any] = {}
         for table in self.tables:
             keys, records = self.records(table)
             policy = model.numbers
@@ -89,18 +89,18 @@ class Ours:
             unseen = row_selection.unseen_days(records, time)
             pulled = np.empty((len(keys), 2))
             table.rows.statistics(keys, pulled, time, day_over, POOL)
-            np.testing.assert_allclose(pulled, np.stack([show, click], 1), rtol=1e-12)
+            np.testing.assert_array_equal(pulled, np.stack([show, click], 1))
             for i, key in enumerate(keys.tolist()):
                 record = records[i]
-                found[key] = (show[i], click[i], record["delta_score"], unseen[i])
+                actual[key] = (show[i], click[i], record["delta_score"], unseen[i])
                 assert record["feature"] == model.rows[key].slot
         expected = {
             key: (row.show, row.click, row.delta_score, row.unseen_days)
             for key, row in model.rows.items()
         }
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key, row in expected.items():
-            np.testing.assert_allclose(found[key], row, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(actual[key], row, rtol=1e-5, atol=1e-6)
 
 
 class Core(Ours):

@@ -91,7 +91,9 @@ class Pair:
         pieces = taken.split(parts, num_parts, self.pool)
         for part in self.random.sample(range(num_parts), num_parts):
             self.store.append_piece(pieces[part])
-            self.model += [row for row, of in zip(rows, parts.tolist(), strict=True) if of == part]
+            self.model += [
+                row for row, owner in zip(rows, parts.tolist(), strict=True) if owner == part
+            ]
 
     def compare(self) -> None:
         assert self.store.num_rows == len(self.model)

@@ -185,7 +185,7 @@ class Requests:
 
 
 @pytest.mark.parametrize("mode", ["async", "sync", "bounded", "geo"])
-def test_a_server_that_starts_again_holds_what_it_held(tmp_path: Path, mode: str) -> None:
+def test_a_restarted_server_holds_the_same_bytes(tmp_path: Path, mode: str) -> None:
     random = Random(f"{SEED} recovery {mode}")
     number = 0
     with named_in_failure(lambda: f"request {number}"):
@@ -210,8 +210,8 @@ def test_a_server_that_starts_again_holds_what_it_held(tmp_path: Path, mode: str
             for server in servers:
                 server.state.raise_version(requests.version)
         servers[1].restart()
-        found, expected = (server.content() for server in reversed(servers))
+        actual, expected = (server.content() for server in reversed(servers))
         for name in expected:
-            assert found[name] == expected[name], name
+            assert actual[name] == expected[name], name
         for server in servers:
             server.close()

@@ -151,9 +151,9 @@ def test_lookups_while_a_table_grows_find_every_row_that_was_there() -> None:
         while not done.is_set():
             was_there = (np.arange(num_pushes) < num_done[:, None]).repeat(size)
             rows = rng.integers(0, len(keys), 20_000)
-            found = lookup(table, keys[rows], pool)
-            is_grown = (found == grown[rows]).all(axis=1)
-            assert (is_grown | (found == start[rows]).all(axis=1)).all()
+            actual = lookup(table, keys[rows], pool)
+            is_grown = (actual == grown[rows]).all(axis=1)
+            assert (is_grown | (actual == start[rows]).all(axis=1)).all()
             assert is_grown[was_there[rows]].all()
 
     with named_in_failure():

@@ -30,7 +30,7 @@ def plain(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_what_was_printed_is_read_back(plain, number, tmp_path):
+def test_printed_examples_are_read_back(plain, number, tmp_path):
     random = Random(f"{SEED} {number}")
     path = tmp_path / "part"
     with named_in_failure():

@@ -16,9 +16,9 @@ UNITS = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
 
 
 def section(title: str) -> str:
-    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    assert found, title
-    return found[1]
+    match = re.search(rf"^## {re.escape(title)}$(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert match, title
+    return match[1]
 
 
 def first_column(text: str) -> set[str]:
@@ -52,7 +52,7 @@ def test_the_fields_of_a_push_are_described() -> None:
 
 
 def test_the_numbers_given_for_limits_are_the_defaults() -> None:
-    found = re.findall(r"`(\w+)` = `?([\d.]+)`? ?(GiB|MiB|s\b|)", PAGE)
-    assert len(found) > 8
-    for name, number, unit in found:
+    actual = re.findall(r"`(\w+)` = `?([\d.]+)`? ?(GiB|MiB|s\b|)", PAGE)
+    assert len(actual) > 8
+    for name, number, unit in actual:
         assert getattr(Limits(), name) == float(number) * UNITS[unit], name

@@ -15,11 +15,11 @@ _FOLDERS = ("core", "bind", "src", "tests", "benchmarks", "examples", "docs", ".
 def files(*suffixes: str, under: str | None = None) -> list[Path]:
     """Our own files with one of the suffixes, build outputs left out."""
     folders = [ROOT / under] if under else [ROOT / name for name in _FOLDERS]
-    found = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
+    actual = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
     if not under:
-        found += [path for path in ROOT.iterdir() if path.suffix in suffixes]
-        found = [path for path in found if path.name != ".git"]  # a file in a git worktree
-    ours = [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+        actual += [path for path in ROOT.iterdir() if path.suffix in suffixes]
+        actual = [path for path in actual if path.name != ".git"]  # a file in a git worktree
+    ours = [path for path in actual if path.is_file() and "__pycache__" not in path.parts]
     return sorted(path for path in ours if not path.name.startswith("_core."))
 
 

@@ -298,7 +298,7 @@ def test_broken_rows_keep_positions_of_the_file(tmp_path):
     assert [y for batch in rest for y in batch["y"].tolist()] == right[30:]
 
 
-def test_files_that_are_not_what_their_name_says(tmp_path, folder):
+def test_files_whose_content_differs_from_their_ending(tmp_path, folder):
     for path in folder.glob("part-*"):
         whole = path.read_bytes()
         for junk in (Random(1).randbytes(1000), whole[:-1], whole[: len(whole) // 2], b"x"):

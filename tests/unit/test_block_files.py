@@ -23,7 +23,7 @@ TENSORS = {
 }
 
 
-def test_what_is_written_is_read_bit_by_bit(tmp_path: Path) -> None:
+def test_written_records_are_read_back_unchanged(tmp_path: Path) -> None:
     with written(LocalStorage(tmp_path), "x.safetensors") as (file, entry):
         write_tensors(file, TENSORS)
     path = tmp_path / "x.safetensors"

@@ -42,7 +42,7 @@ class Waits:
 
 
 def in_members(data: bytes, compress) -> bytes:
-    """Several compressed parts one behind the other, as parallel compressors write them."""
+    """Several compressed parts in one file, as parallel compressors write them."""
     third = len(data) // 3
     return b"".join(compress(part) for part in (data[:third], data[third:]))
 
@@ -128,8 +128,8 @@ def test_a_full_read_fills_the_buffer(file):
 
 def test_a_file_that_ends_too_early_or_has_changed_is_named(file):
     Path(file.path).write_bytes(Path(file.path).read_bytes()[:-10])
-    found = {"": "become shorter", ".gz": "has changed", ".zst": "has changed"}
-    with pytest.raises(DataError, match=f"part-1.*{found[Path(file.path).suffix]}"):
+    message = {"": "become shorter", ".gz": "has changed", ".zst": "has changed"}
+    with pytest.raises(DataError, match=f"part-1.*{message[Path(file.path).suffix]}"):
         read(open_bytes(file))
     Path(file.path).unlink()
     with pytest.raises(DataError, match=r"cannot read .*part-1.*No such file"):

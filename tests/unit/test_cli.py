@@ -158,12 +158,12 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def test_cli_flags_are_the_frozen_list() -> None:
-    found = {}
+    actual = {}
     for name, command in commands().items():
         options = sorted(flag for action in command._actions for flag in action.option_strings)
         places = [str(a.metavar) for a in command._actions if not a.option_strings]
-        found[name] = options + places
-    assert found == FLAGS
+        actual[name] = options + places
+    assert actual == FLAGS
 
 
 def test_cli_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

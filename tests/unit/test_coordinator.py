@@ -113,7 +113,7 @@ def test_a_successor_gets_the_next_incarnation_and_fences_its_predecessor(asker:
         ({"servers": None}, BadRequest, "expected field 'servers' of type list"),
     ],
 )
-def test_a_worker_that_disagrees_is_told_both_sides(
+def test_a_worker_that_disagrees_gets_an_error_with_both_values(
     asker: Asker, other: dict[str, Any], error: type[TriremeError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -153,7 +153,7 @@ def test_a_successor_joins_the_running_pass_at_once(asker: Asker) -> None:
     assert again == {**begun.body, "note": [4, -1]}
 
 
-def test_a_meeting_hands_everyone_what_each_brought_also_when_asked_again(asker: Asker) -> None:
+def test_a_meeting_gives_every_member_all_contributions_also_on_retry(asker: Asker) -> None:
     def gather(worker: int) -> Any:
         arrays = [np.full(worker + 1, worker)]
         return asker.gather(worker, "1", "talk", body={"from": worker}, arrays=arrays)
@@ -181,7 +181,7 @@ def test_the_same_process_joins_as_the_same_incarnation(asker: Asker) -> None:
     asker.begin(0, 1, 3)
 
 
-def test_a_call_that_comes_after_a_later_one_changes_nothing(asker: Asker) -> None:
+def test_a_delayed_call_after_a_later_one_changes_nothing(asker: Asker) -> None:
     begin = {"pass": 1, "together": True, "note": [], **asker.me(0)}
     asker.ask("coord.begin_pass", begin)
     asker.begin(1, 1)
@@ -239,7 +239,7 @@ def test_without_going_together_each_worker_begins_passes_by_itself(asker: Asker
     assert asker.script(0)["entered"] == 0
 
 
-def test_of_what_a_worker_and_its_successor_bring_the_first_counts(asker: Asker) -> None:
+def test_the_first_contribution_of_a_worker_or_its_successor_counts(asker: Asker) -> None:
     asker.gather(1, "1", body={"figures": 7})
     asker.join(1)
     asker.gather(1, "1", incarnation=2)
@@ -300,7 +300,7 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     for worker in (0, 1):
         asker.begin(worker, 1, note=[5])
     asker.gather(0, "1", number=1, arrays=[np.arange(3)])
-    met = asker.gather(1, "1", number=1)
+    gathered = asker.gather(1, "1", number=1)
     asker.gather(1, "2", number=1)  # waits
     other = Asker()
     other.coordinator.install(msgpack.unpackb(msgpack.packb(kept[-1]), strict_map_key=False))
@@ -308,5 +308,5 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     assert (script["entered"], script["met"]) == (1, ["1"])
     assert other.begin(1, 1, 2).body["note"] == [5]
     again = other.gather(1, "1", number=1, incarnation=2)
-    assert again.body == met.body
+    assert again.body == gathered.body
     assert [array.tolist() for array in again.arrays] == [[0, 1, 2]]

@@ -74,9 +74,9 @@ def test_a_stop_is_listed_until_there_is_a_checkpoint(folder: str) -> None:
         done.set_stopped(at)
         assert done.stopped() == at
     done.set_stopped(StopRecord(point, None, 7, None, path, {"auc": math.nan}))
-    of = done.stopped()
-    assert of is not None
-    assert math.isnan(of.evaluated["auc"])
+    job = done.stopped()
+    assert job is not None
+    assert math.isnan(job.evaluated["auc"])
     done.set_stopped(None)
     assert done.stopped() is None
     where, name = fsspec.core.url_to_fs(f"{folder}/{STOPPED}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import types
+import copy
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ SHOWS = np.array([3, 1, 1, 1])
 def test_fleets_sgd_undoes_the_mean_of_the_loss(home):
     rows = train(home, tr.optim.FleetSGD(lr=0.1), 1)
     np.testing.assert_allclose(rows[:, 0], -0.1 * SUMS, rtol=1e-6)
-    np.testing.assert_array_equal(rows[:, 1], 0)  # the tail begins behind the first update
+    np.testing.assert_array_equal(rows[:, 1], 0)  # the tail starts after the first update
 
 
 def test_fleets_adagrad_divides_by_the_shows(home):
@@ -78,7 +78,8 @@ def test_without_the_scale_a_gradient_is_that_of_the_loss(home, rule):
 
 def test_several_workers_in_sync_cannot_have_the_scale(home):
     model = EmbeddingBag(tr.Table("t", dim=2, optimizer=tr.optim.FleetSGD()), features=["a", "b"])
-    two = types.SimpleNamespace(pool=home.pool, num_workers=2)
+    two = copy.copy(home)
+    two.num_workers = 2
     with pytest.raises(BadRequest, match="expected scale='loss' for table 't' in sync with 2"):
         tr.DistributedOptimizer(None, model, strategy=tr.Strategy("sync"), cluster=two)
 

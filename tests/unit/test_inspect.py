@@ -206,16 +206,16 @@ def test_differences_are_counted(
     assert not any(dense.changed for dense in same.dense.values())
     trainer.fit([batch_of([*range(90, 120), 7])])
     trainer.save(tmp_path / "two")
-    difference = compare(before, open_saved(str(tmp_path / "two")), lambda _: None)
-    counts = difference.tables["scored"]
+    actual = compare(before, open_saved(str(tmp_path / "two")), lambda _: None)
+    counts = actual.tables["scored"]
     assert (counts.added, counts.removed, counts.same) == (20, 0, 89)
     assert counts.changed + counts.touched == 11
     back = compare(open_saved(str(tmp_path / "two")), before, lambda _: None).tables["scored"]
     assert (back.added, back.removed, back.largest) == (0, 20, counts.largest)
     assert counts.largest > 0
     assert counts.largest_key in {7, *range(90, 100)}
-    assert difference.dense["linear.weight"].changed == 8
-    assert difference.dense["linear.weight"].others == 0
+    assert actual.dense["linear.weight"].changed == 8
+    assert actual.dense["linear.weight"].others == 0
     text = inspected(capsys, tmp_path / "two", "--diff", tmp_path / "one", "--table", "scored")
     line = next(line.split() for line in text.splitlines() if line.startswith("scored"))
     assert line[1:3] == ["20", "0"]
@@ -233,11 +233,11 @@ def test_an_export_is_described(
     for dtype in ("float32", "int8"):
         path = tmp_path / dtype
         export_model(trainer, path, batch=batch, dtype=dtype)
-        weights_of_key = {}
+        actual = {}
         for rows in open_saved(str(path)).tables["scored"].rows():
-            weights_of_key.update(zip(rows.keys.tolist(), rows.weights, strict=True))
-        assert sorted(weights_of_key) == list(range(1, 40))
-        for key, row in weights_of_key.items():
+            actual.update(zip(rows.keys.tolist(), rows.weights, strict=True))
+        assert sorted(actual) == list(range(1, 40))
+        for key, row in actual.items():
             np.testing.assert_allclose(
                 row, weights[key - 1], atol=0.01 if dtype == "int8" else 1e-3
             )

@@ -133,14 +133,14 @@ def test_each_stream_is_one_workers_at_a_time_and_is_given_once(job: Job) -> Non
     assert job.enter(0, 2) is False
 
 
-def test_nobody_begins_a_pass_before_all_streams_of_the_last_one_are_done(job: Job) -> None:
+def test_no_worker_begins_a_pass_before_all_streams_of_the_last_one_are_done(job: Job) -> None:
     job.enter(0)
     job.take(0)
     with pytest.raises(BadRequest, match=r"streams \[0, 1, 2\] are not done, found pass 2"):
         job.enter(1, 2)
 
 
-def test_a_late_worker_takes_part_from_the_pass_that_it_enters(job: Job) -> None:
+def test_a_late_worker_participates_from_the_pass_it_enters(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)
     late = job.join(late=True)
@@ -166,7 +166,7 @@ def test_a_late_worker_with_another_purpose_is_refused_alone(job: Job) -> None:
     assert come_of(waiting) == [0, 1]
 
 
-def test_a_late_worker_says_nothing_first(job: Job) -> None:
+def test_a_late_worker_makes_no_other_call_first(job: Job) -> None:
     late = job.join(late=True)
     with pytest.raises(NotReady, match="no worker that takes part has set its strategy yet"):
         job.ask("agree", {"fact": "strategy", "value": "sync", **job.me(late)})
@@ -189,7 +189,7 @@ def test_a_late_worker_that_is_refused_learns_why(job: Job) -> None:
         job.join(late=True)
 
 
-def test_of_workers_that_join_at_once_as_many_enter_as_there_is_room_for(job: Job) -> None:
+def test_simultaneous_late_workers_enter_up_to_the_limit(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)
     late = [job.join(late=True) for _ in range(2)]
@@ -229,7 +229,7 @@ def test_others_get_the_streams_of_a_silent_worker(job: Job) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_nobody_is_given_up_because_the_server_stood_still(job: Job, first: int) -> None:
+def test_no_worker_is_given_up_because_the_server_was_suspended(job: Job, first: int) -> None:
     """Their heartbeats then arrive one after the other."""
     for worker in (0, 1):
         job.enter(worker)
@@ -259,7 +259,7 @@ def test_worker_0_is_waited_for_and_its_stream_is_not(job: Job) -> None:
         job.take(0, (0, 1))
 
 
-def test_a_worker_that_is_started_again_frees_what_it_had(job: Job) -> None:
+def test_a_restarted_worker_releases_its_leases(job: Job) -> None:
     for worker in (0, 1):
         job.enter(worker)
     leases = [lease_of(job.take(worker)) for worker in (0, 1)]

@@ -33,11 +33,11 @@ def limited(text: str) -> Iterator[Cluster]:
 
 def test_limits_are_read_from_one_text() -> None:
     assert parse_limits("") == ServerLimits(CapacityLimits(), Limits())
-    found = parse_limits(
+    actual = parse_limits(
         " tables_max=8, table_bytes_max=1.5GiB,message_bytes_max=64 MiB,handshake_timeout_s=2.5"
     )
-    assert found.capacity == CapacityLimits(tables_max=8, table_bytes_max=3 << 29)
-    assert found.messages == Limits(message_bytes_max=64 << 20, handshake_timeout_s=2.5)
+    assert actual.capacity == CapacityLimits(tables_max=8, table_bytes_max=3 << 29)
+    assert actual.messages == Limits(message_bytes_max=64 << 20, handshake_timeout_s=2.5)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_limits_are_read_from_one_text() -> None:
         ("message_bytes_max=1KiB", "header_bytes_max must be at most message_bytes_max"),
     ],
 )
-def test_wrong_limits_are_told(text: str, words: str) -> None:
+def test_wrong_limits_are_refused_by_name(text: str, words: str) -> None:
     with pytest.raises(BadRequest) as error:
         parse_limits(text)
     assert words in str(error.value)

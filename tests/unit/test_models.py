@@ -199,9 +199,9 @@ def test_slot_dnn_sums_its_features_leaves_padding_out_and_clips() -> None:
         set_default(cluster)
         rows = tr.nn.Embedding(model.inputs.embedding.table, features="k").eval()
         five, six, seven = rows({"k": torch.tensor([5, 6, 7])})
-        found = model.inputs(batch)
-        torch.testing.assert_close(found[0], torch.cat([five + six, seven]))
-        assert not found[1].any()
+        actual = model.inputs(batch)
+        torch.testing.assert_close(actual[0], torch.cat([five + six, seven]))
+        assert not actual[1].any()
         nn.init.constant_(model.mlp[-1].bias, 100.0)
         assert model(batch).tolist() == [15.0, 15.0]
 

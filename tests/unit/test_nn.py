@@ -178,17 +178,17 @@ def test_embedding_equals_torch(padding_key):
     leaves = plan.leaves(rows, train=True)
     planned = Batch({}, lookups=plan.lookups(leaves))
     planned.columns.update(batch)
-    found = module(planned)
+    actual = module(planned)
 
     weight = as_weight(plan.tables[0], rows[T_ROWS])
     padding_idx = None if padding_key is None else padding_key - PADDING
     ids = [*list(batch.values())[:3], batch["ragged"].values]
     expected = [nn.functional.embedding(x - PADDING, weight, padding_idx) for x in ids]
-    assert [x.shape[:-1] for x in found] == [x.shape for x in ids]
-    for a, b in zip(found, expected, strict=True):
+    assert [x.shape[:-1] for x in actual] == [x.shape for x in ids]
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
     grads = [torch.randn(x.shape) for x in expected]
-    torch.autograd.backward(found, grads)
+    torch.autograd.backward(actual, grads)
     torch.autograd.backward(expected, grads)
     keys = torch.from_numpy(plan.tables[0].keys.view(np.int64))
     torch.testing.assert_close(leaves[T_ROWS].grad, weight.grad[keys - PADDING])
@@ -209,11 +209,11 @@ def test_columns_of_any_form_agree_with_bags(home):
     many = torch.tensor([[1, 2], [3, 4], [5, 6]])
     ragged = Ragged(torch.tensor([9, 1, 1, 9, 2]), torch.tensor([1, 3, 4, 4]))
     module = EmbeddingBag(table, features=["one", "many", "ragged"]).eval()
-    found = module({"one": one, "many": many, "ragged": ragged})
+    actual = module({"one": one, "many": many, "ragged": ragged})
     values = torch.cat([one, many.flatten(), ragged.values[1:4]])
     offsets = torch.tensor([0, 1, 2, 3, 5, 7, 9, 11, 12, 12])
     expected = module(Batch({}, Bags(("one", "many", "ragged"), values, offsets)))
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     weighted = ragged._replace(weights=torch.tensor([0.0, 2, 3, 4, 0]))
     out = module({"one": one, "many": many, "ragged": weighted})
     assert torch.equal(out[:, :2], expected[:, :2])
@@ -305,7 +305,7 @@ def test_forward_without_a_plan_pulls_and_remembers_in_training_only(home):
     assert read.rows.grad.tolist() == [[{3: 2.0, 8: 1.0}[key]] * D for key in read.keys.tolist()]
 
 
-def test_forward_without_a_cluster_says_what_to_do():
+def test_forward_without_a_cluster_is_an_error_with_the_remedy():
     module = EmbeddingBag(Table("t", dim=D), features="a")
     with pytest.raises(NotReady, match="init"):
         module({"a": torch.tensor([1])})

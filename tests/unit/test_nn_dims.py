@@ -81,11 +81,11 @@ def train(model: nn.Module, home: Cluster, num_steps: int = 4) -> list[torch.Ten
 def test_a_bag_over_dims_is_the_bags_of_each_feature_side_by_side(home: Cluster, mode: str) -> None:
     bag = EmbeddingBag(table(), features=list(DIMS), mode=mode)
     assert bag.dims == (8, 3, 8, 1)
-    found = train(bag, home)
-    assert found[0].shape == (B, 20)
-    for out, expected in zip(found, train(Apart(mode), home), strict=True):
+    actual = train(bag, home)
+    assert actual[0].shape == (B, 20)
+    for out, expected in zip(actual, train(Apart(mode), home), strict=True):
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
-    assert not torch.equal(found[0], bag(random_batch(0)))
+    assert not torch.equal(actual[0], bag(random_batch(0)))
     parts = bag(random_batch(0)).split(bag.dims, 1)
     assert [part.shape[1] for part in parts] == [8, 3, 8, 1]
 
@@ -116,9 +116,9 @@ def test_gradients_reach_the_rows_of_each_feature(home: Cluster) -> None:
         assert grad.shape == (len(part.keys), part.table.dim)
     # Each id of a bag of "ad" has the gradient of its columns.
     ad = next(part for part in plan.tables if part.table.dim == 3)
-    found, offsets = leaves[ad.table.class_id].grad, batch["ad"].offsets
-    counts = (found[:, 0] / scale[8]).round()
-    torch.testing.assert_close(found, counts[:, None] * scale[8:11])
+    actual, offsets = leaves[ad.table.class_id].grad, batch["ad"].offsets
+    counts = (actual[:, 0] / scale[8]).round()
+    torch.testing.assert_close(actual, counts[:, None] * scale[8:11])
     assert counts.sum() == offsets[-1] - offsets[0]
 
 
@@ -149,12 +149,12 @@ def test_workers_and_servers_agree_on_dims(mode: str) -> None:
         assert sum(pulled.missing.values()) == 0
         return np.concatenate([rows.ravel() for rows in pulled.rows.values()])
 
-    found = []
+    actual = []
     for num_servers in (1, 2):
         with Job(num_servers) as job:
-            found += job.run(1, work)
-    np.testing.assert_array_equal(found[0], found[1])
-    assert np.isfinite(found[0]).all()
+            actual += job.run(1, work)
+    np.testing.assert_array_equal(actual[0], actual[1])
+    assert np.isfinite(actual[0]).all()
 
 
 def test_row_classes_are_saved_and_loaded(home: Cluster, tmp_path: Any) -> None:

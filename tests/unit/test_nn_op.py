@@ -68,9 +68,9 @@ def test_the_operators_keep_torchs_contract(is_ragged, is_weighted):
 @pytest.mark.parametrize(("is_ragged", "is_weighted"), KINDS)
 def test_torchs_kernels_equal_the_cores(is_ragged, is_weighted):
     lookup = random_lookup(is_ragged=is_ragged, is_weighted=is_weighted)
-    found = op._gather_torch(lookup, B, F)
-    torch.testing.assert_close(found, op._gather_core(lookup, B, F))
-    assert found.is_contiguous()
+    actual = op._gather_torch(lookup, B, F)
+    torch.testing.assert_close(actual, op._gather_core(lookup, B, F))
+    assert actual.is_contiguous()
     args = (lookup.order, lookup.starts, lookup.bags, lookup.weights, len(lookup.rows))
     grad = torch.randn(B, F, D)
     torch.testing.assert_close(op._scatter_torch(grad, *args), op._scatter_core(grad, *args))
@@ -107,9 +107,9 @@ def test_a_planned_model_compiles_to_one_graph(is_ragged, backend):
         expected_grads = [leaf.grad, *(p.grad.clone() for p in model.parameters())]
         leaf.grad = None
         model.zero_grad()
-        found = compiled(batch)
-        found.sum().backward()
-        torch.testing.assert_close(found, expected)
+        actual = compiled(batch)
+        actual.sum().backward()
+        torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(
             [leaf.grad, *(p.grad for p in model.parameters())], expected_grads
         )

@@ -35,7 +35,7 @@ def test_a_pull_waits_for_the_slowest_and_is_answered_by_its_push() -> None:
     assert third == ["later"]
 
 
-def test_a_stream_that_leaves_holds_nobody() -> None:
+def test_a_stream_that_leaves_delays_no_other() -> None:
     paces = Pacing()
     group(paces, 1, None, None)
     ninth = pull(paces, 0, 9)
@@ -65,7 +65,7 @@ def test_an_older_group_is_ignored_and_a_stranger_refused() -> None:
         pull(paces, 5, 1)
 
 
-def test_what_a_pull_says_is_done_counts_as_applied() -> None:
+def test_steps_that_a_pull_reports_count_as_applied() -> None:
     paces = Pacing()  # of a server that has started again
     group(paces, 1, None, None)
     first = pull(paces, 0, 9)

@@ -245,7 +245,7 @@ def test_read_role_reads_the_real_environment_by_default(monkeypatch: pytest.Mon
     assert isinstance(read_role(), ProcessRole)
 
 
-def test_servers_are_told_what_to_keep_and_embedded_tables_cannot() -> None:
+def test_durability_is_passed_to_servers_and_refused_for_embedded_tables() -> None:
     keeping = {"TRIREME_DURABILITY": "machine", "TRIREME_STATE_DIR": "/s", "TRIREME_LOG_BYTES": "9"}
     role = read_role({"TRIREME_ROLE": "server", "TRIREME_LISTEN": "127.0.0.1:0", **keeping})
     assert (role.durability, role.state_dir, role.log_bytes) == ("machine", "/s", 9)
@@ -267,7 +267,7 @@ def test_servers_are_told_what_to_keep_and_embedded_tables_cannot() -> None:
         ({"mode": "machine", "folder": Path("x"), "log_bytes": 0}, "log_bytes >= 1, found 0"),
     ],
 )
-def test_what_a_server_is_to_keep_is_said_in_full(options: dict[str, Any], message: str) -> None:
+def test_durability_settings_must_be_complete(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         Durability(**options)
 

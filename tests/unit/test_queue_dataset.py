@@ -212,7 +212,7 @@ def test_a_file_that_changes_under_the_reader_is_an_error(folder):
         list(dataset)
 
 
-def test_what_is_appended_later_is_not_read(folder):
+def test_lines_appended_later_are_not_read(folder):
     dataset = make(folder)
     expected = plain(folder)
     with (folder / "part-12").open("ab") as file:

@@ -18,7 +18,7 @@ HEADER = b"# columns of\tCriteo\n"
 
 
 class HeaderParser:
-    """Criteo's parser behind a first line that must be HEADER."""
+    """Criteo's parser after a first line that must be HEADER."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -110,7 +110,7 @@ def test_error_of_a_handler_names_method_endpoint_and_server(
     assert caught.value.details == {"version": 2}
 
 
-def test_unexpected_exception_becomes_internal_and_the_server_goes_on(
+def test_unexpected_exception_becomes_internal_and_the_server_still_serves(
     server: Server, client: RpcClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(Internal, match="KeyError: 'lost'"):
@@ -145,15 +145,15 @@ def test_deferred_is_answered_from_another_thread(
     thread.join()
 
 
-def test_absent_server_is_an_error_in_time_that_says_what_was_waited_for(client: RpcClient) -> None:
+def test_absent_server_is_an_error_at_the_deadline_that_names_the_server(client: RpcClient) -> None:
     with pytest.raises(Unavailable, match=r"push at 127.0.0.1:1: .*nobody listens .* for 0.3 s"):
         client.call("127.0.0.1:1", "push", timeout_s=0.3)
 
 
 def test_silent_handler_ends_in_deadline_exceeded(server: Server, client: RpcClient) -> None:
     # Both sides keep the deadline; whose word comes first depends on the machine.
-    said = r"defer at .* \(server 0\): no answer (for 0.3 s|was ready before the deadline)"
-    with pytest.raises(DeadlineExceeded, match=said):
+    message = r"defer at .* \(server 0\): no answer (for 0.3 s|was ready before the deadline)"
+    with pytest.raises(DeadlineExceeded, match=message):
         client.call(server.endpoint, "defer", timeout_s=0.3)
     assert client.call(server.endpoint, "echo", timeout_s=30).body == {}
 
@@ -210,4 +210,4 @@ def test_reply_arrives_that_a_server_sends_just_before_it_stops() -> None:
             assert is_asked.wait(60)
             server.stop()
             asking.join(60)
-        assert [found.body for found in answers] == [{"n": 1}]
+        assert [actual.body for actual in answers] == [{"n": 1}]

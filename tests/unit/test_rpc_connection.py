@@ -53,7 +53,7 @@ def free_address() -> str:
 # Lost and made again
 
 
-def test_calls_go_on_after_a_restart_of_the_server_on_the_same_port(client: RpcClient) -> None:
+def test_calls_continue_after_a_restart_of_the_server_on_the_same_port(client: RpcClient) -> None:
     with Server("127.0.0.1:0", {"echo": echo}, name="first") as first:
         at = first.endpoint
         client.call(at, "echo", timeout_s=30)
@@ -61,7 +61,7 @@ def test_calls_go_on_after_a_restart_of_the_server_on_the_same_port(client: RpcC
         assert client.call(at, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
 
 
-def test_call_waits_for_a_server_that_comes_later(client: RpcClient) -> None:
+def test_call_waits_for_a_server_that_starts_later(client: RpcClient) -> None:
     at = free_address()
     replies: list[Reply] = []
     caller = threading.Thread(
@@ -109,7 +109,7 @@ def test_request_without_answer_is_sent_again_with_the_same_id(client: RpcClient
     assert ids[0] == ids[1]
 
 
-def test_stopping_server_answers_what_it_holds(client: RpcClient) -> None:
+def test_stopping_server_answers_the_requests_it_has(client: RpcClient) -> None:
     entered = threading.Event()
     held: list[Deferred] = []
 
@@ -160,7 +160,7 @@ def test_server_killed_in_the_middle_is_unavailable_before_long(client: RpcClien
 # Messages while waiting
 
 
-def test_waiting_client_says_whom_it_waits_for(
+def test_waiting_client_logs_the_server_it_waits_for(
     client: RpcClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("trireme.rpc.rpc_client.NOTICE_S", 0.1)
@@ -425,7 +425,7 @@ def test_every_byte_of_a_connection_is_accounted_for() -> None:
         assert abs(peer._taken - peer.num_bytes_out) < 512
 
 
-def test_words_that_fail_do_not_end_the_keeper(
+def test_failing_callbacks_do_not_end_the_heartbeat(
     client: RpcClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> str:
@@ -452,7 +452,7 @@ def test_connection_that_cannot_be_followed_is_closed(
         client.call(server.endpoint, "echo", timeout_s=30)
 
 
-def test_deadline_reaches_the_handler_and_ends_what_waits(client: RpcClient) -> None:
+def test_deadline_reaches_the_handler_and_ends_waiting_replies(client: RpcClient) -> None:
     remaining: list[float] = []
 
     def note(request: Request) -> Deferred:

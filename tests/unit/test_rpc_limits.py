@@ -202,7 +202,7 @@ def test_answer_that_cannot_travel_is_internal(client: RpcClient, answer: Reply)
         client.call(server.endpoint, "answer", timeout_s=30)
 
 
-def test_error_that_cannot_travel_is_told_nevertheless(client: RpcClient) -> None:
+def test_an_error_that_cannot_be_sent_is_replaced_by_one_that_can(client: RpcClient) -> None:
     def fail(request: Request) -> None:
         error = BadRequest("bad \udcff name")
         error.details = request.body or {"x": object()}

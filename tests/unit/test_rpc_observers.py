@@ -18,7 +18,7 @@ ARRAY = np.zeros(10_000, np.float32)
 
 
 class Requests:
-    """What a server told."""
+    """Calls that a server's observer saw."""
 
     def __init__(self) -> None:
         self.told: Counter[tuple[str, str]] = Counter()
@@ -84,7 +84,7 @@ def test_a_request_that_was_sent_again_is_a_retry() -> None:
     assert sent == pytest.approx((40 + lost) * ARRAY.nbytes, rel=0.01)
 
 
-def test_a_refusal_of_a_full_server_is_a_retry_too_and_waiting_is_told() -> None:
+def test_a_call_to_a_full_server_is_retried_and_the_wait_is_reported() -> None:
     calls, waits = list[Ended](), list[tuple[str, str]]()
     came, go_on = threading.Semaphore(0), threading.Event()
 
@@ -115,7 +115,7 @@ def test_a_refusal_of_a_full_server_is_a_retry_too_and_waiting_is_told() -> None
     assert "holds 1 requests: later" in line
 
 
-def test_a_server_says_what_it_holds() -> None:
+def test_a_server_reports_its_requests_and_bytes() -> None:
     came, go_on = threading.Semaphore(0), threading.Event()
     deferred = Deferred()
 
@@ -139,7 +139,7 @@ def test_a_server_says_what_it_holds() -> None:
         assert came.acquire(timeout=60)
         assert came.acquire(timeout=60)
         deadline = time.monotonic() + 60
-        while server.usage().queued < 1:  # its arrival wakes nobody who could tell
+        while server.usage().queued < 1:  # its arrival signals no event
             assert time.monotonic() < deadline
         usage = server.usage()
         assert (usage.running, usage.deferred, usage.connections) == (1, 1, 1)

@@ -73,7 +73,7 @@ def test_a_folder_elsewhere_is_listed_too(tmp_path: Path) -> None:
         (["own"], [4, 4], False),
     ],
 )
-def test_workers_share_what_all_see_unless_they_are_told_otherwise(
+def test_workers_divide_examples_unless_each_reads_its_own(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     overrides: list[str],
@@ -100,7 +100,7 @@ def test_workers_share_what_all_see_unless_they_are_told_otherwise(
 
 
 @pytest.mark.parametrize("reader", ["QueueDataset", "InMemoryDataset"])
-def test_text_is_multislot_with_names_in_front_unless_the_model_says_otherwise(
+def test_text_is_multislot_with_names_unless_the_model_declares_another_format(
     tmp_path: Path, reader: str
 ) -> None:
     def work(cluster: Cluster) -> None:

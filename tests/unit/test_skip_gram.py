@@ -95,9 +95,9 @@ def test_a_stream_goes_on_behind_every_batch(num_streams: int) -> None:
         for i, batch in enumerate(whole):
             rest = list(dataset.stream(index, num_streams, start=batch.position, epoch=2))
             assert len(rest) == len(whole) - i - 1
-            for expected, found in zip(whole[i + 1 :], rest, strict=True):
-                assert torch.equal(expected.bags.values, found.bags.values)
-                assert expected.position == found.position
+            for expected, actual in zip(whole[i + 1 :], rest, strict=True):
+                assert torch.equal(expected.bags.values, actual.bags.values)
+                assert expected.position == actual.position
 
 
 def test_streams_share_the_pairs_of_an_epoch() -> None:

@@ -168,10 +168,10 @@ class FleetText:
             _refuse(times < 1, unseen, f"fewer unseen days than time {stamp.time} s has")
             statistics["time"] = times
         if self.layout.is_scored:
-            # The inverse of the decay from the last push to the save.
-            growth = float(self.schema.policy["decay_rate"]) ** -unseen.astype(np.float64)
-            statistics["show"], statistics["click"] = shows * growth, clicks * growth
-            _refuse(~np.isfinite(shows * growth), unseen, "shows that are finite before they faded")
+            # Saved shows have decayed since the last push; those of a row here have not.
+            decay = _core.decay(self.schema.policy["decay_rate"], unseen.astype(np.uint32))
+            statistics["show"], statistics["click"] = shows / decay, clicks / decay
+            _refuse(~np.isfinite(shows / decay), unseen, "shows that are finite before they faded")
             statistics["delta_score"] = deltas
             statistics["feature"] = np.maximum(slots, 0)
 
