@@ -493,11 +493,13 @@ def test_arrays_that_do_not_fit_are_refused(change, what):
         assert everything(cluster, trainer)["missing"] == NUM_KEYS
 
 
-def test_a_table_without_a_score_policy_has_no_place_for_shows():
+def test_a_table_without_a_score_policy_has_no_place_for_shows(tmp_path):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster, policy=tr.policy.Policy())
         with pytest.raises(BadRequest, match=r"no ScorePolicy, .* columns \['show'\]"):
             tr.interchange.import_arrays(trainer, "t", columns())
+        with pytest.raises(BadRequest, match="expected a table with a ScorePolicy, found 't'"):
+            tr.interchange.export_fleet(trainer, tmp_path / "x", shard_num=1)
 
 
 @pytest.mark.parametrize(

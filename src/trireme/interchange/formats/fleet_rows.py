@@ -184,7 +184,16 @@ class FleetText:
     def write(
         self, keys: Array, classes: Array, rows: WideRows, time: int
     ) -> npt.NDArray[np.uint8]:
-        """The lines of these rows, as of a data time in seconds. Requires: a ScorePolicy."""
+        """The lines of these rows, as of a data time in seconds.
+
+        Raises:
+            BadRequest: the table has no ScorePolicy.
+        """
+        policy = policy_of(self.schema.policy)
+        if not isinstance(policy, ScorePolicy):
+            raise BadRequest(
+                f"Fleet's text: expected a table with a ScorePolicy, found {self.schema.name!r}"
+            )
         numbers = np.zeros((len(keys), self.num_numbers), np.float32)
         wide = np.empty((len(keys), len(WIDE)))
         weights, state = self.layout.weights(rows), self.layout.state(rows)
@@ -198,8 +207,6 @@ class FleetText:
         numbers[:, self.at["delta_score"].start] = statistics["delta_score"]
         slots, shows, clicks = self._wide_columns(wide)
         slots[:] = statistics["feature"]
-        policy = policy_of(self.schema.policy)
-        assert isinstance(policy, ScorePolicy)
         shows[:], clicks[:] = faded(policy, statistics, time, day_over=False)
         is_full = (classes != self.schema.head_class).astype(np.uint8)
         return _core.write_rows(keys, numbers, wide, is_full, self.format)
