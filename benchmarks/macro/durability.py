@@ -31,7 +31,7 @@ from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Push, TablePush
 from trireme.rpc import Request
 from trireme.server.attendance import Attendance
-from trireme.server.shard import Shard
+from trireme.server.state import ServerState
 from trireme.threads import start_pool
 
 DIM = 16
@@ -92,7 +92,7 @@ def _recover(num_rows: int) -> Run:
         server = _Server(folder)
         for low in range(0, num_rows, ROWS_PER_PUSH):
             server.push(np.arange(low, min(low + ROWS_PER_PUSH, num_rows), dtype=np.uint64))
-        with server.shard.journal.replacing():
+        with server.state.journal.replacing():
             pass
         rng = np.random.default_rng(1)
         for _ in range(NUM_PUSHES_BEHIND):
@@ -103,7 +103,7 @@ def _recover(num_rows: int) -> Run:
         started = time.monotonic()
         again = _Server(folder)
         elapsed_s = time.monotonic() - started
-        found = again.shard.tables["rows"].rows.rows
+        found = again.state.tables["rows"].rows.rows
         assert found == num_rows, f"expected {num_rows} rows, found {found}"
         again.close()
     return Run(elapsed_s, detail={"bytes": num_bytes, "rows": num_rows})
@@ -114,12 +114,16 @@ class _Server:
 
     def __init__(self, folder: Path) -> None:
         self._exit, self._table = ExitStack(), tr.Table("rows", dim=DIM, optimizer=_rule())
-        self.shard, coordinator, attendance = Shard(start_pool(0)), Coordinator(), Attendance()
+        self.state, coordinator, attendance = (
+            ServerState(start_pool(0)),
+            Coordinator(),
+            Attendance(),
+        )
         durability = Durability(mode="process", folder=folder, log_bytes=1 << 40)
-        self._exit.enter_context(kept(durability, self.shard, coordinator, attendance))
-        self._handlers = handlers_of(self.shard, coordinator, attendance.handlers(), folder)
+        self._exit.enter_context(kept(durability, self.state, coordinator, attendance))
+        self._handlers = handlers_of(self.state, coordinator, attendance.handlers(), folder)
         self._num_pushes = 0
-        if not self.shard.is_in_a_job:
+        if not self.state.is_in_a_job:
             body = {"servers": ["a:1"], "worker": 0, "num_workers": 1, "token": "a"}
             self._ask("coord.join", body, [])
             bucket_map = BucketMap.even(("a:1",)).to_wire()
@@ -128,7 +132,7 @@ class _Server:
 
     def push(self, keys: np.ndarray) -> None:
         self._num_pushes += 1
-        distinct = _core.unique(keys, self.shard.pool)[0]
+        distinct = _core.unique(keys, self.state.pool)[0]
         gradients = np.full((len(distinct), DIM), 0.5, np.float32)
         values = values_of_group(_rule().group(), self._num_pushes)
         push = Push(

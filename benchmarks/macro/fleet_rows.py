@@ -20,7 +20,8 @@ from benchmarks import rivals
 from benchmarks.criteo import rivals_folder
 from benchmarks.harness import Claim, Contest, Run, Settings
 from benchmarks.paddle.rows import RULES, Shape, constants, read
-from trireme.job import cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 _RULES: dict[str, Any] = {
     "sgd": tr.optim.FleetSGD,
@@ -64,8 +65,8 @@ def distances_of(rule: str, data: Path, shape: Shape, theirs: np.ndarray) -> np.
     names = [f"C{i}" for i in range(shape.features)]
     first, bias, last = map(torch.from_numpy, constants(shape))
     distances = []
-    with cluster.embedded(threads=1) as home:
-        cluster.set_default(home)
+    with embedded(threads=1) as home:
+        set_default(home)
         table = tr.Table(
             "embedding",
             dim=shape.dim,

@@ -19,7 +19,7 @@ import trireme as tr
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from trireme import _core
 from trireme.interchange.worker_side import orders
-from trireme.job import cluster
+from trireme.job.embedded import embedded
 
 TAIL = 8
 NUM_FILES = 10
@@ -35,7 +35,7 @@ def contests(settings: Settings) -> list[Contest]:
 def _measure(num_rows: int, _: int) -> Run:
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         num_bytes = _write(Path(folder), num_rows)
-        with cluster.embedded(threads=1) as home:
+        with embedded(threads=1) as home:
             table = tr.Table(
                 "embedding",
                 dim=TAIL + 1,

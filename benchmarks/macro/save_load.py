@@ -24,7 +24,8 @@ import trireme as tr
 from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme import _core
 from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
 

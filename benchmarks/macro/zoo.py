@@ -20,7 +20,8 @@ from benchmarks.macro.twin import make_twin
 from benchmarks.macro.zoo_cases import CASES, Case, Place
 from benchmarks.macro.zoo_job import seeded, train, train_twin
 from benchmarks.process import run_process
-from trireme.job.cluster import embedded, set_default
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 _JOB = str(Path(__file__).with_name("zoo_job.py"))
 _ROOT = str(Path(__file__).resolve().parents[2])

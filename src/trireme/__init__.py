@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trireme import data, errors, initializer, metrics, models, nn, optim, policy
+    from trireme import data, errors, initializer, interchange, metrics, models, nn, optim, policy
     from trireme.blocks import Blocks
     from trireme.config import Config
     from trireme.job.cluster import Cluster
@@ -44,6 +44,7 @@ __all__ = [
     "errors",
     "init",
     "initializer",
+    "interchange",
     "metrics",
     "models",
     "nn",

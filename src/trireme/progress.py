@@ -1,6 +1,4 @@
-"""How worker 0 shows what it is doing: a bar on a terminal, a line every few seconds in a log
-file.
-"""
+"""Progress of worker 0: a bar on a terminal, a line every few seconds in a log file."""
 
 from __future__ import annotations
 
@@ -8,19 +6,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 LINE_S = 5.0
 REFRESH_S = 0.25
 REST = 20
-"""It rests so many times as long as the figures took: some metrics sort all that they have seen."""
+"""Pause between figures, in multiples of the time that they took: some metrics sort all scores."""
 
 
 class Display:
-    """One activity with a fraction done; or with a count of examples and some figures besides. Used
-    by one thread at a time.
+    """Progress of one activity: the fraction done, the number of examples and figures.
+
+    Threads: one at a time.
     """
 
     def __init__(self, title: str, progress: Progress | None, *, is_quiet: bool = False) -> None:
@@ -32,14 +32,14 @@ class Display:
         self.num_examples = 0
 
     def is_due(self) -> bool:
-        """Whether it is time to compute the figures and show them; asking is cheap."""
+        """Whether the figures are due to be computed and shown. This call is cheap."""
         if self._is_quiet:
             return False
         self._asked = time.monotonic()
         return self._asked >= self._due
 
     def show(self, fraction: float | None, figures: dict[str, float]) -> None:
-        """fraction: 0 to 1, None if nobody knows."""
+        """Show the figures. fraction: 0 to 1; None: unknown."""
         if self._is_quiet:
             return
         now = time.monotonic()
@@ -59,7 +59,7 @@ class Display:
             )
 
     def show_fraction(self, fraction: float) -> None:
-        """Of an activity without examples; 0 to 1."""
+        """Show the progress, 0 to 1, of an activity without examples."""
         if self._is_quiet:
             return
         self._due = time.monotonic() + self._period_s
@@ -69,7 +69,7 @@ class Display:
             self._progress.update(self._task, total=1.0, completed=fraction, figures="")
 
     def say(self, text: str) -> None:
-        """A line that was asked for, above the bar if there is one."""
+        """Print a line, above the bar if there is one."""
         if self._progress is None:
             _write(f"{self._title}: {text}")
         else:
@@ -83,14 +83,21 @@ def _write(line: str) -> None:
 
 @contextmanager
 def display(title: str, *, is_quiet: bool = False) -> Iterator[Display]:
-    """Show an activity while the block runs; a quiet one shows what it is told to say alone."""
+    """Show an activity while the block runs; a quiet one prints only what `say` gets."""
     if is_quiet:
         yield Display(title, None, is_quiet=True)
         return
-    console = Console()
-    if not console.is_terminal:
+    if not sys.stdout.isatty():
         yield Display(title, None)
         return
+    from rich.progress import (  # not needed without a terminal
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -99,5 +106,5 @@ def display(title: str, *, is_quiet: bool = False) -> Iterator[Display]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, refresh_per_second=4) as progress:
+    with Progress(*columns, refresh_per_second=4) as progress:
         yield Display(title, progress)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tests.chaos.script import BATCH, NUM_KEYS, Model, Options, examples, make_trainer
 from tests.integration.resuming import contents
 from trireme import _core
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 
 @dataclass(frozen=True, kw_only=True)

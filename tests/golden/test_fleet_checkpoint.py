@@ -26,7 +26,9 @@ from benchmarks.paddle.checkpoint import (
     LAYERS,
     SHARDS,
 )
-from trireme.job.cluster import Cluster, embedded, set_default
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.protocol.adam_d2sum import AdamD2Sum
 
 FOLDER = Path(__file__).with_name("fleet_checkpoint")
@@ -101,7 +103,7 @@ def test_predictions_are_paddles(case, tmp_path):
     with embedded(threads=1) as cluster:
         set_default(cluster)
         trainer = make_trainer(cluster, case)
-        trainer.import_fleet(FOLDER / case / "saved", accessor=case.split("-")[0])
+        tr.interchange.import_fleet(trainer, FOLDER / case / "saved", accessor=case.split("-")[0])
         found = predictions(trainer, told)
         expected = np.array(told["predictions"])
         assert np.ptp(expected) > 1e-3
@@ -114,8 +116,10 @@ def test_what_came_in_goes_out_the_same(case, tmp_path):
     accessor = case.split("-")[0]
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster, case)
-        trainer.import_fleet(FOLDER / case / "saved", accessor=accessor)
-        trainer.export_fleet(tmp_path / "ours", accessor=accessor, shard_num=SHARDS, compress=True)
+        tr.interchange.import_fleet(trainer, FOLDER / case / "saved", accessor=accessor)
+        tr.interchange.export_fleet(
+            trainer, tmp_path / "ours", accessor=accessor, shard_num=SHARDS, compress=True
+        )
     saved = FOLDER / case / "saved"
     for path in sorted(saved.glob("*/*")):
         expected, found = lines(path), lines(tmp_path / "ours" / path.relative_to(saved))
@@ -140,9 +144,9 @@ def test_an_inference_model_has_the_exact_dense_weights():
     with embedded(threads=1) as cluster:
         set_default(cluster)
         trainer = make_trainer(cluster, case)
-        trainer.import_fleet(FOLDER / case / "saved", dense=names)
+        tr.interchange.import_fleet(trainer, FOLDER / case / "saved", dense=names)
         rounded = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-        trainer.import_fleet(FOLDER / case / "inference", dense=names)
+        tr.interchange.import_fleet(trainer, FOLDER / case / "inference", dense=names)
         for name, exact in trainer.model.named_parameters():
             torch.testing.assert_close(exact.detach(), rounded[name], rtol=5e-6, atol=0)
         assert any((p != rounded[n]).any() for n, p in trainer.model.named_parameters())

@@ -14,7 +14,8 @@ import pytest
 import trireme as tr
 from tests.jobs import InProcessServer
 from trireme.errors import BadRequest, TriremeError
-from trireme.job.cluster import Cluster, connect
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
 from trireme.worker.client import Client
 
 SECRET = "a line that nobody outside may read"

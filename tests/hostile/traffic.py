@@ -25,9 +25,9 @@ from trireme.job.handlers import handlers_of
 from trireme.rpc import Deferred, Handler, Reply, Request, frames
 from trireme.rpc.limits import Limits
 from trireme.server.attendance import Attendance
-from trireme.server.expiry import counters, shrink
-from trireme.server.shard import Shard
+from trireme.server.state import ServerState
 from trireme.worker.client import Client
+from trireme.worker.expiry_calls import counters, shrink
 from trireme.worker.transport import LOCAL, LocalTransport
 
 FEATURES = ("a", "b")
@@ -44,12 +44,12 @@ class World:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.shard = Shard(_core.Pool(1))
-        self.shard.state = (
+        self.state = ServerState(_core.Pool(1))
+        self.state.state_id = (
             "the same"  # drawn at random, it would refuse what another world recorded
         )
         self.handlers: Mapping[str, Handler] = handlers_of(
-            self.shard, Coordinator(), Attendance().handlers(), root
+            self.state, Coordinator(), Attendance().handlers(), root
         )
 
     def send(self, parts: list[bytes]) -> Reply | TriremeError | None:
@@ -218,13 +218,13 @@ def _run(cluster: Cluster, folder: Path) -> None:
     trainer.save(folder / "delta", mode="delta")
     shrink(cluster.client, time=3 * DAY_S, day_over=True)
     counters(cluster.client)
-    trainer.export_rows(folder / "rows", state=True)
+    tr.interchange.export_parquet(trainer, folder / "rows", state=True)
     keys = {"key": np.arange(5, dtype=np.uint64), "weights": np.ones((5, 4), np.float32)}
-    trainer.import_rows("plain", keys)
-    trainer.import_rows("plain", folder / "rows" / "plain", replace=True)
+    tr.interchange.import_arrays(trainer, "plain", keys)
+    tr.interchange.import_parquet(trainer, "plain", folder / "rows" / "plain", replace=True)
     trainer.save(folder / "hot", mode="hot", hot=10)
-    trainer.export_fleet(folder / "fleet", shard_num=2, tables=FLEET, dense={})
-    trainer.import_fleet(folder / "fleet", tables=FLEET, dense={})
+    tr.interchange.export_fleet(trainer, folder / "fleet", shard_num=2, tables=FLEET, dense={})
+    tr.interchange.import_fleet(trainer, folder / "fleet", tables=FLEET, dense={})
     write_blocks(cluster.client, read_blocks(cluster.client)[1])
     _export(cluster.client, folder / "inference")
     trainer.load(folder / "full")

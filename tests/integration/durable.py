@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.programs import Program, Template
-from trireme.job.cluster import Cluster, connect
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
 from trireme.launch.key_folder import client_keys, make_shared_folder
 
 SERVER = ["-m", "trireme", "server"]

@@ -10,7 +10,7 @@ import numpy as np
 import trireme as tr
 from trireme import _core
 from trireme.checkpoint.worker_side.save_load import save_checkpoint
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
 

@@ -98,9 +98,9 @@ def load(path: Path) -> Act:
 def content(job: Job) -> Content:
     found: Content = {}
     for server in job.servers:
-        shard = server.shard
-        for bucket in shard.map().owned_by(shard.index).tolist():
-            of = shard.tables["t"].rows.snapshot(bucket)
+        state = server.state
+        for bucket in state.map().owned_by(state.index).tolist():
+            of = state.tables["t"].rows.snapshot(bucket)
             rows = zip(of.keys.tolist(), (row.tobytes() for row in of.rows), strict=True)
             found[bucket] = dict(rows), of.pending.tobytes()
     assert len(found) == 4096
@@ -138,7 +138,7 @@ def test_exact_counts_follow_from_the_data() -> None:
         rows = {key for rows, _ in content(job).values() for key in rows}
         found = Counter[str]()
         for server in job.servers:
-            found.update(server.shard.tables["t"].rows.counters)
+            found.update(server.state.tables["t"].rows.counters)
     assert rows == {key for key, count in occurred.items() if count >= 6}
     assert found["admitted"] == len(rows)
     assert found["rejected"] == sum(pushes.values()) - sum(updates.values())

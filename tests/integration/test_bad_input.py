@@ -24,7 +24,8 @@ from trireme import fleet
 from trireme.commands import cli
 from trireme.data import InMemoryDataset, QueueDataset
 from trireme.errors import BadRequest, DataError
-from trireme.job.cluster import embedded
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.launch import roles
 
 CONFIG = """
@@ -202,7 +203,7 @@ def test_a_failed_training_may_be_tried_again(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(text(TEXT["csv"], broken))
     (tmp_path / "good").write_bytes(text(TEXT["csv"]))
     with embedded() as cluster:
-        tr.cluster.set_default(cluster)
+        set_default(cluster)
         recipe = damaged_model.create({"format": "csv"})
         trainer = tr.Trainer.from_recipe(recipe, progress=False, cluster=cluster)
         with pytest.raises(DataError, match="line 202"):

@@ -19,7 +19,8 @@ from tests.jobs import Job
 from tests.programs import Template
 from trireme import fleet
 from trireme.errors import BadRequest, SchemaMismatch
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.train.checkpointing import checkpoint
 
 Weights = dict[str, np.ndarray]
@@ -105,7 +106,7 @@ def test_sync_computes_the_same_bits_whatever_the_cut_and_the_place(optimizer: O
 
         with Job(num_servers) as job:
             results += job.run(2, train)
-            owners = job.servers[0].shard.map().blocks
+            owners = job.servers[0].state.map().blocks
     for found in results:
         assert_same_bits(found, results[0])
     assert {owners[f"0.weight@{start}"] for start in range(0, 750, 128)} == {2}

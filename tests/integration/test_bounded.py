@@ -68,7 +68,7 @@ def fit(cluster: Cluster, strategy: tr.Strategy, data: Delayed, threads: int = 1
 def histograms(job: Job, name: str) -> Counter[int]:
     total: Counter[int] = Counter()
     for server in job.servers:
-        for steps, count in server.shard.stats()[name].items():
+        for steps, count in server.state.stats()[name].items():
             total[int(steps)] += count
     return total
 

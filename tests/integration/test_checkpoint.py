@@ -15,7 +15,8 @@ import trireme as tr
 from tests.jobs import Job
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted, SchemaMismatch
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 NUM_KEYS = 2000
 
@@ -157,7 +158,7 @@ def test_a_save_that_fails_leaves_nothing_behind(
 
 def test_servers_write_below_their_root_only(tmp_path: Path) -> None:
     from tests.jobs import InProcessServer
-    from trireme.job.cluster import connect
+    from trireme.job.connecting import connect
 
     server = InProcessServer(root=tmp_path / "allowed")
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1) as cluster:

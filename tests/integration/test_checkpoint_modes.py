@@ -24,8 +24,8 @@ from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_check
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
+from trireme.protocol.row_selection import DAY_S, selected
 from trireme.protocol.wide_rows import RowLayout
-from trireme.server.expiry import DAY_S, selected
 from trireme.storage.storage import open_storage
 
 DIM, NUM_KEYS = 2, 600
@@ -51,9 +51,9 @@ class Writer:
         of = np.empty(len(distinct), np.uint16)
         _core.buckets(distinct, of)
         for server in self._job.servers:
-            mine = distinct[np.isin(of, server.shard.map().owned_by(server.shard.index))]
+            mine = distinct[np.isin(of, server.state.map().owned_by(server.state.index))]
             gradients = np.ones((len(mine), DIM), np.float32)
-            for name, table in server.shard.tables.items():
+            for name, table in server.state.tables.items():
                 scores: dict[str, Any] = {}
                 if name == "scored":
                     scores["show_click"] = np.tile(np.float32([shows, 1]), (len(mine), 1))
@@ -65,7 +65,7 @@ class Writer:
 
     def erase(self, keys: np.ndarray) -> None:
         for server in self._job.servers:
-            for table in server.shard.tables.values():
+            for table in server.state.tables.values():
                 table.rows.erase(keys.astype(np.uint64), self._pool)
 
 
@@ -73,8 +73,8 @@ def content(servers: list[InProcessServer]) -> Content:
     """Every row of every bucket, with the bucket's marks."""
     found = {}
     for server in servers:
-        for name, table in server.shard.tables.items():
-            for bucket in server.shard.map().owned_by(server.shard.index).tolist():
+        for name, table in server.state.tables.items():
+            for bucket in server.state.map().owned_by(server.state.index).tolist():
                 of = table.rows.snapshot(bucket)
                 order = np.argsort(of.keys)
                 rows = (of.keys[order].tobytes(), of.rows[order].tobytes())
@@ -204,8 +204,8 @@ def test_modes_hold_the_rows_that_they_name(tmp_path: Path) -> None:
 
 
 def all_keys(job: Job) -> np.ndarray:
-    tables = [(s.shard, s.shard.tables["scored"].rows) for s in job.servers]
-    owned = [(rows, b) for shard, rows in tables for b in shard.map().owned_by(shard.index)]
+    tables = [(s.state, s.state.tables["scored"].rows) for s in job.servers]
+    owned = [(rows, b) for state, rows in tables for b in state.map().owned_by(state.index)]
     return np.sort(np.concatenate([rows.snapshot(int(b)).keys for rows, b in owned]))
 
 
@@ -213,9 +213,9 @@ def statistics(job: Job) -> np.ndarray:
     """Of the scored table, by key."""
     keys, found = [], []
     for server in job.servers:
-        table = server.shard.tables["scored"]
+        table = server.state.tables["scored"]
         layout = RowLayout.of(table.schema, table.rows)
-        for bucket in server.shard.map().owned_by(server.shard.index).tolist():
+        for bucket in server.state.map().owned_by(server.state.index).tolist():
             of = table.rows.snapshot(bucket)
             keys.append(of.keys)
             found.append(layout.statistics(of.rows))

@@ -18,7 +18,8 @@ from tests.s3_server import put, s3_server
 from trireme.checkpoint.worker_side import publication
 from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, Corruption
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.storage.storage import open_storage
 
 Options = dict[str, Any]

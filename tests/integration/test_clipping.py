@@ -23,7 +23,8 @@ from tests.programs import Template
 from tests.property.seeds import SEED
 from trireme import fleet
 from trireme.errors import BadRequest, NotFinite
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 RULE = exact.RULES["sgd"]
 CLIPS = {"norm": {"clip_norm": 0.8}, "value": {"clip_value": 0.05}}
@@ -154,8 +155,8 @@ def test_a_gradient_without_a_norm_is_not_pushed_or_not_applied() -> None:
     with Job(2) as job:
         with pytest.raises(NotFinite, match=r"expected finite gradients to clip in step 1, found"):
             job.run(2, sync)
-        shards = [server.shard for server in job.servers]
-        found = [shard.blocks.read(shard.map().blocks_of(shard.index)) for shard in shards]
+        states = [server.state for server in job.servers]
+        found = [state.blocks.read(state.map().blocks_of(state.index)) for state in states]
         assert sorted(np.concatenate(found)) == sorted(
             np.concatenate([w.reshape(-1) for w in exact.Model(RULE).dense_weights().values()])
         )

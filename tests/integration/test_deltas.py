@@ -18,8 +18,9 @@ from trireme import _core
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
 from trireme.inference import predictor as predictors
-from trireme.job.cluster import Cluster, embedded
-from trireme.server.shard import Shard
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
+from trireme.server.state import ServerState
 
 NUM_KEYS = 2000
 
@@ -122,7 +123,7 @@ def test_many_deltas_are_merged_and_removed_keys_go(
             trainer.fit([batch_of(100 + i, 8)])
             if i == 2:
                 remove(
-                    job.servers[0].shard,
+                    job.servers[0].state,
                     tr.nn.Planner(trainer.model, pool=cluster.pool).plan(batch_of(0)),
                 )
             trainer.save_inference_model(tmp_path / f"d{i}", batch=EXAMPLES, mode="delta")
@@ -134,10 +135,10 @@ def test_many_deltas_are_merged_and_removed_keys_go(
         job.run(1, run)
 
 
-def remove(shard: Shard, plan: tr.nn.Plan) -> None:
+def remove(state: ServerState, plan: tr.nn.Plan) -> None:
     """Take the rows of a batch out of the table, as expiry does."""
     [part] = plan.tables
-    assert shard.tables["t"].rows.erase(part.keys, _core.Pool(1)) > 50
+    assert state.tables["t"].rows.erase(part.keys, _core.Pool(1)) > 50
 
 
 def test_deltas_that_do_not_follow_are_refused(tmp_path: Path) -> None:

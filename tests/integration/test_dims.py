@@ -16,7 +16,8 @@ from tests.jobs import Job
 from trireme.commands import cli
 from trireme.data import Batch, Ragged
 from trireme.inference import Predictor
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.policy import CtrCommonAccessor, ShowClick
 
 DIMS = {"user": 8, "ad": 3, "site": 8, "hour": 1}
@@ -155,8 +156,8 @@ def test_jobs_equal_an_embedding_bag_per_feature(mode: str) -> None:
 
     with Job(2) as job:
         (initial, found), (_, others) = job.run(2, work)
-        shard = job.servers[0].shard
-        assert set(shard.tables["t"].rows.dims) == {8, 3, 1}
+        state = job.servers[0].state
+        assert set(state.tables["t"].rows.dims) == {8, 3, 1}
     expected = plain_torch(initial, linear=linear)
     for name in DIMS:
         assert found[name].shape == (NUM_IDS, DIMS[name])
@@ -195,8 +196,8 @@ def content(job: Job) -> dict[int, tuple[int, bytes]]:
     """Key -> row class and wide row, of all servers."""
     rows = {}
     for server in job.servers:
-        table = server.shard.tables["t"].rows
-        for bucket in server.shard.map().owned_by(server.shard.index).tolist():
+        table = server.state.tables["t"].rows
+        for bucket in server.state.map().owned_by(server.state.index).tolist():
             of = table.snapshot(bucket)
             for key, row_class, row in zip(of.keys, of.classes, of.rows, strict=True):
                 rows[int(key)] = (int(row_class), row.tobytes())
@@ -287,13 +288,13 @@ def test_parquet_has_rows_of_their_dims_and_brings_them_back(kind: str, tmp_path
     def export(cluster: Cluster) -> float:
         trainer = trainer_of(cluster, kind)
         trainer.fit(Batches(0))
-        trainer.export_rows(tmp_path / "rows", state=True)
+        tr.interchange.export_parquet(trainer, tmp_path / "rows", state=True)
         return answers(trainer)
 
     def load(cluster: Cluster) -> float:
         trainer = trainer_of(cluster, kind)
         trainer.fit(Batches(0, 2))
-        trainer.import_rows("t", tmp_path / "rows" / "t", replace=True)
+        tr.interchange.import_parquet(trainer, "t", tmp_path / "rows" / "t", replace=True)
         return answers(trainer)
 
     with Job(2) as job:
@@ -319,11 +320,13 @@ def test_arrays_come_in_as_rows_of_their_dim() -> None:
         trainer = trainer_of(cluster, "plain")
         ids, vectors = np.arange(5), np.arange(15, dtype=np.float32).reshape(5, 3)
         keys = tr.nn.keys_of("ad", ids)
-        trainer.import_rows("t", {"key": keys, "weights": vectors})
+        tr.interchange.import_arrays(trainer, "t", {"key": keys, "weights": vectors})
         found = rows_in(cluster, trainer.model)["ad"]
         np.testing.assert_array_equal(found[:5], vectors)
         with pytest.raises(tr.errors.BadRequest, match=r"shape \(5, 8\), found \(5, 4\)"):
-            trainer.import_rows("t", {"key": keys, "weights": np.ones((5, 4), np.float32)})
+            tr.interchange.import_arrays(
+                trainer, "t", {"key": keys, "weights": np.ones((5, 4), np.float32)}
+            )
 
 
 def test_what_a_row_lacks_is_not_looked_at(

@@ -14,7 +14,7 @@ import trireme as tr
 from tests.integration.test_checkpoint import batches
 from tests.integration.test_pages import blocks
 from tests.s3_server import s3_server
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 
 class Net(nn.Module):

@@ -23,8 +23,9 @@ from tests.jobs import Job
 from tests.programs import Program, Template
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest, NotFinite
-from trireme.job import cluster as clusters
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.storage import part
 
 DUMPER = str(Path(__file__).with_name("dumper.py"))
@@ -96,7 +97,7 @@ def test_parts_are_in_the_order_of_the_data_whoever_wrote_them(
 
 def outputs_of(data: Named) -> np.ndarray:
     with embedded() as cluster, torch.no_grad():
-        clusters.set_default(cluster)
+        set_default(cluster)
         model = untrained().eval()
         return torch.cat([model(batch) for batch in data.stream(0, 1)]).numpy()
 

@@ -21,7 +21,7 @@ from tests.long import pick
 from tests.programs import Template
 from tests.property.seeds import SEED
 from trireme import _core
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 EVERY, NEVER = ("--every_steps", "7"), ("--every_steps", "100000")
 

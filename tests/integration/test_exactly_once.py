@@ -12,7 +12,8 @@ from tests.jobs import Job
 from tests.tables import restore
 from trireme import _core
 from trireme.errors import Fenced, NotReady
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.routing import BucketMap
@@ -93,7 +94,7 @@ def test_a_successor_replays_the_last_batch_and_fences_its_predecessor() -> None
         # The predecessor died between two servers: the last push reached only one of them.
         last = some_keys(first, 4)
         pushed.append(last)
-        reached, missed = job.servers[0].shard, job.servers[1].shard
+        reached, missed = job.servers[0].state, job.servers[1].state
         push_to_one(first, 4, last, server=0)
         assert (reached.streams[0].last, missed.streams[0].last) == (4, 3)
 
@@ -129,17 +130,17 @@ def push_to_one(cluster: Cluster, sequence: int, keys: np.ndarray, *, server: in
 def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> None:
     """What a coordinator does to move buckets, step by step: rows and marks, then the map."""
     servers = job.servers
-    old = servers[0].coordinator._map
+    old = servers[0].coordinator.facts.bucket_map
     owners = old.buckets.copy()
     owners[buckets] = target
     moved = BucketMap(old.version + 1, old.servers, owners, old.blocks)
     for bucket in buckets.tolist():
-        content = servers[source].shard.tables["t"].rows.snapshot(bucket)
-        restore(servers[target].shard.tables["t"].rows, bucket, content)
-        servers[source].shard.tables["t"].rows.clear_bucket(bucket)
-    servers[0].coordinator.set_map(moved)
+        content = servers[source].state.tables["t"].rows.snapshot(bucket)
+        restore(servers[target].state.tables["t"].rows, bucket, content)
+        servers[source].state.tables["t"].rows.clear_bucket(bucket)
+    servers[0].coordinator.facts.bucket_map = moved
     for index, server in enumerate(servers):
-        server.shard.set_map(moved, index)
+        server.state.set_map(moved, index)
 
 
 def test_a_push_planned_with_an_old_map_is_sent_again_and_counts_once() -> None:

@@ -21,7 +21,8 @@ import trireme as tr
 from tests.jobs import Job, in_threads
 from tests.proxy import Faults, Proxy
 from trireme import _core
-from trireme.job.cluster import Cluster, connect
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
 
 NUM_SERVERS = 2
 NUM_PASSES = 2

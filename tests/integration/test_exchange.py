@@ -27,7 +27,8 @@ from trireme.errors import (
     TriremeError,
     Unavailable,
 )
-from trireme.job.cluster import Cluster, connect
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
 from trireme.rpc import Client, ClientKeys, Server, ServerKeys, make_keys
 from trireme.train.loop.pipeline import share_of
 

@@ -17,8 +17,8 @@ from tests.integration.processes import Processes
 from trireme import fleet
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.strategy import ELSEWHERE, WITHOUT_EFFECT
-from trireme.job import cluster as clusters
-from trireme.job.cluster import embedded
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "fleet_train.py")
 NUM_TRAIN_MIN = 1000
@@ -54,7 +54,7 @@ def test_files_are_dealt_in_contiguous_blocks_as_fleet_does(
     files = [f"part-{i}" for i in range(7)]
     dealt = []
     for worker in range(3):
-        monkeypatch.setattr(clusters, "default", lambda worker=worker: Place(worker))
+        monkeypatch.setattr("trireme.fleet.util.default", lambda worker=worker: Place(worker))
         dealt.append(fleet.util.get_file_shard(files))
     assert dealt == [files[:3], files[3:5], files[5:]]
     with pytest.raises(BadRequest, match="expected a list of files"):
@@ -63,7 +63,7 @@ def test_files_are_dealt_in_contiguous_blocks_as_fleet_does(
 
 def test_a_job_alone_is_one_worker() -> None:
     with embedded() as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         fleet.init()
         assert (fleet.is_worker(), fleet.is_server(), fleet.is_first_worker()) == (1, 0, 1)
         assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (0, 1, 0)

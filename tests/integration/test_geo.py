@@ -17,7 +17,8 @@ from tests.integration import test_sync as exact
 from tests.jobs import TIMEOUT_S, Job
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
@@ -189,7 +190,7 @@ def second_batch(between: Callable[[Job, Any, Model, Any], None]) -> tuple[float
             seen.append(first_weight(batch))
             if len(seen) == 1:
                 deadline = time.monotonic() + TIMEOUT_S
-                while not cluster.telling.queues["pulled"]():
+                while not cluster.metrics.queues["pulled"]():
                     assert time.monotonic() < deadline
                 between(job, optimizer, model, batch)
     return seen[1], initial_rows(model)[2, 0]
@@ -206,7 +207,7 @@ def step(optimizer: Any, model: Model, batch: Any) -> None:
 
 def add_as_another_worker(job: Job, model: Model, key: int) -> None:
     delta = np.full((1, DIM), 100.0, np.float32)
-    rows, values = job.servers[0].shard.tables["t"].rows, rule_values(model)
+    rows, values = job.servers[0].state.tables["t"].rows, rule_values(model)
     keys, pool = np.array([key], np.uint64), _core.Pool(1)
     rows.update(keys, delta, [(9, 1)], values, pool, change="add")
 
@@ -321,7 +322,7 @@ def test_shows_and_clicks_are_counted_on_the_servers() -> None:
     data = Shown([[1, 2], [1, 3], [1, 1]])
     with Job(1) as job:
         job.run(1, lambda cluster: train(cluster, data, 2, Model(policy=policy)))
-        rows, found = job.servers[0].shard.tables["t"].rows, np.empty((4, 2))
+        rows, found = job.servers[0].state.tables["t"].rows, np.empty((4, 2))
         rows.statistics(np.arange(4, dtype=np.uint64), found, 0, False, _core.Pool(1))
     np.testing.assert_array_equal(found, [[0, 0], [8, 4], [2, 1], [2, 1]])
 

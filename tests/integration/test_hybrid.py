@@ -15,7 +15,8 @@ import trireme as tr
 from tests.integration import test_sync as exact
 from tests.jobs import Job
 from trireme.errors import BadRequest, TriremeError
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.strategy import Strategy
 from trireme.train.modes.hybrid.group import _check
 

@@ -21,7 +21,8 @@ from tests import zoo_trainers
 from tests.jobs import Job
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.policy import CountFilter, CtrCommonAccessor, ShowClick
 
 NAMES = tuple(zoo_trainers.SMALL)

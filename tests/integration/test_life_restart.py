@@ -92,7 +92,7 @@ def live(
         elif event == "shrink":
             trainer.shrink()
         elif event == "import":
-            trainer.import_rows("waiting", some_rows(number))
+            tr.interchange.import_arrays(trainer, "waiting", some_rows(number))
         elif event == "load":
             trainer.load(full[-1])
         else:

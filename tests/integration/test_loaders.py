@@ -25,7 +25,8 @@ from tests.keyed_jagged import KINDS
 from trireme.data import Batch, Ragged
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.train.loop.share import share_of
 
 

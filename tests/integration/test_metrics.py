@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.test_pages import run_blocks
 from tests.programs import Program, Template
 from tests.repo import tree
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 TRAINEE = str(Path(__file__).with_name("trainee.py"))
 SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--metrics", "0"]
@@ -147,7 +147,7 @@ def _check_numbers(server: Mapping[str, Metric], worker: Mapping[str, Metric]) -
 
 def test_an_embedded_process_tells_both_sides() -> None:
     with embedded(metrics="0") as cluster:
-        url = cluster.telling.url
+        url = cluster.metrics.url
         assert url is not None
         found = told(url)
         pages = documented()["E"]

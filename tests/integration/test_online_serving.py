@@ -14,7 +14,8 @@ import trireme as tr
 from examples.planted.days import write_days
 from trireme.errors import BadRequest
 from trireme.inference import Predictor
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.metrics import AUC
 from trireme.policy import ShowClick, SparseAccessor
 

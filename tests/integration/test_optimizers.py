@@ -16,7 +16,8 @@ import trireme as tr
 from tests.jobs import Job
 from trireme import fleet
 from trireme.errors import BadRequest
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
 STEPS = 12

@@ -68,17 +68,17 @@ class Found(NamedTuple):
 def everything(job: Job, trainer: tr.Trainer) -> Found:
     buckets, blocks = {}, {}
     for server in job.servers:
-        shard = server.shard
+        state = server.state
         for name in TABLES:
-            for bucket in shard.map().owned_by(shard.index).tolist():
-                of = shard.tables[name].rows.snapshot(bucket)
+            for bucket in state.map().owned_by(state.index).tolist():
+                of = state.tables[name].rows.snapshot(bucket)
                 order = np.argsort(of.keys)
                 columns = (c[order].tobytes() for c in (of.keys, of.classes, of.rows))
                 buckets[name, bucket] = (*columns, dict(of.marks))
-        for spec in shard.blocks.specs():
-            state = shard.blocks.state_of(spec.id)
-            tensors = {name: tensor.numpy().tobytes() for name, tensor in state.items()}
-            blocks[spec.id] = (tensors, shard.blocks.marks_of(spec.id))
+        for spec in state.blocks.specs():
+            parts = state.blocks.state_of(spec.id)
+            tensors = {name: tensor.numpy().tobytes() for name, tensor in parts.items()}
+            blocks[spec.id] = (tensors, state.blocks.marks_of(spec.id))
     outputs: list[np.ndarray] = []
     handle = trainer.model.register_forward_hook(
         lambda _, __, output: outputs.append(output.numpy().copy())

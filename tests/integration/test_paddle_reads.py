@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trireme as tr
 from tests.golden.test_fleet_checkpoint import CASES, FOLDER, make_trainer
 from tests.repo import tree
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 PYTHON = Path(os.environ.get("TRIREME_BENCH_PADDLE", tree.ROOT / "build/paddle/bin/python"))
 SHARDS = 2  # of benchmarks/paddle/checkpoint.py
@@ -28,9 +29,13 @@ def test_paddle_predicts_the_same_from_our_files(case, tmp_path):
     accessor, rule, dense = case.split("-")
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster, case)
-        trainer.import_fleet(FOLDER / case / "saved", accessor=accessor)
-        trainer.export_fleet(
-            tmp_path / "ours", accessor=accessor, shard_num=SHARDS, compress=dense == "adam"
+        tr.interchange.import_fleet(trainer, FOLDER / case / "saved", accessor=accessor)
+        tr.interchange.export_fleet(
+            trainer,
+            tmp_path / "ours",
+            accessor=accessor,
+            shard_num=SHARDS,
+            compress=dense == "adam",
         )
     script = tree.ROOT / "benchmarks/paddle/checkpoint.py"
     options = {"accessor": accessor, "rule": rule, "dense": dense, "load": tmp_path / "ours"}

@@ -16,7 +16,7 @@ import trireme as tr
 from trireme.commands import cli
 from trireme.data import Dense, InsId, Label, Sparse
 from trireme.inference import Predictor
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 from trireme.run.file_schema import parse_fields
 from trireme.storage.part import Part
 

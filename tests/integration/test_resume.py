@@ -22,7 +22,8 @@ from tests.integration.resumer import BATCH, NUM_BATCHES, array_dataset, columns
 from tests.jobs import Job
 from trireme import _core
 from trireme.errors import BadRequest, Corruption, ResourceExhausted
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.threads import torch_threads
 
 LAST = 2 * NUM_BATCHES
@@ -266,7 +267,7 @@ def test_sync_workers_of_unequal_streams_save_by_the_clock_at_one_step(tmp_path:
         trainer = resumer.make_trainer("sync", resumer.Model(), cluster=cluster)
         for path in found:
             trainer.load(path)
-            rows, marks = job.servers[0].shard.tables["t"].rows, set()
+            rows, marks = job.servers[0].state.tables["t"].rows, set()
             for bucket in range(4096):
                 marks.add(tuple(sorted(dict(rows.snapshot(bucket).marks).items())))
             assert len(marks) == 1

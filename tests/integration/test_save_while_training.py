@@ -52,9 +52,9 @@ class Bucket(NamedTuple):
 
 def buckets(server: InProcessServer) -> list[Bucket]:
     """All that a server holds."""
-    table, found = server.shard.tables["t"], []
+    table, found = server.state.tables["t"], []
     layout = RowLayout.of(table.schema, table.rows)
-    for number in server.shard.map().owned_by(server.shard.index).tolist():
+    for number in server.state.map().owned_by(server.state.index).tolist():
         of = table.rows.snapshot(number)
         marks = dict(of.marks)
         found.append(Bucket(of.keys, layout.weights(of.rows), layout.state(of.rows), marks))
@@ -68,7 +68,7 @@ class Expected:
         key = np.zeros(1, np.uint64)
         with Job(1) as job, job.join(0, 1) as cluster:
             cluster.ensure_table(TABLE)
-            rows, pool = job.servers[0].shard.tables["t"].rows, cluster.pool
+            rows, pool = job.servers[0].state.tables["t"].rows, cluster.pool
             one, weights = np.ones((1, DIM), np.float32), np.zeros((1, DIM), np.float32)
             after = [weights.copy()]
             for number in range(1, 1 + sum(lasts)):
@@ -175,7 +175,7 @@ def test_a_run_goes_on_from_each_checkpoint_without_loss_or_repetition(
 
             job.run(NUM_WORKERS, go_on)
             for server in job.servers:
-                numbers = server.shard.map().owned_by(server.shard.index).tolist()
+                numbers = server.state.map().owned_by(server.state.index).tolist()
                 for number, bucket in zip(numbers, buckets(server), strict=True):
                     assert bucket.marks == dict(enumerate(lasts))
                     expected.check(bucket, owned[number])

@@ -12,7 +12,7 @@ import torch
 import trireme as tr
 from tests.repo import tree
 from trireme.inference import Predictor
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 NUM_KEYS, DIM = 5000, 5
 
@@ -66,7 +66,9 @@ def test_cpp_reads_each_dim_of_a_table(program: Path, tmp_path: Path) -> None:
         trainer = tr.Trainer(model, None, loss=lambda out, _: (out * out.cos()).sum(), **options)
         for feature, dim in dims.items():
             rows = np.random.default_rng(dim).normal(size=(50, dim)).astype(np.float32)
-            trainer.import_rows("t", {"key": tr.nn.keys_of(feature, ids), "weights": rows})
+            tr.interchange.import_arrays(
+                trainer, "t", {"key": tr.nn.keys_of(feature, ids), "weights": rows}
+            )
         batch = dict.fromkeys(dims, torch.from_numpy(ids))
         trainer.save_inference_model(tmp_path / "export", batch=batch)
     bags = [[i, i + 1] for i in range(0, 48, 2)]

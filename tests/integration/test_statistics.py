@@ -14,16 +14,17 @@ from tests.jobs import Job
 from trireme import _core
 from trireme.data import Ragged
 from trireme.errors import BadRequest
-from trireme.job.cluster import Cluster, embedded, set_default
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import CVM, EmbeddingBag
 from trireme.optim import values_of_group
 from trireme.policy import CtrCommonAccessor, ScorePolicy, ShowClick, SparseAccessor
 from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.row_selection import DAY_S as DAY
 from trireme.protocol.wide_rows import RowLayout
-from trireme.server import expiry as policies
-from trireme.server.shard import Shard
+from trireme.server.state import ServerState
 
-DAY = policies.DAY_S
 FEATURES = ["2", "17", "user"]
 NUM_KEYS = 40
 SHOW_CLICK = ShowClick("show", "click")
@@ -68,11 +69,11 @@ def shows_of(batches: list[dict[str, torch.Tensor]], *, columns: bool) -> dict[i
     return rows
 
 
-def statistics(shards: list[Shard]) -> dict[int, Any]:
+def statistics(states: list[ServerState]) -> dict[int, Any]:
     """Key -> statistics of its row, over all servers."""
     found = {}
-    for shard in shards:
-        table = shard.tables["t"]
+    for state in states:
+        table = state.tables["t"]
         layout = RowLayout.of(table.schema, table.rows)
         for bucket in range(4096):
             content = table.rows.snapshot(bucket)
@@ -107,7 +108,7 @@ def test_rows_gather_the_shows_and_clicks_of_all_workers(
     streams = [batches_of(worker, 12 - worker) for worker in range(num_workers)]
     with Job(num_servers) as job:
         job.run(num_workers, lambda c: train(c, table, streams[c.worker], mode))
-        found = statistics([server.shard for server in job.servers])
+        found = statistics([server.state for server in job.servers])
     everything = [batch for batches in streams for batch in batches]
     expected = shows_of(everything, columns=columns)
     assert {key: [row["show"], row["click"]] for key, row in found.items()} == expected
@@ -184,7 +185,7 @@ def test_a_push_that_is_sent_again_counts_once_and_time_never_goes_back() -> Non
 
     with Job(2) as job:
         job.run(1, work)
-        found = statistics([server.shard for server in job.servers])
+        found = statistics([server.state for server in job.servers])
     # Half of the first day's shows are left on the second; what comes late counts as of that day.
     assert len(found) == NUM_KEYS
     for row in found.values():

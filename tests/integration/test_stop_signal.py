@@ -16,7 +16,7 @@ from torch import nn
 
 import trireme as tr
 from trireme.errors import Stopped
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 from trireme.train.online.online import PassReport
 
 NUM_BATCHES, TOLD_AT = 500, 3

@@ -21,8 +21,8 @@ from tests.jobs import Job, in_threads
 from trireme import _core
 from trireme.coordinator import meetings
 from trireme.errors import BadRequest
-from trireme.job import cluster as clusters
 from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
 
 NUM_KEYS, BATCH = 60, 4
 STRATEGIES = {
@@ -84,7 +84,7 @@ def counts(cluster: Cluster) -> dict[int, int]:
 
 def make_optimizer(cluster: Cluster, model: Model, mode: str = "async") -> tr.DistributedOptimizer:
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
-    clusters.set_default(cluster)
+    set_default(cluster)
     return tr.DistributedOptimizer(dense, model, strategy=STRATEGIES[mode], cluster=cluster)
 
 
@@ -139,7 +139,7 @@ def test_a_loop_of_prefetch_leaves_out_what_was_trained_on(
     with job.join(0, 1) as cluster:
         prefetch_twice(cluster, mode)
         assert counts(cluster) == times(2, batches())
-        assert cluster.steps.num_steps == 16
+        assert cluster.row_source.num_steps == 16
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_checkpoint_that_was_loaded_may_be_gone(job: Job, tmp_path: Path) -> N
         with other.join(0, 1) as cluster:
             train(cluster)
             assert counts(cluster) == times(2, batches())
-            assert cluster.steps.num_steps == 16
+            assert cluster.row_source.num_steps == 16
 
 
 # ---- workers among others ----
@@ -404,9 +404,9 @@ def test_workers_hear_of_one_that_is_missed_and_of_its_return(job: Job) -> None:
     try:
         one, two = in_threads([lambda w=w: job.join(w, 2, timeout_s=2) for w in (0, 1)])
         two.abandon()
-        wait_said("workers [1] are not heard; whoever needs them waits")
+        wait_said("workers [1] are silent: calls that need them wait")
         successor = job.join(1, 2, timeout_s=2)
-        wait_said("workers [1] are heard again")
+        wait_said("workers [1] are no longer silent")
     finally:
         logger.removeHandler(listener)
         logger.setLevel(logging.NOTSET)

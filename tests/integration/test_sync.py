@@ -16,7 +16,8 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from trireme import _core
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.protocol.core_table import make_core_table
 
 FEATURES = ["a", "b", "c"]

@@ -16,8 +16,9 @@ import trireme as tr
 from tests.integration.planted import Linear, Named, bce, loader, rows_of, trainer_for
 from tests.jobs import Job
 from trireme.errors import BadRequest, NotFinite
-from trireme.job import cluster as clusters
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 
 class Seen(Linear):
@@ -171,7 +172,7 @@ class Beginning(Named):
 
 
 def rows(cluster: Cluster, model: Linear) -> np.ndarray:
-    clusters.set_default(cluster)
+    set_default(cluster)
     return rows_of(cluster, model)
 
 

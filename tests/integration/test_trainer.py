@@ -22,7 +22,8 @@ from tests.integration.planted import (
 )
 from tests.jobs import Job, in_threads
 from trireme.errors import BadRequest, DataError, DeadlineExceeded, SchemaMismatch
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 
 @pytest.mark.parametrize(("mode", "threads"), [("sync", 1), ("async", 1), ("async", 3)])

@@ -14,7 +14,8 @@ import trireme as tr
 from tests.integration.planted import Linear, loader, trainer_for
 from tests.jobs import Job
 from trireme.errors import BadRequest
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.metrics import AUC, GAUC
 from trireme.train.loop import tally
 

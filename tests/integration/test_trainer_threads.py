@@ -22,7 +22,8 @@ from tests.integration.planted import (
 from tests.jobs import Job
 from trireme.data.batch import Ragged
 from trireme.errors import DeadlineExceeded
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.protocol.gradients import Step
 
 

@@ -22,7 +22,7 @@ from tests.long import pick
 from tests.programs import Program, Template
 from tests.property.seeds import SEED
 from trireme import _core
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
 RESTARTEE = str(Path(restartee.__file__))
 NUM_KILLS = pick(short=3, long=30)

@@ -19,13 +19,14 @@ from trireme import _core
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.policy import ACCESSORS, ScorePolicy
-from trireme.protocol.core_table import ServedTable, make_core_table
+from trireme.protocol import row_selection
+from trireme.protocol.core_table import make_core_table
 from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.row_selection import DAY_S as DAY
 from trireme.protocol.wide_rows import RowLayout
-from trireme.server import expiry as policies
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
+from trireme.worker import expiry_calls
 
-DAY = policies.DAY_S
 NUM_HISTORIES = 200
 KEYS = _core.unique(np.arange(24, dtype=np.uint64), POOL)[0]
 BUCKETS = sorted(set(buckets_of(KEYS).tolist()))
@@ -71,7 +72,7 @@ class Ours:
         saved: set[int] = set()
         for table in self.tables:
             keys, records = self.records(table)
-            mask = policies.selected(table.schema, records, MODES[mode], time, day_over)
+            mask = row_selection.selected(table.schema, records, MODES[mode], time, day_over)
             saved.update(keys[mask].tolist())
             if mode in (1, 2):
                 gained = records["delta_score"][mask].copy()
@@ -83,8 +84,8 @@ class Ours:
         for table in self.tables:
             keys, records = self.records(table)
             policy = model.numbers
-            show, click = policies.faded(policy, records, time, day_over)
-            unseen = policies.unseen_days(records, time)
+            show, click = row_selection.faded(policy, records, time, day_over)
+            unseen = row_selection.unseen_days(records, time)
             pulled = np.empty((len(keys), 2))
             table.rows.statistics(keys, pulled, time, day_over, POOL)
             np.testing.assert_allclose(pulled, np.stack([show, click], 1), rtol=1e-12)
@@ -131,9 +132,11 @@ class Core(Ours):
 class Servers(Ours):
     """Real servers, reached by a worker's client."""
 
-    def __init__(self, table: tr.Table, cluster: Cluster, shards: list[Shard], sync: bool) -> None:
+    def __init__(
+        self, table: tr.Table, cluster: Cluster, states: list[ServerState], sync: bool
+    ) -> None:
         cluster.ensure_table(table)
-        super().__init__([shard.tables["t"] for shard in shards])
+        super().__init__([state.tables["t"] for state in states])
         self._cluster, self._sync, self._sequence = cluster, sync, 0
         self._values = values_of_group(table.optimizer.group(), 1)
         if sync:
@@ -152,7 +155,7 @@ class Servers(Ours):
         assert pulled.shape[1] == self.tables[0].schema.width_of(0)
 
     def shrink(self, time: int) -> int:
-        removed = policies.shrink(self._cluster.client, time=time, day_over=True)["t"]
+        removed = expiry_calls.shrink(self._cluster.client, time=time, day_over=True)["t"]
         return removed["expired"] + removed["evicted"]
 
 
@@ -202,10 +205,10 @@ def test_a_random_history_on_servers(mode: str) -> None:
         policy = drawn_policy(draw)
         table, model = table_of(policy), Accessor(policy)
         with Job(2) as job, named_in_failure(lambda at=at: f"history {at}"):
-            shards = [server.shard for server in job.servers]
+            states = [server.state for server in job.servers]
 
             def work(cluster: Cluster) -> None:
-                ours = Servers(table, cluster, shards, mode == "sync")  # noqa: B023
+                ours = Servers(table, cluster, states, mode == "sync")  # noqa: B023
                 live(ours, model, draw, 6)  # noqa: B023
 
             job.run(1, work)

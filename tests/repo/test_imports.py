@@ -14,7 +14,7 @@ LAYERS = (
     ("config",),
     ("telemetry",),
     ("_core",),
-    ("threads",),
+    ("threads", "torch_compiler"),
     ("rpc",),
     ("blocks", "initializer", "optim", "policy", "strategy"),
     ("table",),

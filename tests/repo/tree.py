@@ -18,6 +18,7 @@ def files(*suffixes: str, under: str | None = None) -> list[Path]:
     found = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
     if not under:
         found += [path for path in ROOT.iterdir() if path.suffix in suffixes]
+        found = [path for path in found if path.name != ".git"]  # a file in a git worktree
     ours = [path for path in found if path.is_file() and "__pycache__" not in path.parts]
     return sorted(path for path in ours if not path.name.startswith("_core."))
 

@@ -14,7 +14,9 @@ from examples.planted.behaviour import choices, clicks_after_history, clicks_and
 from examples.planted.clicks import exact_auc
 from trireme.data import ArrayDataset, Bags, Batch, Ragged, Schema, SkipGramDataset
 from trireme.errors import BadRequest
-from trireme.job.cluster import Cluster, embedded, set_default
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.models import DIN, ESMM, LR, SkipGram, Tower, TwoTower
 from trireme.models.attention import TargetAttention
 from trireme.models.esmm import esmm_loss, logit_of_both

@@ -283,9 +283,9 @@ def test_when_all_have_ended_the_next_script_begins(asker: Asker) -> None:
     script = asker.script(1)
     assert (script["has_ended"], script["is_successor"], script["entered"]) == (True, True, 1)
     asker.ask("coord.end", {"run": 0, **asker.me(0)})
-    asker.coordinator.hear_goodbye(0)
+    asker.coordinator.note_goodbye(0)
     assert asker.script(1)["has_ended"]
-    asker.coordinator.hear_goodbye(1)
+    asker.coordinator.note_goodbye(1)
     for worker in (0, 1):
         script = asker.script(worker)
         assert (script["run"], script["begun"], script["entered"]) == (1, 1, 1)

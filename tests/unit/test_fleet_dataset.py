@@ -16,7 +16,8 @@ from trireme import fleet
 from trireme.data import Dense, Label, Sparse
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.dataset import WITHOUT_EFFECT
-from trireme.job.cluster import embedded, set_default
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 FIELDS = [Label("click"), Sparse("a"), Sparse("b"), Dense("d", 2)]
 

@@ -15,8 +15,9 @@ from tests.unit.test_metrics import drawn, exact_auc
 from trireme import fleet, initializer, nn, optim
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest, SchemaMismatch
-from trireme.job import cluster as clusters
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn.shows import feature_numbers
 from trireme.policy import (
     CountFilter,
@@ -31,7 +32,7 @@ from trireme.policy import (
 @pytest.fixture
 def home() -> Iterator[Cluster]:
     with embedded(threads=2) as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         fleet.init()
         yield cluster
 
@@ -249,7 +250,7 @@ def on_three_workers(
         return work(cluster.worker)
 
     with Job(1) as job:
-        monkeypatch.setattr(clusters, "default", lambda: of_thread.cluster)
+        monkeypatch.setattr("trireme.fleet.util.default", lambda: of_thread.cluster)
         return job.run(3, place)
 
 

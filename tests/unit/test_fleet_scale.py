@@ -11,7 +11,9 @@ import torch
 import trireme as tr
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
-from trireme.job import cluster
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
 
 KEYS = np.array([3, 5, 7, 9], np.uint64)
@@ -24,12 +26,12 @@ BATCH = Batch(
 
 @pytest.fixture
 def home():
-    with cluster.embedded(threads=2) as embedded:
-        cluster.set_default(embedded)
-        yield embedded
+    with embedded(threads=2) as cluster:
+        set_default(cluster)
+        yield cluster
 
 
-def train(home: cluster.Cluster, rule: tr.optim.Rule, steps: int) -> np.ndarray:
+def train(home: Cluster, rule: tr.optim.Rule, steps: int) -> np.ndarray:
     """The rows of KEYS after steps of the mean of w * (sum of all weights of both bags)."""
     table = tr.Table(
         "t",

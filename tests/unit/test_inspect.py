@@ -19,10 +19,11 @@ from trireme.inspect.export_source import ExportTable
 from trireme.inspect.opening import open_source
 from trireme.inspect.source import buckets_of
 from trireme.inspect.values import QUANTILES, Values
-from trireme.job import cluster as clusters
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
-from trireme.server.frozen_export import encode
+from trireme.protocol.frozen_rows import encode
 from trireme.table import Table
 from trireme.train import Trainer
 
@@ -67,7 +68,7 @@ def test_drawing() -> None:
 @pytest.fixture
 def home() -> Iterator[Cluster]:
     with embedded(threads=2) as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         yield cluster
 
 

@@ -13,10 +13,11 @@ from torch import nn
 import trireme as tr
 from tests.jobs import InProcessServer
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.job import cluster as clusters
-from trireme.job.cluster import Cluster, connect
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
+from trireme.job.default import set_default
+from trireme.protocol.server_limits import CapacityLimits, ServerLimits, parse_limits
 from trireme.rpc import Limits
-from trireme.server.limits import ServerLimits, ShardLimits, parse_limits
 
 
 @contextmanager
@@ -24,17 +25,17 @@ def limited(text: str) -> Iterator[Cluster]:
     """A worker of a server with these limits, which afterwards still serves."""
     server = InProcessServer(limits=parse_limits(text))
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1, timeout_s=30) as cluster:
-        clusters.set_default(cluster)  # modules find it
+        set_default(cluster)  # modules find it
         yield cluster
         cluster.client.everywhere("ps.stats", {})
 
 
 def test_limits_are_read_from_one_text() -> None:
-    assert parse_limits("") == ServerLimits(ShardLimits(), Limits())
+    assert parse_limits("") == ServerLimits(CapacityLimits(), Limits())
     found = parse_limits(
         " tables_max=8, table_bytes_max=1.5GiB,message_bytes_max=64 MiB,handshake_timeout_s=2.5"
     )
-    assert found.shard == ShardLimits(tables_max=8, table_bytes_max=3 << 29)
+    assert found.capacity == CapacityLimits(tables_max=8, table_bytes_max=3 << 29)
     assert found.messages == Limits(message_bytes_max=64 << 20, handshake_timeout_s=2.5)
 
 
@@ -137,7 +138,7 @@ def test_an_import_stops_at_the_limit() -> None:
             cluster=cluster,
         )
         with pytest.raises(ResourceExhausted, match="table_bytes_max is 16777216"):
-            trainer.import_rows("t", rows)
+            tr.interchange.import_arrays(trainer, "t", rows)
         [reply] = cluster.client.everywhere("ps.stats", {})
         assert reply.body["tables"]["t"]["rows"] == 0
 

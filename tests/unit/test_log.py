@@ -13,9 +13,9 @@ import pytest
 
 from trireme.errors import BadRequest, Corruption, DeadlineExceeded, ResourceExhausted
 from trireme.server.journal import Journal
-from trireme.server.log.folder import StateFolder
 from trireme.server.log.log import Log
 from trireme.server.log.segment import Record, Segment, SegmentReader, file_name
+from trireme.server.log.state_folder import StateFolder
 from trireme.storage.document import Document
 
 STATE = bytes(range(16))

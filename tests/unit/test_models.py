@@ -16,7 +16,8 @@ from torch.export import Dim
 import trireme as tr
 from trireme.data import Batch
 from trireme.errors import BadRequest
-from trireme.job.cluster import embedded, set_default
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.models import DLRM, FM, LR, CtrDnn, DCNv2, DeepFM, SlotDnn, WideDeep
 from trireme.models.cross import CrossLayer, CrossMixture
 from trireme.models.interaction import pairwise_products, sum_of_products

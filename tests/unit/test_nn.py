@@ -10,8 +10,9 @@ from torch import nn
 
 from trireme import _core
 from trireme.data import Bags, Batch, Ragged
-from trireme.errors import BadRequest, SchemaMismatch
-from trireme.job import cluster
+from trireme.errors import BadRequest, NotReady, SchemaMismatch
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import Embedding, EmbeddingBag, Planner
 from trireme.table import Table
 
@@ -21,9 +22,9 @@ PADDING = -7
 
 @pytest.fixture
 def home():
-    with cluster.embedded(threads=2) as embedded:
-        cluster.set_default(embedded)
-        yield embedded
+    with embedded(threads=2) as cluster:
+        set_default(cluster)
+        yield cluster
 
 
 def plan_for(batch, *modules, pool=None):
@@ -303,7 +304,7 @@ def test_forward_without_a_plan_pulls_and_remembers_in_training_only(home):
 
 def test_forward_without_a_cluster_says_what_to_do():
     module = EmbeddingBag(Table("t", dim=D), features="a")
-    with pytest.raises(cluster.NotReady, match="init"):
+    with pytest.raises(NotReady, match="init"):
         module({"a": torch.tensor([1])})
 
 

@@ -17,7 +17,9 @@ import trireme as tr
 from tests.jobs import Job
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest, SchemaMismatch
-from trireme.job import cluster
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import Embedding, EmbeddingBag, Planner
 
 DIMS = {"user": 8, "ad": 3, "site": 8, "hour": 1}
@@ -25,10 +27,10 @@ B = 6
 
 
 @pytest.fixture
-def home() -> Iterator[cluster.Cluster]:
-    with cluster.embedded(threads=2) as embedded:
-        cluster.set_default(embedded)
-        yield embedded
+def home() -> Iterator[Cluster]:
+    with embedded(threads=2) as cluster:
+        set_default(cluster)
+        yield cluster
 
 
 def table(name: str = "t", **options: Any) -> tr.Table:
@@ -61,7 +63,7 @@ class Apart(nn.Module):
         return torch.cat([bag(batch).squeeze(1) for bag in self.bags], dim=1)
 
 
-def train(model: nn.Module, home: cluster.Cluster, num_steps: int = 4) -> list[torch.Tensor]:
+def train(model: nn.Module, home: Cluster, num_steps: int = 4) -> list[torch.Tensor]:
     """What the model returns in each step; the loss depends on every column."""
     optimizer = tr.DistributedOptimizer(None, model, cluster=home)
     outputs = []
@@ -76,9 +78,7 @@ def train(model: nn.Module, home: cluster.Cluster, num_steps: int = 4) -> list[t
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_a_bag_over_dims_is_the_bags_of_each_feature_side_by_side(
-    home: cluster.Cluster, mode: str
-) -> None:
+def test_a_bag_over_dims_is_the_bags_of_each_feature_side_by_side(home: Cluster, mode: str) -> None:
     bag = EmbeddingBag(table(), features=list(DIMS), mode=mode)
     assert bag.dims == (8, 3, 8, 1)
     found = train(bag, home)
@@ -90,7 +90,7 @@ def test_a_bag_over_dims_is_the_bags_of_each_feature_side_by_side(
     assert [part.shape[1] for part in parts] == [8, 3, 8, 1]
 
 
-def test_features_of_one_dim_give_what_they_give_in_any_table(home: cluster.Cluster) -> None:
+def test_features_of_one_dim_give_what_they_give_in_any_table(home: Cluster) -> None:
     of_dims = EmbeddingBag(table(), features=["site", "user"])
     plain = EmbeddingBag(table("plain", dim=8), features=["site", "user"])
     batch = random_batch(1)
@@ -98,7 +98,7 @@ def test_features_of_one_dim_give_what_they_give_in_any_table(home: cluster.Clus
     torch.testing.assert_close(of_dims(batch), plain(batch), rtol=0, atol=0)
 
 
-def test_gradients_reach_the_rows_of_each_feature(home: cluster.Cluster) -> None:
+def test_gradients_reach_the_rows_of_each_feature(home: Cluster) -> None:
     model = EmbeddingBag(table(), features=list(DIMS))
     batch = random_batch(2)
     plan = Planner(model, pool=home.pool).plan(batch)
@@ -120,7 +120,7 @@ def test_gradients_reach_the_rows_of_each_feature(home: cluster.Cluster) -> None
     assert counts.sum() == offsets[-1] - offsets[0]
 
 
-def test_an_embedding_answers_each_feature_in_its_dim(home: cluster.Cluster) -> None:
+def test_an_embedding_answers_each_feature_in_its_dim(home: Cluster) -> None:
     module = Embedding(table(), features=["ad", "user"])
     ids = {"ad": torch.tensor([1, 2, 3]), "user": torch.tensor([[1, 2], [3, 4], [5, 6]])}
     ad, user = module(ids)
@@ -133,7 +133,7 @@ def test_an_embedding_answers_each_feature_in_its_dim(home: cluster.Cluster) -> 
 def test_workers_and_servers_agree_on_dims(mode: str) -> None:
     """Two workers on two servers against one on one, on the same examples."""
 
-    def work(home: cluster.Cluster) -> np.ndarray:
+    def work(home: Cluster) -> np.ndarray:
         model = EmbeddingBag(table(), features=list(DIMS))
         optimizer = tr.DistributedOptimizer(None, model, cluster=home, strategy=tr.Strategy(mode))
         batches = [random_batch(step) for step in range(4)]
@@ -155,7 +155,7 @@ def test_workers_and_servers_agree_on_dims(mode: str) -> None:
     assert np.isfinite(found[0]).all()
 
 
-def test_row_classes_are_saved_and_loaded(home: cluster.Cluster, tmp_path: Any) -> None:
+def test_row_classes_are_saved_and_loaded(home: Cluster, tmp_path: Any) -> None:
     model = EmbeddingBag(table(), features=list(DIMS))
     trainer = tr.Trainer(
         model,

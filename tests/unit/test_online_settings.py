@@ -10,7 +10,7 @@ import pytest
 
 from trireme.config import Config
 from trireme.errors import BadRequest, DeadlineExceeded
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 from trireme.run.keys import warn_of_unused_in_stream
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.passes import passes_of

@@ -8,14 +8,14 @@ import pytest
 
 from trireme.errors import BadRequest
 from trireme.protocol.membership import Member, Pace
-from trireme.server.pacing import Paces
+from trireme.server.pacing import Pacing
 
 
-def group(paces: Paces, version: int, *ends: int | None, first: int = 1) -> None:
+def group(paces: Pacing, version: int, *ends: int | None, first: int = 1) -> None:
     paces.set_group(version, {stream: Member(first, end) for stream, end in enumerate(ends)})
 
 
-def pull(paces: Paces, stream: int, step: int, bound: int = 2) -> list[str]:
+def pull(paces: Pacing, stream: int, step: int, bound: int = 2) -> list[str]:
     """Empty until the pull is answered."""
     answers: list[str] = []
     if paces.when_within(stream, Pace(step, step - 1, bound), lambda: answers.append("later")):
@@ -24,7 +24,7 @@ def pull(paces: Paces, stream: int, step: int, bound: int = 2) -> list[str]:
 
 
 def test_a_pull_waits_for_the_slowest_and_is_answered_by_its_push() -> None:
-    paces = Paces()
+    paces = Pacing()
     group(paces, 1, None, None, None)
     paces.record(2, 1)
     assert pull(paces, 0, 2) == ["at once"]
@@ -36,7 +36,7 @@ def test_a_pull_waits_for_the_slowest_and_is_answered_by_its_push() -> None:
 
 
 def test_a_stream_that_leaves_holds_nobody() -> None:
-    paces = Paces()
+    paces = Pacing()
     group(paces, 1, None, None)
     ninth = pull(paces, 0, 9)
     assert ninth == []
@@ -46,7 +46,7 @@ def test_a_stream_that_leaves_holds_nobody() -> None:
 
 
 def test_a_pass_begins_where_the_one_before_has_ended_for_all() -> None:
-    paces = Paces()
+    paces = Pacing()
     group(paces, 1, None, None)
     paces.record(0, 7)
     group(paces, 2, 8, 3)
@@ -57,7 +57,7 @@ def test_a_pass_begins_where_the_one_before_has_ended_for_all() -> None:
 
 
 def test_an_older_group_is_ignored_and_a_stranger_refused() -> None:
-    paces = Paces()
+    paces = Pacing()
     group(paces, 2, None, None)
     group(paces, 1, None, 1)
     assert pull(paces, 0, 9) == []
@@ -66,7 +66,7 @@ def test_an_older_group_is_ignored_and_a_stranger_refused() -> None:
 
 
 def test_what_a_pull_says_is_done_counts_as_applied() -> None:
-    paces = Paces()  # of a server that has started again
+    paces = Pacing()  # of a server that has started again
     group(paces, 1, None, None)
     first = pull(paces, 0, 9)
     assert pull(paces, 1, 9) == ["at once"]
@@ -78,7 +78,7 @@ def test_random_pulls_and_pushes_never_exceed_the_bound_and_never_lock_up(seed: 
     print(f"seed {seed}")
     rng = random.Random(seed)
     num_streams, bound, num_steps = rng.randint(2, 5), rng.randint(1, 4), 60
-    paces = Paces()
+    paces = Pacing()
     ends: list[int | None] = [None] * num_streams
     group(paces, 1, *ends)
     done = [0] * num_streams

@@ -15,8 +15,9 @@ from trireme import _core, optim, policy
 from trireme.commands import cli
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
-from trireme.job import cluster as clusters
-from trireme.job.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
 from trireme.protocol.core_table import make_core_table
 from trireme.size.estimate import Need
@@ -104,7 +105,7 @@ def test_memory_of_keys_that_wait(sketch_bytes: int | None) -> None:
 @pytest.fixture
 def home() -> Iterator[Cluster]:
     with embedded(threads=2) as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         yield cluster
 
 

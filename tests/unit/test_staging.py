@@ -159,13 +159,13 @@ def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> 
     with pytest.raises(BadRequest, match="expected a member of the pass, found stream 7"):
         staging.when_complete(7, 1, told.clear)
     assert not staging.when_applied(1, lambda: told.append("applied"))
-    staging.give_norm(1, 0.5)
+    staging.set_norm(1, 0.5)
     staging.declare(0, 1)
     assert told == ["complete", "applied"]
     assert (applied.steps, applied.norms) == ([[(0, 1), (1, 1)]], [0.5])
     # Who asks late is told what it was; who brings another one then changes nothing.
     assert staging.norm_of(1) == NormReply(None, 0.5, True)
-    staging.give_norm(1, 7.0)
+    staging.set_norm(1, 7.0)
     staging.advance()
     assert len(applied.steps) == 1
     other = Applied().staging
@@ -182,7 +182,7 @@ def test_streams_that_leave_are_no_reason_to_apply_a_step_without_its_norm(
         staging.stage(replace(push(stream, 1), clip=NORM))
     staging.set_group(2, {0: Member(1, 2), 1: Member(1, 2)})
     assert applied.steps == []
-    staging.give_norm(1, 3.0)
+    staging.set_norm(1, 3.0)
     staging.declare(1, 1)
     assert applied.norms == [3.0]
 

@@ -365,7 +365,7 @@ def test_a_table_without_memory_says_so_and_stays_whole() -> None:
 
 
 def test_readers_do_not_keep_writers_waiting() -> None:
-    """Lookups that overlap all the time, until the updates are through."""
+    """PendingLookups that overlap all the time, until the updates are through."""
     table, keys = filled(num_keys=40_000)
     done = threading.Event()
     errors: list[BaseException] = []

@@ -12,7 +12,8 @@ import trireme as tr
 from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.errors import BadRequest
-from trireme.job.cluster import embedded, set_default
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.models import zoo
 from trireme.protocol.adam_d2sum import AdamD2Sum
 

@@ -6,15 +6,14 @@ saved since then. It begins where the last base or delta was; where there was no
 full checkpoint.
 
 Exports for inference have chains of their own: a delta follows one export, whose version is kept
-here, and in checkpoints, until the next one follows it. A run that goes on from a checkpoint knows
-those of its time alone: what was exported later is of another history.
+here, and in checkpoints, until the next one follows it. A run that resumes from a checkpoint knows
+only the exports of that checkpoint: later ones belong to another history.
 
-Threads: any.
+Not thread-safe: the coordinator locks.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,13 +23,12 @@ from trireme.rpc import Reply, Request
 
 CHAIN_MAX = 4096
 INFERENCE = "inference:"
-"""Begins the names of exports for inference in the chain of a checkpoint."""
+"""Prefix of exports for inference in the chain of a checkpoint."""
 FOLLOWED_MAX = 16
 
 
 class Exports:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._version = 1
         self._chain: dict[str, int] = {}  # id -> version of what the next delta may follow
         self._has_base = False
@@ -39,21 +37,19 @@ class Exports:
 
     def state(self) -> dict[str, Any]:
         """In msgpack's types."""
-        with self._lock:
-            return {
-                "version": self._version,
-                "chain": dict(self._chain),
-                "has_base": self._has_base,
-                "loaded": self._loaded,
-                "inference": dict(self._inference),
-            }
+        return {
+            "version": self._version,
+            "chain": dict(self._chain),
+            "has_base": self._has_base,
+            "loaded": self._loaded,
+            "inference": dict(self._inference),
+        }
 
     def install(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
-        with self._lock:
-            self._version, self._has_base = state["version"], state["has_base"]
-            self._chain, self._inference = dict(state["chain"]), dict(state["inference"])
-            self._loaded = state["loaded"]
+        self._version, self._has_base = state["version"], state["has_base"]
+        self._chain, self._inference = dict(state["chain"]), dict(state["inference"])
+        self._loaded = state["loaded"]
 
     def handlers(self) -> dict[str, Any]:
         """Methods by their names on the wire."""
@@ -67,19 +63,18 @@ class Exports:
     def _on_export(self, request: Request) -> Reply:
         """A save begins: its version, and the chain that it is part of."""
         mode = need(request.body, "mode", str)
-        with self._lock:
-            if mode == "inference":
-                return self._begin_inference(need(request.body, "follows", str))
-            if mode == "delta" and not self._chain:
-                raise BadRequest(
-                    "save: expected a full or base checkpoint before the first delta, found none"
-                )
-            version = self._next_version()
-            goes_on = mode == "delta" or (mode in ("full", "batch") and self._has_base)
-            chain = dict(self._chain) if goes_on else {}
-            if mode in ("full", "batch"):
-                chain |= {f"{INFERENCE}{id}": at for id, at in self._inference.items()}
-            return Reply({"version": version, "chain": chain})
+        if mode == "inference":
+            return self._begin_inference(need(request.body, "follows", str))
+        if mode == "delta" and not self._chain:
+            raise BadRequest(
+                "save: expected a full or base checkpoint before the first delta, found none"
+            )
+        version = self._next_version()
+        continues = mode == "delta" or (mode in ("full", "batch") and self._has_base)
+        chain = dict(self._chain) if continues else {}
+        if mode in ("full", "batch"):
+            chain |= {f"{INFERENCE}{id}": at for id, at in self._inference.items()}
+        return Reply({"version": version, "chain": chain})
 
     def _next_version(self) -> int:
         if self._version > VERSION_MAX:
@@ -107,24 +102,23 @@ class Exports:
         body = request.body
         id, mode = need(body, "id", str), need(body, "mode", str)
         version = need_version(body, "version")
-        with self._lock:
-            if mode == "inference":
-                self._inference.pop(need(body, "follows", str), None)
-                self._inference[id] = version
-                while len(self._inference) > FOLLOWED_MAX:
-                    del self._inference[min(self._inference, key=self._inference.__getitem__)]
-            elif version >= min(self._chain.values(), default=0):
-                chain, _ = _parted(need(body, "chain", dict))
-                self._publish(id, mode, version, goes_on=bool(chain))
-            return Reply({"forget": self._forget()})
+        if mode == "inference":
+            self._inference.pop(need(body, "follows", str), None)
+            self._inference[id] = version
+            while len(self._inference) > FOLLOWED_MAX:
+                del self._inference[min(self._inference, key=self._inference.__getitem__)]
+        elif version >= min(self._chain.values(), default=0):
+            chain, _ = _split_chain(need(body, "chain", dict))
+            self._publish(id, mode, version, continues=bool(chain))
+        return Reply({"forget": self._forget()})
 
-    def _publish(self, id: str, mode: str, version: int, *, goes_on: bool) -> None:
+    def _publish(self, id: str, mode: str, version: int, *, continues: bool) -> None:
         if mode in ("base", "delta"):
             # What was saved since then, at the same time as this one, may be followed too.
-            newer = {of: at for of, at in self._chain.items() if at > version}
+            newer = {other: at for other, at in self._chain.items() if at > version}
             self._chain, self._has_base = {id: version, **newer}, True
         elif mode in ("full", "batch"):
-            if not goes_on or len(self._chain) >= CHAIN_MAX:  # nobody saves deltas any more
+            if not continues or len(self._chain) >= CHAIN_MAX:  # nobody saves deltas any more
                 self._chain, self._has_base = {}, False
             self._chain[id] = version
 
@@ -134,29 +128,30 @@ class Exports:
         """
         body = request.body
         version = need_version(body, "version")
-        with self._lock:
-            self._version = max(self._version, version + 1)
-            self._chain, self._has_base, self._loaded, self._inference = {}, False, None, {}
-            if need(body, "whole", bool):
-                chain, self._inference = _parted(need(body, "chain", dict))
-                self._loaded = need(body, "id", str)
-                self._chain = dict(chain)
-                self._chain[self._loaded] = version
-                self._has_base = bool(chain) or need(body, "mode", str) in ("base", "delta")
-            return Reply({"version": self._version})
+        self._version = max(self._version, version + 1)
+        self._chain, self._has_base, self._loaded, self._inference = {}, False, None, {}
+        if need(body, "whole", bool):
+            chain, self._inference = _split_chain(need(body, "chain", dict))
+            self._loaded = need(body, "id", str)
+            self._chain = dict(chain)
+            self._chain[self._loaded] = version
+            self._has_base = bool(chain) or need(body, "mode", str) in ("base", "delta")
+        return Reply({"version": self._version})
 
     def _on_chain(self, request: Request) -> Reply:
         """What has been loaded: the id of the checkpoint, nil for none."""
         del request
-        with self._lock:
-            return Reply({"loaded": self._loaded})
+        return Reply({"loaded": self._loaded})
 
 
-def _parted(chain: Mapping[Any, Any]) -> tuple[dict[str, int], dict[str, int]]:
+def _split_chain(chain: Mapping[Any, Any]) -> tuple[dict[str, int], dict[str, int]]:
     """The checkpoints of a chain, and the exports for inference in it."""
-    for of, at in chain.items():
-        if not isinstance(of, str) or type(at) is not int or not 0 <= at <= VERSION_MAX:
-            raise BadRequest(f"chain: expected versions by id, found {of!r}: {at!r}"[:200])
-    all_of: dict[str, int] = dict(chain)
-    exports = {of.removeprefix(INFERENCE): at for of, at in all_of.items() if INFERENCE in of}
-    return {of: at for of, at in all_of.items() if INFERENCE not in of}, exports
+    checkpoints, exports = dict[str, int](), dict[str, int]()
+    for id, version in chain.items():
+        if not isinstance(id, str) or type(version) is not int or not 0 <= version <= VERSION_MAX:
+            raise BadRequest(f"chain: expected versions by id, found {id!r}: {version!r}"[:200])
+        if id.startswith(INFERENCE):
+            exports[id.removeprefix(INFERENCE)] = version
+        else:
+            checkpoints[id] = version
+    return checkpoints, exports

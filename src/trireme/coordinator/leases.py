@@ -1,32 +1,43 @@
-"""Streams that workers share out among themselves: who takes part, and who has which stream.
+"""Leases of streams, in jobs whose workers may come and go.
 
-A pass has a fixed number of streams. A worker takes one that nobody has, trains on it to its end,
-gives it back as done and takes the next. Whoever takes a stream that another has had goes on behind
-its last applied sequence; each taking has a higher lease, the incarnation of its pushes, so that
-the former owner is fenced.
+A pass has a fixed number of streams. A worker takes a free one, trains on it to its end, gives it
+back as done and takes the next. Each taking has a higher lease number, which is the incarnation of
+the stream's pushes: so servers fence the worker that had the stream before. The new owner continues
+behind the last sequence that has been applied.
 
-Not thread-safe: the coordinator locks around it.
+Not thread-safe: the coordinator locks.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trireme.coordinator.kept_state import KeptState
+from trireme.coordinator.meetings import Meetings
+from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, Fenced
-from trireme.protocol.membership import Taken
+from trireme.protocol.wire import need, need_list
+from trireme.rpc import Deferred, Reply, Request
+
+log = logging.getLogger("trireme.coordinator")
 
 NOBODY = -1
+SAVER = 0
+"""This worker saves and exports: it cannot be given up, but its stream can."""
 
 
 @dataclass
 class Lease:
-    """What is known of one stream in the pass.
+    """One stream in the pass. The fields are those of the kept state.
 
-    owner: a worker, or NOBODY. number: raised whenever it is taken. begun_at: the last sequence of
-    its pushes before the pass. is_done: all of it has been applied.
+    Attributes:
+        owner: a worker, or NOBODY.
+        number: how often the stream has been taken.
+        begun_at: the sequence of its last push before the pass.
+        is_done: all its pushes of the pass have been applied.
     """
 
     owner: int = NOBODY
@@ -35,78 +46,121 @@ class Lease:
     is_done: bool = True
 
 
-class Sharing:
-    """members: workers that take part; meetings wait for them, and for nobody else.
-
-    Args:
-        num_streams: that each pass is cut into.
-        members: who takes part from the beginning.
-        silence_s: a member that is not heard for so long is taken for dead.
+class StreamLeases:
+    """Who has which stream, and who waits for one. Empty in a job that leases no streams.
 
     Attributes:
-        number: of the pass under way. num_steps: that the worker that opened it had made.
+        pass_number: of the pass under way.
     """
 
-    def __init__(self, num_streams: int, members: Iterable[int], silence_s: float) -> None:
-        self.members = set(members)
-        self.silence_s = silence_s
-        self.number = self.num_steps = 0
-        self._leases = [Lease() for _ in range(num_streams)]
-        self._heard: dict[int, float] = {}
-        self._heard_any = -math.inf
+    def __init__(self, workers: Workers, meetings: Meetings, kept: KeptState) -> None:
+        self._workers, self._meetings, self._kept = workers, meetings, kept
+        self.pass_number = 0
+        self._num_steps = 0  # that the worker which opened the pass had made before
+        self._leases: list[Lease] = []
+        self._waiting: dict[int, Deferred] = {}  # by worker
 
     @property
-    def is_over(self) -> bool:
-        """Whether all streams of the pass are done."""
+    def is_in_use(self) -> bool:
+        return bool(self._leases)
+
+    def begin(self, num_streams: int) -> None:
+        """Lease that many streams in each pass; 0: none."""
+        self._leases = [Lease() for _ in range(num_streams)]
+
+    def _check_in_use(self, method: str) -> None:
+        if not self.is_in_use:
+            raise BadRequest(f"{method}: expected a job with leased streams")
+
+    def _is_pass_over(self) -> bool:
         return all(lease.is_done for lease in self._leases)
 
     # ---- passes ----
 
-    def enter(self, worker: int, number: int, begun_at: Sequence[int], num_steps: int) -> bool:
-        """A worker comes to a pass, and takes part from now on if there is something left of it;
-        returns whether there is. Who comes first to a pass opens it.
+    def enter(
+        self, worker: int, number: int, sequences: Sequence[int], num_steps: int
+    ) -> dict[str, Any]:
+        """A worker enters a pass, and takes part if a stream of it is left. The first worker that
+        comes to a pass opens it.
 
         Args:
-            begun_at: per stream, the last sequence that all servers have applied.
-            num_steps: that the worker has made.
+            sequences: per stream, the last one that all servers have applied.
+            num_steps: steps that the worker has made.
         """
-        if len(begun_at) != len(self._leases):
+        self._check_in_use("coord.enter")
+        if len(sequences) != len(self._leases):
             raise BadRequest(
                 f"coord.enter: expected the sequences of {len(self._leases)} streams,"
-                f" found {len(begun_at)}"
+                f" found {len(sequences)}"
             )
-        if number == self.number + 1 and self.is_over:
-            self.number, self.num_steps = number, num_steps
-            for lease, sequence in zip(self._leases, begun_at, strict=True):
+        if number == self.pass_number + 1 and self._is_pass_over():
+            self.pass_number, self._num_steps = number, num_steps
+            for lease, sequence in zip(self._leases, sequences, strict=True):
                 lease.owner, lease.begun_at, lease.is_done = NOBODY, sequence, False
-        if number > self.number:
+        if number > self.pass_number:
+            left = [stream for stream, lease in enumerate(self._leases) if not lease.is_done]
             raise BadRequest(
-                f"coord.enter: expected pass {self.number} of worker {worker}, of which streams"
-                f" {self.left()} are not done, found pass {number}"
+                f"coord.enter: expected pass {self.pass_number} of worker {worker}, of which"
+                f" streams {left} are not done, found pass {number}"
             )
-        if number < self.number or self.is_over:
-            return False
-        self.members.add(worker)
-        return True
+        is_over = number < self.pass_number or self._is_pass_over()
+        if not is_over:
+            self._workers.participants.add(worker)
+        return {
+            "is_over": is_over,
+            "num_steps": self._num_steps,
+            "begun_at": [lease.begun_at for lease in self._leases],
+            "members": len(self._workers.participants),
+        }
 
-    def take(self, worker: int, number: int) -> Taken | None:
-        """A stream of pass `number` that nobody has, or the one that the worker has already; None:
-        there is none now, and none at all if the pass is over.
+    # ---- streams ----
+
+    def on_take(self, worker: int, request: Request) -> Reply | Deferred:
+        """Give back a stream that is done, if any, and take another. Answers when there is one, or
+        when all are done.
         """
-        if number != self.number:
-            return None
-        for stream, lease in enumerate(self._leases):
-            if lease.owner == worker:
-                return Taken(stream, lease.number, lease.begun_at)
-        for stream, lease in enumerate(self._leases):
-            if lease.owner == NOBODY and not lease.is_done:
-                lease.owner = worker
-                lease.number += 1
-                return Taken(stream, lease.number, lease.begun_at)
-        return None
+        number = need(request.body, "pass", int)
+        done = need_list(request.body, "done", int, 2)
+        self._check_in_use("coord.take")
+        had_stream = self._owns(worker)
+        answer = self._take(worker, number, done)
+        if self._owns(worker) != had_stream:
+            self._kept.is_changed = True
+        return answer
 
-    def finish(self, worker: int, stream: int, number: int) -> bool:
-        """All of a stream has been applied; returns whether that is new. Raises Fenced: another has
+    def _take(self, worker: int, number: int, done: Sequence[int]) -> Reply | Deferred:
+        if worker not in self._workers.participants:
+            raise BadRequest(f"coord.take: expected worker {worker} in a pass, found it in none")
+        if done:
+            if len(done) != 2:
+                raise BadRequest(f"coord.take: expected done [stream, lease], found {done}")
+            # A repeated call may come when the next pass has begun: leases keep their numbers, but
+            # nothing of its streams is done.
+            if number == self.pass_number and self._finish(worker, *done):
+                self._answer_waiting()
+        reply = self._offer(worker, number)
+        if reply is not None:
+            self._waiting.pop(worker, None)  # an earlier call of this worker
+            return reply
+        deferred = Deferred(describe=lambda: f"pass {number} {self._blockers(worker)}")
+        self._waiting[worker] = deferred
+        return deferred
+
+    def _offer(self, worker: int, number: int) -> Reply | None:
+        """The answer for a worker that asks for a stream of this pass; None: it has to wait."""
+        if number == self.pass_number:
+            for owner in (worker, NOBODY):
+                for stream, lease in enumerate(self._leases):
+                    if lease.owner == owner and not lease.is_done:
+                        if owner == NOBODY:
+                            lease.owner, lease.number = worker, lease.number + 1
+                        return _lease_reply(stream, lease.number, lease.begun_at)
+            if not self._is_pass_over():
+                return None
+        return _lease_reply(None, 0, 0)
+
+    def _finish(self, worker: int, stream: int, number: int) -> bool:
+        """Mark a stream as done; returns whether it was not. Raises Fenced if another worker has
         taken it.
         """
         if not 0 <= stream < len(self._leases):
@@ -117,22 +171,40 @@ class Sharing:
         if number != lease.number:
             raise Fenced(
                 f"stream {stream}: lease {lease.number} has taken over, worker {worker} had"
-                f" {number}: it was not heard for {self.silence_s:g} s, or has been started again"
+                f" {number}: it was not heard for {self._workers.silence_s:g} s, or has been"
+                " started again"
             )
-        is_new = not lease.is_done
-        lease.owner, lease.is_done = NOBODY, True
-        return is_new
+        was_done, lease.owner, lease.is_done = lease.is_done, NOBODY, True
+        return not was_done
 
-    def left(self) -> list[int]:
-        """Streams that are not done."""
-        return [stream for stream, lease in enumerate(self._leases) if not lease.is_done]
+    def on_give_back(self, worker: int, request: Request) -> Reply:
+        """A worker stops in the middle of a stream. `parts`: it leaves the job alone."""
+        parts = need(request.body, "parts", bool)
+        self._check_in_use("coord.give_back")
+        if parts and worker == SAVER:
+            raise BadRequest("coord.give_back: expected worker 0, which saves, to stay")
+        self.free(worker)
+        if parts:
+            self._workers.participants.discard(worker)
+            self._workers.forget_heartbeats(worker)
+            self._keep()
+            self._meetings.end_complete()
+        return Reply()
 
-    def begun_at(self) -> list[int]:
-        """Per stream, the last sequence of its pushes before the pass."""
-        return [lease.begun_at for lease in self._leases]
+    def free(self, worker: int) -> None:
+        """Let others take the stream of this worker, which waits for none any more."""
+        self._waiting.pop(worker, None)
+        if self._owns(worker):
+            for lease in self._leases:
+                if lease.owner == worker:
+                    lease.owner = NOBODY
+            self._answer_waiting()
 
-    def waiting_for(self, worker: int) -> str:
-        """Whom a worker waits for that finds no stream, for messages."""
+    def _owns(self, worker: int) -> bool:
+        return any(lease.owner == worker for lease in self._leases)
+
+    def _blockers(self, worker: int) -> str:
+        """Streams that a worker without one waits for, for messages."""
         others = [
             f"{stream} (worker {lease.owner})"
             for stream, lease in enumerate(self._leases)
@@ -140,54 +212,73 @@ class Sharing:
         ]
         return f"waits for streams {', '.join(others) or 'none any more'}"
 
-    def owns(self, worker: int) -> bool:
-        """Whether a worker has a stream."""
-        return any(lease.owner == worker for lease in self._leases)
+    def _answer_waiting(self) -> None:
+        """Offer streams that have become free, or the end of the pass, to those who wait."""
+        offers = {worker: self._offer(worker, self.pass_number) for worker in self._waiting}
+        self._keep()
+        for worker, reply in offers.items():
+            if reply is not None:
+                self._waiting.pop(worker).reply(reply)
 
-    def free(self, worker: int) -> None:
-        """Whoever comes next may have what this worker has."""
-        for lease in self._leases:
-            if lease.owner == worker:
-                lease.owner = NOBODY
+    def _keep(self) -> None:
+        """Write the state now, and again when the handler returns: it may change more."""
+        self._kept.flush_change()
+        self._kept.is_changed = True
 
-    # ---- signs of life ----
+    # ---- workers that leave ----
 
-    def hear(self, worker: int, now: float) -> None:
-        """A worker gives a sign of life. The first one after a pause of all: it was this process
-        that stood still, and nobody is judged by the time before.
+    def end(self, worker: int) -> Reply:
+        """The script of a worker has ended. The reply to one that takes part names all who do; from
+        now on nobody joins.
         """
-        if now - self._heard_any > self.silence_s / 2:
-            self._heard = dict.fromkeys(self._heard, now)
-        self._heard[worker] = self._heard_any = now
+        if not self.is_in_use or worker not in self._workers.participants:
+            return Reply()
+        self.free(worker)
+        self._workers.forget_heartbeats(worker)
+        return Reply({"members": sorted(self._workers.participants)})
 
-    def forget(self, worker: int) -> None:
-        """No more signs are expected of it."""
-        self._heard.pop(worker, None)
+    def note_heartbeat(self, worker: int) -> None:
+        """Record a heartbeat, and give up the workers that have been silent for too long."""
+        if self.is_in_use:
+            self._workers.note_heartbeat(worker)
+            for silent in self._workers.silent():
+                self._give_up(silent)
 
-    def silent(self, now: float) -> list[int]:
-        """Members that were heard once, and not for too long since."""
-        return [
-            worker
-            for worker in sorted(self.members)
-            if now - self._heard.get(worker, now) > self.silence_s
-        ]
+    def _give_up(self, worker: int) -> None:
+        if worker == SAVER and not self._owns(worker):
+            return
+        log.warning(
+            "worker %d was not heard for %g s: others go on with its streams",
+            *(worker, self._workers.silence_s),
+        )
+        if worker != SAVER:
+            self._workers.participants.discard(worker)
+            self._workers.given_up.add(worker)
+            if waiting := self._waiting.pop(worker, None):
+                waiting.fail(self._workers.given_up_error(worker))
+        self.free(worker)
+        self._keep()
+        self._meetings.end_complete()
 
-    # ---- what outlives the process ----
+    # ---- kept state ----
 
-    def state(self) -> dict[str, Any]:
-        """In msgpack's types."""
+    def state(self) -> dict[str, Any] | None:
+        """In msgpack's types; None if no streams are leased. Workers that wait ask again."""
+        if not self.is_in_use:
+            return None
         return {
-            "members": sorted(self.members),
-            "silence_s": self.silence_s,
-            "pass": [self.number, self.num_steps],
+            "members": sorted(self._workers.participants),
+            "silence_s": self._workers.silence_s,
+            "pass": [self.pass_number, self._num_steps],
             "leases": [vars(lease) for lease in self._leases],
         }
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any], now: float) -> Sharing:
-        """The inverse of `state`. Members are given time to be heard."""
-        made = cls(0, state["members"], state["silence_s"])
-        made.number, made.num_steps = state["pass"]
-        made._leases = [Lease(**lease) for lease in state["leases"]]
-        made._heard, made._heard_any = dict.fromkeys(made.members, now), now
-        return made
+    def install(self, state: Mapping[str, Any] | None) -> None:
+        """The inverse of `state`, for passes and leases."""
+        if state is not None:
+            self.pass_number, self._num_steps = state["pass"]
+            self._leases = [Lease(**lease) for lease in state["leases"]]
+
+
+def _lease_reply(stream: int | None, lease: int, begun_at: int) -> Reply:
+    return Reply({"stream": stream, "lease": lease, "begun_at": begun_at})

@@ -1,38 +1,45 @@
-"""Meetings of all workers: who has come with what, who waits, and what came of those that are over.
+"""Meetings: barriers at which every worker gets what each one contributed.
 
-A worker that starts again runs its script from the beginning, and so comes to meetings that are
-over: it gets the answers that its predecessor got. These are kept within bounds; those of passes
-that are over go first, of these the largest.
+A worker that starts again runs its script from the beginning, and so comes to meetings that have
+ended: it gets the answers that its predecessor got. These are kept within bounds; those of old
+passes are dropped first, of these the largest.
 
-Not thread-safe: the coordinator locks around it.
+Not thread-safe: the coordinator locks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 import numpy as np
 
+from trireme.coordinator.kept_state import KeptState
+from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, ResourceExhausted, TriremeError
-from trireme.protocol.wire import Array
-from trireme.rpc import Deferred, Reply
+from trireme.protocol.wire import Array, need
+from trireme.rpc import Deferred, Reply, Request
 
+GATHER_BYTES_MAX = 64 << 20
+NAME_MAX = 1024
 KEPT_MAX = 4096
 KEPT_BYTES_MAX = 64 << 20
 KEPT_MIN = 4
-"""The last ones stay whatever their size, for requests whose answer was lost."""
-FORGOTTEN_MAX = 1 << 16
+"""The last answers are kept whatever their size, for repeated requests."""
+DROPPED_MAX = 1 << 16
 
 
 @dataclass(frozen=True)
-class Name:
-    """Which meeting. number: of the pass that the workers are in, 0 before the first. path: of the
-    meeting in their script, which is the same for all; empty: that in which the pass begins.
+class MeetingName:
+    """Which meeting.
+
+    Attributes:
+        number: of the pass that the workers are in, 0 before the first.
+        path: the same in the script of all workers; empty: the meeting that begins the pass.
     """
 
     number: int
@@ -43,7 +50,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class Contribution:
     """What a worker brings to a meeting."""
 
     worker: int
@@ -54,19 +61,17 @@ class Arrival:
 
 @dataclass
 class Meeting:
-    """One that waits for workers: what each of those that are there has brought. conclude: makes
-    the answer.
-    """
+    """A meeting that waits for workers. conclude: makes the answer."""
 
     purpose: str
     conclude: Callable[[Meeting], Reply]
-    arrived: dict[int, Arrival] = field(default_factory=dict)
+    contributions: dict[int, Contribution] = field(default_factory=dict)
     waiting: list[Deferred] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Over:
-    """What came of a meeting."""
+class Outcome:
+    """The answer of a meeting that has ended."""
 
     purpose: str
     reply: Reply
@@ -74,49 +79,85 @@ class Over:
 
 
 class Meetings:
-    def __init__(self) -> None:
-        self._open: dict[Name, Meeting] = {}
-        self._over: dict[Name, Over] = {}
-        self._num_bytes = 0
-        self._forgotten: dict[Name, None] = {}
+    def __init__(self, workers: Workers, kept: KeptState) -> None:
+        self._workers, self._kept = workers, kept
+        self._open: dict[MeetingName, Meeting] = {}
+        self._outcomes: dict[MeetingName, Outcome] = {}
+        self._num_bytes = 0  # of the outcomes
+        self._dropped: dict[MeetingName, None] = {}  # ended, and the outcome is not kept any more
 
-    def come(
-        self,
-        name: Name,
-        arrival: Arrival,
-        members: Collection[int],
-        conclude: Callable[[Meeting], Reply],
-        describe: Callable[[], str],
+    def on_gather(self, worker: int, request: Request) -> Reply | Deferred:
+        """Answer with all contributions, in the order of the workers, when all have come.
+
+        Workers that name the same meeting must also name the same purpose, or workers that do
+        different things would take each other's answers.
+        """
+        body = request.body
+        if sum(array.nbytes for array in request.arrays) > GATHER_BYTES_MAX:
+            raise BadRequest(f"coord.gather: expected at most {GATHER_BYTES_MAX} bytes per worker")
+        path, purpose = need(body, "name", str), need(body, "purpose", str)
+        if not path or max(len(path), len(purpose)) > NAME_MAX:
+            raise BadRequest(
+                f"coord.gather: expected a name and a purpose of at most {NAME_MAX} characters,"
+                f" found {path[:NAME_MAX]!r} and {purpose[:NAME_MAX]!r}"
+            )
+        name = MeetingName(need(body, "pass", int), path)
+        is_old = name.number < self._workers.records[worker].passes
+        if is_old and name not in self._open and name not in self._outcomes:
+            raise _dropped_error(name, purpose)
+
+        def conclude(meeting: Meeting) -> Reply:
+            reply = _gathered(meeting)
+            self._keep_outcome(name, purpose, reply)
+            self._kept.flush_change()
+            return reply
+
+        arrays = list(request.arrays)
+        return self.attend(
+            name, Contribution(worker, purpose, need(body, "body", dict), arrays), conclude
+        )
+
+    def attend(
+        self, name: MeetingName, contribution: Contribution, conclude: Callable[[Meeting], Reply]
     ) -> Reply | Deferred:
-        """Wait for all members, then answer all. A repeated request after the end gets the same
-        answer, as does a worker's successor; of what the two bring, the first counts. Who is no
-        member brings nothing, and gets the answer.
+        """Wait for all workers that take part, then answer all.
 
-        Args:
-            members: workers that take part.
-            conclude: makes the answer. If it raises, nobody is answered anything else.
-            describe: see Deferred.
+        A repeated request and a worker's successor get the same answer after the end; of what they
+        bring, the first counts. A worker that does not take part gets the answer and contributes
+        nothing.
+
+        conclude: makes the answer. If it raises, all get its error.
 
         Raises:
-            BadRequest: others came for another purpose. ResourceExhausted: the meeting is over, and
-                its answer is not kept any more.
+            BadRequest: others came for another purpose. ResourceExhausted: the meeting has ended,
+                and its answer is not kept any more.
         """
-        self._check_purpose(name, arrival, members)
-        if name in self._over:
-            return self._over[name].reply
-        if name in self._forgotten:
-            raise forgotten(name, arrival.purpose)
-        meeting = self._open.setdefault(name, Meeting(arrival.purpose, conclude))
-        if arrival.worker in members:
-            meeting.purpose, meeting.conclude = arrival.purpose, conclude
-            meeting.arrived.setdefault(arrival.worker, arrival)
-        if not meeting.arrived or set(members) - meeting.arrived.keys():
-            deferred = Deferred(describe=describe)
+        self._check_purpose(name, contribution)
+        if name in self._outcomes:
+            return self._outcomes[name].reply
+        if name in self._dropped:
+            raise _dropped_error(name, contribution.purpose)
+        meeting = self._open.setdefault(name, Meeting(contribution.purpose, conclude))
+        if contribution.worker in self._workers.participants:
+            meeting.purpose, meeting.conclude = contribution.purpose, conclude
+            meeting.contributions.setdefault(contribution.worker, contribution)
+        if not meeting.contributions or self._missing(meeting):
+            deferred = Deferred(describe=lambda: self._describe(name))
             meeting.waiting.append(deferred)
             return deferred
         return self._end(name, meeting)
 
-    def _end(self, name: Name, meeting: Meeting) -> Reply:
+    def _missing(self, meeting: Meeting) -> set[int]:
+        return self._workers.participants - meeting.contributions.keys()
+
+    def _describe(self, name: MeetingName) -> str:
+        """Which workers a meeting waits for, for messages."""
+        meeting = self._open.get(name)
+        if meeting is None:
+            return f"{name} has ended"
+        return f"{name} ({meeting.purpose}) waits for workers {sorted(self._missing(meeting))}"
+
+    def _end(self, name: MeetingName, meeting: Meeting) -> Reply:
         del self._open[name]
         try:
             reply = meeting.conclude(meeting)
@@ -128,107 +169,106 @@ class Meetings:
             deferred.reply(reply)
         return reply
 
-    def wait_no_longer(self, members: Collection[int]) -> None:
-        """End the meetings that waited for a worker that is no member any more. What it had brought
-        counts.
+    def end_complete(self) -> None:
+        """End the meetings that waited only for workers that do not take part any more. What these
+        contributed before counts.
         """
         for name, meeting in list(self._open.items()):
-            if meeting.arrived and not set(members) - meeting.arrived.keys():
-                with contextlib.suppress(TriremeError):  # all that wait have been told
+            if meeting.contributions and not self._missing(meeting):
+                with contextlib.suppress(TriremeError):  # those that wait get it
                     self._end(name, meeting)
 
-    def _check_purpose(self, name: Name, arrival: Arrival, members: Collection[int]) -> None:
-        index, purpose = arrival.worker, arrival.purpose
-        over = self._over.get(name)
-        if over is not None and over.purpose != purpose:
+    def _check_purpose(self, name: MeetingName, contribution: Contribution) -> None:
+        worker, purpose = contribution.worker, contribution.purpose
+        outcome = self._outcomes.get(name)
+        if outcome is not None and outcome.purpose != purpose:
             raise BadRequest(
-                f"{name}: it was for {over.purpose!r} and is over, worker {index} comes for"
+                f"{name}: it was for {outcome.purpose!r} and is over, worker {worker} comes for"
                 f" {purpose!r}; a worker that starts again must do the same as before"
             )
         meeting = self._open.get(name)
         if meeting is None or meeting.purpose == purpose:
             return
-        if index not in members:
+        if worker not in self._workers.participants:
             raise BadRequest(
-                f"{name}: it is for {meeting.purpose!r}, worker {index}, which has come late, comes"
-                f" for {purpose!r}; every worker must run the same script"
+                f"{name}: it is for {meeting.purpose!r}, worker {worker}, which has come late,"
+                f" comes for {purpose!r}; every worker must run the same script"
             )
-        if not meeting.arrived:  # those who have come late do not say what it is for
+        if not meeting.contributions:  # late workers alone do not fix the purpose
             return
         error = BadRequest(
-            f"{name}: workers {sorted(meeting.arrived)} came for {meeting.purpose!r}, worker"
-            f" {index} for {purpose!r}; every worker must do the same in the same order"
+            f"{name}: workers {sorted(meeting.contributions)} came for {meeting.purpose!r}, worker"
+            f" {worker} for {purpose!r}; every worker must do the same in the same order"
         )
         for deferred in self._open.pop(name).waiting:
             deferred.fail(error)
         raise error
 
-    def keep(self, name: Name, purpose: str, reply: Reply) -> None:
-        """Keep the answer of a meeting that is over, at the cost of older ones."""
+    # ---- meetings that have ended ----
+
+    def _keep_outcome(self, name: MeetingName, purpose: str, reply: Reply) -> None:
         num_bytes = sum(a.nbytes for a in reply.arrays) + len(msgpack.packb(reply.body))
-        self._over[name] = Over(purpose, reply, num_bytes)
+        self._outcomes[name] = Outcome(purpose, reply, num_bytes)
         self._num_bytes += num_bytes
-        while (self._num_bytes > KEPT_BYTES_MAX or len(self._over) > KEPT_MAX) and len(
-            self._over
+        while (self._num_bytes > KEPT_BYTES_MAX or len(self._outcomes) > KEPT_MAX) and len(
+            self._outcomes
         ) > KEPT_MIN:
-            self._forget_one(name.number)
+            self._drop_one(name.number)
 
-    def _forget_one(self, current: int) -> None:
-        older = itertools.islice(self._over.items(), len(self._over) - KEPT_MIN)
+    def _drop_one(self, current: int) -> None:
+        older = itertools.islice(self._outcomes.items(), len(self._outcomes) - KEPT_MIN)
         oldest, _ = min(older, key=lambda item: (item[0].number >= current, -item[1].num_bytes))
-        self._num_bytes -= self._over.pop(oldest).num_bytes
-        self._forgotten[oldest] = None
-        while len(self._forgotten) > FORGOTTEN_MAX:
-            del self._forgotten[next(iter(self._forgotten))]
+        self._num_bytes -= self._outcomes.pop(oldest).num_bytes
+        self._dropped[oldest] = None
+        while len(self._dropped) > DROPPED_MAX:
+            del self._dropped[next(iter(self._dropped))]
 
-    def is_open_or_kept(self, name: Name) -> bool:
-        return name in self._open or name in self._over
+    def forget_dropped(self, number: int) -> None:
+        """Forget names of passes before this one, which no worker or successor enters any more."""
+        for name in [name for name in self._dropped if name.number < number]:
+            del self._dropped[name]
 
-    def forget_names(self, number: int) -> None:
-        """No worker, and no successor of one, is in a pass before this one any more."""
-        old = [name for name in self._forgotten if name.number < number]
-        for name in old:
-            del self._forgotten[name]
-
-    def met_by(self, worker: int, number: int) -> list[str]:
+    def attended(self, worker: int, number: int) -> list[str]:
         """Paths of the meetings of a pass that the worker, or a predecessor, has come to."""
-        names = [*self._over, *self._forgotten]
-        names += [name for name, meeting in self._open.items() if worker in meeting.arrived]
+        names = [*self._outcomes, *self._dropped]
+        names += [name for name, meeting in self._open.items() if worker in meeting.contributions]
         return [name.path for name in names if name.number == number]
 
-    def missing(self, name: Name, members: Collection[int]) -> str:
-        """Whom an open meeting waits for, for messages."""
-        meeting = self._open.get(name)
-        if meeting is None:
-            return f"{name} has ended"
-        missing = sorted(set(members) - meeting.arrived.keys())
-        return f"{name} ({meeting.purpose}) waits for workers {missing}"
-
-    # ---- what outlives the process ----
+    # ---- kept state ----
 
     def state(self) -> dict[str, Any]:
-        """All but those that are open, in msgpack's types: who waits there asks again."""
+        """In msgpack's types, without open meetings: workers that wait there ask again."""
         return {
             "over": [
-                [name.number, name.path, of.purpose, of.reply.body, *_packed(of.reply.arrays)]
-                for name, of in self._over.items()
+                [
+                    *(name.number, name.path, outcome.purpose, outcome.reply.body),
+                    *_packed(outcome.reply.arrays),
+                ]
+                for name, outcome in self._outcomes.items()
             ],
-            "forgotten": [[name.number, name.path] for name in self._forgotten],
+            "forgotten": [[name.number, name.path] for name in self._dropped],
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
         for number, path, purpose, body, *arrays in state["over"]:
-            self.keep(Name(number, path), purpose, Reply(body, _unpacked(arrays)))
-        self._forgotten |= {Name(number, path): None for number, path in state["forgotten"]}
+            self._keep_outcome(MeetingName(number, path), purpose, Reply(body, _unpacked(arrays)))
+        self._dropped |= {MeetingName(number, path): None for number, path in state["forgotten"]}
 
 
-def forgotten(name: Name, purpose: str) -> ResourceExhausted:
-    """The error of a worker that comes to a meeting of which nothing is kept."""
+def _dropped_error(name: MeetingName, purpose: str) -> ResourceExhausted:
     return ResourceExhausted(
         f"{name}: it ({purpose}) is over, and of its answers the coordinator keeps at most"
         f" {KEPT_MAX} and {KEPT_BYTES_MAX >> 20} MiB; a worker that starts again cannot go on from"
         " here: start the job again and load the newest checkpoint"
+    )
+
+
+def _gathered(meeting: Meeting) -> Reply:
+    contributions = [one for _, one in sorted(meeting.contributions.items())]
+    return Reply(
+        {"bodies": [[one.body, len(one.arrays)] for one in contributions]},
+        [array for one in contributions for array in one.arrays],
     )
 
 
@@ -240,6 +280,6 @@ def _packed(arrays: Sequence[Array]) -> tuple[Any, list[bytes]]:
 def _unpacked(packed: Sequence[Any]) -> list[Array]:
     specs, data = packed
     return [
-        np.frombuffer(of, np.dtype(kind)).reshape(shape)
-        for (kind, shape), of in zip(specs, data, strict=True)
+        np.frombuffer(values, np.dtype(kind)).reshape(shape)
+        for (kind, shape), values in zip(specs, data, strict=True)
     ]

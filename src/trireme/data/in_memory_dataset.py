@@ -21,7 +21,8 @@ from trireme.data.queue_dataset import QueueDataset
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths
 from trireme.errors import BadRequest, NotReady
-from trireme.job.cluster import Cluster, default, is_default_set
+from trireme.job.cluster import Cluster
+from trireme.job.default import default, is_default_set
 
 # Values of one batch of a load: some megabytes.
 _LOAD_VALUES = 1 << 18

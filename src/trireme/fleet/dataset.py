@@ -19,7 +19,7 @@ from typing import Any
 from trireme import data
 from trireme.data.sources import fs_client_options
 from trireme.errors import BadRequest, NotReady
-from trireme.job.cluster import default
+from trireme.job.default import default
 
 # Settings that Fleet has and that mean nothing here, with the value that asks for nothing and why.
 WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {

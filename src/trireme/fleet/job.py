@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from trireme import interchange
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.modes import mode_of
 from trireme.errors import BadRequest, NotReady
@@ -19,10 +20,8 @@ from trireme.fleet.roles import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.strategy import DistributedStrategy
 from trireme.fleet.transpiler import DistributeTranspilerConfig
 from trireme.inference import Predictor
-from trireme.inference.export import exporting as inference
-from trireme.inference.export.exporting import Export
-from trireme.interchange import models as interchange
-from trireme.job import cluster
+from trireme.job.cluster import Cluster
+from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.roles import Role
 from trireme.protocol.adam_d2sum import AdamD2Sum
@@ -30,6 +29,9 @@ from trireme.storage.storage import open_storage
 from trireme.train import DistributedOptimizer, Trainer
 from trireme.train import row_life as life
 from trireme.train.checkpointing import checkpoint
+
+if TYPE_CHECKING:
+    from trireme.inference.export.exporting import Export
 
 
 class Job:
@@ -93,15 +95,15 @@ class Job:
             raise BadRequest(f"fleet.run_server: expected a server, this is a {self._role().role}")
         sys.exit(serve_role(self._role()))
 
-    def _cluster(self) -> cluster.Cluster:
+    def _cluster(self) -> Cluster:
         """Joined when first needed: a server process never does."""
         if self.is_server():
             raise BadRequest("fleet: expected a worker, this process is a server")
         try:
-            return cluster.default()
+            return default()
         except NotReady:
             made = connect(self._role())
-            cluster.set_default(made)
+            set_default(made)
             return made
 
     def init_worker(self) -> None:
@@ -188,7 +190,8 @@ class Job:
 
         Args:
             mode: 0: full, 1: delta, 2: base, 3: batch, as of Trainer.save.
-            format: "fleet": what Paddle's Fleet reads; `options` are those of Trainer.export_fleet.
+            format: "fleet": what Paddle's Fleet reads; `options` as of
+                interchange.export_fleet.
         """
         _check_none("save_persistables", executor=executor, main_program=main_program)
         if not dirname:
@@ -227,6 +230,8 @@ class Job:
             batch: an example of what will be asked. dtype: of stored rows. See
                 Trainer.save_inference_model.
         """
+        from trireme.inference.export import exporting as inference  # loads torch.export's parts
+
         given = {
             "executor": executor,
             "feeded_var_names": feeded_var_names,
@@ -284,7 +289,7 @@ class Job:
         """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
 
         mode: as it was saved; 0: whatever the checkpoint says.
-        options: for Fleet's, those of Trainer.import_fleet.
+        options: for Fleet's, those of interchange.import_fleet.
         """
         if interchange.is_fleet(path):
             _check_full(mode)

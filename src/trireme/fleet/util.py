@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import BadRequest
-from trireme.job import cluster
+from trireme.job.default import default
 
 _COMBINE: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -18,7 +18,7 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
     """This worker's files: contiguous blocks, one more for each of the first len % workers."""
     if isinstance(files, str):
         raise BadRequest(f"fleet.util.get_file_shard: expected a list of files, found {files!r}")
-    at = cluster.default()
+    at = default()
     if at.num_streams:
         raise BadRequest(
             "fleet.util.get_file_shard: expected a job in which each worker has its own files,"
@@ -36,7 +36,7 @@ def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
             f"fleet.util.all_reduce: expected one of {sorted(_COMBINE)}, found {mode!r}"
         )
     array = np.array(value, order="C")
-    parts = [arrays[0] for _, arrays in cluster.default().client.gather({}, [array])]
+    parts = [arrays[0] for _, arrays in default().client.gather({}, [array])]
     if any(part.shape != array.shape for part in parts):
         raise BadRequest(
             f"fleet.util.all_reduce: expected one shape, found {[part.shape for part in parts]}"
@@ -47,4 +47,4 @@ def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
 
 def barrier() -> None:
     """Wait for all workers."""
-    cluster.default().client.gather({}, [])
+    default().client.gather({}, [])

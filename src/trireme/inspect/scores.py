@@ -8,8 +8,8 @@ import numpy as np
 
 from trireme.inspect.source import Rows
 from trireme.policy import ScorePolicy
+from trireme.protocol.row_selection import faded
 from trireme.protocol.wire import Array
-from trireme.server.expiry import faded
 
 EDGES = tuple(step * 10.0**power for power in range(-2, 7) for step in (1, 2, 5))
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest, Corruption, TriremeError
 from trireme.server.attendance import Attendance
-from trireme.server.log.durable_journal import LogJournal
-from trireme.server.log.folder import COORDINATOR, StateFolder
+from trireme.server.log.durable_journal import DurableJournal
 from trireme.server.log.log import Log
 from trireme.server.log.recovery import Recovery
-from trireme.server.shard import Shard
+from trireme.server.log.state_folder import COORDINATOR, StateFolder
+from trireme.server.state import ServerState
 from trireme.storage.document import Document
 
 log = logging.getLogger("trireme.job")
@@ -63,7 +63,7 @@ class Durability:
 
 @contextmanager
 def kept(
-    durability: Durability, shard: Shard, coordinator: Coordinator, attendance: Attendance
+    durability: Durability, server: ServerState, coordinator: Coordinator, attendance: Attendance
 ) -> Iterator[Callable[[], None]]:
     """Recover these empty parts of a server from its state folder, and keep what becomes of them
     while the block runs. It gets a function to call when the job is over and nothing shall be kept.
@@ -79,15 +79,16 @@ def kept(
     try:
         is_synced = durability.mode == "machine"
         document = Document(folder.path / COORDINATOR, is_synced=is_synced)
-        recovery = Recovery(folder, shard, attendance)
+        recovery = Recovery(folder, server, attendance)
         recovery.run()
-        state = recovery.state or uuid.UUID(shard.state).bytes
-        _recover_coordinator(coordinator, document, shard)
-        to = Log(folder.path, recovery.next_number, state, is_synced=is_synced)
-        journal = LogJournal(folder, to, shard, attendance, durability.log_bytes or LOG_BYTES)
-        shard.journal = attendance.journal = journal
+        state = recovery.state or uuid.UUID(server.state_id).bytes
+        _recover_coordinator(coordinator, document, server)
+        records = Log(folder.path, recovery.next_number, state, is_synced=is_synced)
+        log_bytes = durability.log_bytes or LOG_BYTES
+        journal = DurableJournal(folder, records, server, attendance, log_bytes)
+        server.journal = attendance.journal = journal
         try:
-            _finish_steps(shard)
+            _finish_steps(server)
             yield is_over.set
         finally:
             journal.close()
@@ -97,9 +98,9 @@ def kept(
         folder.close()
 
 
-def _recover_coordinator(coordinator: Coordinator, document: Document, shard: Shard) -> None:
+def _recover_coordinator(coordinator: Coordinator, document: Document, server: ServerState) -> None:
     found = document.read()
-    if found is None and shard.is_in_a_job and shard.index == 0:
+    if found is None and server.is_in_a_job and server.index == 0:
         raise Corruption(
             f"log: expected {document.path} beside the state of server 0, found none; go on from a"
             " checkpoint with an empty state folder"
@@ -109,12 +110,12 @@ def _recover_coordinator(coordinator: Coordinator, document: Document, shard: Sh
     coordinator.keep(document.write)
 
 
-def _finish_steps(shard: Shard) -> None:
+def _finish_steps(server: ServerState) -> None:
     """Apply the steps that wait for nobody: their last streams may have left, and the server been
     killed before it applied them.
     """
     try:
-        with shard.journal.pushing():
-            shard.staging.advance()
+        with server.journal.pushing():
+            server.staging.advance()
     except TriremeError as error:  # whoever waits for the step is told again
         log.warning("log: a step cannot be applied: %s", error)

@@ -9,14 +9,15 @@ from trireme.checkpoint.server_side.handlers import CheckpointHandlers
 from trireme.coordinator.coordinator import Coordinator
 from trireme.interchange.server_side.handlers import interchange_handlers
 from trireme.protocol.wire import need
-from trireme.rpc import Deferred, Reply, Request
-from trireme.server.expiry import PolicyHandlers
-from trireme.server.frozen_export import ExportHandlers
-from trireme.server.shard import Handler, Shard
+from trireme.rpc import Deferred, Handler, Reply, Request
+from trireme.server.expiry import ExpiryHandlers
+from trireme.server.frozen_export import FrozenExportHandlers
+from trireme.server.requests import RequestHandlers
+from trireme.server.state import ServerState
 
 
 def handlers_of(
-    shard: Shard, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
+    server: ServerState, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
 ) -> dict[str, Handler]:
     """All methods.
 
@@ -29,29 +30,29 @@ def handlers_of(
     def on_alive(request: Request) -> Reply | Deferred | None:
         reply = alive(request)
         worker = need(request.body, "worker", int)
-        coordinator.hear_alive(worker, need(request.body, "incarnation", int))
+        coordinator.note_heartbeat(worker, need(request.body, "incarnation", int))
         return reply
 
     def on_attendance(request: Request) -> Reply | Deferred | None:
         reply = attendance["server.attendance"](request)
         assert isinstance(reply, Reply)
-        silent = coordinator.whom_to_expect(reply.body["silent"])
+        silent = coordinator.participants_among(reply.body["silent"])
         return Reply({**reply.body, "silent": silent})
 
     def on_goodbye(request: Request) -> Reply | Deferred | None:
         reply = goodbye(request)
-        coordinator.hear_goodbye(need(request.body, "worker", int))
+        coordinator.note_goodbye(need(request.body, "worker", int))
         return reply
 
     return {
-        **shard.handlers(),
+        **RequestHandlers(server).handlers(),
         **coordinator.handlers(),
         **attendance,
         "server.alive": on_alive,
         "server.attendance": on_attendance,
         "server.goodbye": on_goodbye,
-        **CheckpointHandlers(shard, root).handlers(),
-        **ExportHandlers(shard, root).handlers(),
-        **interchange_handlers(shard, root),
-        **PolicyHandlers(shard).handlers(),
+        **CheckpointHandlers(server, root).handlers(),
+        **FrozenExportHandlers(server, root).handlers(),
+        **interchange_handlers(server, root),
+        **ExpiryHandlers(server).handlers(),
     }

@@ -1,4 +1,4 @@
-"""A server process: its shard, the coordinator (used on server 0 only), and the end of the job.
+"""A server process: its state, the coordinator (used on server 0 only), and the end of the job.
 
 A server needs nothing but an address to listen on: the first worker brings the list of servers, the
 number of workers and the schemas. It ends by itself when all workers have said goodbye, or with an
@@ -18,11 +18,11 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest
 from trireme.job.durability import Durability, kept
 from trireme.job.handlers import handlers_of
+from trireme.protocol.server_limits import ServerLimits
 from trireme.rpc import Server, ServerKeys
 from trireme.server.attendance import Attendance
-from trireme.server.limits import ServerLimits
-from trireme.server.monitoring import RequestMetrics, watch_shard, watch_workers
-from trireme.server.shard import Shard
+from trireme.server.monitoring import RequestMetrics, watch_state, watch_workers
+from trireme.server.state import ServerState
 from trireme.telemetry.endpoint import Endpoint
 from trireme.telemetry.health import STARTING, Health
 from trireme.telemetry.registry import new_registry
@@ -94,18 +94,18 @@ def serve(
         if metrics is not None:  # before the server: it says so while that is not open yet
             stack.enter_context(Endpoint(metrics, registry, health))
         limits = limits or ServerLimits()
-        shard, attendance = Shard(start_pool(threads), limits.shard), Attendance()
+        state, attendance = ServerState(start_pool(threads), limits.capacity), Attendance()
         coordinator = Coordinator()
         if durability is not None and durability.folder is not None:
             health.hinder(STARTING, f"recovering what {durability.folder} holds")
         # Recovered before it listens: until then workers say that nobody does, and try again.
         forget = stack.enter_context(
-            kept(durability or Durability(), shard, coordinator, attendance)
+            kept(durability or Durability(), state, coordinator, attendance)
         )
         requests = RequestMetrics(registry)
-        watch_shard(registry, shard)
+        watch_state(registry, state)
         watch_workers(registry, attendance)
-        handlers = handlers_of(shard, coordinator, attendance.handlers(), root.resolve())
+        handlers = handlers_of(state, coordinator, attendance.handlers(), root.resolve())
         server = Server(
             listen,
             handlers | requests.handlers(),

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trireme import torch_compiler
 from trireme.errors import BadRequest, Corruption
-from trireme.job import cluster
+from trireme.job import connecting
 from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.roles import REFUSED, Role, read_role
 
@@ -74,20 +76,23 @@ def init(
     if place.role == "server":
         sys.exit(serve_role(place))
     made = connect(place)
-    cluster.set_default(made)
+    set_default(made)
     return made
 
 
 def connect(place: Role) -> Cluster:
     """Join the job as the worker that `place` says, or embed everything."""
+    torch_compiler.keep_unloaded()
     if place.role == "embedded":
-        return cluster.embedded(
+        from trireme.job.embedded import embedded
+
+        return embedded(
             streams=place.streams,
             threads=place.threads or 0,
             timeout_s=place.timeout_s,
             metrics=place.metrics,
         )
-    return cluster.connect(
+    return connecting.connect(
         place.servers,
         worker=place.index,
         num_workers=place.num_workers,
@@ -126,9 +131,10 @@ def serve_role(place: Role) -> int:
 def _serve(place: Role) -> None:
     from trireme.job.durability import Durability
     from trireme.job.serving import serve
-    from trireme.server.limits import parse_limits  # a worker never needs these
+    from trireme.protocol.server_limits import parse_limits  # a worker never needs these
 
     assert place.listen is not None
+    torch_compiler.keep_unloaded()
     serve(
         place.listen,
         listen_fd=place.listen_fd,

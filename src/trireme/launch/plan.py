@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trireme.errors import BadRequest
-from trireme.server.limits import parse_limits
+from trireme.protocol.server_limits import parse_limits
 
 _BACKLOG = 128
 

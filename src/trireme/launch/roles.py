@@ -169,7 +169,7 @@ def read_role(
         log_bytes: by how much the log may grow between snapshots.
         threads: threads of Trireme's own work in this process; default: chosen from the machine.
         metrics: [HOST:]PORT to answer /metrics and /healthz at, port 0 for any; default: nowhere.
-        limits: of what peers may make a server hold, as `trireme.server.limits` reads it.
+        limits: of what peers may make a server hold, as `trireme.protocol.server_limits` reads it.
 
     Raises:
         BadRequest: the environment says only half, contradicts itself, or holds a value out of

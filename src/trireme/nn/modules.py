@@ -20,12 +20,14 @@ from trireme import _core
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, SchemaMismatch
-from trireme.job import cluster
+from trireme.job.default import default
 from trireme.nn.ids import Columns
 from trireme.nn.lookup import Lookup
 from trireme.nn.op import gather_rows
 from trireme.nn.plan import Planner, Reading
 from trireme.table import Table
+from trireme.torch_compiler import not_compiled
+from trireme.worker.lookups import RowLookup
 
 MODES = ("sum", "mean", "sqrt")
 
@@ -75,9 +77,9 @@ class TableModule(nn.Module):
         found = [lookups.get(reading.name) for reading in self.readings]
         return [ready for ready in found if isinstance(ready, Tensor)]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @not_compiled
     def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup]]:
-        home = cluster.default()
+        home = default()
         plan = Planner(self, pool=home.pool).plan(batch, train=self._is_learning())
         home.ensure_table(self.table)
         keys = {part.table.part: part.keys for part in plan.tables}
@@ -87,7 +89,7 @@ class TableModule(nn.Module):
         if self._is_learning():
             for part in plan.tables:
                 leaf = leaves[part.table.part]
-                looked_up = cluster.LookedUp(part.table, part.keys, leaf, part.scale, part.columns)
+                looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
                 home.pending.add(looked_up, plan.num_examples)
             home.pending.pulled_at(pulled.versions)
         return plan.num_examples, plan.lookups(leaves)

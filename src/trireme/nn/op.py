@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.errors import NotReady
-from trireme.job import cluster
+from trireme.job.default import default
 from trireme.nn.lookup import Lookup, as_numpy, gather, numpy_or_none
 
 
@@ -175,7 +175,7 @@ def _scatter_torch(
 def _pool() -> _core.Pool:
     """Threads of the default cluster; without one, as exported programs may run, the caller's."""
     try:
-        return cluster.default().pool
+        return default().pool
     except NotReady:
         return _core.Pool(1)
 

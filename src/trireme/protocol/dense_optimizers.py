@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trireme.errors import BadRequest
 from trireme.protocol.adam_d2sum import AdamD2Sum
+from trireme.torch_compiler import step
 
 # Element-wise optimizers: applied block by block they give the bits of the whole tensor.
 ELEMENTWISE: Mapping[str, type[torch.optim.Optimizer]] = {
@@ -149,7 +150,7 @@ def shapes_made(
     weights.grad = torch.zeros(shape)
     values = {name: optimizer.param_groups[group][name] for name in optimizer.defaults}
     like = make(type(optimizer), [{"params": [weights], **values}])
-    like.step()
+    step(like)
     state = like.state[weights].items()
     return {"weights": shape} | {name: v.shape for name, v in state if isinstance(v, Tensor)}
 

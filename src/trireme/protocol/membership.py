@@ -110,8 +110,13 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A stream that a worker may train on. lease, begun_at: as of Lease."""
+class LeasedStream:
+    """A stream that a worker may train on.
+
+    Attributes:
+        lease: how often the stream has been taken: the incarnation of its pushes.
+        begun_at: the sequence of its last push before the pass.
+    """
 
     stream: int
     lease: int

@@ -14,13 +14,13 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from trireme import optim, policy
+from trireme import interchange, optim, policy
 from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
-from trireme.interchange.models import is_fleet
-from trireme.job import cluster as clusters
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.launch.init import log_to_stderr
 from trireme.nn import EmbeddingBag
 from trireme.run.model import create_recipe
@@ -44,7 +44,7 @@ RULES: Mapping[str, optim.FleetRule] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What to convert, and how; the options are those of Trainer's methods.
+    """What to convert, and how; the options are those of `trireme.interchange`.
 
     config: says the model; None: its tables alone, as a checkpoint says, or the next four.
     """
@@ -75,8 +75,8 @@ def convert(what: Conversion) -> None:
     log_to_stderr()
     kind = _kind_of(what.source)
     _check(what, kind)
-    with clusters.embedded() as cluster:
-        clusters.set_default(cluster)
+    with embedded() as cluster:
+        set_default(cluster)
         trainer = _trainer(what, kind)
         counts = _read(trainer, what, kind)
         is_dense = next(trainer.model.parameters(), None) is not None
@@ -91,7 +91,7 @@ def _kind_of(source: str) -> Kind:
     path = Path(source)
     if (path / MANIFEST).is_file():
         return "checkpoint"
-    if is_fleet(path):
+    if interchange.is_fleet(path):
         return "fleet"
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
         return "parquet"
@@ -165,7 +165,8 @@ def _read(trainer: Trainer, what: Conversion, kind: Kind) -> dict[str, int]:
         manifest = read_manifest(open_storage(what.source, None))
         return {name: part.num_rows for name, part in manifest.tables.items()}
     if kind == "fleet":
-        return trainer.import_fleet(
+        return interchange.import_fleet(
+            trainer,
             what.source,
             tables=what.tables,
             accessor=what.accessor,
@@ -173,7 +174,7 @@ def _read(trainer: Trainer, what: Conversion, kind: Kind) -> dict[str, int]:
             dense_steps=what.dense_steps,
         )
     name = _one_table(trainer, what)
-    return {name: trainer.import_rows(name, what.source, time=what.time)}
+    return {name: interchange.import_parquet(trainer, name, what.source, time=what.time)}
 
 
 def _one_table(trainer: Trainer, what: Conversion) -> str:
@@ -187,9 +188,10 @@ def _write(trainer: Trainer, what: Conversion) -> None:
     if what.to == "checkpoint":
         trainer.save(what.target)
     elif what.to == "parquet":
-        trainer.export_rows(what.target, state=what.state)
+        interchange.export_parquet(trainer, what.target, state=what.state)
     else:
-        trainer.export_fleet(
+        interchange.export_fleet(
+            trainer,
             what.target,
             tables=what.tables,
             accessor=what.accessor,

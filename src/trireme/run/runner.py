@@ -15,7 +15,7 @@ import torch
 
 from trireme.config import Config
 from trireme.errors import BadRequest, DataError, writing
-from trireme.job import cluster as clusters
+from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr, serve_role
 from trireme.launch.roles import Role, read_role
 from trireme.metrics import AUC
@@ -50,7 +50,7 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
         serve_models(place, settings)
         return []
     with connect(place) as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         work = _Work(config, settings)
         return work.infer() if infer else work.train()
 

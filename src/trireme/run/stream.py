@@ -11,7 +11,7 @@ import torch
 
 from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.job import cluster as clusters
+from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr
 from trireme.launch.roles import read_role
 from trireme.run.data import dataset_of
@@ -48,7 +48,7 @@ def stream(config: Config) -> int:
         serve_models(place, settings)
         return 0
     with connect(place) as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         if settings.seed is not None:
             torch.manual_seed(settings.seed)
         recipe = create_recipe(config, settings)

@@ -11,9 +11,8 @@ from typing import Any
 from trireme.errors import BadRequest, Unavailable
 from trireme.protocol.membership import WORKERS_MAX
 from trireme.protocol.wire import need, need_list, need_reason
-from trireme.rpc import Reply, Request
+from trireme.rpc import Handler, Reply, Request
 from trireme.server.journal import Journal
-from trireme.server.shard import Handler
 
 REPORTED = ("retries", "planned", "pulled", "pushes")
 

@@ -30,6 +30,7 @@ from trireme.protocol.dense_optimizers import (
     shapes_made,
 )
 from trireme.protocol.routing import Floats
+from trireme.torch_compiler import step
 
 Tensors = Mapping[str, Tensor]
 
@@ -73,7 +74,7 @@ class _Piece:
 
 
 class BlockStore:
-    """The blocks that one server owns, with their optimizer. Not thread-safe: the shard locks
+    """The blocks that one server owns, with their optimizer. Not thread-safe: the server locks
     around it.
     """
 
@@ -298,7 +299,7 @@ class BlockStore:
         assert optimizer is not None
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.update(as_group(values))
-        optimizer.step()
+        step(optimizer)
         optimizer.zero_grad(set_to_none=True)
 
     def advance(self, ids: Sequence[tuple[int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""What a server has been asked for and given since its start, counted where it happens."""
+"""Counts of a server's pulls, pushes and checkpoints since its start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trireme.protocol.wire import Push
 
 
 class Counts:
-    """Keys by table, pushes and examples by stream, and when the last checkpoint was. Threads: any.
+    """Counts by table and by stream, and the times of the last checkpoints. Threads: any.
 
     Attributes:
-        pulled, missing, pushed: keys by table that pulls asked for, those of them without a row,
-            and keys with a gradient of applied pushes.
-        pushes, examples: by stream, of applied pushes.
-        num_pulls: requests for rows or blocks.
+        pulled, missing, pushed: by table, keys that were pulled, keys pulled that had no row, and
+            keys with a gradient in applied pushes.
+        pushes, examples: by stream, in applied pushes.
+        num_pulls: pulls answered.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Counts:
         self._saved_at: dict[str, float] = {}
 
     def add_pull(self, tables: Iterable[tuple[str, int, int]]) -> None:
-        """A pull has been answered: name, keys and keys without a row of each table."""
+        """Count an answered pull: (name, keys, keys without a row) of each table."""
         with self._lock:
             self.num_pulls += 1
             for name, num_keys, num_missing in tables:
@@ -39,7 +39,7 @@ class Counts:
                 self.missing[name] += num_missing
 
     def add_push(self, push: Push) -> None:
-        """A push has been applied, for the first time."""
+        """Count a push that has been applied for the first time."""
         with self._lock:
             self.pushes[push.stream] += 1
             self.examples[push.stream] += push.examples
@@ -47,15 +47,15 @@ class Counts:
                 self.pushed[part.table] += len(part.keys)
 
     def note_checkpoint(self, mode: str) -> None:
-        """What is here is in a checkpoint that has just been published."""
+        """A checkpoint of the contents has just been published."""
         with self._lock:
             self._saved_at[mode] = time.monotonic()
 
     def checkpoint_ages_s(self) -> dict[str, float]:
-        """Seconds since the last checkpoint of each mode that has been saved."""
+        """Seconds since the last checkpoint of each mode."""
         with self._lock:
             now = time.monotonic()
-            return {mode: now - at for mode, at in self._saved_at.items()}
+            return {mode: now - saved_at for mode, saved_at in self._saved_at.items()}
 
     def by_table(self) -> dict[str, dict[str, int]]:
         """Copies of `pulled`, `missing` and `pushed`."""

@@ -1,11 +1,11 @@
-"""What handlers tell of the changes they make, so that a server that is killed has them again.
+"""The journal of a server: what makes its changes durable.
 
-Two rules for whoever changes tables, blocks or what is known of streams:
-- `record` what is about to change before changing it, inside `pushing` or `changing`, and answer
-  with what `answered` gives: nothing is acknowledged that is not in the log.
-- A change that replay cannot repeat from its request, as a load, happens inside `replacing`.
+Two rules for code that changes tables, blocks or streams:
+- Inside `pushing` or `changing`, `record` a change before making it, and answer with `answered`:
+  nothing is acknowledged that is not in the log.
+- Make a change that replay cannot repeat from its request, such as a load, inside `replacing`.
 
-This class keeps nothing, durability "none"; `trireme.server.log` has the one that does.
+`Journal` keeps nothing (durability "none"); `trireme.server.log` has the one that writes a log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-from trireme.errors import DeadlineExceeded
+from trireme.errors import DeadlineExceeded, TriremeError
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
 
@@ -23,9 +23,9 @@ KEPT_TIMEOUT_S = 60.0
 _NOTHING = nullcontext()
 
 
-class Behind(NamedTuple):
-    """What a recovery would replay beside the last snapshot: `num_bytes` of the log, and how long
-    ago that snapshot was begun, or the log where there is none.
+class LogLag(NamedTuple):
+    """What a recovery would replay after the last snapshot: bytes of the log, and seconds since the
+    snapshot (or the log, if there is none) was begun.
     """
 
     num_bytes: int
@@ -36,54 +36,71 @@ class Journal:
     """Durability "none". Threads: any."""
 
     where = ""
-    """The folder of the state, for messages; empty where none is kept."""
+    """The state folder, for messages; empty: there is none."""
 
-    def behind(self) -> Behind | None:
-        """How far the last snapshot is behind; None: nothing is kept."""
+    def lag(self) -> LogLag | None:
+        """How much has been logged since the last snapshot; None: there is no log."""
         return None
 
     def pushing(self) -> AbstractContextManager[None]:
-        """A change that others may make at the same time. Not to be nested, in either of these."""
-        return _NOTHING
-
-    def changing(self) -> AbstractContextManager[None]:
-        """A change that nobody else may make anything beside. Repeating it over what came later
-        must be harmless.
+        """Guards a change that may run beside others of its kind. Neither this nor one of the
+        guards below may be nested, except in `replacing`.
         """
         return _NOTHING
 
-    def judging(self) -> AbstractContextManager[None]:
-        """As `changing`, of a change that must not be repeated over what came later: it waits for a
-        snapshot that is being written.
+    def changing(self) -> AbstractContextManager[None]:
+        """Guards a change that runs alone, and that replay may repeat after later changes."""
+        return _NOTHING
+
+    def changing_once(self) -> AbstractContextManager[None]:
+        """Guards a change that runs alone, and that replay must not repeat after later changes: it
+        waits until no snapshot is being written.
         """
         return _NOTHING
 
     def replacing(self) -> AbstractContextManager[None]:
-        """A change that is not recorded, while nobody pushes. What is there when the block ends
-        well is kept before it returns. The others but `judging` may be inside.
+        """Guards a change that is not recorded, while nobody pushes. The contents are durable when
+        the block has ended without an error. `pushing` and `changing` may be nested inside.
         """
         return _NOTHING
 
     def record(self, method: str, body: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
-        """Note a request that is about to be obeyed. It has been checked: it will not be refused.
+        """Log a request that has been checked and is about to be executed.
 
         Raises:
-            ResourceExhausted: the disk is full. Nothing may change then.
+            ResourceExhausted: the disk is full; the caller must change nothing.
         """
 
     def answered(self, reply: Reply) -> Reply | Deferred:
-        """The reply, to be given when everything that is recorded is kept."""
+        """The reply, which is sent when everything recorded so far is durable."""
         return reply
 
+    def answer_when_kept(self, deferred: Deferred, make_reply: Callable[[], Reply]) -> None:
+        """Make and send a deferred reply when everything recorded so far is durable. Errors of
+        making it are sent in its place.
+        """
+
+        def answer(error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                deferred.reply(make_reply())
+            except TriremeError as failure:
+                deferred.fail(failure)
+
+        self.when_kept(answer)
+
     def when_kept(self, action: Callable[[Exception | None], None]) -> None:
-        """Call `action` when everything that is recorded by now is kept, at once if it is; with the
-        error if it never will be.
+        """Call `action` when everything recorded so far is durable, possibly at once; with an error
+        if it cannot be made durable.
         """
         action(None)
 
     def wait_kept(self) -> None:
-        """Return when everything that is recorded is kept. Raises what keeping it raised;
-        DeadlineExceeded: the disk takes longer than a minute.
+        """Return when everything recorded so far is durable.
+
+        Raises:
+            DeadlineExceeded: the disk needs more than a minute. Or the error of writing.
         """
         done = threading.Event()
         errors: list[Exception | None] = []

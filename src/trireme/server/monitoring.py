@@ -1,20 +1,19 @@
-"""What servers and workers tell Prometheus. docs/metrics.md lists it; a test compares the two.
+"""Metrics of a server. docs/metrics.md lists them; a test compares the two.
 
-What happens at every request is counted by instruments; the rest is read from what serves when it
-is asked for. A part that comes later, such as a log with an age, adds its Gauge to the list of the
-class that it belongs to.
+Instruments count what happens at every request; gauges read the rest from the server when
+Prometheus asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from prometheus_client.core import Metric
 
-from trireme.rpc import Ended, Reply, Request, Server
-from trireme.server.shard import STALENESS_MAX, Handler, Shard
+from trireme.rpc import Handler, Reply, Request, Server
+from trireme.server.attendance import Attendance
+from trireme.server.state import STALENESS_MAX, ServerState
 from trireme.telemetry.instruments import SECONDS, Counter, Gauge, Histogram, histogram_family
 from trireme.telemetry.registry import Registry, text_of
 
@@ -22,20 +21,10 @@ STALENESS = tuple(float(n) for n in (0, *(2**n for n in range(11))))
 assert STALENESS[-1] == STALENESS_MAX
 
 
-class Heard(Protocol):
-    """Who knows the workers."""
-
-    def silences_s(self) -> Mapping[int, float]:
-        """Seconds since each worker was heard, of those that have not said goodbye."""
-
-    def reports(self) -> Mapping[int, Mapping[str, int]]:
-        """What each of them said of itself with its last sign of life."""
-
-
 class RequestMetrics:
-    """The requests of a server: what each method took, how each ended, what is in its queues.
+    """Metrics of a server's requests: durations, results, queues, bytes.
 
-    Give `observe` to the server, and the server to `watch` before it is asked.
+    Give `observe` to the RPC server, and that server to `watch`.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -59,7 +48,7 @@ class RequestMetrics:
         self._seconds.observe(seconds, method)
 
     def watch(self, server: Server) -> None:
-        """Tell of this server's queues, connections and bytes."""
+        """Add gauges of this server's queues, connections and bytes."""
 
         def queues() -> dict[tuple[str, ...], float]:
             usage = server.usage()
@@ -113,36 +102,36 @@ class RequestMetrics:
         return {"server.metrics": self._on_metrics}
 
     def _on_metrics(self, request: Request) -> Reply:
-        """For `trireme top`, which so needs no port but the server's."""
+        """For `trireme top`, which therefore needs no other port than the server's."""
         del request
         return Reply({}, [np.frombuffer(text_of(self._registry), np.uint8)])
 
 
-def watch_shard(registry: Registry, shard: Shard) -> None:
-    """Tell of the tables, blocks and streams of a server, and of its checkpoints."""
-    for gauge in (*_table_gauges(shard), *_push_gauges(shard), *_log_gauges(shard)):
+def watch_state(registry: Registry, state: ServerState) -> None:
+    """Add gauges of a server's tables, blocks, streams, checkpoints and log."""
+    for gauge in (*_table_gauges(state), *_push_gauges(state), *_log_gauges(state)):
         registry.register(gauge)
-    registry.register(_Staleness(shard))
+    registry.register(_Staleness(state))
 
 
-def _table_gauges(shard: Shard) -> list[Gauge]:
+def _table_gauges(state: ServerState) -> list[Gauge]:
     def of_tables(read: Callable[[str], float]) -> Callable[[], dict[tuple[str, ...], float]]:
-        return lambda: {(name,): read(name) for name in list(shard.tables)}
+        return lambda: {(name,): read(name) for name in list(state.tables)}
 
     def keys(kind: str) -> Callable[[], dict[tuple[str, ...], float]]:
-        return lambda: {(name,): n for name, n in shard.counts.by_table()[kind].items()}
+        return lambda: {(name,): n for name, n in state.counts.by_table()[kind].items()}
 
     return [
         Gauge(
             "trireme_table_rows",
             "Rows of a table on this server.",
-            of_tables(lambda name: shard.tables[name].rows.rows),
+            of_tables(lambda name: state.tables[name].rows.rows),
             ["table"],
         ),
         Gauge(
             "trireme_table_bytes",
             "Memory of a table on this server, index included.",
-            of_tables(lambda name: shard.tables[name].rows.bytes),
+            of_tables(lambda name: state.tables[name].rows.bytes),
             ["table"],
         ),
         Gauge(
@@ -166,24 +155,24 @@ def _table_gauges(shard: Shard) -> list[Gauge]:
             ["table"],
             is_counter=True,
         ),
-        Gauge("trireme_blocks", "Dense blocks here.", lambda: {(): len(shard.blocks)}),
+        Gauge("trireme_blocks", "Dense blocks here.", lambda: {(): len(state.blocks)}),
         Gauge(
             "trireme_block_bytes",
             "Memory of the dense blocks here, without their optimizers' state.",
-            lambda: {(): shard.blocks.num_bytes},
+            lambda: {(): state.blocks.num_bytes},
         ),
     ]
 
 
-def _push_gauges(shard: Shard) -> list[Gauge]:
+def _push_gauges(state: ServerState) -> list[Gauge]:
     def by_stream(kind: str) -> Callable[[], dict[tuple[str, ...], float]]:
-        return lambda: {(str(s),): n for s, n in shard.counts.by_stream()[kind].items()}
+        return lambda: {(str(s),): n for s, n in state.counts.by_stream()[kind].items()}
 
     return [
         Gauge(
             "trireme_pulls_total",
             "Pulls that were answered.",
-            lambda: {(): shard.counts.num_pulls},
+            lambda: {(): state.counts.num_pulls},
             is_counter=True,
         ),
         Gauge(
@@ -203,23 +192,23 @@ def _push_gauges(shard: Shard) -> list[Gauge]:
         Gauge(
             "trireme_sync_held",
             "Sync: pushes staged and not applied (staged), pulls that wait for a step (waiting).",
-            lambda: {(name,): n for name, n in shard.sync_waits().items()},
+            lambda: {(name,): n for name, n in state.sync_waits().items()},
             ["what"],
         ),
         Gauge(
             "trireme_checkpoint_age_seconds",
             "Time since the last checkpoint of this mode was published; absent before one.",
-            lambda: {(mode,): age for mode, age in shard.counts.checkpoint_ages_s().items()},
+            lambda: {(mode,): age for mode, age in state.counts.checkpoint_ages_s().items()},
             ["mode"],
         ),
     ]
 
 
-def _log_gauges(shard: Shard) -> list[Gauge]:
+def _log_gauges(state: ServerState) -> list[Gauge]:
     def of_log(field: str) -> Callable[[], dict[tuple[str, ...], float]]:
         def read() -> dict[tuple[str, ...], float]:
-            behind = shard.journal.behind()
-            return {} if behind is None else {(): getattr(behind, field)}
+            lag = state.journal.lag()
+            return {} if lag is None else {(): getattr(lag, field)}
 
         return read
 
@@ -238,33 +227,33 @@ def _log_gauges(shard: Shard) -> list[Gauge]:
 
 
 class _Staleness:
-    """What the shard counts push by push."""
+    """Histograms that the server counts push by push."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
 
     def collect(self) -> Iterator[Metric]:
         yield histogram_family(
             "trireme_push_staleness",
             "Pushes that were applied here between a push's pull and itself.",
             STALENESS,
-            self._shard.staleness.copy(),
+            self._state.staleness.copy(),
         )
         yield histogram_family(
             "trireme_push_ahead",
             "Steps that a push was ahead of the slowest stream when it was applied.",
             STALENESS,
-            self._shard.paces.ahead.copy(),
+            self._state.pacing.ahead.copy(),
         )
 
 
-def watch_workers(registry: Registry, heard: Heard) -> None:
-    """Tell of the workers that a server hears."""
+def watch_workers(registry: Registry, attendance: Attendance) -> None:
+    """Add gauges of the workers attached to a server."""
     registry.register(
         Gauge(
             "trireme_worker_silence_seconds",
             "Time since this server heard a worker that has not said goodbye.",
-            lambda: {(str(worker),): age for worker, age in heard.silences_s().items()},
+            lambda: {(str(worker),): age for worker, age in attendance.silences_s().items()},
             ["worker"],
         )
     )
@@ -274,46 +263,9 @@ def watch_workers(registry: Registry, heard: Heard) -> None:
             "What a worker said of itself with its last sign of life, for trireme top.",
             lambda: {
                 (str(worker), what): number
-                for worker, report in heard.reports().items()
+                for worker, report in attendance.reports().items()
                 for what, number in report.items()
             },
             ["worker", "what"],
         )
     )
-
-
-class CallMetrics:
-    """The calls of a worker to its servers. Give `observe` to its clients."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._calls = Counter(
-            "trireme_worker_calls_total",
-            "Calls that ended, by method and by the name of the error, OK if none.",
-            ["method", "code"],
-        )
-        self._seconds = Histogram(
-            "trireme_worker_call_seconds",
-            "Time of a call of a worker to its servers, retries and waiting included.",
-            ["method"],
-            SECONDS,
-        )
-        self._retries = Counter(
-            "trireme_worker_retries_total",
-            "Requests that were sent again: the connection was lost, or the server was full.",
-            ["method"],
-        )
-        self._sent = Counter("trireme_worker_sent_bytes_total", "Bytes of requests sent.")
-        self._received = Counter("trireme_worker_received_bytes_total", "Bytes of answers.")
-        for part in (self._calls, self._seconds, self._retries, self._sent, self._received):
-            registry.register(part)
-
-    def num_retries(self) -> int:
-        """Of all methods."""
-        return int(sum(self._retries.read().values()))
-
-    def observe(self, ended: Ended) -> None:
-        self._calls.add(1, ended.method, ended.error or "OK")
-        self._seconds.observe(ended.seconds, ended.method)
-        self._retries.add(ended.num_retries, ended.method)
-        self._sent.add(ended.num_bytes_sent)
-        self._received.add(ended.num_bytes_received)

@@ -1,8 +1,8 @@
-"""How far streams are ahead of one another on one server, and the gate that bounds it.
+"""Mode bounded on one server: how far each stream is, and which pulls wait for slower streams.
 
-Steps are those of the running pass, as in sync. A pull for step n of a stream waits until every
-other member that has not left has had step n - bound applied here, so that no push is applied more
-than `bound` steps ahead of the slowest. Not thread-safe: the shard locks around it.
+Steps are those of the running pass, as in sync. A pull for step n of a stream waits until step
+n - bound of every other member that has not left has been applied here. So no push is applied more
+than `bound` steps ahead of the slowest. Not thread-safe: the server locks around it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Waiter = Callable[[], None]
 WAITERS_MAX = 1 << 14
 
 
-class Paces:
-    """The last step applied of each stream, and who waits for others to come closer.
+class Pacing:
+    """The last step applied of each stream, and the pulls that wait.
 
     Attributes:
-        ahead: how many pushes were applied how many steps ahead of the slowest member.
+        ahead: number of pushes by how many steps they were ahead of the slowest member.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Paces:
         self._version = 0
         self._members: dict[int, Member] = {}
         self._applied: dict[int, int] = {}
-        # Of each stream and step the last pull: one that comes again takes the place of its former.
+        # The last pull of each stream and step: a repeated pull replaces the earlier one.
         self._waiters: dict[tuple[int, int], tuple[int, Waiter]] = {}
 
     def set_group(self, version: int, members: Members) -> None:
@@ -46,7 +46,7 @@ class Paces:
             self._release()
 
     def is_newer(self, version: int) -> bool:
-        """Whether a group of this version is newer than the one here."""
+        """Whether a group of this version is newer than the current one."""
         return version > self._version
 
     def record(self, stream: int, step: int) -> None:
@@ -57,15 +57,15 @@ class Paces:
         self._advance(stream, step)
 
     def when_within(self, stream: int, pace: Pace, waiter: Waiter) -> bool:
-        """True if no other member is more than the bound behind; else calls `waiter` once when
-        that is so.
+        """True if no other member is too far behind. Otherwise `waiter` is called once when that
+        is so.
 
         Raises:
             BadRequest: the stream is no member. ResourceExhausted: too many pulls wait.
         """
         if stream not in self._members:
             raise BadRequest(f"pull: expected a member of the pass, found stream {stream}")
-        self._advance(stream, pace.done)  # a server that has started again may not know it
+        self._advance(stream, pace.done)  # a restarted server may not know it
         if not self._behind(stream, pace.step - pace.bound):
             return True
         if len(self._waiters) >= WAITERS_MAX:
@@ -76,7 +76,7 @@ class Paces:
         return False
 
     def waiting_for(self, stream: int, pace: Pace) -> str:
-        """Whom a pull waits for, for messages."""
+        """The streams that a pull waits for, as text for errors."""
         behind = self._behind(stream, pace.step - pace.bound)
         streams = ", ".join(f"{other} (at step {applied})" for other, applied in behind)
         return (
@@ -87,7 +87,7 @@ class Paces:
     # ---- the log ----
 
     def state(self) -> dict[str, Any]:
-        """All but who waits, in msgpack's types: pulls that were not answered come again."""
+        """All but the waiting pulls, which are repeated, in msgpack's types."""
         return {
             "version": self._version,
             "members": members_to_wire(self._members),
@@ -102,10 +102,10 @@ class Paces:
         self._applied = dict(state["applied"])
         self.ahead = Counter(dict(state["ahead"]))
 
-    # ---- who is where ----
+    # ---- progress of streams ----
 
     def _others(self, stream: int) -> Iterator[tuple[int, int]]:
-        """The other members that have not left, with the last step applied of each."""
+        """The other members that have not left, each with its last step applied."""
         for other, member in self._members.items():
             if other != stream and member.end is None:
                 yield other, max(self._applied.get(other, 0), member.first - 1)

@@ -1,15 +1,17 @@
 """Sync training on one server: hold the pushes of a step until every member has staged its own,
-then apply them at once.
+then apply them as one update.
 
-A step t is applied when every member of step t has said "my pushes up to t are staged everywhere",
-which it says with its next pull (or by leaving). A worker that dies between two servers therefore
-never splits a step: no server has applied it. Not thread-safe: the shard locks around it.
+Step t is applied when every member of it has declared that its pushes up to t are staged on all
+servers. A stream declares this with its next pull, or by leaving. A worker that dies between two
+servers therefore never splits a step: no server has applied it.
 
-A push may say that all are to stop behind its step. That is known once the step has been applied,
-so each worker hears of it with the pull that waits for the same step, and all stop there.
+A push may ask all members to stop after its step. Each worker learns of it from the pull that waits
+for that step, so all stop after the same one.
 
-Where the step's gradient is clipped by its norm, which no server knows alone, the step waits for
-that, too: workers ask all servers for their shares (`norm_of`) and bring the norm with the pull.
+If a step's gradient is clipped by its norm, the step also waits for the norm, which no server knows
+alone: workers ask all servers for their shares (`norm_of`) and send the norm with the pull.
+
+Not thread-safe: the server locks around it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,16 @@ Waiter = Callable[[], None]
 
 
 class Staging:
-    """applied: the last step that was. stop: of the pass under way, once it has been applied."""
+    """The staged pushes, and the pulls that wait for a step.
+
+    Attributes:
+        applied: the last step applied.
+        stop: the step after which all stop in the running pass, once it is applied.
+
+    Args:
+        apply: applies the pushes of a step, given its norm if it is clipped by norm.
+        square_sum: the exact sum of squares of a step's gradient here; None: not finite.
+    """
 
     def __init__(
         self,
@@ -42,8 +53,8 @@ class Staging:
         self.applied = 0
         self.stop: Stop | None = None
         self._apply, self._square_sum = apply, square_sum
-        self._norm: float | None = None  # of the step applied last
-        self._given: dict[int, float] = {}  # norms of steps to come
+        self._norm: float | None = None  # of the last step applied
+        self._norms: dict[int, float] = {}  # of later steps
         self._sums: dict[int, int | None] = {}
         self._norm_waiters: dict[int, tuple[int, Waiter]] = {}  # by stream
         self._version = 0
@@ -52,27 +63,27 @@ class Staging:
         self._staged: dict[int, dict[int, Push]] = {}
         self._waiters: list[tuple[int, Waiter]] = []
 
-    def set_group(self, version: int, members: Members) -> None:
-        """Adopt the coordinator's group if it is newer, and apply what waited for that; a stream
-        that has left has staged everything.
-        """
-        if version > self._version:
-            self.adopt_group(version, members)
-            self.advance()
+    def set_group(self, version: int, members: Members, *, advance: bool = True) -> None:
+        """Adopt the coordinator's group if it is newer. A stream that has left has staged all its
+        pushes.
 
-    def adopt_group(self, version: int, members: Members) -> None:
-        """Adopt a group, and apply nothing."""
+        advance: apply the steps that waited for it.
+        """
+        if version <= self._version:
+            return
         self._version = version
         self._members = dict(members)
         firsts = [member.first for member in members.values()]
         if firsts and self.stop is not None and self.stop.step < min(firsts):
-            self.stop = None  # of a pass before
+            self.stop = None  # of an earlier pass
         if firsts and not self._staged:
             self.applied = max(self.applied, min(firsts) - 1)
+        if advance:
+            self.advance()
 
     def check(self, push: Push) -> None:
-        """Raises BadRequest where `stage` may not be: the push's stream is no member of the step,
-        or the members push different rates.
+        """Raises BadRequest if the push may not be staged: its stream is no member of the step, or
+        its rates differ from those of other members.
         """
         if push.step <= self.applied:
             return
@@ -86,7 +97,7 @@ class Staging:
             _check_same_rates(push, other)
 
     def stage(self, push: Push) -> None:
-        """Hold a push. Staging it again, or after its step was applied, changes nothing.
+        """Hold a push. Staging it again, or after its step has been applied, changes nothing.
 
         Raises: as `check`.
         """
@@ -101,8 +112,8 @@ class Staging:
     def declare(self, stream: int, step: int) -> None:
         """`stream` has staged its pushes up to `step` on every server."""
         member = self._members.get(stream)
-        unknown = member is not None and self._includes(member, step) and step > self.applied
-        if unknown and stream not in self._staged.get(step, {}):
+        is_expected = member is not None and self._includes(member, step) and step > self.applied
+        if is_expected and stream not in self._staged.get(step, {}):
             raise BadRequest(
                 f"pull: stream {stream} says that step {step} is staged, it is not here"
             )
@@ -110,20 +121,20 @@ class Staging:
         self.advance()
 
     def when_applied(self, step: int, waiter: Waiter) -> bool:
-        """True if `step` is applied already; else calls `waiter` once when it is."""
+        """True if `step` has been applied. Otherwise `waiter` is called once when it has."""
         if step <= self.applied:
             return True
         self._waiters.append((step, waiter))
         return False
 
-    def give_norm(self, step: int, norm: float | None) -> None:
-        """The norm of a step's gradient on all servers, if a worker has it."""
+    def set_norm(self, step: int, norm: float | None) -> None:
+        """Set the norm of the next step's gradient over all servers, if a worker sent it."""
         if norm is not None and step == self.applied + 1:
-            self._given[step] = norm
+            self._norms[step] = norm
 
     def when_complete(self, stream: int, step: int, waiter: Waiter) -> bool:
-        """True if all members have staged `step` everywhere, or it is applied; else calls `waiter`
-        once when that is so, unless the stream comes again, whose former one it replaces.
+        """True if all members have staged `step` everywhere, or it has been applied. Otherwise
+        `waiter` is called once when that is so; it replaces an earlier waiter of the stream.
 
         Raises BadRequest: the stream is no member.
         """
@@ -135,7 +146,7 @@ class Staging:
         return False
 
     def norm_of(self, step: int) -> NormReply:
-        """Requires: `when_complete`."""
+        """This server's share of the norm of a step. Requires: `when_complete` is true."""
         if step <= self.applied:
             return NormReply(None, self._norm if step == self.applied else None, True)
         if step not in self._sums:
@@ -148,7 +159,7 @@ class Staging:
         return {"staged": staged, "waiting": len(self._waiters)}
 
     def waiting_for(self) -> str:
-        """What the next step waits for, for messages."""
+        """What the next step waits for, as text for errors."""
         step = self.applied + 1
         missing = [
             stream
@@ -165,7 +176,7 @@ class Staging:
         return self._declared.get(stream, 0) >= step or member.end is not None
 
     def advance(self) -> None:
-        """Apply the steps that wait for nobody any more."""
+        """Apply the steps that have all they need, and wake waiters."""
         while True:
             step = self.applied + 1
             if not self._is_complete(step):
@@ -173,16 +184,16 @@ class Staging:
             missing = self._members_of(step).keys() - self._staged.get(step, {}).keys()
             if missing:
                 raise BadRequest(f"step {step}: streams {sorted(missing)} left without staging it")
-            if self._needs_norm(step) and step not in self._given:
+            if self._needs_norm(step) and step not in self._norms:
                 break
-            self.apply_step(step, self._given.get(step))
+            self.apply_step(step, self._norms.get(step))
         self._wake()
 
     def _members_of(self, step: int) -> dict[int, Member]:
         return {s: member for s, member in self._members.items() if self._includes(member, step)}
 
     def _is_complete(self, step: int) -> bool:
-        """Whether all members of the step have said that it is staged everywhere."""
+        """Whether all members of the step have declared it staged everywhere."""
         members = self._members_of(step)
         return bool(members) and all(
             self._has_declared(stream, member, step) for stream, member in members.items()
@@ -197,37 +208,36 @@ class Staging:
 
     def _wake(self) -> None:
         complete = self.applied + self._is_complete(self.applied + 1)
-        knowing = [s for s, (step, _) in self._norm_waiters.items() if step <= complete]
+        streams = [s for s, (step, _) in self._norm_waiters.items() if step <= complete]
         ready = [waiter for step, waiter in self._waiters if step <= self.applied]
         self._waiters = [(step, waiter) for step, waiter in self._waiters if step > self.applied]
-        for waiter in [self._norm_waiters.pop(stream)[1] for stream in knowing] + ready:
+        for waiter in [self._norm_waiters.pop(stream)[1] for stream in streams] + ready:
             waiter()
 
     def apply_step(self, step: int, norm: float | None) -> None:
-        """Apply what is staged of the next step."""
-        # Marks make this safe to repeat, should it fail half-way (a full bucket, say).
+        """Apply the staged pushes of the next step."""
+        # Marks make this safe to repeat if it fails halfway (for example, in a full bucket).
         self._apply(self._pushes_of(step), norm)
         reasons = [push.stops for push in self._pushes_of(step) if push.stops]
         if reasons:
             self.stop = Stop(step, reasons[0])
         del self._staged[step]
-        self._given.pop(step, None)
+        self._norms.pop(step, None)
         self._sums.pop(step, None)
         self.applied, self._norm = step, norm
 
     # ---- the log ----
 
     def state(self) -> dict[str, Any]:
-        """All but the staged pushes, in msgpack's types. What streams have declared they say again
-        after a restart: their pulls have not been answered.
+        """All but the staged pushes, in msgpack's types. Streams repeat what they have declared
+        after a restart, because their pulls have not been answered.
         """
-        members = members_to_wire(self._members)
         return {
             "applied": self.applied,
             "norm": self._norm,
             "stop": None if self.stop is None else self.stop.to_wire(),
             "version": self._version,
-            "members": members,
+            "members": members_to_wire(self._members),
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
@@ -239,17 +249,17 @@ class Staging:
 
     def staged(self) -> Iterator[Push]:
         """The pushes that are held."""
-        for of_step in self._staged.values():
-            yield from of_step.values()
+        for pushes in self._staged.values():
+            yield from pushes.values()
 
 
 def _check_same_rates(push: Push, other: Push) -> None:
-    mine = {part.table: part.values for part in push.tables}  # one for all row classes
+    values = {part.table: part.values for part in push.tables}  # the same for all row classes
     for part in other.tables:
-        if mine.get(part.table, part.values) != part.values:
+        if values.get(part.table, part.values) != part.values:
             raise BadRequest(
                 f"push: step {push.step} of table {part.table!r}: stream {other.stream} pushed"
-                f" {part.values}, stream {push.stream} {mine[part.table]}; schedulers must agree"
+                f" {part.values}, stream {push.stream} {values[part.table]}; schedulers must agree"
             )
     if push.blocks and other.blocks and push.blocks.groups != other.blocks.groups:
         raise BadRequest(

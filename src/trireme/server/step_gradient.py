@@ -1,4 +1,4 @@
-"""The pushes of one sync step, or a single push, as one update on the union of their batches."""
+"""The gradient of a step: the sum of the pushes of one sync step, or a single push."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import numpy as np
 
 from trireme import _core
 from trireme.protocol.clipping import square_sum
-from trireme.protocol.columns import KeyColumns
+from trireme.protocol.columns import KeyColumns, fleet_scale, joined, merge, nothing
 from trireme.protocol.dense_optimizers import GroupValues
 from trireme.protocol.routing import Floats, Keys
 from trireme.protocol.wire import Push, TablePush
-from trireme.server.summing import summed
 from trireme.table import TableSchema
 
 
-class Rows(NamedTuple):
-    """Of one table: keys, the gradients of each row class in their order, columns."""
+class SummedTable(NamedTuple):
+    """The gradient of one table: each key once, with the row classes one behind the other; the
+    gradients of each class; the columns of all keys.
+    """
 
     keys: Keys
     gradients: list[Floats]
     columns: KeyColumns
 
 
-class Blocks(NamedTuple):
+class SummedBlocks(NamedTuple):
     """The gradient of a server's blocks; those in `absent` have none."""
 
     groups: list[GroupValues]
@@ -33,72 +34,97 @@ class Blocks(NamedTuple):
     absent: set[str]
 
 
-class Union:
-    """Gradients of means over each stream's examples are weighted to the mean over all.
+class StepGradient:
+    """Sums pushes. Each is the gradient of a mean over its stream's examples; it is weighted so
+    that the sum is the gradient of the mean over all examples.
 
-    norm: of the whole step, where its pushes ask for the clipping of that.
+    norm: of the whole step; needed if its pushes are clipped by norm.
     """
 
     def __init__(self, pushes: Sequence[Push], pool: _core.Pool, norm: float | None = None) -> None:
         self._pushes, self._pool, self._norm = pushes, pool, norm
-        self.examples = sum(push.examples for push in pushes)
-        total = self.examples
-        self._scales = [push.examples / total if total else 1.0 for push in pushes]
+        self._examples = total = sum(push.examples for push in pushes)
+        self._weights = [push.examples / total if total else 1.0 for push in pushes]
         self.ids = [push.id for push in pushes]
         self.time = max(push.time for push in pushes)
         self.kind = pushes[0].kind
         self._clip = pushes[0].clip
 
-    def tables(self) -> list[str]:
-        """Names of those that have rows in it."""
+    def table_names(self) -> list[str]:
+        """Tables that have rows in the step."""
         return list(dict.fromkeys(part.table for push in self._pushes for part in push.tables))
 
-    def values(self, name: str) -> dict[str, float | int]:
-        """The rule's values of the step."""
+    def rule_values(self, name: str) -> dict[str, float | int]:
+        """The values of a table's rule in this step."""
         return next(part.values for part, _ in self._parts(name))
 
+    def of_table(self, schema: TableSchema) -> SummedTable:
+        """Sums per key, clipped."""
+        summed = self._sum_table(schema)
+        return summed._replace(gradients=[self._clipped(values) for values in summed.gradients])
+
+    def of_blocks(self) -> SummedBlocks | None:
+        """Sums, clipped; None if no push has blocks."""
+        summed = self._sum_blocks()
+        return summed and summed._replace(gradients=self._clipped(summed.gradients))
+
+    def square_sum(self, schemas: Sequence[TableSchema]) -> int | None:
+        """The exact sum of squares of this server's gradients before clipping; None if one is not
+        finite. See `trireme.protocol.clipping.square_sum`.
+        """
+        gradients = [values for schema in schemas for values in self._sum_table(schema).gradients]
+        if (blocks := self._sum_blocks()) is not None:
+            gradients.append(blocks.gradients)
+        total = 0
+        for gradient in gradients:
+            if (squares := square_sum(gradient)) is None:
+                return None
+            total += squares
+        return total
+
     def _parts(self, name: str) -> Iterator[tuple[TablePush, float]]:
-        for push, scale in zip(self._pushes, self._scales, strict=True):
+        for push, weight in zip(self._pushes, self._weights, strict=True):
             for part in push.tables:
                 if part.table == name:
-                    yield part, scale
+                    yield part, weight
 
-    def rows(self, schema: TableSchema) -> Rows:
-        """Sums per key, clipped."""
-        keys_K, gradients, columns = self._summed(schema)
-        return Rows(keys_K, [self._clipped(of_class) for of_class in gradients], columns)
-
-    def _summed(self, schema: TableSchema) -> tuple[Keys, list[Floats], KeyColumns]:
+    def _sum_table(self, schema: TableSchema) -> SummedTable:
         parts = list(self._parts(schema.name))
-        return summed(schema, parts, self.examples, self._pool, self.kind)
+        classes = range(len(schema.dims))
+        return SummedTable(*joined([self._sum_class(schema, c, parts) for c in classes]))
 
-    def blocks(self) -> Blocks | None:
-        """Sums, clipped; None where no push has any."""
-        found = self._summed_blocks()
-        return None if found is None else found._replace(gradients=self._clipped(found.gradients))
+    def _sum_class(
+        self, schema: TableSchema, row_class: int, parts: Sequence[tuple[TablePush, float]]
+    ) -> tuple[Keys, Floats, KeyColumns]:
+        """Keys, gradients and columns of one row class, scaled as the table's rule says."""
+        own = [
+            (part.keys, part.gradients, part.columns, weight)
+            for part, weight in parts
+            if part.row_class == row_class
+        ]
+        if not own:
+            return nothing(schema.dims[row_class], schema.columns)
+        keys_K, gradients_KD, columns = merge(own, self._pool)
+        is_scaled = schema.is_scored and schema.rule.get("scale") == "fleet"
+        if is_scaled and self.kind == "gradient":  # a delta comes from a rule that has scaled it
+            scale = fleet_scale(schema.rule, columns["show_click"], self._examples)
+            gradients_KD = gradients_KD * scale
+        return keys_K, gradients_KD, columns
 
-    def _summed_blocks(self) -> Blocks | None:
+    def _sum_blocks(self) -> SummedBlocks | None:
         parts = [
-            (push.blocks, scale)
-            for push, scale in zip(self._pushes, self._scales, strict=True)
+            (push.blocks, np.float32(weight))
+            for push, weight in zip(self._pushes, self._weights, strict=True)
             if push.blocks is not None
         ]
         if not parts:
             return None
         # A copy: received arrays are read-only, and torch wants to own what it may write to.
-        gradients = np.multiply(parts[0][0].gradients, np.float32(parts[0][1]))
-        for blocks, scale in parts[1:]:
-            gradients += blocks.gradients * np.float32(scale)
+        gradients = np.multiply(parts[0][0].gradients, parts[0][1])
+        for blocks, weight in parts[1:]:
+            gradients += blocks.gradients * weight
         absent = set.intersection(*(set(blocks.absent) for blocks, _ in parts))
-        return Blocks(parts[0][0].groups, gradients, absent)
+        return SummedBlocks(parts[0][0].groups, gradients, absent)
 
     def _clipped(self, gradient: Floats) -> Floats:
         return gradient if self._clip is None else self._clip.clipped(gradient, self._norm)
-
-    def square_sum(self, schemas: Sequence[TableSchema]) -> int | None:
-        """Of all that it has here, unclipped: see `trireme.protocol.clipping.square_sum`."""
-        gradients = [of for schema in schemas for of in self._summed(schema)[1]]
-        if (blocks := self._summed_blocks()) is not None:
-            gradients.append(blocks.gradients)
-        sums = [square_sum(gradient) for gradient in gradients]
-        return None if None in sums else sum(of for of in sums if of is not None)

@@ -13,14 +13,14 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from trireme.job.cluster import Lookups
 from trireme.table import Table
+from trireme.worker.lookups import PendingLookups
 
 
 class PendingRows(Sequence[Tensor]):
     """The rows of a table that forward passes have read since the last step: (K, W) leaves."""
 
-    def __init__(self, table: Table, pending: Callable[[], Lookups]) -> None:
+    def __init__(self, table: Table, pending: Callable[[], PendingLookups]) -> None:
         self._parts = {part.part for part in table.parts}
         self._pending = pending
 

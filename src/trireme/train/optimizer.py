@@ -16,7 +16,8 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.errors import BadRequest, NotFinite
-from trireme.job.cluster import Cluster, Lookups, default
+from trireme.job.cluster import Cluster
+from trireme.job.default import default
 from trireme.nn import Planner
 from trireme.protocol.dense_optimizers import GroupValues, group_values, needs_whole, optimizer_spec
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
@@ -38,14 +39,13 @@ from trireme.train.stopping import is_told_to_stop
 from trireme.train.succession import Inherited, check_hybrid, check_loop, inherited
 from trireme.worker.client import Pulled, StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.lookups import PendingLookups
 from trireme.worker.script import Entered
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Wraps the optimizer of the dense parameters and drives the tables of the model.
-
-    Creating it creates tables and blocks on the servers, with worker 0's weights; every worker
-    creates one.
+    """Wraps the optimizer of the dense parameters and drives the tables of the model. Every worker
+    creates one, which creates tables and blocks on the servers with worker 0's weights.
 
     Args:
         optimizer: of the dense parameters, of a class that docs/optimizers.md lists; None for a
@@ -117,7 +117,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # Sync: num_steps at step 0 of the passes, the same on all workers; their own counts differ
         # after streams of unequal lengths.
         self._steps_before: int | None = None
-        if isinstance(before := self.cluster.steps, DistributedOptimizer):
+        if isinstance(before := self.cluster.row_source, DistributedOptimizer):
             before.finish()  # its pushes come before those of this one, in the same stream
         self.geo = self._make_geo() if self.strategy.mode == "geo" else None
         self._create(optimizer)
@@ -129,7 +129,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         client = self.cluster.client
         self._is_inherited = client.script.is_successor and self.sequence > 0
         self._is_new = client.script.is_successor  # where streams are shared out
-        self.cluster.steps = self
+        self.cluster.row_source = self
         self.cluster.on_close(self.finish)
 
     def _create(self, optimizer: torch.optim.Optimizer | None) -> None:
@@ -190,9 +190,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.num_steps, self._is_new = max(self.num_steps, num_steps), entered.is_over
 
     def refresh(self) -> None:
-        """Bring the dense parameters to the servers' current weights; in hybrid, where the workers
-        have them, nothing.
-        """
+        """Fetch the dense parameters, unless the workers have them (hybrid)."""
         self.flush()
         if self.hybrid is None:
             self.replica.install(self._fetch({}, blocks=True))
@@ -239,11 +237,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.strategy.mode in ("sync", "bounded")
 
     def pull(self, keys: Mapping[str, Keys], *, blocks: bool, number: int | None = None) -> Pulled:
-        """Rows for training, and dense weights if asked, when the mode lets this stream have them;
-        begins a pass if none is running.
+        """Rows for training, and dense weights if asked; begins a pass if none is running.
 
-        number: of the batch in the run (`begin_run`), if each batch of it makes a step; None: the
-            rows are for the next step.
+        number: of the batch in the run (`begin_run`), if each batch makes a step; else None.
         """
         if self.geo is not None:
             self._touch(self.geo, keys)
@@ -257,6 +253,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             step = self._next_step() if number is None else self._run_from + number
             pace = Pace(step, min(done, step - 1), self.strategy.staleness)
         return self._fetch(keys, blocks=blocks, pace=pace)
+
+    def pull_rows(self, keys: Mapping[str, Keys], *, training: bool) -> Pulled:
+        """Rows of a forward pass without a pipeline."""
+        if training:
+            return self.pull(keys, blocks=False)
+        return self.cluster.client.pull(keys, time=self.data_time())
 
     def _touch(self, geo: Geo, keys: Mapping[str, Keys]) -> None:
         while not geo.touch(keys, self.data_time()):
@@ -432,7 +434,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if self.geo.has_ended or not lookups.versions:  # since the forward passes, or before
                 self._touch(self.geo, {part: gradient.keys for part, gradient in tables.items()})
             self.geo.step(tables, num_examples)
-            self.cluster.telling.count_step(num_examples)
+            self.cluster.metrics.count_step(num_examples)
             self._local_position = position
             if self.geo.is_due:
                 self._exchange(self.geo)
@@ -458,7 +460,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.position = position
         if self.hybrid is not None:  # while the rows are on their way
             self.hybrid.step(num_examples, is_skipped=is_skipped)
-        self.cluster.telling.count_step(num_examples)
+        self.cluster.metrics.count_step(num_examples)
         self._last_step = step.step
         if self.is_sync:
             self._staged = step.step
@@ -469,7 +471,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             hook(self, (), {})
 
     def _check_usable(self) -> None:
-        if self.cluster.steps is not self:
+        if self.cluster.row_source is not self:
             raise BadRequest(
                 "DistributedOptimizer.step: expected the newest optimizer of this cluster, found an"
                 " older one; a worker has one stream of pushes: train one model at a time, or both"
@@ -530,10 +532,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._pusher is None:
             self._pusher = Pusher(self.cluster.client, self.timing.behind)
             self.cluster.add_running(self._pusher.stop)
-            self.cluster.telling.queues["pushes"] = self._pusher.depth
+            self.cluster.metrics.queues["pushes"] = self._pusher.depth
         self._pusher.submit(step, tables, dense)
 
-    def _row_gradients(self, lookups: Lookups) -> dict[str, TableGradient]:
+    def _row_gradients(self, lookups: PendingLookups) -> dict[str, TableGradient]:
         groups = self.param_groups[self._num_dense_groups :]
         return row_gradients(lookups, groups, self.num_steps, self.cluster.pool)
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from trireme.policy import ScorePolicy
-from trireme.server import expiry as policies
 from trireme.train.checkpointing.checkpoint import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
+from trireme.worker import expiry_calls
 
 log = logging.getLogger("trireme")
 
@@ -30,7 +30,7 @@ def time_of(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None]:
         optimizer.set_time(before)
 
 
-def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> policies.Counts:
+def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> expiry_calls.KeyCounts:
     """Let worker 0 shrink all tables when all workers have come and all pushes have been applied.
     See Trainer.shrink.
     """
@@ -45,7 +45,7 @@ def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> policies.Count
     return let_first_worker(
         cluster,
         "shrink",
-        lambda: policies.shrink(cluster.client, time=latest, day_over=day_over),
+        lambda: expiry_calls.shrink(cluster.client, time=latest, day_over=day_over),
     )
 
 
@@ -67,7 +67,7 @@ def _warn_of_no_time(optimizer: DistributedOptimizer) -> None:
         )
 
 
-def counters(optimizer: DistributedOptimizer) -> policies.Counts:
+def counters(optimizer: DistributedOptimizer) -> expiry_calls.KeyCounts:
     """See Trainer.counters."""
     optimizer.flush()
-    return policies.counters(optimizer.cluster.client)
+    return expiry_calls.counters(optimizer.cluster.client)

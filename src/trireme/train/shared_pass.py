@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trireme.errors import BadRequest, Stopped, TriremeError
 from trireme.job.cluster import Cluster
-from trireme.protocol.membership import Taken
+from trireme.protocol.membership import LeasedStream
 from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.dump import Dump
@@ -146,10 +146,10 @@ class SharedPass:
             if self._has_to_stop():
                 break
         if self._has_to_stop():
-            stream_calls.give_back(cluster.client, parts=cluster.asked.alone)
-            if cluster.asked.alone:
-                log.info("%s: others go on with its stream", cluster.asked.reason)
-                raise Stopped(cluster.asked.reason)
+            stream_calls.give_back(cluster.client, parts=cluster.stop_request.is_alone)
+            if cluster.stop_request.is_alone:
+                log.info("%s: others go on with its stream", cluster.stop_request.reason)
+                raise Stopped(cluster.stop_request.reason)
 
     def leave_amid(self) -> None:
         """The loop was left early: others may have the stream, behind the pushes so far."""
@@ -162,9 +162,9 @@ class SharedPass:
             log.warning("prefetch: others have to wait for the stream of this worker: %s", error)
 
     def _has_to_stop(self) -> bool:
-        return self._is_trainers and bool(self._optimizer.cluster.asked.reason)
+        return self._is_trainers and bool(self._optimizer.cluster.stop_request.reason)
 
-    def _place(self, taken: Taken, at: StreamPosition) -> Place:
+    def _place(self, taken: LeasedStream, at: StreamPosition) -> Place:
         num_pushes = at.sequence - taken.begun_at
         if num_pushes == 0 and not self._goes_on:
             return BEGIN

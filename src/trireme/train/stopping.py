@@ -37,10 +37,10 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
 
     def ask(*_: object) -> None:
         # Whatever the main thread was doing, locks included, waits for this: it must do little.
-        if not cluster.asked.reason:
+        if not cluster.stop_request.reason:
             # Others can go on for it, but for worker 0, which saves.
-            cluster.asked.alone = bool(cluster.num_streams) and cluster.worker != 0
-            cluster.asked.reason = f"worker {cluster.worker} has got SIGTERM"
+            cluster.stop_request.is_alone = bool(cluster.num_streams) and cluster.worker != 0
+            cluster.stop_request.reason = f"worker {cluster.worker} has got SIGTERM"
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, ask)
@@ -56,7 +56,7 @@ def is_told_to_stop(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
     """
     if pulled.stop is None or pulled.stop.step > last_step:
         return False
-    cluster.asked.reason = cluster.asked.reason or pulled.stop.reason
+    cluster.stop_request.reason = cluster.stop_request.reason or pulled.stop.reason
     return True
 
 
@@ -66,7 +66,7 @@ def agreed_to_stop(cluster: Cluster) -> str:
     """
     if cluster.client.script.is_behind:  # a predecessor was here, and has gone on
         return ""
-    mine = {"stops": "" if cluster.asked.alone else cluster.asked.reason}
+    mine = {"stops": "" if cluster.stop_request.is_alone else cluster.stop_request.reason}
     with cluster.client.script.section("stop"):
         met = cluster.client.gather(mine, [], purpose="whether to stop", patient=True)
     return reason_among(body for body, _ in met)

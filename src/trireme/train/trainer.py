@@ -14,8 +14,8 @@ from torch import nn
 from trireme.blocks import Blocks
 from trireme.errors import BadRequest, Stopped
 from trireme.inference.export.trainer_exports import InferenceExports
-from trireme.interchange.trainer_exchange import Exchange
-from trireme.job.cluster import Cluster, default
+from trireme.job.cluster import Cluster
+from trireme.job.default import default
 from trireme.metrics import Metric
 from trireme.strategy import Strategy
 from trireme.train import row_life as life
@@ -47,7 +47,7 @@ from trireme.train.succession import (
 log = logging.getLogger("trireme.train")
 
 
-class Trainer(Exchange, InferenceExports):
+class Trainer(InferenceExports):
     """Trains a model whose embedding rows and dense parameters live on servers (or embedded in this
     process).
 
@@ -108,7 +108,7 @@ class Trainer(Exchange, InferenceExports):
         self._exports = {}
         self._random = RandomState()
         self._resumed: checkpoint.Loaded | None = None
-        self._shows = progress and self.cluster.worker == 0
+        self.shows_progress = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
             optimizer,
             model,
@@ -456,7 +456,7 @@ class Trainer(Exchange, InferenceExports):
             watch=watch,
             depth=self.depth,
             threads=self.threads,
-            shows=self._shows,
+            shows=self.shows_progress,
         )
 
     # ---- the life of rows ----
@@ -527,7 +527,7 @@ class Trainer(Exchange, InferenceExports):
             BadRequest: no new folder, or servers may not write there; a delta without a checkpoint
                 before. ResourceExhausted: the disk is full; nothing is left of it.
         """
-        location = checkpoint.Location(path, storage_options, self._shows)
+        location = checkpoint.Location(path, storage_options, self.shows_progress)
         note, what = FitNote(num_epochs=self.num_epochs), checkpoint.What(mode, hot, keep)
         checkpoint.save(self.optimizer, location, note.to_json(), what, random=self._random)
 
@@ -556,7 +556,7 @@ class Trainer(Exchange, InferenceExports):
             BadRequest: no checkpoint there, or a delta of another one. Corruption: a damaged file.
                 SchemaMismatch: another model. Nothing has changed then.
         """
-        location = checkpoint.Location(path, storage_options, self._shows)
+        location = checkpoint.Location(path, storage_options, self.shows_progress)
         self._resumed = None
         if dense != "strict" or tables is not None:
             return checkpoint.load_part(self.optimizer, location, dense, tables)

@@ -471,7 +471,7 @@ class Client:
         return silent
 
     def stats(self) -> list[dict[str, Any]]:
-        """Each server's counts (`Shard.stats`)."""
+        """Each server's counts (`ServerState.stats`)."""
         return [reply.body for reply in self._everywhere("ps.stats", {})]
 
     def close(self) -> None:

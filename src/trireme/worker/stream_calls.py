@@ -14,7 +14,7 @@ from trireme.errors import (
     TriremeError,
     Unavailable,
 )
-from trireme.protocol.membership import Taken
+from trireme.protocol.membership import LeasedStream
 from trireme.rpc.client import NOTICE_S
 from trireme.worker.client import PATIENCE, RETRY_S, Client, StreamPosition
 
@@ -55,8 +55,8 @@ def enter(client: Client, num_steps: int) -> EnteredShared:
 
 
 def take(
-    client: Client, done: Taken | None, has_to_stop: Callable[[], bool]
-) -> tuple[Taken, StreamPosition] | None:
+    client: Client, done: LeasedStream | None, has_to_stop: Callable[[], bool]
+) -> tuple[LeasedStream, StreamPosition] | None:
     """Give back a stream that is done, if any, and take another, which pushes are of from then on;
     with the place of its last push. Waits while others have all that are left; None: all are done,
     or this worker has to stop.
@@ -79,7 +79,7 @@ def take(
         return None
     if reply["stream"] is None:
         return None
-    taken = Taken(int(reply["stream"]), int(reply["lease"]), int(reply["begun_at"]))
+    taken = LeasedStream(int(reply["stream"]), int(reply["lease"]), int(reply["begun_at"]))
     client.use_stream(taken.stream, taken.lease)
     return taken, client.stream_position()
 

@@ -17,7 +17,7 @@ from trireme.checkpoint.format.manifest import BlocksFile, FileEntry
 from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
 from trireme.server.block_store import Part
-from trireme.server.shard import Shard
+from trireme.server.state import ServerState
 from trireme.storage.storage import CheckedFile, Storage, written
 
 FILE_BYTES = 64 << 20
@@ -27,18 +27,18 @@ DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.
 Tensors = dict[str, Tensor]
 
 
-def save_blocks(shard: Shard, storage: Storage, prefix: str) -> list[dict[str, Any]]:
+def save_blocks(server: ServerState, storage: Storage, prefix: str) -> list[dict[str, Any]]:
     """All blocks of this server, of one moment; returns their part of the manifest."""
-    with shard.blocks_locked():
+    with server.blocks_lock:
         saved: list[_Saved] = [
             (_of_part(spec, part), part.tensors, part.marks)
-            for spec in shard.blocks.specs()
-            for part in shard.blocks.parts_of(spec.id)
+            for spec in server.blocks.specs()
+            for part in server.blocks.parts_of(spec.id)
         ]
     files = []
     for number, group in enumerate(_groups(saved)):
         tensors = {f"{spec.id}/{name}": t for spec, of, _ in group for name, t in of.items()}
-        path = f"{prefix}blocks/server-{shard.index}-{number}.safetensors"
+        path = f"{prefix}blocks/server-{server.index}-{number}.safetensors"
         with written(storage, path) as (file, entry):
             write_tensors(file, tensors)
         blocks = [

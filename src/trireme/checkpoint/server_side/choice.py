@@ -15,11 +15,10 @@ from trireme.checkpoint.format.row_files import Choose, Columns, read_piece
 from trireme.checkpoint.server_side.hot import Budget, bins_of
 from trireme.checkpoint.server_side.jobs import Progress, in_parallel
 from trireme.errors import BadRequest
-from trireme.protocol.core_table import ServedTable
+from trireme.protocol.row_selection import MODES, selected
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array, need
-from trireme.server.expiry import MODES, selected
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 
@@ -76,19 +75,19 @@ def _selected(
     return selected(schema, records, mode, time, day_over)
 
 
-def settle(shard: Shard, storage: Storage, manifest: Manifest, progress: Progress) -> None:
+def settle(server: ServerState, storage: Storage, manifest: Manifest, progress: Progress) -> None:
     """After a base or delta has been published: what the rows that it holds have gained until then
     is exported. Pushes meanwhile stay.
     """
-    owned = set(shard.map().owned_by(shard.index).tolist())
+    owned = set(server.map().owned_by(server.index).tolist())
     tasks = []
     for name, part in manifest.tables.items():
-        table = shard.tables.get(name)
+        table = server.tables.get(name)
         if table is None or not takes_gains(manifest, table.schema):
             continue
         mine = [p for p in part.pieces if not owned.isdisjoint(range(p.low, p.high + 1))]
         progress.expect(sum(piece.num_rows for piece in mine))
-        of_piece = partial(_settle_piece, shard, table, storage, manifest.id)
+        of_piece = partial(_settle_piece, server, table, storage, manifest.id)
         tasks += [partial(of_piece, piece, progress) for piece in mine]
     in_parallel(tasks, progress)
 
@@ -104,9 +103,14 @@ def gains_of(batch: Any) -> tuple[Array, Array]:
 
 
 def _settle_piece(
-    shard: Shard, table: ServedTable, storage: Storage, id: str, piece: Piece, progress: Progress
+    server: ServerState,
+    table: ServedTable,
+    storage: Storage,
+    id: str,
+    piece: Piece,
+    progress: Progress,
 ) -> None:
     columns = Columns.of(RowLayout.of(table.schema, table.rows))
     for number, (_, batch) in enumerate(read_piece(storage, piece, columns.schema)):
-        shard.settle(table, id, f"{piece.rows.path} {number}", *gains_of(batch))
+        server.settle(table, id, f"{piece.rows.path} {number}", *gains_of(batch))
         progress.add(batch.num_rows)

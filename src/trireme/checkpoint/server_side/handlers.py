@@ -14,9 +14,9 @@ from trireme.checkpoint.server_side.load import Load, LoadOrder
 from trireme.checkpoint.server_side.save import SaveOrder, save_shard
 from trireme.errors import BadRequest, Corruption, writing
 from trireme.protocol.wire import need, need_list, need_version
-from trireme.rpc import Reply, Request
-from trireme.server.places import plain_path, store_location
-from trireme.server.shard import Handler, Shard
+from trireme.rpc import Handler, Reply, Request
+from trireme.server.paths import check_path, check_store_location
+from trireme.server.state import ServerState
 from trireme.storage.storage import LocalStorage, Storage, checked_path, open_storage
 
 Action = Callable[[Storage, Mapping[str, Any], Progress], dict[str, Any]]
@@ -29,8 +29,8 @@ class CheckpointHandlers:
         root: the folder below which local checkpoints stay.
     """
 
-    def __init__(self, shard: Shard, root: Path) -> None:
-        self._shard, self._root = shard, root
+    def __init__(self, server: ServerState, root: Path) -> None:
+        self._server, self._root = server, root
         self._jobs = Jobs()
         # The load that was checked last, and the job's name: its rows may be in memory already.
         self._checked: tuple[str, Load] | None = None
@@ -69,10 +69,10 @@ class CheckpointHandlers:
         return Reply()
 
     def _storage(self, body: Mapping[str, Any]) -> Storage:
-        path, options = plain_path(need(body, "path", str)), need(body, "options", dict)
+        path, options = check_path(need(body, "path", str)), need(body, "options", dict)
         storage = open_storage(path, options)
         if not isinstance(storage, LocalStorage):
-            store_location(path, options)
+            check_store_location(path, options)
         if isinstance(storage, LocalStorage) and not self._is_allowed(storage.folder):
             raise BadRequest(
                 f"checkpoint: expected a path under {self._root}, found {storage.folder};"
@@ -89,7 +89,7 @@ class CheckpointHandlers:
         self, storage: Storage, body: Mapping[str, Any], progress: Progress
     ) -> dict[str, Any]:
         del storage, body
-        return count_bins(self._shard, progress)
+        return count_bins(self._server, progress)
 
     def _save(
         self, storage: Storage, body: Mapping[str, Any], progress: Progress
@@ -99,10 +99,10 @@ class CheckpointHandlers:
             since=need_version(body, "since"),
             removed_since=need_version(body, "removed_since"),
             prefix=_prefix(body),
-            choice=Choice.from_wire(body, self._shard.index),
+            choice=Choice.from_wire(body, self._server.index),
         )
         with writing(f"checkpoint: cannot write {storage.name}"):
-            return save_shard(self._shard, storage, order, progress)
+            return save_shard(self._server, storage, order, progress)
 
     def _check(
         self, storage: Storage, body: Mapping[str, Any], progress: Progress
@@ -114,7 +114,7 @@ class CheckpointHandlers:
                 f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}: another"
                 " checkpoint is there now, or not all processes see the same storage"
             )
-        load = Load(self._shard, storage, manifest, _load_order(body))
+        load = Load(self._server, storage, manifest, _load_order(body))
         load.check(progress)
         progress.add(0)  # or nobody would come for it
         self._checked = (need(body, "job", str), load)
@@ -130,7 +130,7 @@ class CheckpointHandlers:
                 f"checkpoint.load: expected a load that was checked before, found {storage.name}:"
                 " another load has begun since, or the server was started again"
             )
-        with self._shard.journal.replacing():
+        with self._server.journal.replacing():
             checked[1].apply(progress)
         return {}
 
@@ -138,10 +138,10 @@ class CheckpointHandlers:
         self, storage: Storage, body: Mapping[str, Any], progress: Progress
     ) -> dict[str, Any]:
         manifest = read_manifest(storage)
-        settle(self._shard, storage, manifest, progress)
-        self._shard.counts.note_checkpoint(manifest.mode)
-        self._shard.forget_removed(need_version(body, "forget"))
-        self._shard.journal.wait_kept()
+        settle(self._server, storage, manifest, progress)
+        self._server.counts.note_checkpoint(manifest.mode)
+        self._server.forget_removed(need_version(body, "forget"))
+        self._server.journal.wait_kept()
         return {}
 
 

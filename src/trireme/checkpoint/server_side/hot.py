@@ -21,10 +21,9 @@ from trireme import _core
 from trireme.checkpoint.format.row_files import Columns
 from trireme.checkpoint.server_side.jobs import Progress, in_parallel
 from trireme.errors import BadRequest
-from trireme.protocol.core_table import ServedTable
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 
 LOW_BITS = 12
 BUCKETS_PER_CALL = 16
@@ -67,9 +66,9 @@ def bins_of(statistics: Array, newest: int) -> Bins:
 # ---- on the servers ----
 
 
-def count_bins(shard: Shard, progress: Progress) -> dict[str, Any]:
+def count_bins(server: ServerState, progress: Progress) -> dict[str, Any]:
     """Table -> bins that have rows, and how many."""
-    owned = shard.map().owned_by(shard.index)
+    owned = server.map().owned_by(server.index)
     counts: dict[str, dict[int, int]] = {}
     lock = threading.Lock()
 
@@ -88,7 +87,7 @@ def count_bins(shard: Shard, progress: Progress) -> dict[str, Any]:
             progress.add(1)
 
     tasks = []
-    for name, table in list(shard.tables.items()):
+    for name, table in list(server.tables.items()):
         counts[name] = {}
         progress.expect(len(owned))
         tasks += [

@@ -24,11 +24,11 @@ from trireme.checkpoint.server_side.choice import gains_of, takes_gains
 from trireme.checkpoint.server_side.jobs import Progress, in_parallel
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.core_table import ServedTable, make_core_table
+from trireme.protocol.core_table import make_core_table
 from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 from trireme.storage.storage import Storage, read_chunks
 from trireme.table import TableSchema
 
@@ -56,13 +56,13 @@ class Load:
     """
 
     def __init__(
-        self, shard: Shard, storage: Storage, manifest: Manifest, order: LoadOrder
+        self, server: ServerState, storage: Storage, manifest: Manifest, order: LoadOrder
     ) -> None:
-        self._shard, self._storage = shard, storage
+        self._server, self._storage = server, storage
         self.manifest, self.order = manifest, order
         self._staged: dict[str, _core.Table] = {}
         self._owned = np.zeros(NUM_BUCKETS, bool)
-        self._owned[shard.map().owned_by(shard.index)] = True
+        self._owned[server.map().owned_by(server.index)] = True
 
     # ---- checking ----
 
@@ -83,7 +83,7 @@ class Load:
         in_parallel(tasks, progress)
 
     def _check_order(self) -> None:
-        saved, served = self.manifest.tables, self._shard.tables
+        saved, served = self.manifest.tables, self._server.tables
         wanted = served.keys() if self.order.tables is None else self.order.tables
         if missing := set(wanted) - saved.keys():
             raise SchemaMismatch(
@@ -102,10 +102,10 @@ class Load:
                 f"checkpoint {self._storage.name}: expected the tables of its delta,"
                 f" found no {sorted(absent)}"
             )
-        if self.manifest.mode == "delta" and not self._shard.is_as_loaded:
+        if self.manifest.mode == "delta" and not self._server.is_as_loaded:
             raise BadRequest(
                 f"load: expected no training between a checkpoint and the delta"
-                f" {self._storage.name} on top of it, found server {self._shard.index} changed"
+                f" {self._storage.name} on top of it, found server {self._server.index} changed"
             )
         self._check_blocks()
 
@@ -113,10 +113,10 @@ class Load:
         if not self._blocks():
             return
         where = f"checkpoint {self._storage.name}"
-        if self.manifest.optimizer != self._shard.blocks.class_name:
+        if self.manifest.optimizer != self._server.blocks.class_name:
             raise SchemaMismatch(
                 f"{where}: its optimizer is {self.manifest.optimizer},"
-                f" the model's is {self._shard.blocks.class_name}"
+                f" the model's is {self._server.blocks.class_name}"
             )
         self._recut()
 
@@ -144,9 +144,9 @@ class Load:
         is_delta = manifest.mode == "delta"
         tables = list(self._tables())
         for name, rows in self._staged.items():
-            self._shard.adopt_rows(manifest.tables[name].schema, rows)
+            self._server.adopt_rows(manifest.tables[name].schema, rows)
         if not order.resumes:
-            for table in self._shard.tables.values():
+            for table in self._server.tables.values():
                 self._set_marks(table, {})
         tasks: list[Callable[[], None]] = []
         marks: dict[str, dict[int, Array]] = {}
@@ -158,16 +158,16 @@ class Load:
         in_parallel(tasks, progress)
         if is_delta and order.resumes:
             for name in tables:
-                self._set_marks(self._shard.tables[name], marks[name])
+                self._set_marks(self._server.tables[name], marks[name])
         self._load_blocks()
-        self._shard.raise_version(manifest.version + 1)
-        self._shard.reset_streams(dict(manifest.streams) if order.resumes else {})
-        self._shard.note_load()
+        self._server.raise_version(manifest.version + 1)
+        self._server.reset_streams(dict(manifest.streams) if order.resumes else {})
+        self._server.note_load()
 
     def _load_piece(
         self, name: str, piece: Piece, marks: dict[int, Array], progress: Progress
     ) -> None:
-        rows = self._shard.tables[name].rows
+        rows = self._server.tables[name].rows
         for buckets, batch in read_piece(self._storage, piece, self._columns(name).schema):
             self._restore(rows, name, piece, buckets, batch)
             if self.manifest.mode == "delta":
@@ -203,19 +203,19 @@ class Load:
         except BadRequest as error:
             raise Corruption(f"{self._storage.name}/{piece.rows.path}: {error}") from error
         if takes_gains(manifest, manifest.tables[name].schema):
-            rows.settle(*gains_of(batch), self._shard.pool)
+            rows.settle(*gains_of(batch), self._server.pool)
 
     def _set_marks(self, table: ServedTable, marks: Mapping[int, Array]) -> None:
         """The marks of this server's buckets: (4096,) per stream; 0 for streams not given."""
-        for stream in {*marks, *self._shard.streams}:
+        for stream in {*marks, *self._server.streams}:
             values = table.rows.marks(stream)
             values[self._owned] = marks[stream][self._owned] if stream in marks else 0
             table.rows.set_marks(stream, values)
 
     def _load_blocks(self) -> None:
         recut = self._recut()
-        with self._shard.blocks_locked():
-            store = self._shard.blocks
+        with self._server.blocks_lock:
+            store = self._server.blocks
             if not self.order.resumes:
                 store.forget_marks()
             for part in self._block_files():
@@ -232,11 +232,11 @@ class Load:
 
     def _is_new(self, name: str) -> bool:
         """Whether what is loaded needs to replace no rows."""
-        served = self._shard.tables.get(name)
+        served = self._server.tables.get(name)
         return self.manifest.mode != "delta" and (served is None or served.rows.rows == 0)
 
     def _columns(self, name: str) -> Columns:
-        rows = self._staged[name] if name in self._staged else self._shard.tables[name].rows
+        rows = self._staged[name] if name in self._staged else self._server.tables[name].rows
         return Columns.of(RowLayout.of(self.manifest.tables[name].schema, rows))
 
     def _pieces(self, name: str) -> list[Piece]:
@@ -251,7 +251,7 @@ class Load:
     def _blocks(self) -> list[BlockSpec]:
         """Wanted blocks of this server."""
         wanted = self.order.parameters
-        return [s for s in self._shard.blocks.specs() if wanted is None or s.param in wanted]
+        return [s for s in self._server.blocks.specs() if wanted is None or s.param in wanted]
 
     def _recut(self) -> Recut:
         """How they are made of those in the checkpoint. Raises SchemaMismatch."""

@@ -22,10 +22,9 @@ from trireme.checkpoint.format.row_files import (
 )
 from trireme.checkpoint.server_side.choice import Choice
 from trireme.checkpoint.server_side.jobs import THREADS, Progress, in_parallel
-from trireme.protocol.core_table import ServedTable
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 from trireme.storage.storage import Storage
 
 PIECE_BYTES = 128 << 20
@@ -50,25 +49,25 @@ class SaveOrder:
 
 
 def save_shard(
-    shard: Shard, storage: Storage, order: SaveOrder, progress: Progress
+    server: ServerState, storage: Storage, order: SaveOrder, progress: Progress
 ) -> dict[str, Any]:
     """Write this server's files; returns its part of the manifest, in JSON."""
     # First: what is written from now on holds at least the batches up to these positions. What it
     # holds beyond them, its marks tell from what a run that goes on from here repeats.
-    streams = shard.applied_streams()
-    shard.raise_version(order.version + 1)
-    known = max((t.rows.removed_known_since for t in list(shard.tables.values())), default=0)
+    streams = server.applied_streams()
+    server.raise_version(order.version + 1)
+    known = max((t.rows.removed_known_since for t in list(server.tables.values())), default=0)
     if order.since == 0 and known > order.removed_since:  # no delta can follow what came before
         order = replace(order, removed_since=0)
     return {
-        **write_shard(shard, storage, order.prefix, lambda _: order, progress),
+        **write_shard(server, storage, order.prefix, lambda _: order, progress),
         "streams": streams,
         "removed_known": order.removed_since > 0,
     }
 
 
 def write_shard(
-    shard: Shard,
+    server: ServerState,
     storage: Storage,
     prefix: str,
     order_of: Callable[[ServedTable], SaveOrder],
@@ -77,18 +76,18 @@ def write_shard(
     """Write the rows and blocks here as each table's order says; returns them as the manifest has
     them.
     """
-    owned = shard.map().owned_by(shard.index)
+    owned = server.map().owned_by(server.index)
     tables: dict[str, Any] = {}
     blocks: list[dict[str, Any]] = []
-    tasks: list[Callable[[], None]] = [lambda: blocks.extend(save_blocks(shard, storage, prefix))]
-    for number, (name, table) in enumerate(sorted(shard.tables.items())):
+    tasks: list[Callable[[], None]] = [lambda: blocks.extend(save_blocks(server, storage, prefix))]
+    for number, (name, table) in enumerate(sorted(server.tables.items())):
         save = _TableSave(table, storage, f"{prefix}tables/{number}", order_of(table), progress)
         tables[name] = {"schema": table.schema.to_wire(), "pieces": save.pieces}
         tasks += save.tasks(owned)
     in_parallel(tasks, progress)
     return {
         "tables": tables,
-        "optimizer": shard.blocks.class_name if blocks else None,
+        "optimizer": server.blocks.class_name if blocks else None,
         "blocks": blocks,
     }
 

@@ -36,7 +36,7 @@ from trireme.inference.manifest import (
 )
 from trireme.job.cluster import Cluster
 from trireme.nn.plan import Planner, Reading
-from trireme.server.frozen_export import DTYPES, encode
+from trireme.protocol.frozen_rows import DTYPES, encode
 from trireme.storage.folders import published, written
 from trireme.table import Table
 from trireme.train.checkpointing.checkpoint import let_first_worker
@@ -188,7 +188,9 @@ class _Trial:
         self.tables = tuple(dict.fromkeys(reading.table for reading in self.planner.readings))
         for table in self.planner.tables:
             cluster.ensure_table(table)
-        pulled = cluster.pull({part.table.part: part.keys for part in self._plan.tables})
+        pulled = cluster.pull(
+            {part.table.part: part.keys for part in self._plan.tables}, training=False
+        )
         self._rows = {name: _core.borrow(rows) for name, rows in pulled.rows.items()}
 
     def gathered(self, dtype: str = "float32") -> dict[str, Tensor]:

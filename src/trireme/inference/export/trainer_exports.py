@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
 from trireme.errors import BadRequest
-from trireme.inference.export import exporting as inference
-from trireme.inference.export.exporting import Export
 from trireme.train.optimizer import DistributedOptimizer
+
+if TYPE_CHECKING:
+    from trireme.inference.export.exporting import Export
 
 
 class InferenceExports:
@@ -53,6 +54,8 @@ class InferenceExports:
                 the model; weights that the dtype cannot hold; a delta without an export of this
                 run that it could follow: after loading a checkpoint, of the time before it.
         """
+        from trireme.inference.export import exporting as inference  # loads torch.export's parts
+
         saved = self.model if model is None else model
         wish = inference.Wish(saved, Path(path), batch, dtype, self._followed(saved, mode, follows))
         export = inference.save(self.optimizer, wish)

@@ -23,13 +23,12 @@ from trireme.errors import BadRequest, writing
 from trireme.interchange.formats.fleet_rows import FleetText, need_betas
 from trireme.interchange.formats.folder import create
 from trireme.interchange.formats.parquet import arrow_schema, record_batch
-from trireme.protocol.core_table import ServedTable
 from trireme.protocol.routing import Keys
 from trireme.protocol.wide_rows import RowLayout, WideRows
 from trireme.protocol.wire import Array, need
-from trireme.rpc import Reply, Request
-from trireme.server.places import local_place, place_of, reached
-from trireme.server.shard import Handler, Shard
+from trireme.rpc import Handler, Reply, Request
+from trireme.server.paths import resolve_local_path, resolve_path, storage_errors
+from trireme.server.state import ServedTable, ServerState
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,8 +43,8 @@ BYTES_PER_FILE = 1 << 30
 class ExportHandlers:
     """The methods `export.*`; paths stay under `root`."""
 
-    def __init__(self, shard: Shard, root: Path) -> None:
-        self._shard, self._root = shard, root
+    def __init__(self, server: ServerState, root: Path) -> None:
+        self._server, self._root = server, root
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -55,7 +54,7 @@ class ExportHandlers:
         }
 
     def _folder(self, request: Request) -> Path:
-        folder = local_place(self._root, need(request.body, "folder", str))
+        folder = resolve_local_path(self._root, need(request.body, "folder", str))
         with writing(f"export: cannot make {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -63,14 +62,14 @@ class ExportHandlers:
     def _place(self, request: Request) -> str:
         """A folder, or a location of an object store."""
         options = need(request.body, "storage_options", dict)
-        place = place_of(self._root, need(request.body, "folder", str), options)
+        place = resolve_path(self._root, need(request.body, "folder", str), options)
         return place if "://" in place else str(self._folder(request))
 
     def _table(self, request: Request) -> ServedTable:
-        return self._shard.table(need(request.body, "table", str))
+        return self._server.table(need(request.body, "table", str))
 
     def _owned(self) -> list[int]:
-        return [int(bucket) for bucket in self._shard.map().owned_by(self._shard.index)]
+        return [int(bucket) for bucket in self._server.map().owned_by(self._server.index)]
 
     def _on_parquet(self, request: Request) -> Reply:
         table, folder = self._table(request), self._place(request)
@@ -80,12 +79,12 @@ class ExportHandlers:
         arrow = arrow_schema(layout, state=need(request.body, "state", bool))
         num_rows = 0
         parts = _row_groups(table, self._owned())
-        with writing(f"export: cannot write {folder}"), reached(folder):
+        with writing(f"export: cannot write {folder}"), storage_errors(folder):
             for number in range(SHARDS_MAX):
                 group = next(parts, None)
-                if group is None and (number or self._shard.index):
+                if group is None and (number or self._server.index):
                     break  # an empty table has one file all the same
-                name = f"part-{self._shard.index:03d}-{number:05d}.parquet"
+                name = f"part-{self._server.index:03d}-{number:05d}.parquet"
                 with (
                     create(folder, name, options) as file,
                     pq.ParquetWriter(file, arrow) as writer,
@@ -119,10 +118,10 @@ class ExportHandlers:
         runs = [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
         num_rows = 0
         with writing(f"export: cannot write {folder}"):
-            for count, of_shard in _in_order(lines, runs, self._shard.pool.threads):
+            for count, of_shard in _in_order(lines, runs, self._server.pool.threads):
                 num_rows += count
                 for shard, piece in of_shard.items():
-                    with (folder / f"{shard}.{self._shard.index}").open("ab") as file:
+                    with (folder / f"{shard}.{self._server.index}").open("ab") as file:
                         file.write(piece.data)
         return Reply({"rows": num_rows})
 
@@ -134,9 +133,9 @@ class ExportHandlers:
             need(request.body, "gzip", bool),
         )
         _check_shards(num_shards)
-        num_servers = len(self._shard.map().servers)
+        num_servers = len(self._server.map().servers)
         with writing(f"export: cannot write {folder}"):
-            for shard in range(self._shard.index, num_shards, num_servers):
+            for shard in range(self._server.index, num_shards, num_servers):
                 path = folder / f"part-000-{shard:05d}{'.gz' if compress else ''}"
                 with path.open("xb") as plain:
                     file: Any = gzip.GzipFile(fileobj=plain, mode="wb") if compress else plain

@@ -7,13 +7,14 @@ from pathlib import Path
 from trireme.interchange.server_side.exporting import ExportHandlers
 from trireme.interchange.server_side.importing import ImportHandlers
 from trireme.interchange.worker_side.dense_blocks import BlockHandlers
-from trireme.server.shard import Handler, Shard
+from trireme.rpc import Handler
+from trireme.server.state import ServerState
 
 
-def interchange_handlers(shard: Shard, root: Path) -> dict[str, Handler]:
+def interchange_handlers(server: ServerState, root: Path) -> dict[str, Handler]:
     """root: folder below which local files are read and written."""
     return {
-        **ImportHandlers(shard, root).handlers(),
-        **ExportHandlers(shard, root).handlers(),
-        **BlockHandlers(shard).handlers(),
+        **ImportHandlers(server, root).handlers(),
+        **ExportHandlers(server, root).handlers(),
+        **BlockHandlers(server).handlers(),
     }

@@ -26,16 +26,16 @@ from trireme.interchange.formats.lines import pieces
 from trireme.interchange.formats.parquet import batches
 from trireme.interchange.server_side.staged import StagedRows
 from trireme.protocol.wire import Array, Arrays, need, need_list
-from trireme.rpc import Reply, Request
-from trireme.server.places import place_of, reached
-from trireme.server.shard import Handler, Shard
+from trireme.rpc import Handler, Reply, Request
+from trireme.server.paths import resolve_path, storage_errors
+from trireme.server.state import ServerState
 
 
 class ImportHandlers:
     """The methods `import.*`; local paths stay under `root`."""
 
-    def __init__(self, shard: Shard, root: Path) -> None:
-        self._shard, self._root = shard, root
+    def __init__(self, server: ServerState, root: Path) -> None:
+        self._server, self._root = server, root
         self._staged: dict[str, StagedRows] = {}
 
     def handlers(self) -> dict[str, Handler]:
@@ -49,7 +49,7 @@ class ImportHandlers:
 
     def _on_begin(self, request: Request) -> None:
         name = need(request.body, "table", str)
-        self._staged[name] = StagedRows.of(self._shard, self._shard.table(name))
+        self._staged[name] = StagedRows.of(self._server, self._server.table(name))
 
     def _of(self, request: Request) -> StagedRows:
         name = need(request.body, "table", str)
@@ -61,12 +61,12 @@ class ImportHandlers:
         name, time = need(request.body, "table", str), need(request.body, "time", int)
         if not 0 <= time < 2**32:
             raise BadRequest(f"import: expected time in seconds 0..2**32 - 1, found {time}")
-        return Stamp(self._shard.table(name).rows.version, time)
+        return Stamp(self._server.table(name).rows.version, time)
 
     def _files(self, request: Request) -> list[str]:
         options = need(request.body, "storage_options", dict)
         files = need_list(request.body, "files", str)
-        return [place_of(self._root, path, options) for path in files]
+        return [resolve_path(self._root, path, options) for path in files]
 
     def _on_fleet(self, request: Request) -> Reply:
         """Read files of Fleet's text; answers how many lines they have together."""
@@ -84,7 +84,7 @@ class ImportHandlers:
                     break
             return num_lines
 
-        counts = for_each_file(self._files(request), read, self._shard.pool.threads)
+        counts = for_each_file(self._files(request), read, self._server.pool.threads)
         staged.flush()
         return Reply({"lines": sum(counts), "rows": staged.num_put, "keys": staged.rows.rows})
 
@@ -103,7 +103,7 @@ class ImportHandlers:
                     break
             return num_rows
 
-        counts = for_each_file(self._files(request), read, self._shard.pool.threads)
+        counts = for_each_file(self._files(request), read, self._server.pool.threads)
         staged.flush()
         return Reply({"lines": sum(counts), "rows": staged.num_put, "keys": staged.rows.rows})
 
@@ -154,8 +154,8 @@ class ImportHandlers:
         staged.put(columns["key"], classes, rows)
 
     def _check_room(self, staged: StagedRows) -> None:
-        served = [table.rows for table in list(self._shard.tables.values())]
-        self._shard.limits.check_rows([*served, staged.rows])
+        served = [table.rows for table in list(self._server.tables.values())]
+        self._server.limits.check_rows([*served, staged.rows])
 
     def _on_end(self, request: Request) -> None:
         staged = self._of(request)
@@ -164,11 +164,11 @@ class ImportHandlers:
         if not need(request.body, "commit", bool):
             return
         replace = need(request.body, "replace", bool)
-        with self._shard.journal.replacing():
+        with self._server.journal.replacing():
             if replace:
-                self._shard.replace_rows(name, staged.rows)
+                self._server.replace_rows(name, staged.rows)
             else:
-                staged.merge_into(self._shard.table(name))
+                staged.merge_into(self._server.table(name))
 
 
 def for_each_file(
@@ -183,7 +183,7 @@ def for_each_file(
 
     def guarded(path: str) -> int:
         try:
-            with reached(path):
+            with storage_errors(path):
                 return 0 if stop.is_set() else read(path, stop.is_set)
         except BaseException:
             stop.set()

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import BadRequest, DataError
-from trireme.protocol.core_table import ServedTable, make_core_table
+from trireme.protocol.core_table import make_core_table
 from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wide_rows import RowLayout, WideRows
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 from trireme.table import TableSchema
 
 Rows = tuple[Keys, npt.NDArray[np.uint8], WideRows]  # keys, row classes, wide rows
@@ -43,9 +43,9 @@ class StagedRows:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def of(cls, shard: Shard, table: ServedTable) -> StagedRows:
+    def of(cls, server: ServerState, table: ServedTable) -> StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
-        wanted[shard.map().owned_by(shard.index)] = 1
+        wanted[server.map().owned_by(server.index)] = 1
         return cls(table.schema, make_core_table(table.schema), wanted)
 
     @property

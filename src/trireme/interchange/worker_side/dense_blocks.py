@@ -15,9 +15,9 @@ import torch
 from trireme.errors import BadRequest
 from trireme.interchange.worker_side.orders import TIMEOUT_S
 from trireme.protocol.wire import Array, Arrays, need_list
-from trireme.rpc import Call, Reply, Request
+from trireme.rpc import Call, Handler, Reply, Request
 from trireme.server.block_store import Part
-from trireme.server.shard import Handler, Shard
+from trireme.server.state import ServerState
 from trireme.worker.client import Client
 
 # Of a whole block, in the states of optimizers.
@@ -29,16 +29,16 @@ BlockTensors = dict[str, dict[str, Array]]
 class BlockHandlers:
     """The methods `export.blocks` and `import.blocks`."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, server: ServerState) -> None:
+        self._server = server
 
     def handlers(self) -> dict[str, Handler]:
         return {"export.blocks": self._on_export, "import.blocks": self._on_import}
 
     def _on_export(self, request: Request) -> Reply:
         del request
-        with self._shard.blocks_locked():
-            blocks = self._shard.blocks
+        with self._server.blocks_lock:
+            blocks = self._server.blocks
             found = {spec.id: blocks.state_of(spec.id) for spec in blocks.specs()}
             optimizer = blocks.class_name
         names = [[block_id, list(tensors)] for block_id, tensors in found.items()]
@@ -47,8 +47,8 @@ class BlockHandlers:
 
     def _on_import(self, request: Request) -> None:
         given = _given(request)
-        with self._shard.journal.replacing(), self._shard.blocks_locked():
-            blocks, states = self._shard.blocks, dict[str, dict[str, torch.Tensor]]()
+        with self._server.journal.replacing(), self._server.blocks_lock:
+            blocks, states = self._server.blocks, dict[str, dict[str, torch.Tensor]]()
             for block_id, tensors in given.items():
                 if block_id not in blocks:
                     raise BadRequest(f"import.blocks: no block {block_id!r} on this server")

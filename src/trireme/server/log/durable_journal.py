@@ -1,4 +1,4 @@
-"""The journal that keeps: a log in the server's state folder, and snapshots beside it."""
+"""The journal that keeps changes: a log in the server's state folder, and snapshots beside it."""
 
 from __future__ import annotations
 
@@ -14,66 +14,67 @@ from trireme.errors import TriremeError
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
 from trireme.server.attendance import Attendance
-from trireme.server.journal import Behind, Journal
-from trireme.server.log.contents import state_records
-from trireme.server.log.folder import StateFolder
-from trireme.server.log.gate import Gate
+from trireme.server.journal import Journal, LogLag
 from trireme.server.log.log import Log
+from trireme.server.log.replay import state_records
+from trireme.server.log.shared_lock import SharedLock
 from trireme.server.log.snapshot import write_snapshot
-from trireme.server.shard import Shard
+from trireme.server.log.state_folder import StateFolder
+from trireme.server.state import ServerState
 
-log = logging.getLogger("trireme.server")
+logger = logging.getLogger("trireme.server")
 
 
-class LogJournal(Journal):
+class DurableJournal(Journal):
     """Durability "process" or, if the log is synced, "machine". Threads: any.
 
-    Locks, in this order: `_writing` (a snapshot, or who waits for it), `_gate`, then the shard's.
+    Locks, in this order: `_writing` (held while a snapshot is written), `_changes` (pushes share
+    it), then the server's.
 
     Args:
-        log_bytes: a snapshot is taken when the log has grown by so many bytes, or by those of the
-            last snapshot, if that has more.
+        log_bytes: a snapshot is due when the log has grown by this many bytes, or by the size of
+            the last snapshot if that is larger.
     """
 
     def __init__(
         self,
         folder: StateFolder,
-        to: Log,
-        shard: Shard,
+        log: Log,
+        server: ServerState,
         attendance: Attendance,
         log_bytes: int,
     ) -> None:
         self.where = str(folder.path)
-        self._folder, self._log = folder, to
-        self._shard, self._attendance = shard, attendance
-        self._gate = Gate()
+        self._folder, self._log = folder, log
+        self._server, self._attendance = server, attendance
+        self._changes = SharedLock()
         self._writing = threading.Lock()
         self._log_bytes = log_bytes
         self._next_at = log_bytes
-        self._begun = (0, time.monotonic())  # the last snapshot: bytes of the log, and when
+        self._begun = (0, time.monotonic())  # of the last snapshot: bytes of the log, and when
         self._stopping = Progress()
         self._is_closing = False
         self._due = threading.Event()
         self._writer = threading.Thread(target=self._write, name="trireme-snapshot", daemon=True)
         self._writer.start()
 
-    def behind(self) -> Behind:
-        start, at = self._begun
-        return Behind(self._log.num_bytes - start, time.monotonic() - at)
+    def lag(self) -> LogLag:
+        num_bytes, begun = self._begun
+        return LogLag(self._log.num_bytes - num_bytes, time.monotonic() - begun)
 
     @contextmanager
     def pushing(self) -> Iterator[None]:
-        with self._gate.shared():
+        with self._changes.shared():
             yield
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        with self._gate.alone():
+        with self._changes.exclusive():
             yield
 
     @contextmanager
-    def judging(self) -> Iterator[None]:
-        with self._writing, self._gate.alone():
+    def changing_once(self) -> Iterator[None]:
+        with self._writing, self._changes.exclusive():
             yield
 
     @contextmanager
@@ -91,14 +92,14 @@ class LogJournal(Journal):
         if not self._log.is_synced:
             return reply
         deferred = Deferred(describe=lambda: "waits for the disk of the server's log")
-        self.when_kept(lambda error: _give(deferred, reply, error))
+        self.answer_when_kept(deferred, lambda: reply)
         return deferred
 
     def when_kept(self, action: Callable[[Exception | None], None]) -> None:
         self._log.when_kept(action)
 
     def close(self) -> None:
-        """Nobody changes anything any more."""
+        """End the threads and close the log. Nothing may change any more."""
         self._is_closing = True
         self._stopping.stop()
         self._due.set()
@@ -108,7 +109,7 @@ class LogJournal(Journal):
     # ---- snapshots ----
 
     def _write(self) -> None:
-        """The thread of snapshots."""
+        """Write snapshots when they are due; the thread's function."""
         while True:
             self._due.wait()
             if self._is_closing:
@@ -121,29 +122,20 @@ class LogJournal(Journal):
                     self._snapshot()
                 except TriremeError as error:
                     if not self._is_closing:
-                        log.warning("log: a snapshot failed, the log grows on: %s", error)
+                        logger.warning("log: a snapshot failed, the log grows on: %s", error)
                 except Exception:
-                    log.exception("log: a snapshot failed, the log grows on")
+                    logger.exception("log: a snapshot failed, the log grows on")
 
     def _snapshot(self) -> None:
-        """Requires: `_writing`."""
-        if not self._shard.is_in_a_job:
+        """Requires: `_writing` is held."""
+        if not self._server.is_in_a_job:
             return
         self._next_at = self._log.num_bytes + self._log_bytes  # when to try again, if this fails
-        with self._gate.alone():
-            number = self._log.rotate(list(state_records(self._shard, self._attendance)))
-            start, at = self._log.num_bytes, time.monotonic()
-        size = write_snapshot(self._shard, self._folder.snapshot(number), self._stopping)
+        with self._changes.exclusive():
+            number = self._log.rotate(list(state_records(self._server, self._attendance)))
+            start, begun = self._log.num_bytes, time.monotonic()
+        size = write_snapshot(self._server, self._folder.snapshot(number), self._stopping)
         self._folder.sweep(number)
-        self._begun = (start, at)
+        self._begun = (start, begun)
         self._next_at = start + max(self._log_bytes, size)
-        log.info("log: snapshot %d of %d MiB is written", number, size >> 20)
-
-
-def _give(deferred: Deferred, reply: Reply, error: Exception | None) -> None:
-    if error is None:
-        deferred.reply(reply)
-    elif isinstance(error, TriremeError):
-        deferred.fail(error)
-    else:
-        raise error
+        logger.info("log: snapshot %d of %d MiB is written", number, size >> 20)

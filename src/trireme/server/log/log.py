@@ -1,4 +1,4 @@
-"""The log: records one after the other, in segments, each in the file before `append` returns."""
+"""The log of a server: records in segments; `append` returns when a record is in the file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Kept = Callable[[Exception | None], None]
 
 
 class Log:
-    """Writes segments. A record that is appended survives the process; with `is_synced` one is
-    `kept` only when it survives the machine: one fsync for all that wait.
+    """Writes segments. A record that is appended survives the process. With `is_synced` it is
+    "kept" when it also survives the machine: one fsync serves all waiting callers.
 
     Args:
         number: of the first segment.
-        state: 16 bytes that name what the folder holds.
+        state: 16 bytes, the id of the server's state.
 
     Threads: any.
 
@@ -32,11 +32,11 @@ class Log:
 
     def __init__(self, folder: Path, number: int, state: bytes, *, is_synced: bool) -> None:
         self._folder, self._state, self.is_synced = folder, state, is_synced
-        self._lock = threading.Lock()  # of everything but _waiting
-        self._syncing = threading.Lock()  # held while the file is synced, or changed for another
-        self._changed = threading.Condition()  # of _waiting and what the syncer sees
+        self._lock = threading.Lock()  # guards all but _waiting
+        self._syncing = threading.Lock()  # held while the file is synced or replaced
+        self._changed = threading.Condition()  # guards _waiting and what the syncer reads
         self._waiting: list[tuple[int, Kept]] = []
-        self._kept = 0  # of `position`
+        self._kept = 0  # bytes known to be on the disk
         self._failure: Exception | None = None
         self._is_closing = False
         self._position = 0  # bytes appended since the start
@@ -49,16 +49,16 @@ class Log:
 
     @property
     def number(self) -> int:
-        """Of the segment that is being written."""
+        """The number of the segment that is being written."""
         return self._segment.number
 
     @property
     def num_bytes(self) -> int:
-        """Appended since the start."""
+        """Bytes appended since the start."""
         return self._position
 
     def append(self, record: Record) -> None:
-        """Write a record; on an error nothing of it is in the log."""
+        """Write a record. After an error the log does not contain it."""
         packed = Segment.pack(record)
         with self._lock:
             if self._failure is not None:
@@ -70,8 +70,8 @@ class Log:
             self._position += segment.end - before
 
     def rotate(self, first: Sequence[Record]) -> int:
-        """Go on in a new segment, which begins with these records; returns its number. On an error
-        everything stays as it was. Nobody may append meanwhile.
+        """Start a new segment with these records; returns its number. After an error the old
+        segment is in use as before. Nobody may append meanwhile.
         """
         with self._lock, self._syncing, writing(f"log: cannot write in {self._folder}"):
             old = self._segment
@@ -91,11 +91,11 @@ class Log:
             position = self._position
             old.close()
         if self.is_synced:
-            self._tell(position, None)
+            self._notify(position, None)
         return new.number
 
     def when_kept(self, action: Kept) -> None:
-        """Call `action` when all that has been appended is kept; with the error if that failed."""
+        """Call `action` when everything appended so far is kept; with the error if that fails."""
         if not self.is_synced:
             action(None)
             return
@@ -108,7 +108,7 @@ class Log:
         action(failure)
 
     def _sync(self) -> None:
-        """The syncer's thread."""
+        """Sync whenever somebody waits; the thread's function."""
         while True:
             with self._changed:
                 while not self._waiting and not self._is_closing:
@@ -125,15 +125,15 @@ class Log:
                         f"log: cannot sync {self._segment.path}: {error.strerror}; what was"
                         " acknowledged is kept, start the server again"
                     )
-            self._tell(position, failure)
+            self._notify(position, failure)
 
-    def _tell(self, position: int, failure: TriremeError | None) -> None:
+    def _notify(self, position: int, failure: TriremeError | None) -> None:
         with self._changed:
             if failure is None:
                 self._kept = max(self._kept, position)
             else:
-                self._failure = failure  # what is on the disk is not known any more: the end
-            ready = [a for p, a in self._waiting if failure is not None or p <= self._kept]
+                self._failure = failure  # what is on the disk is unknown from now on
+            ready = [a for p, a in self._waiting if failure or p <= self._kept]
             self._waiting = [] if failure else [(p, a) for p, a in self._waiting if p > self._kept]
         for action in ready:
             try:
@@ -142,7 +142,7 @@ class Log:
                 log.exception("log: a reply could not be given")
 
     def close(self) -> None:
-        """Everything that was appended is kept."""
+        """Keep everything that was appended, and close."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()

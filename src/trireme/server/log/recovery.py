@@ -1,6 +1,4 @@
-"""A server that starts again gets back what it had: the newest snapshot, and what was recorded
-since.
-"""
+"""Recovery of a server that starts again: the newest snapshot, then the records after it."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ from pathlib import Path
 
 from trireme.errors import Corruption, TriremeError
 from trireme.server.attendance import Attendance
-from trireme.server.log.contents import STATE, install_state, replay
-from trireme.server.log.folder import StateFolder
+from trireme.server.log.replay import STATE, install_state, replay
 from trireme.server.log.segment import Record, SegmentReader
 from trireme.server.log.snapshot import read_snapshot
-from trireme.server.shard import Shard
+from trireme.server.log.state_folder import StateFolder
+from trireme.server.state import ServerState
 from trireme.storage.storage import sync_folder
 
 log = logging.getLogger("trireme.server")
@@ -24,26 +22,26 @@ PROGRESS_S = 3.0
 
 
 class Recovery:
-    """Fills an empty shard and attendance from a state folder.
+    """Fills an empty server and attendance from a state folder.
 
     Attributes:
-        state: 16 bytes that name what the folder holds; None: it is empty.
-        next_number: of the segment to go on in.
+        state: 16 bytes, the id of the recovered state; None: the folder is empty.
+        next_number: of the next segment to write.
     """
 
-    def __init__(self, folder: StateFolder, shard: Shard, attendance: Attendance) -> None:
-        self._folder, self._shard, self._attendance = folder, shard, attendance
+    def __init__(self, folder: StateFolder, server: ServerState, attendance: Attendance) -> None:
+        self._folder, self._server, self._attendance = folder, server, attendance
         self.state: bytes | None = None
         self.next_number = 1
         self._num_bytes = self._num_records = 0
-        self._started = self._said = time.monotonic()
+        self._started = self._reported_at = time.monotonic()
 
     def run(self) -> None:
-        """Recover, and cut off what a record that was being written has left.
+        """Recover, and cut off an unfinished record at the end.
 
         Raises:
-            Corruption: a file is missing or damaged; names it, and the offset. Whatever a record
-                raises that cannot be obeyed any more, with file and offset.
+            Corruption: a file is missing or damaged; names file and offset. Any error of a record
+                that cannot be replayed, with file and offset.
         """
         segments = self._folder.segments()
         snapshot = max(self._folder.snapshots(), default=None)
@@ -73,31 +71,31 @@ class Recovery:
             if self.state not in (None, reader.head.state):
                 raise Corruption(f"{path}: expected a segment of the same state as those before")
             self.state = reader.head.state
-            self._shard.state = self.state.hex()
+            self._server.state_id = self.state.hex()
             for at, record in reader.records():
-                self._obey(path, at, record, snapshot)
+                self._execute(path, at, record, snapshot)
                 snapshot = None
                 self._num_records += 1
-                self._say()
+                self._report_progress()
         if snapshot is not None:
             raise Corruption(f"{path}: expected the state that goes with {snapshot}, found none")
         self._num_bytes += reader.end
-        self._end(reader, is_last=is_last)
+        self._truncate(reader, is_last=is_last)
 
-    def _obey(self, path: Path, at: int, record: Record, snapshot: Path | None) -> None:
+    def _execute(self, path: Path, at: int, record: Record, snapshot: Path | None) -> None:
         try:
             if snapshot is None:
-                replay(self._shard, self._attendance, record)
+                replay(self._server, self._attendance, record)
             elif record[0] == STATE:
-                install_state(self._shard, self._attendance, record[1])
-                self._num_bytes += read_snapshot(self._shard, snapshot)
+                install_state(self._server, self._attendance, record[1])
+                self._num_bytes += read_snapshot(self._server, snapshot)
             else:
                 raise Corruption(f"expected the state of {snapshot}, found {record[0]!r}")
         except TriremeError as error:
             raise type(error)(f"{path}: the record at offset {at}: {error}") from error
 
-    def _end(self, reader: SegmentReader, *, is_last: bool) -> None:
-        """Cut off what is left of a record that was being written: it was never acknowledged."""
+    def _truncate(self, reader: SegmentReader, *, is_last: bool) -> None:
+        """Cut off a record that was not written completely: it was never acknowledged."""
         if reader.end == reader.size:
             return
         left = reader.size - reader.end
@@ -114,18 +112,18 @@ class Recovery:
         os.truncate(reader.path, reader.end)
         sync_folder(reader.path.parent)
 
-    def _say(self) -> None:
+    def _report_progress(self) -> None:
         now = time.monotonic()
-        if now - self._said > PROGRESS_S:
-            self._said = now
+        if now - self._reported_at > PROGRESS_S:
+            self._reported_at = now
             log.info("log: recovering, %d records so far", self._num_records)
 
     def _summary(self) -> str:
-        shard = self._shard
-        rows = sum(table.rows.rows for table in shard.tables.values())
-        streams = ", ".join(f"{stream}: {state.last}" for stream, state in shard.streams.items())
+        server = self._server
+        rows = sum(table.rows.rows for table in server.tables.values())
+        streams = ", ".join(f"{stream}: {state.last}" for stream, state in server.streams.items())
         return (
-            f"log: recovered {rows} rows of {len(shard.tables)} tables and {len(shard.blocks)}"
+            f"log: recovered {rows} rows of {len(server.tables)} tables and {len(server.blocks)}"
             f" blocks from {self._num_bytes >> 20} MiB in {self._folder.path} in"
             f" {time.monotonic() - self._started:.1f} s; last pushes of streams {{{streams}}}"
         )

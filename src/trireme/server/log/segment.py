@@ -1,7 +1,7 @@
 """Files of the log: segments of records. docs/format/log.md specifies the bytes.
 
-A record is a message of the wire: a header in msgpack, and arrays as they are. What a segment says
-is checked by checksums, so a file that was cut off is told from one that was damaged.
+A record is a message of the wire: a header in msgpack, and arrays as they are. Checksums tell a
+file that was cut off from one that was damaged.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _hash(data: Any, seed: int = 0) -> int:
 
 
 class Segment:
-    """A segment being written. Threads: the caller's lock admits one, but for `pack`."""
+    """A segment being written. Threads: one at a time, except in `pack`."""
 
     def __init__(self, folder: Path, number: int, state: bytes, *, is_synced: bool) -> None:
-        """Begin the file. Raises OSError.
+        """Create the file. Raises OSError.
 
         state: 16 bytes that all segments of a folder share. is_synced: see `Log`.
         """
@@ -68,7 +68,7 @@ class Segment:
 
     @staticmethod
     def pack(record: Record) -> tuple[int, int, list[Any]]:
-        """The body of a record: its bytes, its checksum, and the buffers that it is made of."""
+        """The body of a record: number of bytes, checksum, and buffers."""
         method, body, arrays = record
         parts = frames.pack({"t": frames.CALL, "m": method, "b": body}, arrays)
         lengths = [len(part) for part in parts]
@@ -84,8 +84,9 @@ class Segment:
         return sum(len(buffer) for buffer in buffers), checksum.intdigest(), buffers
 
     def append(self, packed: tuple[int, int, list[Any]], kept: int) -> None:
-        """Write a record whole, or leave the file as it was. kept: its first bytes that are known
-        to be on the disk. Raises OSError.
+        """Write a whole record, or leave the file as it was. Raises OSError.
+
+        kept: how many first bytes of the file are known to be on the disk.
         """
         num_bytes, checksum, buffers = packed
         head = struct.pack("<QQQ", num_bytes, checksum, kept)
@@ -104,7 +105,7 @@ class Segment:
     def _write_some(self, buffers: list[Any], at: int) -> int:
         end = at + sum(len(buffer) for buffer in buffers)
         at += os.pwritev(self._fd, buffers, at)
-        while at < end:  # the kernel took a part: the disk is nearly full, say
+        while at < end:  # a partial write: perhaps the disk is nearly full
             rest = b"".join(buffers)[at - end :]
             at += os.pwrite(self._fd, rest, at)
         return end
@@ -116,7 +117,7 @@ class Segment:
         os.close(self._fd)
 
     def abandon(self) -> None:
-        """It has never been: nobody may rely on what is in it."""
+        """Delete the file."""
         self.close()
         self.path.unlink()
 
@@ -132,8 +133,8 @@ class SegmentReader:
     """Reads a segment from its beginning.
 
     Attributes:
-        head: None if the file was cut off within its own head.
-        end: bytes up to the end of the last whole record that has been read.
+        head: None if the file ends within its head.
+        end: offset of the end of the last whole record read so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,13 +153,13 @@ class SegmentReader:
     def _read_head(self) -> SegmentHead | None:
         if self.size < _HEAD.size:
             return None
-        magic, found, flags, number, state, checksum = _HEAD.unpack_from(self._map)
+        magic, version, flags, number, state, checksum = _HEAD.unpack_from(self._map)
         if magic != _MAGIC:
             raise Corruption(f"{self.path}: expected a segment of a log, found {magic!r}")
-        if found != FORMAT:
+        if version != FORMAT:
             raise Corruption(
-                f"{self.path}: expected format {FORMAT}, found {found}: written by another version"
-                " of Trireme"
+                f"{self.path}: expected format {FORMAT}, found {version}: written by another"
+                " version of Trireme"
             )
         if checksum != _hash(self._map[: _HEAD.size - 8]) or self.path.name != file_name(number):
             raise Corruption(f"{self.path}: its first {_HEAD.size} bytes are damaged")
@@ -166,8 +167,8 @@ class SegmentReader:
         return SegmentHead(number, state, bool(flags & _KEPT_ALWAYS))
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        """Offset and content of each whole record. Behind the last one `end` is where the file may
-        be cut: what follows was never acknowledged.
+        """Offset and content of each whole record. Bytes after the last one were never acknowledged
+        and may be cut off.
 
         Raises:
             Corruption: damaged bytes before that; names file and offset.
@@ -186,15 +187,15 @@ class SegmentReader:
             yield at, record
 
     def _head_at(self, at: int) -> tuple[int, int, int] | None:
-        """Bytes, checksum, and what is kept; None: no record begins there."""
-        num_bytes, checksum, kept, of_head = _RECORD.unpack_from(self._map, at)
-        is_one = of_head == _hash(self._map[at : at + 24], at)
-        return (num_bytes, checksum, kept) if is_one else None
+        """Number of bytes, checksum, and kept bytes; None: no record begins there."""
+        num_bytes, checksum, kept, head_checksum = _RECORD.unpack_from(self._map, at)
+        is_record = head_checksum == _hash(self._map[at : at + 24], at)
+        return (num_bytes, checksum, kept) if is_record else None
 
     def _check_is_tail(self) -> None:
-        """A process that was killed leaves whole records, and at most a part of one, whose end is
-        missing. A machine that went down may leave anything behind what it had synced: how far
-        that came, later records say.
+        """Raise Corruption unless the bytes after `end` may be the end of the log. A killed process
+        leaves whole records and at most one that is cut off. A machine that went down may leave
+        anything after the bytes that it had synced; later records note how many these were.
         """
         if self.head is None or not self.head.is_synced or self._kept() > self.end:
             raise Corruption(
@@ -203,7 +204,7 @@ class SegmentReader:
             )
 
     def _kept(self) -> int:
-        """The most that any record behind `end` says to have been on the disk."""
+        """The largest number of kept bytes that a record after `end` notes."""
         kept = 0
         for low in range(self.end // 8, self.size // 8, _SCANNED):
             high = min(low + _SCANNED + 2, self.size // 8)
@@ -211,8 +212,8 @@ class SegmentReader:
             offsets = 8 * (low + np.arange(max(len(words) - 2, 0), dtype=np.uint64))
             may_be = (words[:-2] < self.size) & (words[2:] <= offsets)
             for at in offsets[may_be].tolist():
-                if self.size - at >= _RECORD.size and (found := self._head_at(at)) is not None:
-                    kept = max(kept, found[2])
+                if self.size - at >= _RECORD.size and (head := self._head_at(at)) is not None:
+                    kept = max(kept, head[2])
         return kept
 
     def _record(self, body: memoryview, at: int) -> Record:

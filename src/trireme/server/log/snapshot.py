@@ -1,7 +1,7 @@
 """Snapshots: the rows and blocks of a server in its state folder, in the files of a checkpoint.
 
-A snapshot goes with the segment of the same number: it holds whatever was recorded before that
-segment, and of what follows as much as its marks say.
+A snapshot belongs to the segment of the same number: it contains everything recorded before that
+segment, and as much of what follows as its marks say.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from trireme.checkpoint.server_side.jobs import Progress, in_parallel
 from trireme.checkpoint.server_side.load import columns_of
 from trireme.checkpoint.server_side.save import SaveOrder, write_shard
 from trireme.errors import writing
-from trireme.protocol.core_table import ServedTable
 from trireme.protocol.wire import Array
-from trireme.server.shard import Shard
+from trireme.server.state import ServedTable, ServerState
 from trireme.storage.document import Document
 from trireme.storage.storage import LocalStorage, read_chunks, sync_folder
 
@@ -36,38 +35,38 @@ CONTENTS = "contents"
 _NUMBER_MAX = (1 << 32) - 1
 
 
-def write_snapshot(shard: Shard, path: Path, is_stopping: Progress) -> int:
-    """Write a snapshot beside what goes on, and put it in place; returns its bytes.
+def write_snapshot(server: ServerState, path: Path, is_stopping: Progress) -> int:
+    """Write a snapshot while training goes on, and rename it into place; returns its bytes.
 
     Raises:
-        ResourceExhausted: the disk is full; nothing is in its place.
+        ResourceExhausted: the disk is full; no snapshot was made.
     """
-    aside = path.with_name(f".{path.name}")
+    temporary = path.with_name(f".{path.name}")
     with writing(f"log: cannot write {path}"):
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
         try:
-            body = write_shard(shard, LocalStorage(aside), "", _order_of, is_stopping)
-            body["version"] = shard.version  # after: keys removed meanwhile count as of this one
-            Document(aside / CONTENTS, is_synced=True).write(body)
-            for folder in [*(p for p in aside.rglob("*") if p.is_dir()), aside]:
+            body = write_shard(server, LocalStorage(temporary), "", _order_of, is_stopping)
+            body["version"] = server.version  # after: keys removed meanwhile count as of this one
+            Document(temporary / CONTENTS, is_synced=True).write(body)
+            for folder in [*(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
                 sync_folder(folder)
-            aside.rename(path)
+            temporary.rename(path)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync_folder(path.parent)
     return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
 
 
 def _order_of(table: ServedTable) -> SaveOrder:
-    """All rows, and which keys were removed, as far as that is known: deltas go on after it."""
+    """All rows, and the removed keys as far back as they are known, for deltas after recovery."""
     known = max(table.rows.removed_known_since, 1)  # the first delta is since version 1
     return SaveOrder(0, 0, known, "", Choice("full", 0, {}))
 
 
-def read_snapshot(shard: Shard, path: Path) -> int:
-    """Put rows and blocks of a snapshot into a server that has its tables and blocks already;
+def read_snapshot(server: ServerState, path: Path) -> int:
+    """Read rows and blocks of a snapshot into a server that has its tables and blocks already;
     returns the bytes read.
 
     Raises:
@@ -77,10 +76,10 @@ def read_snapshot(shard: Shard, path: Path) -> int:
     fields = Fields(Document(path / CONTENTS, is_synced=True).read(), str(path / CONTENTS))
     version = fields.whole("version", 0, _NUMBER_MAX)
     pieces = []
-    for name, of in fields.object("tables").items():
+    for name, table_fields in fields.object("tables").items():
         # A table made since the snapshot began is all in the log.
-        if (table := shard.tables.get(name)) is not None:
-            pieces += [(table, Piece.read(piece)) for piece in of.objects("pieces")]
+        if (table := server.tables.get(name)) is not None:
+            pieces += [(table, Piece.read(piece)) for piece in table_fields.objects("pieces")]
     blocks = [BlocksFile.read(part) for part in fields.objects("blocks")]
     files = [entry for _, piece in pieces for entry in (piece.rows, piece.buckets)]
     files += [part.file for part in blocks]
@@ -89,11 +88,11 @@ def read_snapshot(shard: Shard, path: Path) -> int:
     tasks = [partial(_read_piece, storage, table, piece, version) for table, piece in pieces]
     in_parallel(tasks, progress)
     saved = (block.spec for part in blocks for block in part.blocks)
-    recut = Recut(shard.blocks.specs(), saved, str(path))
+    recut = Recut(server.blocks.specs(), saved, str(path))
     for part in blocks:
         for spec, tensors, marks in read_blocks(storage, part, recut.sources):
             for block, parts in recut.add(spec, tensors, marks):
-                shard.blocks.restore(block.id, parts)
+                server.blocks.restore(block.id, parts)
     return sum(entry.num_bytes for entry in files)
 
 
@@ -131,9 +130,9 @@ def _read_piece(storage: LocalStorage, table: ServedTable, piece: Piece, version
 
 
 def _without(buckets: Buckets, keys: Array) -> tuple[Array, Array]:
-    """The removed keys but for those that have come back. All count as removed at one version, so
-    a delta since an earlier one may name keys that it need not; were a row among them that has not
-    changed since, that delta would lose it.
+    """The removed keys except those that have come back. All are restored with one version of
+    removal, so a later delta may list more keys than necessary; a key with an unchanged row must
+    not be among them, or the delta would lose the row.
     """
     stays = ~np.isin(buckets.removed, keys)
     if stays.all():

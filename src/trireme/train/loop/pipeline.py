@@ -25,7 +25,8 @@ from trireme import _core
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
-from trireme.job.cluster import Cluster, LookedUp, Lookups, default
+from trireme.job.cluster import Cluster
+from trireme.job.default import default
 from trireme.nn import Plan, Planner
 from trireme.protocol.routing import Keys
 from trireme.threads import settled
@@ -38,6 +39,7 @@ from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.shared_pass import SharedPass
 from trireme.train.succession import Inherited, check_order, pass_over
 from trireme.worker.client import Pulled
+from trireme.worker.lookups import PendingLookups, RowLookup
 
 
 class _Planned(NamedTuple):
@@ -93,7 +95,7 @@ class Pipeline:
         self._fetched: Conduit[_Planned] = Conduit(1)
         # One permit: the pull of a batch waits until the loop has taken the one before.
         self._may_pull = threading.Semaphore(1)
-        of = self._cluster.steps
+        of = self._cluster.row_source
         self._optimizer = of if isinstance(of, DistributedOptimizer) else None
         self._steps = steps
         may_pull_ahead = self._optimizer is None or self._optimizer.may_pull_ahead(steps=steps)
@@ -115,14 +117,14 @@ class Pipeline:
         self._cluster.add_running(self.stop)
         ahead = self._pulled if self._geo is None else self._fetched
         queues = {"planned": self._planned.__len__, "pulled": ahead.__len__}
-        self._cluster.telling.queues.update(queues)
+        self._cluster.metrics.queues.update(queues)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         self._cluster.remove_running(self.stop)
         for queue in ("planned", "pulled"):
-            self._cluster.telling.queues.pop(queue, None)
+            self._cluster.metrics.queues.pop(queue, None)
         if self._training:
             self._cluster.is_prefetching = False
 
@@ -168,8 +170,11 @@ class Pipeline:
 
     def _pull_one(self, planned: _Planned) -> Pulled:
         number = planned.number if self._steps else None
-        training = self._training
-        return self._cluster.pull(planned.keys(), blocks=training, training=training, number=number)
+        if not self._training:
+            return self._cluster.pull(planned.keys(), training=False)
+        if self._optimizer is None:
+            return self._cluster.client.pull(planned.keys(), blocks=True)
+        return self._optimizer.pull(planned.keys(), blocks=True, number=number)
 
     def _pull_in_loop(self, replica: Replica | None) -> Iterator[tuple[_Planned, Pulled]]:
         source = self._planned if self._geo is None else self._fetched
@@ -206,7 +211,7 @@ class Pipeline:
             self._attach(planned, pulled, replica.pending if replica else self._cluster.pending)
             yield planned.batch
 
-    def _attach(self, planned: _Planned, pulled: Pulled, pending: Lookups) -> None:
+    def _attach(self, planned: _Planned, pulled: Pulled, pending: PendingLookups) -> None:
         """Give the batch its rows; in training the next step pushes their gradients."""
         plan = planned.plan
         rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
@@ -215,7 +220,7 @@ class Pipeline:
             pending.pulled_at(pulled.versions)
             for part in plan.tables:
                 leaf = leaves[part.table.part]
-                looked_up = LookedUp(part.table, part.keys, leaf, part.scale, part.columns)
+                looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
                 pending.add(looked_up, plan.num_examples)
 
 
@@ -246,7 +251,7 @@ def prefetch(
     """
     of = default() if cluster is None else cluster
     with of.client.script.section():
-        optimizer = of.steps
+        optimizer = of.row_source
         if of.num_streams and isinstance(optimizer, DistributedOptimizer):
             shared = SharedPass(optimizer, dataset, epoch, is_trainers=False)
             for turn in () if shared.is_over else shared.turns():
@@ -273,7 +278,7 @@ def prefetch(
             pipeline = Pipeline(share, model, training=True, depth=depth, cluster=of)
             with settled(), pipeline:
                 yield from pipeline
-                optimizer = of.steps
+                optimizer = of.row_source
         if isinstance(optimizer, DistributedOptimizer):
             optimizer.end_pass()
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from trireme.job.cluster import Lookups
 from trireme.table import Table
 from trireme.threads import torch_threads
 from trireme.train.loop.conduit import Closed
 from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.lookups import PendingLookups
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Replica:
 
     model: nn.Module
     dense: DenseParameters
-    pending: Lookups
+    pending: PendingLookups
     number: int = -1
 
     def install(self, pulled: Pulled) -> None:
@@ -46,7 +46,7 @@ class Replica:
     def copy(self, tables: Sequence[Table]) -> Replica:
         """Another one, with parameters and buffers of its own; the tables are the same."""
         model = copy.deepcopy(self.model, {id(table): table for table in tables})
-        return Replica(model, self.dense.of_copy(model), Lookups())
+        return Replica(model, self.dense.of_copy(model), PendingLookups())
 
 
 class Turns:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trireme import _core
-from trireme.job.cluster import Lookups
 from trireme.optim import values_of_group
 from trireme.protocol.columns import merge
 from trireme.protocol.gradients import TableGradient
+from trireme.worker.lookups import PendingLookups
 
 
 def row_gradients(
-    lookups: Lookups, groups: Iterable[Mapping[str, Any]], num_steps: int, pool: _core.Pool
+    lookups: PendingLookups, groups: Iterable[Mapping[str, Any]], num_steps: int, pool: _core.Pool
 ) -> dict[str, TableGradient]:
     """Per `Table.part` the rows with a gradient; lookups of the same are merged, their gradients
     summed. groups: of the tables. num_steps: which step this is, for rules that ask.

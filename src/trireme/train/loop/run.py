@@ -195,14 +195,14 @@ class Run:
                             examples=batch.num_examples,
                             position=(self.epoch, done + replica.number, *batch.position),
                             behind=behind,
-                            stops=optimizer.cluster.asked.reason,
+                            stops=optimizer.cluster.stop_request.reason,
                         )
                         optimizer.run_step_hooks()
                     for observe in observers:
                         observe(replica.model, scored)
                     if self.saver is not None:
                         self.saver.after_step()
-                if optimizer.cluster.asked.reason and not optimizer.is_sync:
+                if optimizer.cluster.stop_request.reason and not optimizer.is_sync:
                     break  # in sync all at the same step, see Pipeline
 
         def fail(replica: Replica) -> None:

@@ -349,7 +349,7 @@ class _Run:
             batch = _first_batch(dataset, self._trainer)
             self._sample = self._sample if batch is None else batch
         mine["has_sample"] = self._sample is not None
-        mine["stops"] = self._trainer.cluster.asked.reason
+        mine["stops"] = self._trainer.cluster.stop_request.reason
         purpose = f"begin of pass {of.day}/{of.number}"
         met = self._trainer.cluster.client.gather(mine, [], purpose=purpose, patient=True)
         if reason := reason_among(body for body, _ in met):

@@ -95,7 +95,7 @@ class Waiting:
             Stopped: some worker was told to stop.
         """
         self._wait(of)
-        if reason := reason_among(self._meet(of, {"stops": self._cluster.asked.reason})):
+        if reason := reason_among(self._meet(of, {"stops": self._cluster.stop_request.reason})):
             raise Stopped(reason)
         dataset = of.open()
         if hasattr(dataset, "load_into_memory"):
@@ -134,7 +134,7 @@ class Waiting:
 
     def _wait(self, of: Pass) -> None:
         began, reminded = time.monotonic(), -math.inf
-        while not self._cluster.asked.reason and not of.is_ready():
+        while not self._cluster.stop_request.reason and not of.is_ready():
             waited_s = time.monotonic() - began
             if waited_s > self._timeout_s:
                 raise DeadlineExceeded(
@@ -149,5 +149,5 @@ class Waiting:
     def _pause(self) -> None:
         """Until it is time to look again, or to stop."""
         upto, pause = time.monotonic() + self._poll_s, threading.Event()
-        while (left_s := upto - time.monotonic()) > 0 and not self._cluster.asked.reason:
+        while (left_s := upto - time.monotonic()) > 0 and not self._cluster.stop_request.reason:
             pause.wait(min(left_s, HEED_S))

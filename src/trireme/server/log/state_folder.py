@@ -1,4 +1,4 @@
-"""A server's state folder: which files are in it, and who may use it."""
+"""A server's state folder: its files, and the lock that makes it one process' own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SNAPSHOT = re.compile(r"snapshot-(\d{8})")
 
 
 class StateFolder:
-    """Locked as long as it is open: one process at a time. `close` opens it for others.
+    """Locked for other processes until `close`.
 
     Raises:
         BadRequest: not a folder, or another process uses it.
@@ -42,26 +42,23 @@ class StateFolder:
             self.empty()
 
     def segments(self) -> dict[int, Path]:
-        """By number, ascending."""
+        """Segments by number, ascending."""
         return self._numbered(_SEGMENT)
 
     def snapshots(self) -> dict[int, Path]:
-        """Complete ones, by the number of the segment that goes with each, ascending."""
+        """Complete snapshots by the number of the segment that begins with each, ascending."""
         return self._numbered(_SNAPSHOT)
 
     def _numbered(self, pattern: re.Pattern[str]) -> dict[int, Path]:
-        found = {}
-        for entry in self.path.iterdir():
-            if match := pattern.fullmatch(entry.name):
-                found[int(match[1])] = entry
-        return dict(sorted(found.items()))
+        matches = ((pattern.fullmatch(entry.name), entry) for entry in self.path.iterdir())
+        return dict(sorted((int(match[1]), entry) for match, entry in matches if match))
 
     def snapshot(self, number: int) -> Path:
         return self.path / f"snapshot-{number:08d}"
 
     def sweep(self, first: int) -> None:
-        """Remove what was being written when a process ended, and what the snapshot that goes with
-        segment `first` has made superfluous. Interrupted, the next one does the rest.
+        """Remove unfinished files, and all that is older than the snapshot of segment `first`. If
+        interrupted, the next call removes the rest.
         """
         old = [path for number, path in self.segments().items() if number < first]
         old += [path for number, path in self.snapshots().items() if number < first]
@@ -71,7 +68,7 @@ class StateFolder:
         sync_folder(self.path)
 
     def empty(self) -> None:
-        """Remove all state: the job is over. Interrupted, opening the folder does the rest."""
+        """Remove all state: the job is over. If interrupted, opening the folder does the rest."""
         ended = self.path / _ENDED
         ended.touch()
         sync_folder(self.path)

@@ -17,7 +17,8 @@ from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX, BlocksPush, Push, TablePush
 from trireme.rpc import Request
-from trireme.server.shard import Shard
+from trireme.server.requests import RequestHandlers
+from trireme.server.state import ServerState
 
 RULE = tr.optim.Adam(lr=0.1)
 GROUP = {"lr": 0.1, "betas": [0.9, 0.999]}
@@ -27,22 +28,22 @@ class Served:
     """A server with tables t and u and one block under Adam."""
 
     def __init__(self) -> None:
-        self.shard = Shard(_core.Pool(1))
-        self.shard.set_map(BucketMap.even(("a:1",)).with_blocks(["w@0"]), 0)
+        self.state = ServerState(_core.Pool(1))
+        self.state.set_map(BucketMap.even(("a:1",)).with_blocks(["w@0"]), 0)
         for name in ("t", "u"):
-            self.shard.create_table(tr.Table(name, dim=2, optimizer=RULE).schema)
+            self.state.create_table(tr.Table(name, dim=2, optimizer=RULE).schema)
         self.ask("ps.create_blocks", self.blocks_body(), [np.zeros(4, np.float32)])
 
     def blocks_body(self) -> dict[str, Any]:
         spec = BlockSpec("w", 0, 4, 0)
         assert spec.id == "w@0"
-        version = self.shard.map().version
+        version = self.state.map().version
         groups = [GROUP]
         return {"map": version, "optimizer": "Adam", "groups": groups, "blocks": [spec.to_wire()]}
 
     def ask(self, method: str, body: dict[str, Any], arrays: list[Any]) -> Any:
         request = Request(1, method, body, arrays, "test", "test", "", time.monotonic() + 10)
-        return self.shard.handlers()[method](request)
+        return RequestHandlers(self.state).handlers()[method](request)
 
     def push(self) -> tuple[dict[str, Any], list[Any]]:
         """A good one."""
@@ -50,15 +51,15 @@ class Served:
         keys, gradients = np.array([7], np.uint64), np.ones((1, 2), np.float32)
         push = Push(
             stream=0, sequence=1, incarnation=1, step=0, staged=False, computed_at=0, examples=1,
-            position=(3, 4), time=0, map_version=self.shard.map().version, export_version=0,
+            position=(3, 4), time=0, map_version=self.state.map().version, export_version=0,
             tables=[TablePush(name, keys, gradients, values) for name in ("t", "u")],
             blocks=BlocksPush([GROUP], np.ones(4, np.float32), []),
         )  # fmt: skip
         return push.to_wire()
 
-    def state(self) -> tuple[Any, ...]:
-        rows = [self.shard.tables[name].rows.rows for name in ("t", "u")]
-        return (*rows, self.shard.blocks.read(["w@0"]).tolist(), self.shard.num_pushes)
+    def contents(self) -> tuple[Any, ...]:
+        rows = [self.state.tables[name].rows.rows for name in ("t", "u")]
+        return (*rows, self.state.blocks.read(["w@0"]).tolist(), self.state.num_pushes)
 
 
 @pytest.fixture
@@ -99,15 +100,15 @@ SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 def test_a_push_that_is_refused_changes_nothing(
     served: Served, spoil: Callable[[dict[str, Any]], Any], message: str
 ) -> None:
-    before = served.state()
+    before = served.contents()
     body, arrays = served.push()
     spoil(body)
     with pytest.raises(BadRequest, match=message):
         served.ask("ps.push", body, arrays)
-    assert served.state() == before
+    assert served.contents() == before
     served.ask("ps.push", *served.push())
-    assert served.state() != before
-    assert served.state()[:2] == (1, 1)
+    assert served.contents() != before
+    assert served.contents()[:2] == (1, 1)
 
 
 @pytest.mark.parametrize("member", [1, [0], [0, 1, "end"], ["0", 1, None]])
@@ -125,15 +126,15 @@ def test_blocks_of_a_group_that_is_not_there_do_not_spoil_later_ones(served: Ser
                 served.ask("ps.create_blocks", body, [np.zeros(4, np.float32)])
         else:
             served.ask("ps.create_blocks", body, [np.zeros(4, np.float32)])
-    assert served.shard.blocks.size_of(["v@0"]) == 4
+    assert served.state.blocks.size_of(["v@0"]) == 4
 
 
 def test_a_push_that_is_repeated_counts_once(served: Served) -> None:
     served.ask("ps.push", *served.push())
-    state, staleness = served.state(), dict(served.shard.staleness)
+    state, staleness = served.contents(), dict(served.state.staleness)
     served.ask("ps.push", *served.push())
-    assert served.state() == state
-    assert dict(served.shard.staleness) == staleness == {0: 1}
+    assert served.contents() == state
+    assert dict(served.state.staleness) == staleness == {0: 1}
 
 
 def test_the_last_stream_may_push_and_one_beyond_it_may_not(served: Served) -> None:
@@ -141,7 +142,7 @@ def test_the_last_stream_may_push_and_one_beyond_it_may_not(served: Served) -> N
     with pytest.raises(BadRequest, match="expected 0 <= stream < 4096"):
         served.ask("ps.push", {**body, "stream": STREAMS_MAX}, arrays)
     served.ask("ps.push", {**body, "stream": STREAMS_MAX - 1}, arrays)
-    assert served.state()[:2] == (1, 1)
+    assert served.contents()[:2] == (1, 1)
 
 
 def test_blocks_with_groups_that_are_no_maps_are_refused(served: Served) -> None:

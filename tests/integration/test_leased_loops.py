@@ -1,6 +1,4 @@
-"""Streams that workers share out, in loops of all kinds; and what they cannot be shared out in, and
-say so.
-"""
+"""Leased streams in loops of all kinds, and what is refused with them."""
 
 from __future__ import annotations
 
@@ -35,7 +33,9 @@ from trireme.errors import (
     Unavailable,
 )
 from trireme.fleet import util
-from trireme.job.cluster import Cluster, connect, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
+from trireme.job.embedded import embedded
 from trireme.worker import stream_calls
 
 NUM_STREAMS = 3
@@ -195,7 +195,7 @@ class Asking(Model):
 
     def __init__(self, cluster: Cluster, ask_at: int) -> None:
         super().__init__()
-        self._asked, self._to_go = cluster.asked, ask_at
+        self._asked, self._to_go = cluster.stop_request, ask_at
 
     def forward(self, batch: Any) -> torch.Tensor:
         self._to_go -= self.training

@@ -47,7 +47,7 @@ class Blocks(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardLimits:
+class CapacityLimits:
     """Bounds of what a server keeps. None: the machine's memory is the bound."""
 
     tables_max: int = 4096
@@ -91,7 +91,7 @@ class ShardLimits:
 class ServerLimits(NamedTuple):
     """All bounds of a server."""
 
-    shard: ShardLimits = ShardLimits()
+    capacity: CapacityLimits = CapacityLimits()
     messages: Limits = Limits()
 
 
@@ -102,8 +102,8 @@ def parse_limits(text: str) -> ServerLimits:
     Raises:
         BadRequest: an unknown name, one that comes twice, or a value that cannot be.
     """
-    known = {field.name: kind for kind in (ShardLimits, Limits) for field in fields(kind)}
-    values: dict[type, dict[str, Any]] = {ShardLimits: {}, Limits: {}}
+    known = {field.name: kind for kind in (CapacityLimits, Limits) for field in fields(kind)}
+    values: dict[type, dict[str, Any]] = {CapacityLimits: {}, Limits: {}}
     for entry in filter(None, (entry.strip() for entry in text.split(","))):
         name, _, value = (part.strip() for part in entry.partition("="))
         if name not in known:
@@ -114,7 +114,7 @@ def parse_limits(text: str) -> ServerLimits:
         if name in of:
             raise BadRequest(f"limits: expected {name} once, found it twice in {text!r}")
         of[name] = _number(name, value)
-    return ServerLimits(ShardLimits(**values[ShardLimits]), Limits(**values[Limits]))
+    return ServerLimits(CapacityLimits(**values[CapacityLimits]), Limits(**values[Limits]))
 
 
 def _number(name: str, text: str) -> float:

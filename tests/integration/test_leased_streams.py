@@ -1,5 +1,5 @@
-"""Workers share out streams: one may come late, others go on for one that is killed, and each batch
-counts once.
+"""Jobs with leased streams: workers may come late, others take over from one that is killed, each
+batch counts once.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.integration import sharer
+from tests.integration import leasing_trainee
 from tests.integration.durable import DurableServers
 from tests.programs import Program, Template
 from trireme import _core
-from trireme.job.cluster import embedded
+from trireme.job.embedded import embedded
 
-SHARER = str(Path(sharer.__file__))
-STEPS = sum(sharer.LENGTHS)
-EXAMPLES = STEPS * sharer.BATCH
+TRAINEE = str(Path(leasing_trainee.__file__))
+STEPS = sum(leasing_trainee.LENGTHS)
+EXAMPLES = STEPS * leasing_trainee.BATCH
 
 
-class Sharing:
-    """A job of sharer.py on one server, which keeps its state."""
+class LeasedJob:
+    """A job of leasing_trainee.py on one server, which keeps its state."""
 
     def __init__(self, programs: Template, folder: Path, num_workers: int) -> None:
         self.folder, self._num_workers = folder, num_workers
         self._programs, self._exit = programs, ExitStack()
         self.servers = DurableServers(programs, 1, folder)
 
-    def __enter__(self) -> Sharing:
+    def __enter__(self) -> LeasedJob:
         self._exit.enter_context(self.servers)
         return self
 
@@ -42,7 +42,7 @@ class Sharing:
         place = {
             "TRIREME_INDEX": str(worker),
             "TRIREME_NUM_WORKERS": str(self._num_workers),
-            "TRIREME_STREAMS": str(sharer.NUM_STREAMS),
+            "TRIREME_STREAMS": str(leasing_trainee.NUM_STREAMS),
         }
         return self._start(f"worker {worker}", options, place, timeout_s)
 
@@ -61,7 +61,7 @@ class Sharing:
             "TRIREME_ROOT": str(self.folder),
             **place,
         }
-        program = self._programs.start(name, [SHARER, str(self.folder), *options], env)
+        program = self._programs.start(name, [TRAINEE, str(self.folder), *options], env)
         return self._exit.enter_context(program)
 
     def finish(self, *workers: Program) -> list[list[str]]:
@@ -85,13 +85,15 @@ def streams_of(worker: Program) -> Counter[int]:
 
 def assert_each_batch_counted_once(path: Path) -> None:
     expected = Counter[int]()
-    for stream in range(sharer.NUM_STREAMS):
-        for epoch in range(sharer.EPOCHS):
-            for batch in sharer.Data().stream(stream, sharer.NUM_STREAMS, epoch=epoch):
+    for stream in range(leasing_trainee.NUM_STREAMS):
+        for epoch in range(leasing_trainee.EPOCHS):
+            for batch in leasing_trainee.Data().stream(
+                stream, leasing_trainee.NUM_STREAMS, epoch=epoch
+            ):
                 expected.update(set(batch["a"].values.tolist()))
     with embedded(threads=1) as cluster:
-        sharer.make_trainer(sharer.Model(), cluster).load(path)
-        keys = _core.unique(np.arange(sharer.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+        leasing_trainee.make_trainer(leasing_trainee.Model(), cluster).load(path)
+        keys = _core.unique(np.arange(leasing_trainee.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
         rows = cluster.client.pull({"t": keys}).rows["t"]
         found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
     assert {key: count for key, count in found.items() if count} == dict(expected)
@@ -100,7 +102,7 @@ def assert_each_batch_counted_once(path: Path) -> None:
 def test_a_late_worker_takes_the_streams_that_nobody_has(
     programs: Template, tmp_path: Path
 ) -> None:
-    with Sharing(programs, tmp_path, 1) as job:
+    with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "7")
         first.wait_line("^held$")  # in stream 1, all of stream 0 is done
         late = job.start_late()
@@ -110,13 +112,13 @@ def test_a_late_worker_takes_the_streams_that_nobody_has(
     assert found[0] == found[1]
     assert [line.split()[-1] for line in found[0]] == [str(EXAMPLES)] * 3
     assert_each_batch_counted_once(tmp_path / "last")
-    assert (streams_of(first) + streams_of(late)).total() == sharer.EPOCHS * STEPS
+    assert (streams_of(first) + streams_of(late)).total() == leasing_trainee.EPOCHS * STEPS
 
 
 def test_a_late_worker_with_another_model_is_refused_and_the_job_goes_on(
     programs: Template, tmp_path: Path
 ) -> None:
-    with Sharing(programs, tmp_path, 1) as job:
+    with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "2")
         first.wait_line("^held$")
         other = job.start_late("--dim", "3")
@@ -132,7 +134,7 @@ def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
     programs: Template, tmp_path: Path
 ) -> None:
     """Silent for a quarter of its timeout, amid stream 1; and heard again later."""
-    with Sharing(programs, tmp_path, 2) as job:
+    with LeasedJob(programs, tmp_path, 2) as job:
         first = job.start(0, "--hold", "1", "11", timeout_s=40)
         silent = job.start(1, "--hold", "2", timeout_s=40)
         silent.wait_line("^step 2 of [01]$")
@@ -152,7 +154,7 @@ def test_others_go_on_for_a_worker_that_is_not_heard_and_fence_it(
 def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
     programs: Template, tmp_path: Path
 ) -> None:
-    with Sharing(programs, tmp_path, 2) as job:
+    with LeasedJob(programs, tmp_path, 2) as job:
         workers = [job.start(0, "--hold", "1"), job.start(1, "--hold", "2")]
         for worker in workers:
             worker.wait_line("^held$")
@@ -172,7 +174,7 @@ def test_the_coordinator_is_killed_and_knows_who_has_which_stream(
 def test_a_worker_that_is_told_to_leave_hands_its_stream_on(
     programs: Template, tmp_path: Path
 ) -> None:
-    with Sharing(programs, tmp_path, 1) as job:
+    with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "2")
         first.wait_line("^held$")
         late = job.start_late("--hold", "2")

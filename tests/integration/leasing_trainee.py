@@ -1,4 +1,4 @@
-"""A training script whose workers share out streams. It prints `step N of S` behind the N-th batch
+"""A training script for jobs with leased streams. It prints `step N of S` behind the N-th batch
 of its process, of stream S, and its figures and `done` at the end.
 
 At the steps of --hold it stops there, prints `held`, and goes on when a line comes on its standard

@@ -82,7 +82,7 @@ class Job:
 
     def alive(self, *workers: int) -> None:
         for worker in workers:
-            self.coordinator.hear_alive(worker, self.incarnations[worker])
+            self.coordinator.note_heartbeat(worker, self.incarnations[worker])
 
     def hear_only(self, worker: int) -> None:
         """This worker goes on giving signs of life for longer than a silence, no other does."""
@@ -179,7 +179,7 @@ def test_who_may_not_come_late_is_told_why(job: Job) -> None:
     with pytest.raises(NotReady, match="no worker has joined yet that others may join later"):
         other.join(late=True)
     other.begin(0)
-    with pytest.raises(BadRequest, match="expected a job whose workers share out streams"):
+    with pytest.raises(BadRequest, match="expected a job with leased streams"):
         other.join(late=True)
     job.enter(job.join(late=True))
     with pytest.raises(ResourceExhausted, match="expected at most 3 workers at a time"):
