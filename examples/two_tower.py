@@ -95,7 +95,7 @@ def main() -> None:
     made = choices(arguments.choices, seed=1, users=arguments.users)
     model = TwoTower(table("user"), table("item"), layers=(64, 32))
     trainer = train(model, arguments, made)
-    trainer.infer_from_dataset(
+    trainer.evaluate(
         all_items(made),
         model=model.item,
         labels=False,

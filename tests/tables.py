@@ -1,4 +1,4 @@
-"""Tables of the core as the tests make and compare them."""
+"""Core tables as the tests make and compare them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest
+from trireme.table import RowClassId
 
 MASK = 2**64 - 1
+T_ROWS = RowClassId("t")
 POOL = _core.Pool(2)
 RULES: dict[str, dict[str, Any]] = {
     "sgd": {"rule": "sgd"},

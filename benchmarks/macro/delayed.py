@@ -8,7 +8,8 @@ from collections import deque
 from typing import Any
 
 from trireme.protocol.membership import Pace
-from trireme.worker.client import Client, Pulled
+from trireme.worker.client import Client
+from trireme.worker.pull import Pulled
 
 
 class Delayed:
@@ -58,6 +59,6 @@ class Delayed:
             self._client.push(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
-        if callable(getattr(Client, name, None)):
+        if name == "servers" or callable(getattr(Client, name, None)):
             self._release(0)
         return getattr(self._client, name)

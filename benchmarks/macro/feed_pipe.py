@@ -73,7 +73,7 @@ def _cpu_of_children_s() -> float:
 def main(files: Sequence[str]) -> None:
     """Read the files through the script; print what it cost here."""
     from benchmarks.macro.feed_reader import FEATURES
-    from trireme.children import keeper
+    from trireme.children import command as keeper
     from trireme.data import Dense, Label, QueueDataset, Sparse, multislot
 
     schema = multislot([Label(), *map(Sparse, FEATURES), Dense("dense", 13)])

@@ -18,8 +18,10 @@ import numpy as np
 import trireme as tr
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from trireme import _core
-from trireme.interchange.worker_side import orders
+from trireme.interchange.formats.files import list_files
+from trireme.interchange.worker_side.import_requests import importing, read_fleet_rows
 from trireme.job.embedded import embedded
+from trireme.table import RowClassId
 
 TAIL = 8
 NUM_FILES = 10
@@ -45,11 +47,11 @@ def _measure(num_rows: int, _: int) -> Run:
             )
             home.ensure_table(table)
             started, cpu_started = time.perf_counter(), time.process_time()
-            with orders.importing(home.client, [table.name], replace=True):
-                found = orders.read_fleet_rows(
+            with importing(home.client, [table.name], replace=True):
+                found = read_fleet_rows(
                     home.client,
                     table.name,
-                    orders.list_files(folder),
+                    list_files(folder),
                     accessor="SparseAccessor",
                     betas=(0.0, 0.0),
                     time=0,
@@ -59,7 +61,7 @@ def _measure(num_rows: int, _: int) -> Run:
             if found != num_rows:
                 raise BenchError(f"import_fleet: expected {num_rows} rows, found {found}")
             keys = _core.unique(_keys(num_rows)[:1000], home.pool)[0]
-            rows = home.client.pull({table.name: keys}).rows[table.name]
+            rows = home.client.pull({RowClassId(table.name): keys}).rows[RowClassId(table.name)]
     digest = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
     detail = {"rows": num_rows, "bytes": num_bytes, "wall_s": round(wall_s, 3)}
     return Run(num_bytes / cpu_s / 1e6, hash=digest, detail=detail)

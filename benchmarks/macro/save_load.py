@@ -23,11 +23,13 @@ import numpy as np
 import trireme as tr
 from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme import _core
-from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
+from trireme.table import RowClassId
 
 DIM = 16
 CHUNK_BYTES = 8 << 20
@@ -92,7 +94,7 @@ class _Subject:
         gradients = np.full((len(distinct), DIM), 0.5, np.float32)
         values = values_of_group({**self._table.optimizer.group()}, self._num_pushes)
         step = Step(self._num_pushes, 0, [], len(distinct))
-        cluster.client.push(step, {"rows": TableGradient(distinct, gradients, values)})
+        cluster.client.push(step, {RowClassId("rows"): TableGradient(distinct, gradients, values)})
 
     def _save(self, name: str, mode: str) -> Path:
         path = self._folder / name

@@ -29,7 +29,7 @@ from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme import _core
 from trireme.data import Bags, Batch
 from trireme.nn import EmbeddingBag, Planner
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 
 NUM_FEATURES = 26
 DIMS = (9, 16, 64)
@@ -172,9 +172,9 @@ class Workload:
 
         def call() -> object:
             batch = Batch({}, self.bags)
-            leaves = planner.plan(batch).attach(batch, {"t": rows}, train=True)
+            leaves = planner.plan(batch).attach(batch, {RowClassId("t"): rows}, train=True)
             module(batch).backward(grad)
-            return leaves["t"].grad
+            return leaves[RowClassId("t")].grad
 
         return call
 

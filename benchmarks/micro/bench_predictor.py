@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from benchmarks.micro.bench_table import DIM, Workload
 from trireme import _core
-from trireme.inference.layers import mapped
-from trireme.storage.folders import written
+from trireme.inference.row_layers import mapped
+from trireme.storage.checked_file import written_for_mapping
 
 
 def contests(settings: Settings) -> list[Contest]:
@@ -50,7 +50,7 @@ class Exported(Workload):
 
     def _write(self, path: Path) -> None:
         writer = _core.FrozenWriter(encoding="float32", dim=DIM)
-        with written(path) as (file, _):
+        with written_for_mapping(path.parent, path.name) as (file, _):
             for bucket in range(4096):
                 content = self.growth.table.snapshot(bucket)
                 weights = content.rows[:, : 4 * DIM]

@@ -1,6 +1,6 @@
 """Trireme: a parameter server for PyTorch.
 
-Names are loaded on first use, so that `trireme launch` and other commands start without torch.
+Names are loaded on first use, so that commands start without torch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         DistributedOptimizer,
         Dump,
         Recipe,
+        Report,
         Trainer,
         prefetch,
     )
-    from trireme.train.online.online import Publishing, train_passes
     from trireme.train.online.passes import Pass
+    from trireme.train.online.publishing import Publishing
+    from trireme.train.online.train_passes import train_passes
 
 __all__ = [
     "Blocks",
@@ -37,6 +39,7 @@ __all__ = [
     "Pass",
     "Publishing",
     "Recipe",
+    "Report",
     "Strategy",
     "Table",
     "Trainer",
@@ -62,14 +65,15 @@ _HOMES = {
     "DistributedOptimizer": "trireme.train",
     "Dump": "trireme.train",
     "Pass": "trireme.train.online.passes",
-    "Publishing": "trireme.train.online.online",
+    "Publishing": "trireme.train.online.publishing",
     "Recipe": "trireme.train",
+    "Report": "trireme.train",
     "Strategy": "trireme.strategy",
     "Table": "trireme.table",
     "Trainer": "trireme.train",
     "init": "trireme.launch.init",
     "prefetch": "trireme.train",
-    "train_passes": "trireme.train.online.online",
+    "train_passes": "trireme.train.online.train_passes",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from trireme.errors import BadRequest
 from trireme.initializer import Initializer, Uniform
@@ -24,18 +24,14 @@ DIM_MAX = 4096
 CLASSES_MAX = 16
 NAME_BYTES_MAX = 200
 DTYPES = ("float32", "bfloat16", "float16")
-PART_MARK = "\x1f"  # between the name of a table and the number of a row class
+RESERVED_CHARACTER = "\x1f"  # in names of tables
 
 
-def part_name(table: str, row_class: int) -> str:
-    """What pulls and pushes call the keys of one row class of a table: its name, for class 0."""
-    return f"{table}{PART_MARK}{row_class}" if row_class else table
+class RowClassId(NamedTuple):
+    """One row class of a table: what keys are pulled and pushed by."""
 
-
-def split_part(part: str) -> tuple[str, int]:
-    """The inverse of part_name."""
-    table, mark, row_class = part.partition(PART_MARK)
-    return table, int(row_class) if mark else 0
+    table: str
+    row_class: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,8 +157,10 @@ def _check_schema(schema: TableSchema) -> None:
         raise BadRequest(
             f"Table: expected a name of 1 to {NAME_BYTES_MAX} bytes, found {name_bytes}"
         )
-    if PART_MARK in schema.name:
-        raise BadRequest(f"Table: expected a name without {PART_MARK!r}, found {schema.name!r}")
+    if RESERVED_CHARACTER in schema.name:
+        raise BadRequest(
+            f"Table: expected a name without {RESERVED_CHARACTER!r}, found {schema.name!r}"
+        )
     is_right = len(schema.dims) >= 1 and all(1 <= dim <= DIM_MAX for dim in schema.dims)
     if not is_right or len(schema.dims) + (schema.head_class is not None) > CLASSES_MAX:
         raise BadRequest(
@@ -288,9 +286,9 @@ class Table:
         return self.parts[self.schema.dims.index(self._dim_of[feature])]
 
     @property
-    def part(self) -> str:
-        """What pulls and pushes call these rows, see part_name."""
-        return part_name(self.name, self.row_class)
+    def class_id(self) -> RowClassId:
+        """By what rows of this table and row class are pulled and pushed."""
+        return RowClassId(self.name, self.row_class)
 
     @classmethod
     def of_schema(cls, schema: TableSchema) -> Table:

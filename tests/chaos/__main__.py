@@ -1,4 +1,4 @@
-"""`make chaos KILLS=100 SEED=n`: rounds of chaos until so many processes were killed.
+"""`make chaos KILLS=100 SEED=n`: run rounds of chaos until that many processes were killed.
 
 Ends with one line `CHAOS {json}`; code 0 if nothing was lost, nothing was applied twice, nothing
 hung and everything else was as it should be too.

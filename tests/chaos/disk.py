@@ -1,5 +1,5 @@
-"""The disk of one server, which can be full: a small one of its own where root may mount it, else a
-limit on the files of the process.
+"""The disk of one server, which can fill up: a small mounted disk where root may mount one, else a
+limit on the size of the process's files.
 """
 
 from __future__ import annotations

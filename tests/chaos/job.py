@@ -1,4 +1,4 @@
-"""The processes of a round: started, killed, stopped and started again with their identity."""
+"""The processes of one round: started, killed, stopped, and restarted under the same identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job should have come to, and what its last checkpoint says that it has come to."""
+"""Compares what a job should have computed with what its last checkpoint holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from tests.chaos.script import BATCH, NUM_KEYS, Model, Options, examples, make_trainer
-from tests.integration.resuming import contents
+from tests.integration.resumed_jobs import contents
 from trireme import _core
 from trireme.job.embedded import embedded
+from trireme.table import RowClassId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def saved(path: Path) -> Counts:
         model = Model()
         make_trainer("async", model, cluster).load(path)
         keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({"counted": keys}).rows["counted"][:, 0]
+        rows = cluster.client.pull({RowClassId("counted"): keys}).rows[RowClassId("counted")][:, 0]
         pushes = model.pushes.item()
     if not (np.array_equal(rows, rows.round()) and abs(pushes - round(pushes)) < 0.01):
         raise ValueError(f"judge: expected whole numbers, found {pushes} and {rows}")

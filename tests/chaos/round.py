@@ -1,4 +1,4 @@
-"""One round: a job suffers what its plan says, ends, and is judged."""
+"""One round: a job runs while the events of its plan happen, ends, and is judged."""
 
 from __future__ import annotations
 

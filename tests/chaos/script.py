@@ -1,4 +1,4 @@
-"""A worker's script of the chaos suite: what it trains counts its updates.
+"""Training script of the chaos suite: its rows and parameters count their updates.
 
 Called with a JSON object of `Options`. Every push of a batch with a key adds 1 to the key's row of
 the table `counted`, and 1 to the dense parameter `pushes`; in sync all workers' pushes of a step

@@ -1,4 +1,4 @@
-"""A little of `make chaos`, each kind of event once, and that the suite sees what it looks for."""
+"""A small part of `make chaos`: each kind of event once, and each kind of error is detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.chaos.judge import Verdict
 from tests.chaos.lab import Lab
 from tests.chaos.plan import LONG, SMALL, Event, Plan, draw
 from tests.chaos.round import Outcome, run_round
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 
 DEADLINE_S = 50.0
 """Of a job of a few seconds. Two of them are within the time that a test may take."""

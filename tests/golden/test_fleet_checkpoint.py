@@ -1,4 +1,4 @@
-"""Checkpoints that Paddle 2.6.2 wrote: loaded, the model predicts what Paddle predicts.
+"""Checkpoints written by Paddle 2.6.2: the loaded model predicts what Paddle predicts.
 
 The files were written under Paddle by benchmarks/paddle/checkpoint.py --accessor A --rule R --dense
 D into A-R-D; of `inference` only dnn_plugin, of one of them, is kept.

@@ -1,4 +1,4 @@
-"""Rows of Fleet's rules follow those that Paddle 2.6.2 pulled, batch by batch.
+"""Rows under Fleet's update rules equal those that Paddle 2.6.2 pulled, batch by batch.
 
 The files were written under Paddle by benchmarks/paddle/rows.py --batches 24 --batch 8 --features 4
 --dim 3; `make bench BENCH=fleet RIVAL=paddle` compares 100 batches of Criteo's shape.

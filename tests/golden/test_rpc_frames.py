@@ -1,4 +1,4 @@
-"""The bytes of protocol version 1, part by part, as docs/protocol.md gives them.
+"""The bytes of protocol version 1, field by field, as docs/protocol.md specifies them.
 
 A change here is a change of the protocol: old clients and servers meet new ones. The bytes are
 written by hand from the document; they are never regenerated.

@@ -1,6 +1,5 @@
-"""Messages that are almost right: the frame decoder and every handler answer them with typed
-errors, and the server goes on. The corpus holds what fuzzing.py found; a little of its random work
-runs too.
+"""Almost valid messages: the frame decoder and every handler answer with typed errors, and the
+server continues. Replays the corpus that fuzzing.py found, and a little random fuzzing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tests.hostile.mutation import Message
 from tests.hostile.traffic import World, record
 from tests.jobs import InProcessServer
 from tests.long import pick
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from trireme.errors import BadRequest, Internal, TriremeError
 from trireme.rpc import Client, Limits, frames
 

@@ -1,4 +1,4 @@
-"""No path from the wire leads out of a server's root folder, whatever it looks like."""
+"""No path in a message leads outside a server's root folder."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ STORAGE_OPTIONS: list[dict[str, Any]] = [
 
 def refused(client: Client, method: str, body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as error:
-        client.everywhere(method, body)
+        client.servers.everywhere(method, body)
     assert SECRET not in str(error.value)
 
 
 def test_an_import_reads_nothing_outside(cluster: Cluster, root: Path, outside: Path) -> None:
     client = cluster.client
-    client.everywhere("import.begin", {"table": "t"})
+    client.servers.everywhere("import.begin", {"table": "t"})
     common = {"table": "t", "time": 0, "storage_options": {}}
     fleet = {**common, "accessor": "SparseAccessor", "betas": [0.9, 0.999]}
     for path in escapes(root, outside):
@@ -127,7 +127,7 @@ def run(cluster: Cluster, root: Path, prefix: str) -> str:
     place = {"action": "save", "path": str(root / "inside"), "options": {}, "prefix": prefix}
     shutil.rmtree(root / "inside", ignore_errors=True)
     job = uuid.uuid4().hex
-    call = cluster.client.everywhere
+    call = cluster.client.servers.everywhere
     call("checkpoint.start", {**save, **place, "job": job})
     while True:
         [reply] = call("checkpoint.status", {"job": job})

@@ -1,4 +1,4 @@
-"""Peers that break the protocol get a typed error or are closed; the server serves the others.
+"""Peers that break the protocol get a typed error or are disconnected; others are still served.
 
 Every test ends by a call of a well-behaved client, over a connection that was open all the time.
 """

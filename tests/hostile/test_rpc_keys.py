@@ -1,4 +1,4 @@
-"""CURVE: who is admitted, and that everybody else gets nothing."""
+"""CURVE keys: listed clients are admitted, everybody else gets no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses whose connections fail again and again are not heard for a while, by the kernel."""
+"""The kernel drops packets of addresses whose connections fail again and again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Peers that are not admitted: whatever they try, the good client is served on, memory stays, and
-no byte of theirs reaches a handler.
+"""Peers without a key: the admitted client is served on, memory does not grow, and none of their
+bytes reaches a handler.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a small job says to its server, recorded from the calls of a real worker; and a server's
-handlers in the state that this leaves.
+"""Messages of a small job, recorded from the calls of a real worker, and server handlers in the
+state after these calls.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _run(cluster: Cluster, folder: Path) -> None:
     torch.manual_seed(1)
     trainer = _trainer(cluster, folder.name, Model())
     trainer.fit(batches(3, seed=1))
-    if trainer.optimizer.is_sync:  # as a worker of several does that clip a step by its norm
+    if trainer.optimizer.mode.in_lockstep:  # as one of several workers that clip by the norm
         cluster.client.pull({}, staged=3, clipped=True)
     trainer.save(folder / "full")
     trainer.fit(batches(2, seed=2))
@@ -236,19 +236,19 @@ def _export(client: Client, folder: Path) -> None:
     for table, row_class in (("plain", 0), ("scored", 1)):
         body = {"path": str(folder / table), "tables": [table], "classes": [row_class]}
         body |= {"dtype": "float16", "version": 9, "since": 0, "forget": 0, "time": DAY_S}
-        client.everywhere("export.save", body, timeout_s=JOB_S)
+        client.servers.everywhere("export.save", body, timeout_s=JOB_S)
 
 
 def _attend(client: Client) -> None:
     """What a worker says beside its job: that it lives, and that it has come to the end."""
     with pytest.raises(Unavailable):  # there is no such job any more
-        client.everywhere("checkpoint.stop", {"job": "none"}, timeout_s=JOB_S)
-    client.ask_coordinator("coord.chain", {})
-    client.ask_coordinator("coord.map", {})
+        client.servers.everywhere("checkpoint.stop", {"job": "none"}, timeout_s=JOB_S)
+    client.servers.ask_coordinator("coord.chain", {})
+    client.servers.ask_coordinator("coord.map", {})
     client.stats()
     me = {"worker": 0, "num_workers": 1, "incarnation": client.incarnation}
-    client.everywhere("server.ready", {}, timeout_s=JOB_S)
-    client.everywhere("server.alive", {**me, "report": {"retries": 1}}, timeout_s=JOB_S)
+    client.servers.everywhere("server.ready", {}, timeout_s=JOB_S)
+    client.servers.everywhere("server.alive", {**me, "report": {"retries": 1}}, timeout_s=JOB_S)
     client.silent_workers()
     client.say_goodbye(me)
 

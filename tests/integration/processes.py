@@ -1,4 +1,4 @@
-"""Real processes of a test: started together, watched for their end, never left behind."""
+"""Real processes of a test: started together, waited for, and ended with the test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Admission in whole jobs: which keys get rows is the same for any number of servers, follows from
-the data, and goes on where a checkpoint was made.
-"""
+"""Admission in whole jobs: the same keys get rows on any number of servers, and after a resume."""
 
 from __future__ import annotations
 
@@ -18,8 +16,10 @@ import trireme as tr
 from tests.jobs import Job
 from trireme.job.cluster import Cluster
 from trireme.policy import Admission, CountFilter, Probability, ScoreFilter, ScorePolicy, ShowClick
-from trireme.train.checkpointing import checkpoint
-from trireme.train.checkpointing.checkpoint import Location, What
+from trireme.train.checkpointing import load as loading
+from trireme.train.checkpointing import save as saving
+from trireme.train.checkpointing.checkpoint_location import Location
+from trireme.train.checkpointing.save import SaveOptions
 
 NUM_STEPS = 40
 FILTERS: dict[str, Admission] = {
@@ -88,11 +88,11 @@ def train(cluster: Cluster, admit: Admission | None, script: list[Act]) -> None:
 
 
 def save(path: Path, mode: str = "full") -> Act:
-    return lambda optimizer: checkpoint.save(optimizer, Location(path), what=What(mode))
+    return lambda optimizer: saving.save(optimizer, Location(path), options=SaveOptions(mode))
 
 
 def load(path: Path) -> Act:
-    return lambda optimizer: checkpoint.load(optimizer, Location(path))
+    return lambda optimizer: loading.load(optimizer, Location(path))
 
 
 def content(job: Job) -> Content:

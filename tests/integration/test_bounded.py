@@ -1,4 +1,4 @@
-"""bounded(s): no push is applied more than s steps ahead of the slowest, whatever the delays."""
+"""Mode bounded(s): no push is applied more than s steps ahead of the slowest worker."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme.errors import DeadlineExceeded
 from trireme.job.cluster import Cluster
 
@@ -61,7 +62,7 @@ def fit(cluster: Cluster, strategy: tr.Strategy, data: Delayed, threads: int = 1
     trainer.fit(data, epochs=2)
     keys = np.array([1], np.uint64)
     cluster.client.gather({}, [])
-    count = float(cluster.client.pull({"t": keys}).rows["t"][0, 0])
+    count = float(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS][0, 0])
     return {"count": count, "staleness": trainer.staleness()}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, loadable on any number of servers."""
+"""Checkpoints are complete or absent, and load on any number of servers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
@@ -61,11 +62,11 @@ def make_trainer(cluster: Cluster, dim: int = 3, optimizer: Any = torch.optim.Ad
 def everything(cluster: Cluster, trainer: tr.Trainer) -> dict[str, np.ndarray]:
     """All weights, as a client sees them."""
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-    pulled = cluster.client.pull({"t": keys})
+    pulled = cluster.client.pull({T_ROWS: keys})
     trainer.optimizer.refresh()
     weights = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
     buffers = {name: t.numpy().copy() for name, t in trainer.model.named_buffers()}
-    return {"rows": np.array(pulled.rows["t"]), **weights, **buffers}
+    return {"rows": np.array(pulled.rows[T_ROWS]), **weights, **buffers}
 
 
 def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
@@ -150,7 +151,7 @@ def test_a_save_that_fails_leaves_nothing_behind(
     with embedded() as cluster:
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
-        monkeypatch.setattr("trireme.checkpoint.format.block_files.write_tensors", full_disk)
+        monkeypatch.setattr("trireme.checkpoint.server_side.save.write_tensors", full_disk)
         with pytest.raises(ResourceExhausted, match=r"cannot write .*: No space left"):
             trainer.save(tmp_path / "c")
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,5 @@
-"""Damaged and hostile checkpoints: a typed error that names the file and what differs, and nothing
-has changed on the servers.
+"""Damaged and hostile checkpoints: a typed error names the file and the difference, and the servers
+stay unchanged.
 """
 
 from __future__ import annotations

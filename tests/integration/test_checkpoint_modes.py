@@ -1,5 +1,5 @@
-"""What checkpoints of each mode hold, chains of deltas and what of them is kept, and other readers
-of their rows.
+"""What checkpoints of each mode hold, chains of deltas and their retention, and other readers of
+the rows.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from tests.integration.saved_rows import saved_rows
 from tests.jobs import InProcessServer, Job
 from trireme import _core
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.worker_side.calls import ServerJobs
-from trireme.checkpoint.worker_side.publication import draft_of
-from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.publication import open_draft
+from trireme.checkpoint.worker_side.save import save_checkpoint
+from trireme.checkpoint.worker_side.server_operations import ServerOperations
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.protocol.row_selection import DAY_S, selected
 from trireme.protocol.wide_rows import RowLayout
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 
 DIM, NUM_KEYS = 2, 600
 RULE = tr.optim.Adagrad(lr=0.5)
@@ -108,7 +109,7 @@ def test_a_chain_of_deltas_is_what_was_there(tmp_path: Path) -> None:
             manifest = save(cluster, tmp_path / f"{number}", "delta")
             of_plain = manifest.tables["plain"]
             assert of_plain.num_rows <= 40
-            assert 10 <= sum(piece.num_removed for piece in of_plain.pieces) <= 50
+            assert 10 <= sum(piece.num_removed for piece in of_plain.files) <= 50
             wanted.append(content(job.servers))
     for num_servers in (1, 3):
         with Job(num_servers) as job, job.join(0, 1) as cluster:
@@ -156,7 +157,7 @@ def test_a_load_whose_check_was_of_another_is_refused(tmp_path: Path) -> None:
         writer.update(some(seed=0, num=50))
         first, second = save(cluster, tmp_path / "1"), save(cluster, tmp_path / "2")
         before = content(job.servers)
-        jobs = ServerJobs(cluster.client, open_storage(tmp_path / "1", None), None, 30)
+        jobs = ServerOperations(cluster.client, open_storage(tmp_path / "1", None), None, 30)
         order = {"tables": None, "parameters": None, "resumes": True}
         jobs.run("check", id=first.id, **order)
         with pytest.raises(BadRequest, match="expected a load that was checked before"):
@@ -272,7 +273,7 @@ def test_what_a_killed_save_left_is_removed_and_what_lives_stays(tmp_path: Path)
     (dead / "rows").write_bytes(b"half")
     with Job(1) as job, job.join(0, 1) as cluster:
         Writer(job, cluster)
-        with draft_of(open_storage(tmp_path / "8", None)) as living:
+        with open_draft(open_storage(tmp_path / "8", None)) as living:
             save(cluster, tmp_path / "9")
             assert not dead.exists()
             assert Path(living.storage.name).is_dir()
@@ -287,7 +288,7 @@ def test_polars_duckdb_and_pyarrow_read_the_rows(tmp_path: Path) -> None:
         Writer(job, cluster).update(some(seed=0, num=300), shows=3)
         manifest = save(cluster, tmp_path / "c")
     assert read_manifest(open_storage(tmp_path / "c", None)) == manifest
-    files = [str(tmp_path / "c" / p.rows.path) for p in manifest.tables["scored"].pieces]
+    files = [str(tmp_path / "c" / p.rows.path) for p in manifest.tables["scored"].files]
     wanted = saved_rows(tmp_path / "c")["scored"]
     dataset = pyarrow.dataset.dataset(files, format="ipc")
     assert dataset.count_rows() == len(wanted["key"]) == 300
@@ -301,7 +302,7 @@ def test_polars_duckdb_and_pyarrow_read_the_rows(tmp_path: Path) -> None:
     assert [key for key, _, _ in found] == wanted["key"].tolist()
     assert [list(weights) for _, weights, _ in found] == wanted["weights"].tolist()
     assert {show for _, _, show in found} == {3.0}
-    lines = [str(tmp_path / "c" / p.buckets.path) for p in manifest.tables["scored"].pieces]
+    lines = [str(tmp_path / "c" / p.buckets.path) for p in manifest.tables["scored"].files]
     buckets = polars.concat([polars.read_ipc(file) for file in lines])
     assert buckets["bucket"].to_list() == list(range(4096))
     assert buckets["num_rows"].sum() == 300

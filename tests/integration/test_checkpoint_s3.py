@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, which cannot rename: the manifest comes last and says all."""
+"""Checkpoints in an object store, which cannot rename: the manifest is written last."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, Corruption
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 
 Options = dict[str, Any]
 ROOT = "s3://bucket"
@@ -92,7 +92,7 @@ def test_a_save_that_fails_shows_nothing(s3: Options, monkeypatch: pytest.Monkey
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
         with monkeypatch.context() as patch:
-            patch.setattr("trireme.checkpoint.format.block_files.write_tensors", full)
+            patch.setattr("trireme.checkpoint.server_side.save.write_tensors", full)
             with pytest.raises(Exception, match="No space left on device"):
                 trainer.save(f"{ROOT}/failed/1", storage_options=s3)
         assert names(s3, "failed") == set()

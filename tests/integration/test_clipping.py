@@ -1,4 +1,4 @@
-"""Clipped gradients: in sync of the whole step as in one process, elsewhere of each worker."""
+"""Gradient clipping: in sync over the whole step as in one process, otherwise per worker."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from torch import nn
 
 import trireme as tr
 from tests.integration import test_sync as exact
-from tests.integration.durable import DurableServers
+from tests.integration.durable_servers import DurableServers
 from tests.jobs import Job, in_threads
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import fleet
 from trireme.errors import BadRequest, NotFinite
 from trireme.job.cluster import Cluster
@@ -63,7 +64,7 @@ def train(
 
 def weights_of(cluster: Cluster, model: exact.Model) -> Weights:
     keys = exact.keys_in_bucket_order()
-    rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+    rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
     return {"rows": rows[np.argsort(keys)], **model.dense_weights()}
 
 

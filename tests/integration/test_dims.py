@@ -1,4 +1,4 @@
-"""Tables whose features have dims of their own, in whole jobs: trained, saved, moved, exported."""
+"""Tables whose features have different dims, in whole jobs: trained, saved, moved, exported."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.jobs import Job
 from trireme.commands import cli
 from trireme.data import Batch, Ragged
 from trireme.inference import Predictor
+from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.policy import CtrCommonAccessor, ShowClick
@@ -100,7 +101,7 @@ def rows_in(cluster: Cluster, model: nn.Module) -> dict[str, torch.Tensor]:
     plan = planner.plan(batch, train=False)
     for table in planner.tables:
         cluster.ensure_table(table)
-    pulled = cluster.pull({part.table.part: part.keys for part in plan.tables})
+    pulled = cluster.pull({part.table.class_id: part.keys for part in plan.tables})
     rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
     plan.attach(batch, rows, train=False)
     return {name: module.eval()(batch).clone() for name, module in modules.items()}
@@ -205,7 +206,7 @@ def content(job: Job) -> dict[int, tuple[int, bytes]]:
 
 
 def answers(trainer: tr.Trainer) -> float:
-    return trainer.infer_from_dataset(Batches(0))["loss"]
+    return trainer.evaluate(Batches(0))["loss"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -247,10 +248,10 @@ def test_a_predictor_answers_as_the_model(kind: str, dtype: str, tmp_path: Path)
         for step, name in enumerate(("base", "delta")):
             trainer.fit([batch_of(0, i) for i in range(4 * step + 1)])
             if predictor is None:
-                base = trainer.save_inference_model(tmp_path / name, batch=example, dtype=dtype)
+                base = export_model(trainer, tmp_path / name, batch=example, dtype=dtype)
                 predictor = Predictor(tmp_path / name)
             else:
-                trainer.save_inference_model(tmp_path / name, batch=example, mode="delta")
+                export_model(trainer, tmp_path / name, batch=example, follows=tmp_path / "base")
                 predictor.apply(tmp_path / name)
             atol = 1e-5 if dtype == "float32" else 5e-3
             for other in (batch_of(1, 0), batch_of(0, 1), batch_of(1, 50)):
@@ -275,7 +276,7 @@ def answer_of(trainer: tr.Trainer, batch: Batch) -> torch.Tensor:
     """Of the trained model itself, in evaluation."""
     model = trainer.model.eval()
     plan = tr.nn.Planner(model, pool=trainer.cluster.pool).plan(batch, train=False)
-    pulled = trainer.cluster.pull({part.table.part: part.keys for part in plan.tables})
+    pulled = trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
     rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
     with torch.no_grad():
         lookups = plan.lookups(plan.leaves(rows, train=False))
@@ -338,7 +339,7 @@ def test_what_a_row_lacks_is_not_looked_at(
         trainer = trainer_of(cluster, "plain")
         trainer.fit(Batches(0, 2))
         trainer.save(tmp_path / "full")
-        trainer.save_inference_model(tmp_path / "export", batch=batch_of(0, 0))
+        export_model(trainer, tmp_path / "export", batch=batch_of(0, 0))
 
     with Job(1) as job:
         job.run(1, work)

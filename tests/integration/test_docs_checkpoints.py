@@ -1,4 +1,4 @@
-"""docs/checkpoints.md: its Python, in order."""
+"""The Python of docs/checkpoints.md runs, from top to bottom."""
 
 from __future__ import annotations
 

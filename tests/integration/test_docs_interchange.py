@@ -1,4 +1,4 @@
-"""docs/interchange.md: its commands and its Python, in order, in a folder with what they read."""
+"""The commands and the Python of docs/interchange.md run, from top to bottom."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Jobs that are killed, or told to stop, and go on from their newest checkpoint. In sync they end
-with the same bytes as one that was never stopped; in async every batch is applied exactly once.
+"""Jobs that are killed or stopped resume from their newest checkpoint: in sync with the same bytes
+as an undisturbed job, in async with every batch applied exactly once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.durable import DurableServers
-from tests.integration.resumer import EPOCHS, NUM_BATCHES, Unequal, make_trainer, model_of
-from tests.integration.resuming import Jobs, assert_same, complete
+from tests.integration.durable_servers import DurableServers
+from tests.integration.resumed_jobs import Jobs, assert_same, complete
+from tests.integration.resumed_script import EPOCHS, NUM_BATCHES, Unequal, make_trainer, model_of
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.embedded import embedded
 
@@ -197,7 +198,7 @@ def counts(path: Path) -> dict[int, int]:
         trainer = make_trainer("async", model_of("count"), cluster=cluster)
         trainer.load(path)
         keys = _core.unique(np.arange(1000, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({"t": keys}).rows["t"]
+        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
         assert np.array_equal(rows, rows[:, :1].repeat(rows.shape[1], 1))
         return {
             key: int(count)

@@ -1,4 +1,4 @@
-"""Nothing hangs: what real processes say, and how they end, when others fail.
+"""Nothing hangs: what real processes print, and how they end, when others fail.
 
 Everything that fails here fails within a deadline of a few seconds (TRIREME_TIMEOUT_S); a process
 that ends too late fails the test in `Program.finish`.
@@ -16,7 +16,7 @@ import pytest
 
 from tests.programs import Program, Template
 
-TRAINEE = str(Path(__file__).with_name("trainee.py"))
+TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
 SERVER = ["-m", "trireme", "server"]
 SHORT_S = "4"  # for what must fail
 LONG_S = "60"  # for what must not
@@ -50,7 +50,7 @@ class Cast:
     def worker(self, index: int, num: int, *arguments: str) -> Program:
         place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": ",".join(self.addresses)}
         place |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(num)}
-        return self._start(f"worker {index}", [TRAINEE, *arguments], **place)
+        return self._start(f"worker {index}", [TRAINING_SCRIPT, *arguments], **place)
 
     def training(self, num: int, *arguments: str) -> list[Program]:
         """Workers in the midst of training."""

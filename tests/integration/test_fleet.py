@@ -1,9 +1,8 @@
-"""Fleet's names: a script in its style runs, and what cannot be meant is refused."""
+"""Fleet's API: a script in its style runs, and settings without a meaning are refused."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import torch
 import trireme as tr
 from tests.integration.criteo_folder import write_criteo_folder
 from tests.integration.processes import Processes
+from tests.programs import Template
 from trireme import fleet
 from trireme.errors import BadRequest, NotReady
-from trireme.fleet.strategy import ELSEWHERE, WITHOUT_EFFECT
+from trireme.fleet.distributed_strategy import ELSEWHERE, WITHOUT_EFFECT
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 
@@ -24,9 +24,11 @@ SCRIPT = str(Path(__file__).parents[2] / "examples" / "fleet_train.py")
 NUM_TRAIN_MIN = 1000
 
 
-def test_a_script_in_fleets_style_trains_on_one_server_and_two_workers(tmp_path: Path) -> None:
+def test_a_script_in_fleets_style_trains_on_one_server_and_two_workers(
+    tmp_path: Path, programs: Template
+) -> None:
     write_criteo_folder(tmp_path)
-    launch = [sys.executable, "-m", "trireme", "launch"]
+    launch = [programs.python, "-m", "trireme", "launch"]
     options = ["--server_num", "1", "--worker_num", "2"]
     with Processes(tmp_path) as processes:
         processes.start("launch", [*launch, *options, SCRIPT, "train/*.tsv", "ckpt/fleet"], {})
@@ -123,7 +125,7 @@ def test_a_role_by_arguments_reads_no_environment() -> None:
     maker = fleet.UserDefinedRoleMaker(
         current_id=1, role=fleet.Role.WORKER, worker_num=2, server_endpoints=["127.0.0.1:1"]
     )
-    assert (maker.place.role, maker.place.index, maker.place.num_workers) == ("worker", 1, 2)
+    assert (maker.role.role, maker.role.index, maker.role.num_workers) == ("worker", 1, 2)
     with pytest.raises(BadRequest, match="collective comes later"):
         fleet.PaddleCloudRoleMaker(is_collective=True)
 

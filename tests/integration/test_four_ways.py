@@ -1,4 +1,4 @@
-"""One script, four ways to run it: alone, launched, by hand with Fleet's variables, torchrun."""
+"""One script started in four ways: alone, launched, with Fleet's variables, under torchrun."""
 
 from __future__ import annotations
 

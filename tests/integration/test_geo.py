@@ -1,4 +1,4 @@
-"""geo(k): a worker trains on its cache; servers add the differences, each once."""
+"""Mode geo(k): workers train on a cache, and servers add each difference exactly once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import nn
 import trireme as tr
 from tests.integration import test_sync as exact
 from tests.jobs import TIMEOUT_S, Job
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
@@ -22,7 +23,7 @@ from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
-from trireme.train.modes.geo import RowCache
+from trireme.train.modes.geo.cache import RowCache
 from trireme.worker.dense_parameters import DenseParameters
 
 DIM = 3
@@ -79,8 +80,8 @@ def train(
     cluster.client.gather({}, [])
     optimizer.refresh()
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
-    rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
-    counted = optimizer.geo.counters()
+    rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
+    counted = optimizer.mode.counters()
     cached = {"rows_cached": counted.pop("rows"), **counted}
     return {"rows": rows, "top": model.top.detach().numpy().copy(), **cached}
 
@@ -88,7 +89,9 @@ def train(
 def initial_rows(model: Model) -> np.ndarray:
     with embedded(threads=1) as cluster:
         cluster.ensure_table(model.table)
-        return np.array(cluster.client.pull({"t": np.arange(NUM_KEYS, dtype=np.uint64)}).rows["t"])
+        return np.array(
+            cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
+        )
 
 
 def occurrences(data: Lists) -> np.ndarray:
@@ -157,24 +160,24 @@ def test_rows_that_come_ahead_do_not_undo_a_step_made_meanwhile(
 ) -> None:
     model = Model()
     with embedded(threads=1) as cluster:
-        geo = make_optimizer(model, cluster, 10).geo
+        geo = make_optimizer(model, cluster, 10).mode.window
         pull = cluster.client.pull
 
         def pull_while_another_batch_is_trained_on(*given: Any, **options: Any) -> Any:
             monkeypatch.setattr(cluster.client, "pull", pull)
             pulled = pull(*given, **options)
             same = np.array([2], np.uint64)
-            geo.touch({"t": same}, 0)
+            geo.touch({T_ROWS: same}, 0)
             values = values_of_group(model.table.optimizer.group(), 1)
-            geo.step({"t": TableGradient(same, np.ones((1, DIM), np.float32), values)}, 1)
+            geo.step({T_ROWS: TableGradient(same, np.ones((1, DIM), np.float32), values)}, 1)
             return pulled
 
-        one, two = ({"t": np.array([key], np.uint64)} for key in (1, 2))
+        one, two = ({T_ROWS: np.array([key], np.uint64)} for key in (1, 2))
         geo.touch(one, 0)
         monkeypatch.setattr(cluster.client, "pull", pull_while_another_batch_is_trained_on)
         geo.fetch(two, 0)
         geo.touch(two, 0)
-        found = geo.read(two).rows["t"][0, 0]
+        found = geo.read(two).rows[T_ROWS][0, 0]
     assert found == pytest.approx(initial_rows(model)[2, 0] - 0.5)
 
 
@@ -254,14 +257,14 @@ def test_the_least_recently_touched_leave_first() -> None:
         cache = RowCache([model.table], cluster.pool, 6 * row_bytes)
 
         def touch(*keys: int) -> None:
-            found = cache.find({"t": np.array(keys, np.uint64)})
+            found = cache.find({T_ROWS: np.array(keys, np.uint64)})
             assert cache.make_room(found)
-            cache.touch(found, {"t": np.zeros((len(found["t"].missing), DIM), np.float32)})
+            cache.touch(found, {T_ROWS: np.zeros((len(found[T_ROWS].missing), DIM), np.float32)})
             cache.end_window()
 
         for keys in [(1, 2, 3), (4, 5), (1,), (6, 7)]:
             touch(*keys)
-        there = cache.tables["t"].touched_at(np.arange(8, dtype=np.uint64)) > 0
+        there = cache.tables[T_ROWS].touched_at(np.arange(8, dtype=np.uint64)) > 0
         assert there.tolist() == [False, True, False, True, True, True, True, True] or (
             there.sum() == 6 and there[[1, 4, 5, 6, 7]].all()
         )
@@ -275,12 +278,12 @@ def test_real_memory_stays_within_the_budget() -> None:
         rng = np.random.default_rng(1)
         for _ in range(60):
             keys = np.unique(rng.integers(0, 2**63, 5000).astype(np.uint64))
-            found = cache.find({"t": keys})
+            found = cache.find({T_ROWS: keys})
             assert cache.make_room(found)
-            cache.touch(found, {"t": np.zeros((len(keys), 16), np.float32)})
+            cache.touch(found, {T_ROWS: np.zeros((len(keys), 16), np.float32)})
             cache.end_window()
         assert cache.num_evicted > 50_000
-        assert cache.tables["t"].num_bytes <= budget
+        assert cache.tables[T_ROWS].num_bytes <= budget
 
 
 def test_a_batch_beyond_the_budget_is_refused_with_both_numbers() -> None:
@@ -297,14 +300,14 @@ def test_a_delta_that_comes_twice_is_added_once_everywhere() -> None:
         parameters = DenseParameters({"top": (model.top, 0)}, None)
         cluster.client.create_blocks("Adam", [{"lr": 0.1}], parameters)
         keys = np.arange(NUM_KEYS, dtype=np.uint64)
-        before = np.array(cluster.client.pull({"t": keys}).rows["t"])
+        before = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
         group = model.table.optimizer.group()
         delta = TableGradient(keys, np.ones((NUM_KEYS, DIM), np.float32), values_of_group(group, 1))
         top = DenseGradient({"top": torch.tensor([1.0, 2.0])}, [{"lr": 0.1}])
         for _ in range(3):
-            cluster.client.push(Step(1, 0, [], 1), {"t": delta}, top, kind="delta")
-        pulled = cluster.client.pull({"t": keys}, blocks=True)
-        np.testing.assert_allclose(pulled.rows["t"], before + 1)
+            cluster.client.push(Step(1, 0, [], 1), {T_ROWS: delta}, top, kind="delta")
+        pulled = cluster.client.pull({T_ROWS: keys}, blocks=True)
+        np.testing.assert_allclose(pulled.rows[T_ROWS], before + 1)
         assert pulled.blocks is not None
         assert [list(values) for ids, values in pulled.blocks if ids] == [[1.0, 2.0]]
         del dense
@@ -367,7 +370,7 @@ def test_one_worker_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path)
                 trainer.fit(exact.Batches(batches[:25]))
                 trainer.save(tmp_path / "saved")
             trainer.fit(exact.Batches(batches[25:]))
-            rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+            rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
             found.append({"rows": rows, **trainer.model.dense_weights()})
     for part, values in found[0].items():
         np.testing.assert_array_equal(found[1][part], values, err_msg=part)

@@ -1,4 +1,4 @@
-"""A global shuffle of real processes: nothing lost, the same again, and an end when one dies."""
+"""Global shuffle of real processes: loses nothing, is repeatable, and ends when a worker dies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from random import Random
 import pytest
 
 from tests.criteo_text import random_line
-from tests.integration.shuffler import digests
+from tests.integration.shuffle_script import digests
 from tests.programs import Program, Template
 from trireme.data import QueueDataset, criteo
 
-SHUFFLER = str(Path(__file__).with_name("shuffler.py"))
+SHUFFLE_SCRIPT = str(Path(__file__).with_name("shuffle_script.py"))
 NUM_EXAMPLES = 900
 
 
@@ -48,7 +48,7 @@ def job(
     place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": address}
     place["TRIREME_NUM_WORKERS"] = str(len(arguments))
     return [
-        start(f"worker {i}", [SHUFFLER, *rest], **place, TRIREME_INDEX=str(i))
+        start(f"worker {i}", [SHUFFLE_SCRIPT, *rest], **place, TRIREME_INDEX=str(i))
         for i, rest in enumerate(arguments)
     ]
 

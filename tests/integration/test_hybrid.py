@@ -1,4 +1,4 @@
-"""hybrid: dense weights are the same bits on all workers after every step, whatever their data."""
+"""Mode hybrid: dense weights have the same bits on all workers after every step."""
 
 from __future__ import annotations
 

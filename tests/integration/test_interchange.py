@@ -1,4 +1,4 @@
-"""Tables from and for other systems: Fleet's text, Parquet, arrays; whole or not at all, on any
+"""Tables from and for other systems: Fleet's text, Parquet, arrays; complete or not at all, on any
 number of servers.
 """
 
@@ -20,9 +20,10 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, DataError
-from trireme.fleet import job as fleet_job
+from trireme.fleet.calls import FleetJob
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 
@@ -76,10 +77,14 @@ def batches(count: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
 def everything(cluster: Cluster, trainer: tr.Trainer) -> dict[str, np.ndarray]:
     """All weights, as a client sees them."""
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-    pulled = cluster.client.pull({"t": keys})
+    pulled = cluster.client.pull({T_ROWS: keys})
     trainer.optimizer.refresh()
     weights = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
-    return {"rows": np.array(pulled.rows["t"]), "missing": np.array(pulled.missing["t"]), **weights}
+    return {
+        "rows": np.array(pulled.rows[T_ROWS]),
+        "missing": np.array(pulled.missing[T_ROWS]),
+        **weights,
+    }
 
 
 def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
@@ -266,7 +271,7 @@ def columns(num_rows: int = 300, seed: int = 1) -> dict[str, np.ndarray]:
 
 def rows_by_key(cluster: Cluster, keys: np.ndarray) -> np.ndarray:
     distinct = _core.unique(keys, cluster.pool)[0]
-    pulled = np.array(cluster.client.pull({"t": distinct}).rows["t"])
+    pulled = np.array(cluster.client.pull({T_ROWS: distinct}).rows[T_ROWS])
     order = np.argsort(distinct)
     return pulled[order][np.searchsorted(distinct[order], keys)]
 
@@ -374,7 +379,7 @@ def test_fleets_names_for_it(tmp_path):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
         tr.interchange.import_arrays(trainer, "t", columns())
-        job = fleet_job.Job()
+        job = FleetJob()
         job.infer_from_dataset(trainer, batches(1))
         job.save_persistables(dirname=str(tmp_path / "f"), format="fleet", shard_num=2)
         tr.interchange.import_arrays(trainer, "t", columns(100, seed=3), replace=True)

@@ -1,5 +1,5 @@
-"""Servers and workers are killed at random moments of saves, one after the other: what has been
-published before is whole and right, what has not is never taken for a checkpoint.
+"""Servers and workers are killed at random moments of saves: published checkpoints are complete and
+correct, unpublished ones are never loaded.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 from random import Random
 
-from tests.integration.resuming import Jobs, assert_same, complete
+from tests.integration.resumed_jobs import Jobs, assert_same, complete
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 
 NUM_KILLS = pick(short=4, long=50)
 ARGUMENTS = ("--every_steps", "1", "--epochs", "1", "--keep", "100")

@@ -1,4 +1,4 @@
-"""`trireme launch` with stand-ins for training scripts: real processes, told what to do."""
+"""`trireme launch` with controlled scripts: real processes that execute the test's commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from tests.integration.processes import clean_environment
 
-STANDIN = str(Path(__file__).with_name("standin.py"))
+CONTROLLED_SCRIPT = str(Path(__file__).with_name("controlled_script.py"))
 WAIT_S = 60.0
 
 
@@ -67,7 +67,7 @@ class Launcher:
         """Launch stand-ins, wait until `num` of them have called."""
         port = self._listener.getsockname()[1]
         self.process = subprocess.Popen(
-            [*COMMAND, *options, STANDIN, str(port)],
+            [*COMMAND, *options, CONTROLLED_SCRIPT, str(port)],
             cwd=self.folder,
             env={**clean_environment(), **env},
             stdout=stdout,
@@ -350,48 +350,49 @@ def test_launch_starts_only_what_belongs_on_this_machine(launcher: Launcher) -> 
 
 def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path) -> None:
     two = ("--server_num", "1", "--worker_num", "1")
-    assert "did you mean --server_num?" in refused(tmp_path, "--server_nun", "1", STANDIN)
+    assert "did you mean --server_num?" in refused(tmp_path, "--server_nun", "1", CONTROLLED_SCRIPT)
     assert "found no file 'train.py'" in refused(tmp_path, *two, "train.py")
     assert "--worker_num or --workers before the script, found neither" in refused(
-        tmp_path, "--server_num", "1", STANDIN
+        tmp_path, "--server_num", "1", CONTROLLED_SCRIPT
     )
     assert "found 0; to train without servers run the script with python" in refused(
-        tmp_path, "--server_num", "0", "--worker_num", "1", STANDIN
+        tmp_path, "--server_num", "0", "--worker_num", "1", CONTROLLED_SCRIPT
     )
     assert "barriers and reductions go through the servers" in refused(
-        tmp_path, *two, "--gloo_port", "1", STANDIN
+        tmp_path, *two, "--gloo_port", "1", CONTROLLED_SCRIPT
     )
     assert "--server_num to be the length of --servers = 2" in refused(
-        tmp_path, *two, "--servers", "127.0.0.1:1,127.0.0.1:2", STANDIN
+        tmp_path, *two, "--servers", "127.0.0.1:1,127.0.0.1:2", CONTROLLED_SCRIPT
     )
     assert "different addresses" in refused(
-        tmp_path, "--worker_num", "1", "--servers", "a:1,a:1", STANDIN
+        tmp_path, "--worker_num", "1", "--servers", "a:1,a:1", CONTROLLED_SCRIPT
     )
     assert "expected host:port" in refused(
-        tmp_path, "--worker_num", "1", "--servers", "6000", STANDIN
+        tmp_path, "--worker_num", "1", "--servers", "6000", CONTROLLED_SCRIPT
     )
     assert "ports of 1 to 65535, found '127.0.0.1:0'" in refused(
-        tmp_path, "--worker_num", "1", "--servers", "127.0.0.1:0", STANDIN
+        tmp_path, "--worker_num", "1", "--servers", "127.0.0.1:0", CONTROLLED_SCRIPT
     )
     assert "expected --keys or --insecure, found both" in refused(
-        tmp_path, *two, "--keys", ".", "--insecure", STANDIN
+        tmp_path, *two, "--keys", ".", "--insecure", CONTROLLED_SCRIPT
     )
     assert "expected --root to be a folder, found none at none" in refused(
-        tmp_path, *two, "--root", "none", STANDIN
+        tmp_path, *two, "--root", "none", CONTROLLED_SCRIPT
     )
-    assert f"--log_dir to be a folder to write to, found {STANDIN}: File exists" in refused(
-        tmp_path, *two, "--log_dir", STANDIN, STANDIN
+    assert (
+        f"--log_dir to be a folder to write to, found {CONTROLLED_SCRIPT}: File exists"
+        in refused(tmp_path, *two, "--log_dir", CONTROLLED_SCRIPT, CONTROLLED_SCRIPT)
     )
     assert "list all workers" in refused(
-        tmp_path, "--worker_num", "1", "--servers", ELSEWHERE, STANDIN
+        tmp_path, "--worker_num", "1", "--servers", ELSEWHERE, CONTROLLED_SCRIPT
     )
     assert "address of this machine" in refused(
-        tmp_path, "--workers", ELSEWHERE, "--servers", ELSEWHERE, STANDIN
+        tmp_path, "--workers", ELSEWHERE, "--servers", ELSEWHERE, CONTROLLED_SCRIPT
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert f"to listen on {address}, found: Address already in use; choose" in refused(
-            tmp_path, "--worker_num", "1", "--servers", address, STANDIN
+            tmp_path, "--worker_num", "1", "--servers", address, CONTROLLED_SCRIPT
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -438,9 +439,9 @@ def test_launch_does_not_start_a_server_again_that_was_refused(launcher: Launche
 
 def test_launch_refuses_restarts_of_servers_that_keep_nothing(tmp_path: Path) -> None:
     options = ["--server_num=1", "--worker_num=1", "--max_restart=1", "--durability=none"]
-    error = refused(tmp_path, *options, STANDIN)
+    error = refused(tmp_path, *options, CONTROLLED_SCRIPT)
     assert "expected --durability process or machine with --max_restart 1, found none" in error
-    error = refused(tmp_path, *options[:2], "--max_restart=-1", STANDIN)
+    error = refused(tmp_path, *options[:2], "--max_restart=-1", CONTROLLED_SCRIPT)
     assert "expected --max_restart of at least 0, found -1" in error
 
 
@@ -489,11 +490,11 @@ def test_streams_are_told_to_all_and_not_named_by_who_joins(launcher: Launcher) 
         peer.send("exit 0")
     assert launcher.finish()[0] == 0
     for options, message in (
-        (["--join", "a:1", "--streams", "8"], "because the job says the rest, found --streams"),
+        (["--join", "a:1", "--streams", "8"], "because the job has the rest, found --streams"),
         (["--server_num", "1", "--worker_num", "1", "--streams", "0"], "--streams of at least 1"),
     ):
         run = subprocess.run(
-            [*COMMAND, *options, STANDIN], capture_output=True, text=True, timeout=WAIT_S
+            [*COMMAND, *options, CONTROLLED_SCRIPT], capture_output=True, text=True, timeout=WAIT_S
         )
         assert run.returncode == 2
         assert message in run.stderr

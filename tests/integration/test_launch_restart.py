@@ -1,5 +1,5 @@
-"""`trireme launch --max_restart`: a real job whose processes are killed ends as one left alone; and
-how it stops when it is told to.
+"""`trireme launch --max_restart`: a job whose processes are killed ends like an undisturbed one;
+and a job stops on SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from random import Random
 
 import pytest
 
-from tests.integration import restartee, trainee
+from tests.integration import restarted_script, training_script
 from tests.integration.processes import clean_environment
-from tests.integration.resuming import RESUMER, Jobs, assert_same, complete
+from tests.integration.resumed_jobs import RESUMED_SCRIPT, Jobs, assert_same, complete
 from tests.programs import Template
 
-SCRIPT = str(Path(restartee.__file__))
+SCRIPT = str(Path(restarted_script.__file__))
 # Of 27 steps of worker 0; it is the last, since its successor counts its steps anew.
 KILLED = ["server 0", "worker 1", "server 1", "worker 0"]
 STEPS_MAX = 5
@@ -112,7 +112,7 @@ def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(
 ) -> None:
     stopped, alone = str(tmp_path / "stopped"), str(tmp_path / "alone")
     options = ["--every_steps", "100000", "--epochs", "4"]
-    script = [RESUMER, stopped, *options]
+    script = [RESUMED_SCRIPT, stopped, *options]
     with Job(tmp_path / "job", "--root", str(tmp_path), script=script) as job:
         job.wait_steps(2)  # of 20 of the first epoch
         job.process.send_signal(signal.SIGTERM)
@@ -132,7 +132,7 @@ def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(
 
 
 def test_a_job_that_is_told_to_stop_still_has_the_workers_of_its_loader(tmp_path: Path) -> None:
-    script = [str(Path(trainee.__file__)), "--trainer", "--loader", "--batches", "1000000"]
+    script = [str(Path(training_script.__file__)), "--trainer", "--loader", "--batches", "1000000"]
     with Job(tmp_path / "job", script=script) as job:
         assert job.process.stdout is not None
         for line in job.process.stdout:  # its progress

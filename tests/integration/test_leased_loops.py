@@ -36,7 +36,7 @@ from trireme.fleet import util
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
 from trireme.job.embedded import embedded
-from trireme.worker import stream_calls
+from trireme.worker import passes
 
 NUM_STREAMS = 3
 
@@ -168,10 +168,10 @@ def test_a_coordinator_that_stays_away_is_given_up(
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
         fail_first(cluster, monkeypatch, [NotAdmitted("not listed"), error])
         with pytest.raises(NotAdmitted):
-            stream_calls.take(cluster.client, None, lambda: False)
+            passes.take(cluster.client, None, lambda: False)
         cluster.client.timeout_s = 0.0
         with pytest.raises(type(error)):
-            stream_calls.take(cluster.client, None, lambda: False)
+            passes.take(cluster.client, None, lambda: False)
 
 
 def test_a_loop_that_is_left_early_gives_its_stream_back(job: Job) -> None:
@@ -298,7 +298,7 @@ def test_what_needs_a_stream_or_a_share_of_each_worker_is_refused(tmp_path: Path
             optimizer.begin_pass()
         trainer = make_trainer(cluster, Model())
         with pytest.raises(BadRequest, match="expected workers that each train on one stream"):
-            trainer.train_from_dataset(batches(), dump=tr.Dump(path=tmp_path, fields=["a"]))
+            trainer.fit(batches(), dump=tr.Dump(path=tmp_path, fields=["a"]))
         with pytest.raises(BadRequest, match="train_passes: expected a job in which each worker"):
             next(tr.train_passes(trainer, []))
         with pytest.raises(BadRequest, match="get_file_shard: expected a job in which each worker"):

@@ -11,19 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.integration import leasing_trainee
-from tests.integration.durable import DurableServers
+from tests.integration import leased_streams_script as script
+from tests.integration.durable_servers import DurableServers
 from tests.programs import Program, Template
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.embedded import embedded
 
-TRAINEE = str(Path(leasing_trainee.__file__))
-STEPS = sum(leasing_trainee.LENGTHS)
-EXAMPLES = STEPS * leasing_trainee.BATCH
+SCRIPT = str(Path(script.__file__))
+STEPS = sum(script.LENGTHS)
+EXAMPLES = STEPS * script.BATCH
 
 
 class LeasedJob:
-    """A job of leasing_trainee.py on one server, which keeps its state."""
+    """A job of leased_streams_script.py on one server, which keeps its state."""
 
     def __init__(self, programs: Template, folder: Path, num_workers: int) -> None:
         self.folder, self._num_workers = folder, num_workers
@@ -42,7 +43,7 @@ class LeasedJob:
         place = {
             "TRIREME_INDEX": str(worker),
             "TRIREME_NUM_WORKERS": str(self._num_workers),
-            "TRIREME_STREAMS": str(leasing_trainee.NUM_STREAMS),
+            "TRIREME_STREAMS": str(script.NUM_STREAMS),
         }
         return self._start(f"worker {worker}", options, place, timeout_s)
 
@@ -61,7 +62,7 @@ class LeasedJob:
             "TRIREME_ROOT": str(self.folder),
             **place,
         }
-        program = self._programs.start(name, [TRAINEE, str(self.folder), *options], env)
+        program = self._programs.start(name, [SCRIPT, str(self.folder), *options], env)
         return self._exit.enter_context(program)
 
     def finish(self, *workers: Program) -> list[list[str]]:
@@ -85,16 +86,14 @@ def streams_of(worker: Program) -> Counter[int]:
 
 def assert_each_batch_counted_once(path: Path) -> None:
     expected = Counter[int]()
-    for stream in range(leasing_trainee.NUM_STREAMS):
-        for epoch in range(leasing_trainee.EPOCHS):
-            for batch in leasing_trainee.Data().stream(
-                stream, leasing_trainee.NUM_STREAMS, epoch=epoch
-            ):
+    for stream in range(script.NUM_STREAMS):
+        for epoch in range(script.EPOCHS):
+            for batch in script.Data().stream(stream, script.NUM_STREAMS, epoch=epoch):
                 expected.update(set(batch["a"].values.tolist()))
     with embedded(threads=1) as cluster:
-        leasing_trainee.make_trainer(leasing_trainee.Model(), cluster).load(path)
-        keys = _core.unique(np.arange(leasing_trainee.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({"t": keys}).rows["t"]
+        script.make_trainer(script.Model(), cluster).load(path)
+        keys = _core.unique(np.arange(script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
         found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
     assert {key: count for key, count in found.items() if count} == dict(expected)
 
@@ -112,7 +111,7 @@ def test_a_late_worker_takes_the_streams_that_nobody_has(
     assert found[0] == found[1]
     assert [line.split()[-1] for line in found[0]] == [str(EXAMPLES)] * 3
     assert_each_batch_counted_once(tmp_path / "last")
-    assert (streams_of(first) + streams_of(late)).total() == leasing_trainee.EPOCHS * STEPS
+    assert (streams_of(first) + streams_of(late)).total() == script.EPOCHS * STEPS
 
 
 def test_a_late_worker_with_another_model_is_refused_and_the_job_goes_on(

@@ -1,6 +1,6 @@
-"""What a server keeps beside pushes: rows that were loaded or removed, what deltas are since.
-A random life of tables is lived twice, once with servers that are killed between its events: what
-it saves is the same. And what a server makes of a damaged snapshot, or of keys.
+"""What a server logs besides pushes: loaded rows, removed rows, deltas. A random history runs
+twice, once with kills between its events, and saves the same; damaged snapshots and keys are
+handled.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.durable import DurableServers
-from tests.integration.resuming import assert_same
+from tests.integration.durable_servers import DurableServers
+from tests.integration.resumed_jobs import assert_same
 from tests.integration.test_server_restart import TABLE, counts, push
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from trireme.job.cluster import Cluster
 
 NUM_EVENTS = pick(short=16, long=60)

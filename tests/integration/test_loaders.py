@@ -1,4 +1,4 @@
-"""Loaders of other kinds, shared among workers: IterableDataset, DataLoader, TorchRec's batches."""
+"""Other kinds of loaders divided among workers: IterableDataset, DataLoader, TorchRec's batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 import trireme as tr
-from tests.integration.planted import Examples, loader, trainer_for
+from tests.integration.planted_model import Examples, loader, trainer_for
 from tests.jobs import Job
 from tests.keyed_jagged import KINDS
 from trireme.data import Batch, Ragged

@@ -1,4 +1,4 @@
-"""What real processes tell over HTTP, and that docs/metrics.md lists all of it."""
+"""What real processes serve over HTTP, and that docs/metrics.md lists all of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.programs import Program, Template
 from tests.repo import tree
 from trireme.job.embedded import embedded
 
-TRAINEE = str(Path(__file__).with_name("trainee.py"))
+TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
 SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--metrics", "0"]
 AT = r"metrics at (\S+)/metrics"
 
@@ -60,7 +60,7 @@ def worker(programs: Template, server: str, *arguments: str, num: int = 1, **env
     place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": server, "TRIREME_INDEX": "0"}
     place |= {"TRIREME_NUM_WORKERS": str(num), "TRIREME_METRICS": "0", "TRIREME_THREADS": "1"}
     env = {"TRIREME_TIMEOUT_S": "60", **place, **env}
-    return programs.start("worker 0", [TRAINEE, *arguments], env)
+    return programs.start("worker 0", [TRAINING_SCRIPT, *arguments], env)
 
 
 def wait_for_text(url: str, words: str) -> None:
@@ -105,9 +105,9 @@ def told(url: str) -> dict[str, tuple[str, set[str]]]:
 
 def test_the_page_lists_what_servers_and_workers_tell(programs: Template) -> None:
     server, server_url, address = start_server(programs)
-    with server, worker(programs, address) as trainee:
-        worker_url = trainee.wait_line(AT)[1]
-        trainee.wait_line(r"^batch 9$")
+    with server, worker(programs, address) as training:
+        worker_url = training.wait_line(AT)[1]
+        training.wait_line(r"^batch 9$")
         wait_for_text(f"{server_url}/metrics", "trireme_worker_reported{")
         pages = documented()
         # Labels of what has not happened yet are not told: no checkpoint was made.
@@ -162,15 +162,15 @@ def test_a_worker_says_that_it_waits_for_servers_that_are_not_there(programs: Te
     server, server_url, address = start_server(programs)
     with server:
         server.signal(signal.SIGSTOP)
-        with worker(programs, address) as trainee:
-            url = trainee.wait_line(AT)[1]
+        with worker(programs, address) as training:
+            url = training.wait_line(AT)[1]
             wait_for_health(url, f"waiting for servers {address}")
             assert get(f"{url}/healthz")[0] == 503
             server.signal(signal.SIGCONT)
-            trainee.wait_line(r"^batch 9$")
+            training.wait_line(r"^batch 9$")
             wait_for_health(url, "ok\n")
             server.signal(signal.SIGSTOP)
-            trainee.wait_line("waiting for .*no answer for 3 s")
+            training.wait_line("waiting for .*no answer for 3 s")
             wait_for_health(url, f"waiting for {address}")
             server.signal(signal.SIGCONT)
             wait_for_health(url, "ok\n")
@@ -179,9 +179,9 @@ def test_a_worker_says_that_it_waits_for_servers_that_are_not_there(programs: Te
 
 def test_a_worker_says_that_it_waits_for_another(programs: Template) -> None:
     server, server_url, address = start_server(programs)
-    with server, worker(programs, address, "--mode", "sync", num=2) as trainee:
-        url = trainee.wait_line(AT)[1]
-        trainee.wait_line("waiting for .*coord.gather")
+    with server, worker(programs, address, "--mode", "sync", num=2) as training:
+        url = training.wait_line(AT)[1]
+        training.wait_line("waiting for .*coord.gather")
         wait_for_health(url, "(coord.gather): no answer")
         assert get(f"{server_url}/healthz") == (200, "ok\n")
 
@@ -196,10 +196,10 @@ def test_a_server_that_keeps_a_log_tells_how_much_of_it_a_recovery_would_replay(
 ) -> None:
     env = {"TRIREME_DURABILITY": "process", "TRIREME_STATE_DIR": str(tmp_path / "state")}
     server, url, address = start_server(programs, **env)
-    with server, worker(programs, address, "--batches", "30") as trainee:
-        trainee.wait_line(AT)
-        trainee.wait_line(r"^batch 9$")
+    with server, worker(programs, address, "--batches", "30") as training:
+        training.wait_line(AT)
+        training.wait_line(r"^batch 9$")
         found = families(url)
         assert values(found["trireme_log_bytes"])[()] > 0
         assert values(found["trireme_log_age_seconds"])[()] > 0
-        assert trainee.finish() == 0
+        assert training.finish() == 0

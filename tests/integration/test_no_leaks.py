@@ -1,5 +1,5 @@
-"""A job at full speed keeps its memory and its file descriptors: seconds here, ten minutes in
-`make long`.
+"""A job at full speed keeps its memory and file descriptors: seconds here, ten minutes in `make
+long`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def test_memory_and_descriptors_stay_flat(programs: Template, mode: str) -> None
     with ExitStack() as stack:
         server, server_url, address = start_server(programs)
         stack.enter_context(server)
-        trainee = stack.enter_context(worker(programs, address, "--mode", mode))
-        urls = {"server": server_url, "worker": trainee.wait_line(AT)[1]}
+        training = stack.enter_context(worker(programs, address, "--mode", mode))
+        urls = {"server": server_url, "worker": training.wait_line(AT)[1]}
         deadline = time.monotonic() + 80
         while (warm := steps(urls["worker"])) < WARM_STEPS:
             assert time.monotonic() < deadline, f"{warm} steps of {WARM_STEPS}"

@@ -1,4 +1,4 @@
-"""`trireme stream`: days of a service that changes, killed and gone on with, served meanwhile."""
+"""`trireme stream`: days of changing data, with kills and resumes, while exports are served."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from examples.planted.days import write_days
 from tests.integration.saved_rows import saved_rows
 from tests.programs import Program, Template
-from trireme.train.online.donefiles import BASES, DELTAS, STOPPED, DoneFiles, Point
+from trireme.train.online.donefiles import BASES, DELTAS, STOPPED, DoneFiles, PassPoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "online.yaml"
 DAYS = ("20190720", "20190721")
@@ -86,7 +86,7 @@ def run(
     return programs.run(place, arguments, code=code, wait_s=110.0)
 
 
-def points(of: Path) -> list[Point]:
+def points(of: Path) -> list[PassPoint]:
     return [entry.point for entry in DoneFiles(str(of / "models")).checkpoints()]
 
 
@@ -94,7 +94,7 @@ def test_days_are_trained_on_and_published(undisturbed: tuple[Path, str]) -> Non
     place, output = undisturbed
     assert points(place) == [
         point for day, after in zip(DAYS, (*DAYS[1:], END), strict=True)
-        for point in (Point(day, 2), Point(after, 0))
+        for point in (PassPoint(day, 2), PassPoint(after, 0))
     ]  # fmt: skip
     done = DoneFiles(str(place / "models"))
     bases = [Path(entry.path) for entry in done.exports(BASES)]
@@ -271,7 +271,7 @@ def test_a_stop_that_cannot_be_gone_on_with_is_passed_over(
 def test_a_job_streams_as_one_process_does(place: Path, programs: Template) -> None:
     launch = ("launch", "--server_num", "2", "--worker_num", "2", "--stream")
     output = run(programs, place, f"runner.end_day={DAYS[0]}", start=launch)
-    assert points(place) == [Point(DAYS[0], 2), Point(DAYS[1], 0)]
+    assert points(place) == [PassPoint(DAYS[0], 2), PassPoint(DAYS[1], 0)]
     assert output.count("before:") == PASSES
     again = run(programs, place, start=launch)
     assert f"going on behind pass {DAYS[1]}/0" in again
@@ -292,7 +292,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     output = run(programs, place)
     assert "cannot be loaded, trying the one before" in output
     assert f"going on behind pass {DAYS[-1]}/2" in output
-    assert points(place)[-1] == Point(END, 0)
+    assert points(place)[-1] == PassPoint(END, 0)
 
 
 def test_data_that_does_not_come_is_an_error(place: Path, programs: Template) -> None:

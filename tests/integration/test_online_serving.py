@@ -1,4 +1,4 @@
-"""A service that follows a streaming run: deltas applied to a live predictor."""
+"""A live predictor follows a streaming run by its deltas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""docs/optimizers.md is true: every optimizer of torch is in its table, and does what that says."""
+"""docs/optimizers.md is correct: its table lists every torch optimizer, and each behaves as
+described.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import fleet
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
@@ -160,7 +163,7 @@ def test_whole_parameters_train_in_geo_too() -> None:
             cluster=cluster,
         )
         for step in range(STEPS):
-            optimizer.pull({}, blocks=True)
+            optimizer.mode.pull({}, blocks=True)
             set_gradients(model, step)
             optimizer.step(examples=8)
         optimizer.end_pass()
@@ -186,7 +189,7 @@ def test_whole_parameters_go_on_from_a_checkpoint_in_geo(name: str, tmp_path: Pa
             for step in range(6 if goes_on else 0, 12):
                 if step == 6:
                     (trainer.load if goes_on else trainer.save)(tmp_path / "saved")
-                trainer.optimizer.pull({}, blocks=True)
+                trainer.optimizer.mode.pull({}, blocks=True)
                 set_gradients(model, step)
                 trainer.optimizer.step(examples=8)
             trainer.optimizer.end_pass()
@@ -288,7 +291,7 @@ def test_schedulers_drive_groups_and_tables_as_torchs_own_parameters(
     inner = dense(groups_of(model), **options)
     optimizer = tr.DistributedOptimizer(inner, model)
     found = fit(model, optimizer, SCHEDULERS[name](optimizer))
-    rows = default_cluster.client.pull({"t": np.arange(NUM_KEYS, dtype=np.uint64)}).rows["t"]
+    rows = default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
     plain = Plain()
     groups = [*groups_of(plain), {"params": plain.rows.parameters(), "lr": 0.2}]
     optimizer_of_torch = dense(groups, **options)
@@ -312,7 +315,7 @@ def test_values_of_the_dense_optimizer_are_not_those_of_tables(
         momentum=0.9,
     )
     fit(plain, momentum, SCHEDULERS["StepLR"](momentum))
-    rows = default_cluster.client.pull({"t": np.arange(NUM_KEYS, dtype=np.uint64)}).rows["t"]
+    rows = default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
     np.testing.assert_allclose(rows, plain.rows.weight.detach().numpy(), atol=1e-5, rtol=0)
 
 

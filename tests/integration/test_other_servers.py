@@ -1,5 +1,5 @@
-"""What two servers saved is the same on 1, 3 and 5: every bit of all buckets and blocks, and what
-the model predicts.
+"""A checkpoint of two servers loads on 1, 3 and 5: the same bits in all buckets and blocks, and the
+same predictions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.resumer import array_dataset
+from tests.integration.resumed_script import array_dataset
 from tests.jobs import Job
 from trireme.job.cluster import Cluster
 

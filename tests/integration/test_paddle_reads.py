@@ -1,4 +1,4 @@
-"""What Trireme writes for Fleet, Paddle loads: it predicts the same as from its own files.
+"""Paddle loads what Trireme writes for Fleet, and predicts the same as from its own files.
 
 Needs a Python with paddlepaddle 2.6.2 (`make paddle`, or TRIREME_BENCH_PADDLE names it); skipped
 without.

@@ -1,4 +1,4 @@
-"""The pages for people who come from elsewhere: every command and every script in them runs."""
+"""The pages for users of other systems: all their commands and scripts run."""
 
 from __future__ import annotations
 

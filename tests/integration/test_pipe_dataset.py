@@ -1,4 +1,4 @@
-"""QueueDataset through a command: batches, positions and streams; its failure ends a training."""
+"""QueueDataset through a command: batches, positions and streams; a failing command ends it."""
 
 from __future__ import annotations
 

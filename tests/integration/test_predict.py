@@ -1,4 +1,4 @@
-"""`trireme predict`: files of every format, answered as the trained model answers them."""
+"""`trireme predict`: files of every format get the trained model's answers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import trireme as tr
 from trireme.commands import cli
 from trireme.data import Dense, InsId, Label, Sparse
 from trireme.inference import Predictor
+from trireme.inference.export import export_model
 from trireme.job.embedded import embedded
 from trireme.run.file_schema import parse_fields
-from trireme.storage.part import Part
+from trireme.storage.atomic_file import PendingFile
 
 NUM = 100
 RNG = np.random.default_rng(0)
@@ -62,7 +63,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
             cluster=cluster,
         )
         trainer.fit([examples()])
-        trainer.save_inference_model(folder, batch=examples())
+        export_model(trainer, folder, batch=examples())
     return folder
 
 
@@ -182,10 +183,10 @@ def test_an_output_that_exists_or_a_disk_that_is_full_ends_with_an_error(
     assert "expected a new file, found old existing" in capsys.readouterr().err
     assert (tmp_path / "old").read_text() == "mine"
 
-    def full(part: Part, data: object) -> None:
+    def full(part: PendingFile, data: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Part, "write", full)
+    monkeypatch.setattr(PendingFile, "write", full)
     assert cli.main([*argv, "new"]) == 1
     assert "predict: cannot write new: No space left on device" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""Reading changes nothing: servers hold the same bits before and after whatever only looks."""
+"""Reading changes nothing: servers hold the same bits before and after read-only requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data at locations of fsspec: an S3 server on loopback, local://, and what goes wrong."""
+"""Data at fsspec locations: an S3 server on loopback, local://, and their errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.criteo_text import Example, examples_of, random_line, read_text
-from tests.integration.planted import Linear, Named, trainer_for
+from tests.integration.planted_model import Linear, Named, trainer_for
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
 from trireme.data import QueueDataset, criteo
-from trireme.data.sources import fs_client_options
 from trireme.errors import BadRequest, DataError
+from trireme.fleet.fs_client import fs_client_options
 from trireme.train import Dump
 from trireme.train.dump import DumpFile
 
@@ -176,7 +176,7 @@ def test_dumps_go_to_s3_and_leave_nothing_else(s3):
     path = "s3://bucket/dumps/1"
     dump = Dump(path=path, fields=["output"], storage_options=s3)
     with Job(1) as job:
-        job.run(2, lambda cluster: trainer_for(cluster).infer_from_dataset(Named(101), dump=dump))
+        job.run(2, lambda cluster: trainer_for(cluster).evaluate(Named(101), dump=dump))
         files = fsspec.filesystem("s3", **s3)
         files.invalidate_cache()
         parts = sorted(files.ls(path, detail=False))

@@ -1,5 +1,5 @@
-"""Checkpoints of a fit, and how another run goes on from them: whatever the data is read from,
-whatever is damaged, and in async.
+"""Checkpoints during fit, and how another run resumes from them: every kind of data, damaged files,
+and async.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import trireme as tr
-from tests.integration import resumer
-from tests.integration.resumer import BATCH, NUM_BATCHES, array_dataset, columns
+from tests.integration import resumed_script
+from tests.integration.resumed_script import BATCH, NUM_BATCHES, array_dataset, columns
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, Corruption, ResourceExhausted
 from trireme.job.cluster import Cluster
@@ -39,7 +40,7 @@ class Stopped(Exception):
     """The run ends here."""
 
 
-class Model(resumer.Model):
+class Model(resumed_script.Model):
     """Ends the run when it has begun so many steps."""
 
     stop_at: int | None = None
@@ -60,15 +61,15 @@ def run(
     with torch_threads(1), embedded(threads=1) as cluster:
         model = Model()
         model.stop_at = stop_at
-        trainer = resumer.make_trainer(mode, model, cluster=cluster)
+        trainer = resumed_script.make_trainer(mode, model, cluster=cluster)
         checkpoints = tr.Checkpoints(path, **{"every_steps": 13, **options})
         try:
             figures = trainer.fit(dataset, epochs=2, checkpoints=checkpoints, resume=True)
         except Stopped:
             cluster.abandon()
             return {}
-        keys = _core.unique(np.arange(resumer.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+        keys = _core.unique(np.arange(resumed_script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+        rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
         model = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
         model |= {name: t.numpy().copy() for name, t in trainer.model.named_buffers()}
         random = {"torch": torch.rand(3).numpy()}
@@ -101,7 +102,7 @@ def examples() -> list[dict[str, Any]]:
 def csv_file(folder: Path) -> tuple[Path, tr.data.Schema]:
     lines = [",".join(str(value) for value in row.values()) for row in examples()]
     (folder / "data.csv").write_text("a,b,label\n" + "\n".join(lines))
-    return folder / "data.csv", tr.data.csv(resumer.SCHEMA.fields)
+    return folder / "data.csv", tr.data.csv(resumed_script.SCHEMA.fields)
 
 
 def queue(folder: Path) -> Any:
@@ -213,7 +214,7 @@ def test_another_number_of_workers_is_refused_with_both(tmp_path: Path) -> None:
     damaged_run(tmp_path)
 
     def work(cluster: Cluster) -> None:
-        trainer = resumer.make_trainer("sync", Model(), cluster=cluster)
+        trainer = resumed_script.make_trainer("sync", Model(), cluster=cluster)
         with pytest.raises(
             BadRequest, match=r"expected 1 workers, of whose streams .*2 is, found 2"
         ):
@@ -227,7 +228,7 @@ def test_another_number_of_workers_is_refused_with_both(tmp_path: Path) -> None:
 
 def test_what_resume_cannot_mean_is_refused(tmp_path: Path) -> None:
     with embedded(threads=1) as cluster:
-        trainer = resumer.make_trainer("sync", Model(), cluster=cluster)
+        trainer = resumed_script.make_trainer("sync", Model(), cluster=cluster)
         checkpoints = tr.Checkpoints(tmp_path, every_steps=1)
         assert trainer.resume(tmp_path / "none") is None
         with pytest.raises(BadRequest, match="expected checkpoints with resume=True, found None"):
@@ -238,7 +239,7 @@ def test_what_resume_cannot_mean_is_refused(tmp_path: Path) -> None:
         ):
             trainer.fit(array_dataset(2), checkpoints=checkpoints, resume=True)
     with embedded(threads=1) as cluster:
-        trainer = resumer.make_trainer("sync", Model(), cluster=cluster)
+        trainer = resumed_script.make_trainer("sync", Model(), cluster=cluster)
         with pytest.raises(BadRequest, match=r"more epochs than .* which is 2, found epochs=1"):
             trainer.fit(array_dataset(2), epochs=1, checkpoints=checkpoints, resume=True)
     for wrong in ({}, {"every_s": 1, "every_steps": 1}, {"every_s": 0}, {"every_steps": 0},
@@ -254,17 +255,17 @@ def test_sync_workers_of_unequal_streams_save_by_the_clock_at_one_step(tmp_path:
     """Also when some have ended. At one step: every bucket has the same marks."""
 
     def work(cluster: Cluster) -> None:
-        model = resumer.Model()
-        trainer = resumer.make_trainer("sync", model, cluster=cluster)
+        model = resumed_script.Model()
+        trainer = resumed_script.make_trainer("sync", model, cluster=cluster)
         checkpoints = tr.Checkpoints(tmp_path, every_s=0.1, keep=None)
-        trainer.fit(resumer.Unequal(), epochs=2, checkpoints=checkpoints)
+        trainer.fit(resumed_script.Unequal(), epochs=2, checkpoints=checkpoints)
 
     with Job(2) as job:
         job.run(3, work)
     found = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
     assert len(found) > 2
     with Job(1) as job, job.join(0, 1) as cluster:
-        trainer = resumer.make_trainer("sync", resumer.Model(), cluster=cluster)
+        trainer = resumed_script.make_trainer("sync", resumed_script.Model(), cluster=cluster)
         for path in found:
             trainer.load(path)
             rows, marks = job.servers[0].state.tables["t"].rows, set()
@@ -290,7 +291,7 @@ def assert_spared(folder: Path, *, mode: str) -> None:
     names = [path.name for path in folder.iterdir()]
     assert all(name.isdecimal() for name in names)
     with embedded(threads=1) as cluster:
-        trainer = resumer.make_trainer(mode, Model(), cluster=cluster)
+        trainer = resumed_script.make_trainer(mode, Model(), cluster=cluster)
         assert trainer.resume(folder) == str(folder / max(names, key=int))
         for name in names:
             trainer.load(folder / name)

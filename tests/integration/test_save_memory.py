@@ -1,4 +1,4 @@
-"""What a save takes of memory, beside what is there."""
+"""The memory that a save needs beyond the tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.integration.processes import clean_environment
 from tests.repo import tree
 
-SCRIPT = Path(__file__).with_name("save_measured.py")
+SCRIPT = Path(__file__).with_name("save_memory_script.py")
 
 
 def test_a_save_takes_little_memory_of_its_own(tmp_path: Path) -> None:

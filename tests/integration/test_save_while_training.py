@@ -1,5 +1,5 @@
-"""Checkpoints while four workers push at full speed: every row is of one moment, every bucket
-agrees with its marks, and a run that goes on from such a checkpoint loses and repeats nothing.
+"""Checkpoints while four workers push at full speed: all rows belong to one moment, buckets agree
+with their marks, and a resumed run loses and repeats nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import pytest
 import trireme as tr
 from tests.jobs import InProcessServer, Job, in_threads
 from tests.long import pick
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
@@ -40,7 +42,7 @@ def push(cluster: Cluster, sequence: int) -> None:
     values = values_of_group(RULE.group(), sequence)
     gradient = TableGradient(keys, np.ones((len(keys), DIM), np.float32), values)
     position = (sequence, 10 * sequence)
-    cluster.client.push(Step(sequence, 0, [], BATCH, position), {"t": gradient})
+    cluster.client.push(Step(sequence, 0, [], BATCH, position), {T_ROWS: gradient})
 
 
 class Bucket(NamedTuple):

@@ -1,5 +1,5 @@
-"""Servers are killed at random moments and started again: no push that was acknowledged is lost,
-none is applied twice, and in sync nothing differs from a run that nobody has disturbed.
+"""Servers are killed at random moments and restarted: no acknowledged push is lost, none is applied
+twice, and sync training keeps its exact bits.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ import pytest
 
 import trireme as tr
 from tests.integration import test_sync
-from tests.integration.durable import SERVER, DurableServers
+from tests.integration.durable_servers import SERVER, DurableServers
 from tests.jobs import Job, in_threads
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.checkpoint.worker_side.save_load import load_checkpoint, save_checkpoint
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
+from trireme.worker.passes import begin_pass, leave
 
 NUM_KEYS, DIM = 400, 2
 NUM_PUSHES = {"process": pick(short=100, long=2000), "machine": pick(short=40, long=500)}
@@ -44,7 +47,7 @@ def some_keys(cluster: Cluster, seed: int) -> np.ndarray:
 def push(cluster: Cluster, sequence: int, *, step: int = 0) -> np.ndarray:
     keys = some_keys(cluster, 10_000 * cluster.worker + sequence)
     gradient = TableGradient(keys, np.zeros((len(keys), DIM), dtype=np.float32), VALUES)
-    cluster.client.push(Step(sequence, step, [], examples=1), {"t": gradient}, staged=step > 0)
+    cluster.client.push(Step(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0)
     return keys
 
 
@@ -52,7 +55,7 @@ def counts(cluster: Cluster) -> np.ndarray:
     """How often each key was pushed, as the servers have it."""
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
     found = np.zeros(NUM_KEYS)
-    found[keys.astype(np.int64)] = cluster.client.pull({"t": keys}).rows["t"][:, 0]
+    found[keys.astype(np.int64)] = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS][:, 0]
     return found
 
 
@@ -147,12 +150,12 @@ def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_pa
         def work(cluster: Cluster) -> tuple[list[int], list[list[int]]]:
             steps, met, sequence, client = [], [], 0, cluster.client
             for number in range(num_rounds):
-                steps.append(client.begin_pass().first_step)
+                steps.append(begin_pass(client).first_step)
                 for step in range(steps[-1], steps[-1] + 2 + cluster.worker):
                     sequence += 1
                     push(cluster, sequence, step=step)
                     client.pull({}, staged=step)
-                client.leave(step + 1)
+                leave(client, step + 1)
                 brought = {"round": number, "worker": cluster.worker}
                 gathered = client.gather(brought, [np.arange(number)], purpose=f"{number}")
                 met.append([body["worker"] for body, _ in gathered])

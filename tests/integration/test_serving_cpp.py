@@ -1,4 +1,4 @@
-"""examples/serving_cpp reads an export in C++, with the numbers that Python finds."""
+"""examples/serving_cpp reads an export in C++ and gets the same numbers as Python."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import trireme as tr
 from tests.repo import tree
 from trireme.inference import Predictor
+from trireme.inference.export import export_model
 from trireme.job.embedded import embedded
 
 NUM_KEYS, DIM = 5000, 5
@@ -46,7 +47,7 @@ def test_cpp_finds_the_numbers_that_python_finds(dtype: str, program: Path, tmp_
         )
         ids = {"a": torch.from_numpy(keys.view(np.int64))}
         trainer.fit([ids])
-        trainer.save_inference_model(tmp_path / "export", batch=ids, dtype=dtype)
+        export_model(trainer, tmp_path / "export", batch=ids, dtype=dtype)
     known = keys[rng.integers(0, NUM_KEYS, 300)].tolist()
     bags = [[*known[i : i + i % 4], 5, 2**64 - 1] for i in range(len(known))]
     found, said = pooled(program, tmp_path / "export/tables/0", bags)
@@ -70,7 +71,7 @@ def test_cpp_reads_each_dim_of_a_table(program: Path, tmp_path: Path) -> None:
                 trainer, "t", {"key": tr.nn.keys_of(feature, ids), "weights": rows}
             )
         batch = dict.fromkeys(dims, torch.from_numpy(ids))
-        trainer.save_inference_model(tmp_path / "export", batch=batch)
+        export_model(trainer, tmp_path / "export", batch=batch)
     bags = [[i, i + 1] for i in range(0, 48, 2)]
     expected = Predictor(tmp_path / "export").predict(dict.fromkeys(dims, bags)).outputs["output"]
     for number, feature in enumerate(dims):

@@ -1,4 +1,4 @@
-"""Shows, clicks, features and data time on their way from batches to the rows of servers."""
+"""Shows, clicks, features and data time travel from batches to the rows of servers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.data import Ragged
 from trireme.errors import BadRequest
@@ -135,7 +136,7 @@ def test_fleets_scale_in_sync_is_that_of_the_union_of_the_batches(
         def work(cluster: Cluster) -> np.ndarray:
             train_on_means(cluster, table, data[cluster.worker])
             cluster.client.gather({}, [])
-            return cluster.client.pull({"t": keys_of(cluster)}).rows["t"]
+            return cluster.client.pull({T_ROWS: keys_of(cluster)}).rows[T_ROWS]
 
         with Job(num_servers) as job:
             return job.run(len(data), work)[0]
@@ -181,7 +182,7 @@ def test_a_push_that_is_sent_again_counts_once_and_time_never_goes_back() -> Non
         push = TableGradient(keys, gradient, values, {"show_click": shows, "feature": features})
         for sequence, time in enumerate((2 * DAY, 3 * DAY, 2 * DAY, 0), 1):
             for _ in range(3):
-                cluster.client.push(Step(sequence, 0, [], examples=1, time=time), {"t": push})
+                cluster.client.push(Step(sequence, 0, [], examples=1, time=time), {T_ROWS: push})
 
     with Job(2) as job:
         job.run(1, work)

@@ -1,4 +1,4 @@
-"""What SIGTERM does to one process that trains embedded."""
+"""SIGTERM to one process that trains embedded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 import trireme as tr
 from trireme.errors import Stopped
 from trireme.job.embedded import embedded
-from trireme.train.online.online import PassReport
+from trireme.train.online.train_passes import PassReport
 
 NUM_BATCHES, TOLD_AT = 500, 3
 

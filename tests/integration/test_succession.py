@@ -18,6 +18,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job, in_threads
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.coordinator import meetings
 from trireme.errors import BadRequest
@@ -77,7 +78,7 @@ def times(num: int, data: list[dict[str, Any]]) -> dict[int, int]:
 
 def counts(cluster: Cluster) -> dict[int, int]:
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-    rows = cluster.client.pull({"t": keys}).rows["t"]
+    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
     found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
     return {key: count for key, count in found.items() if count}
 
@@ -312,7 +313,7 @@ def test_a_dump_cannot_be_gone_on_with(job: Job, tmp_path: Path) -> None:
 
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         dump = tr.Dump(path=tmp_path / "dump", fields=["output"])
-        make_trainer(cluster, Model(kill_at)).train_from_dataset(data, dump=dump)
+        make_trainer(cluster, Model(kill_at)).fit(data, dump=dump)
 
     die(job, lambda cluster: train(cluster, 4))
     cluster = job.join(0, 1)

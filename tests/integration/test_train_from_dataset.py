@@ -1,4 +1,4 @@
-"""train_from_dataset and infer_from_dataset: what they print, refuse and leave alone."""
+"""train_from_dataset and infer_from_dataset: what they print, refuse and leave unchanged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import trireme as tr
-from tests.integration.planted import Linear, Named, bce, loader, rows_of, trainer_for
+from tests.integration.planted_model import Linear, Named, bce, loader, rows_of, trainer_for
 from tests.jobs import Job
+from trireme import fleet
 from trireme.errors import BadRequest, NotFinite
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
@@ -45,7 +46,8 @@ def trainer_of(model: nn.Module, cluster: Cluster, **options: Any) -> tr.Trainer
 @pytest.mark.parametrize("threads", [1, 3])
 def test_values_are_fetched_by_name(capsys: pytest.CaptureFixture[str], threads: int) -> None:
     with embedded() as cluster:
-        trainer_of(Seen(), cluster, threads=threads).train_from_dataset(
+        fleet.train_from_dataset(
+            trainer_of(Seen(), cluster, threads=threads),
             Named(1000, factor=torch.ones(1000)),
             fetch_list=["loss", "auc", "output", "mean", "num_batches", "ins_id", "bias"],
             fetch_info=["cost", "AUC", "logits", "m", "n", "who", "bias"],
@@ -69,13 +71,13 @@ def test_only_the_first_worker_prints_and_every_worker_refuses(
     def work(cluster: Cluster) -> None:
         trainer = trainer_for(cluster)
         with pytest.raises(BadRequest) as refused:
-            trainer.train_from_dataset(Named(400), fetch_list=["bais"])
+            trainer.fit(Named(400), report=tr.Report(values=["bais"]))
         assert "found nothing of that name for 'bais'; there are" in str(refused.value)
         for part in ("figures loss, auc, log_loss;", "outputs output;", "a, b, label", "bias"):
             assert part in str(refused.value)
         with pytest.raises(BadRequest, match="found a EmbeddingBag for 'rows'"):
-            trainer.infer_from_dataset(Named(400), fetch_list=["rows"])
-        trainer.infer_from_dataset(Named(400), fetch_list=["label", "loss"], print_period=2)
+            trainer.evaluate(Named(400), report=tr.Report(values=["rows"]))
+        trainer.evaluate(Named(400), report=tr.Report(values=["label", "loss"], period=2))
 
     with Job(1) as job:
         job.run(2, work)
@@ -92,11 +94,24 @@ def test_wrong_requests_are_refused() -> None:
             ({"print_period": 0}, "expected print_period >= 1, found 0"),
             ({"stat_var_names": ["acu"]}, "of the metrics auc, log_loss, found acu"),
         ):
-            for call in (trainer.train_from_dataset, trainer.infer_from_dataset):
+            for call in (fleet.train_from_dataset, fleet.infer_from_dataset):
                 with pytest.raises(BadRequest, match=message):
-                    call(loader(100), **options)
+                    call(trainer, loader(100), **options)
         with pytest.raises(BadRequest, match=r"of the metrics \(none\), found auc"):
-            trainer.infer_from_dataset(loader(100), labels=False, stat_var_names=["auc"])
+            fleet.infer_from_dataset(trainer, loader(100), labels=False, stat_var_names=["auc"])
+        with pytest.raises(BadRequest, match=r"of the metrics \(none\), found auc"):
+            trainer.evaluate(loader(100), labels=False, report=tr.Report(merged=["auc"]))
+
+
+def test_a_wrong_report_is_refused() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"values": "loss"}, "expected values as a list of names, found 'loss'"),
+        ({"values": ["loss"], "labels": ["a", "b"]}, "expected 1 labels, one for each of values"),
+        ({"period": 0}, "expected period >= 1, found 0"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(BadRequest, match=message):
+            tr.Report(**options)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +127,7 @@ def test_debug_says_where_the_time_went(
 ) -> None:
     with embedded() as cluster:
         trainer = trainer_for(cluster, mode, threads)
-        trainer.train_from_dataset(Named(500), debug=True, print_period=5)
+        trainer.fit(Named(500), report=tr.Report(timing=True, period=5))
     *lines, staleness = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         r"train: staleness of 10 pushes at servers: \d+ at 50 %, \d+ at 99 %, \d+ at 100 %",
@@ -158,7 +173,7 @@ def test_debug_takes_reading_and_parsing_from_a_source_that_knows(
             return Stream(super().stream(index, num_streams))
 
     with embedded() as cluster:
-        trainer_for(cluster).infer_from_dataset(Source(500), debug=True, print_period=500)
+        trainer_for(cluster).evaluate(Source(500), report=tr.Report(timing=True, period=500))
     [line] = capsys.readouterr().out.splitlines()
     assert "behind it: read 10.0000 s, parse 20.0000 s, unique" in line
     assert "backward" not in line
@@ -216,7 +231,7 @@ def test_a_loss_that_is_not_finite_names_the_batch() -> None:
         with pytest.raises(NotFinite, match=r"ins_id 'id0', 'id1', .* and 45 more"):
             trainer.evaluate(Named(500))
         assert cluster.client.stream_position().sequence == 0
-        trainer.train_from_dataset(loader(500), check_nan=False)
+        trainer.fit(loader(500), check_nan=False)
         assert cluster.client.stream_position().sequence == 10
 
 
@@ -238,10 +253,10 @@ def test_figures_are_those_of_all_workers_unless_said_otherwise(tmp_path: Path) 
         trainer.load(tmp_path / "trained")
         data = Named(1000, seed=1)
         return [
-            trainer.infer_from_dataset(data),
-            trainer.infer_from_dataset(data, stat_var_names=["log_loss"]),
-            trainer.infer_from_dataset(data, labels=False),
-            trainer.infer_from_dataset(data, model=trainer.model.rows),
+            trainer.evaluate(data),
+            trainer.evaluate(data, report=tr.Report(merged=["log_loss"])),
+            trainer.evaluate(data, labels=False),
+            trainer.evaluate(data, model=trainer.model.rows),
         ]
 
     with embedded() as cluster:

@@ -1,4 +1,4 @@
-"""Training loops of every form, on embedded tables and on servers."""
+"""Training loops of every form, with embedded tables and with servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.planted import (
+from tests.integration.planted_model import (
     NUM_KEYS,
     Linear,
     Share,
@@ -124,7 +124,7 @@ def test_after_a_push_that_failed_no_other_batch_takes_its_name(
     monkeypatch.undo()
     with pytest.raises(BadRequest, match="expected push 2 to be repeated"):
         step()
-    optimizer.resume()
+    optimizer.mode.resume()
     step()
 
 

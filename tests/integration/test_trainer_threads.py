@@ -1,4 +1,4 @@
-"""Trainer(threads=): order, age of the weights, rows of each thread, and errors in one of them."""
+"""Trainer(threads=): order, age of the weights, rows of each thread, and errors in a thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.planted import (
+from tests.integration.planted_model import (
     OFFSETS,
     Linear,
     loader,

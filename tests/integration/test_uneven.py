@@ -1,5 +1,5 @@
-"""Workers whose data ends at unlike times, or is none at all: in every mode each batch counts once,
-nobody hangs, and figures are of all examples.
+"""Workers with unequal data or none: in every mode each batch counts once, no worker hangs, and
+metrics cover all examples.
 """
 
 from __future__ import annotations

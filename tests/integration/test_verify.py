@@ -1,4 +1,4 @@
-"""`trireme verify`: what is whole is said to be, what is damaged is named."""
+"""`trireme verify`: confirms intact checkpoints and names what is damaged."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from tests.integration.test_checkpoint import batches, make_trainer
 from tests.jobs import Job
 from trireme.commands import cli
+from trireme.inference.export import export_model
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         trainer.save(folder / "full")
         trainer.fit(batches(1, 9))
         trainer.save(folder / "day" / "delta", mode="delta")
-        trainer.save_inference_model(folder / "export", batch=batches(1)[0])
+        export_model(trainer, folder / "export", batch=batches(1)[0])
     return folder
 
 

@@ -1,5 +1,5 @@
-"""Models of the zoo from the command line: copies of their YAML files, data in MultiSlot text; and
-what docs/models.md shows.
+"""Zoo models from the command line: copies of their YAML files on MultiSlot text, and the commands
+of docs/models.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A table as a plain dict: what the core's tables must equal, bit for bit.
+"""A table as a plain dict; tables of the core must equal it bit for bit.
 
 Written from the definitions, without the core, for one caller: rows are NumPy arrays in a dict,
 marks an array per stream. Every operation in float32 stands for one of the core's, in its order.

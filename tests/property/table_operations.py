@@ -1,4 +1,4 @@
-"""Random operations on a table and on its model: what they answer must be the same."""
+"""Random operations on a table and on its model, whose answers must be equal."""
 
 from __future__ import annotations
 

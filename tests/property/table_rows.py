@@ -1,4 +1,4 @@
-"""Rows of several classes and types as a plain dict: what the core's tables must equal.
+"""Rows of several classes and types as a plain dict; tables of the core must equal it.
 
 Written from the definitions, without the core: a row has the weights and the state of its class,
 and is as wide as all others only where it is saved.

@@ -1,5 +1,5 @@
-"""Accessors count, select and remove as Fleet's do, over random histories of pushes, days, saves
-and shrinks.
+"""Accessors count, select and remove rows as Fleet's do, over random histories of pushes, days,
+saves and shrinks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 import trireme as tr
 from tests.jobs import Job
 from tests.property.accessor_model import Accessor
-from tests.property.seeds import SEED, named_in_failure
-from tests.tables import POOL, buckets_of
+from tests.seeds import SEED, named_in_failure
+from tests.tables import POOL, T_ROWS, buckets_of
 from trireme import _core
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
@@ -26,6 +26,7 @@ from trireme.protocol.row_selection import DAY_S as DAY
 from trireme.protocol.wide_rows import RowLayout
 from trireme.server.state import ServedTable, ServerState
 from trireme.worker import expiry_calls
+from trireme.worker.passes import begin_pass
 
 NUM_HISTORIES = 200
 KEYS = _core.unique(np.arange(24, dtype=np.uint64), POOL)[0]
@@ -140,7 +141,7 @@ class Servers(Ours):
         self._cluster, self._sync, self._sequence = cluster, sync, 0
         self._values = values_of_group(table.optimizer.group(), 1)
         if sync:
-            cluster.client.begin_pass()
+            begin_pass(cluster.client)
 
     def push(self, rows: np.ndarray, slots: np.ndarray, shows: np.ndarray, time: int) -> None:
         self._sequence += 1
@@ -150,8 +151,8 @@ class Servers(Ours):
         number = self._sequence if self._sync else 0
         step = Step(self._sequence, number, [], examples=1, time=time)
         client = self._cluster.client
-        client.push(step, {"t": push}, staged=self._sync)
-        pulled = client.pull({"t": KEYS}, staged=number, time=time).rows["t"]
+        client.push(step, {T_ROWS: push}, staged=self._sync)
+        pulled = client.pull({T_ROWS: KEYS}, staged=number, time=time).rows[T_ROWS]
         assert pulled.shape[1] == self.tables[0].schema.width_of(0)
 
     def shrink(self, time: int) -> int:

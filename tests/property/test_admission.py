@@ -1,5 +1,5 @@
-"""Random operations on tables with admission against a plain model: rows, rejections and pending
-bytes are the same for any number of threads and servers.
+"""Tables with admission equal a plain model under random operations: the same rows, rejections and
+pending bytes for any number of threads and servers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.property.admission_model import Model
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.table_model import bucket_of, key_at
+from tests.seeds import SEED, named_in_failure
 from tests.tables import RULES, restore
 from trireme import _core
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.example_lists import Example, batch_of, examples_of, random_examples, random_schema
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from trireme import _core
 from trireme.data.column_layout import ColumnLayout
 

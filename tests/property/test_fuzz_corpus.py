@@ -1,4 +1,4 @@
-"""Inputs that the fuzzer kept: the parsers make of them what plain Python makes of them.
+"""The parsers read the fuzzer's corpus as plain Python does.
 
 The first byte of a file chooses the options, as core/tests/fuzz/parsing.h says; the rest is text.
 """

@@ -1,5 +1,5 @@
-"""Random requests to a server that starts again now and then, with and without snapshots between,
-and to one that does not: both hold the same bytes.
+"""Random requests to a server that restarts now and then, with and without snapshots, and to one
+that does not: both hold the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 import trireme as tr
 from tests.long import pick
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from tests.tables import snapshot
 from trireme import _core
 from trireme.coordinator.coordinator import Coordinator

@@ -1,4 +1,4 @@
-"""Many callers of one table: each sees what it would see alone, and only ever whole rows."""
+"""Many concurrent callers of one table: each sees its own updates, and never a torn row."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from threading import Event
 import numpy as np
 import pytest
 
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.table_model import NUM_BUCKETS, Model, rows_of
 from tests.property.table_operations import Operations
+from tests.seeds import SEED, named_in_failure
 from tests.tables import lookup, make_table, random_keys, restore, snapshot
 from trireme import _core
 

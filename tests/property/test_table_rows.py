@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.table_rows import CLICK, NONCLK, Rows, values_of
+from tests.seeds import SEED, named_in_failure
 from tests.tables import POOL, buckets_of, make_table, restore
 from trireme import _core
 

@@ -1,4 +1,4 @@
-"""Every instruction set computes the same bits: what is looked up, initial rows, all rules."""
+"""Every instruction set computes the same bits: lookups, initial rows, all update rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from tests.tables import (
     INITIALIZERS,
     POOL,

@@ -1,4 +1,4 @@
-"""Text formats: what was printed is read back; damaged lines are judged as plain Python does."""
+"""Text formats: printed examples are read back; damaged lines are judged as plain Python does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests import plain_csv, plain_libsvm, plain_multislot
 from tests.plain_text import Broken, Example, damaged, examples_of
 from tests.plain_text import read as read_plainly
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from trireme.data import QueueDataset, Schema
 from trireme.errors import DataError
 

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: methods, fields of a push, limits."""
+"""docs/protocol.md describes the code: methods, fields of a push, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of the repository, and what their Python says, for the tests beside this file."""
+"""The repository's files and their syntax trees, for the tests beside this file."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from trireme.data import (
     Strings,
     Weight,
     arrow,
-    arrow_reader,
+    arrow_files,
     string_keys,
 )
 from trireme.errors import BadRequest, DataError
@@ -146,7 +146,7 @@ def write(path: Path, table: pa.Table) -> None:
 @pytest.fixture(params=["parquet", "arrow", "feather"])
 def folder(request, tmp_path: Path, monkeypatch) -> Path:
     """Files of unequal sizes, one without a row."""
-    monkeypatch.setattr(arrow_reader, "_ROWS", 10)
+    monkeypatch.setattr(arrow_files, "_ROWS", 10)
     random = Random(3)
     number = 0
     for i, num_rows in enumerate([100, 1, 0, 150, 7]):

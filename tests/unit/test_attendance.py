@@ -1,4 +1,4 @@
-"""When a server's job is over: goodbyes, silence, stop."""
+"""When a server considers its job over: goodbyes, silence, stop."""
 
 from __future__ import annotations
 

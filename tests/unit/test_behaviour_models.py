@@ -1,4 +1,4 @@
-"""Models of what users do: histories, conversions, choices, words. Each learns a planted signal."""
+"""Models of user behaviour (histories, conversions, choices, words) each learn a signal."""
 
 from __future__ import annotations
 

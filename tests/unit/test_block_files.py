@@ -1,4 +1,4 @@
-"""Files of dense blocks are safetensors, as the package of that name reads them."""
+"""Files of dense blocks are valid safetensors files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from safetensors.torch import load, load_file
 
 from trireme.checkpoint.format.block_files import write_tensors
 from trireme.errors import BadRequest
-from trireme.storage.storage import LocalStorage, written
+from trireme.storage.checked_file import written
+from trireme.storage.local import LocalStorage
 
 TENSORS = {
     "fc.bias@0/flag": torch.tensor([True, False, True]),

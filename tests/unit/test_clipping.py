@@ -1,4 +1,4 @@
-"""The norm of a step: exact sums of squares, whoever holds which part."""
+"""The gradient norm of a step: an exact sum of squares, however gradients are divided."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from trireme.errors import BadRequest, NotFinite
 from trireme.protocol.clipping import (
     Clip,

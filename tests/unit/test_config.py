@@ -1,4 +1,4 @@
-"""Configurations: YAML with dotted keys, numbers that are numbers, overrides."""
+"""Configurations: YAML with dotted keys, typed numbers, overrides."""
 
 from __future__ import annotations
 

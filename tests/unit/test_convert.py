@@ -1,4 +1,4 @@
-"""`trireme convert`: what it cannot do, it says before it begins."""
+"""`trireme convert` refuses what it cannot do before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members, incarnations, passes and meetings, as one process after another asks for them."""
+"""Membership, incarnations, passes and meetings of the coordinator, one request after another."""
 
 from __future__ import annotations
 

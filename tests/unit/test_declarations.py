@@ -1,4 +1,4 @@
-"""Tables, rules, initializers and strategies: every value is checked where it is written down."""
+"""Tables, rules, initializers and strategies check every value where it is written."""
 
 from __future__ import annotations
 

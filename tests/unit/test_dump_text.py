@@ -1,4 +1,4 @@
-"""Lines of dumps: reading back gives the same numbers and keys."""
+"""Lines of dumps: numbers and keys are read back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fleet's datasets: what they read is what was said, and what has no meaning here is refused."""
+"""Fleet's datasets: they read what they were configured to read, and refuse the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fleet's scaling of gradients: times the examples of the batch, by shows for Adagrad."""
+"""Fleet's scaling of gradients: by the batch's examples, and by shows for Adagrad."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import trireme as tr
+from tests.tables import T_ROWS
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
+from trireme.table import RowClassId
 
 KEYS = np.array([3, 5, 7, 9], np.uint64)
 # Two features, four examples; key 3 occurs three times, in two features and twice in one bag.
@@ -46,7 +48,7 @@ def train(home: Cluster, rule: tr.optim.Rule, steps: int) -> np.ndarray:
         loss = (model(BATCH).sum((1, 2)) * BATCH["w"]).mean()
         loss.backward()
         optimizer.step()
-    return home.pull({"t": KEYS}).rows["t"]
+    return home.pull({T_ROWS: KEYS}).rows[T_ROWS]
 
 
 # The sum of w over the occurrences of each key: bags of "a" are [3, 3], [5], [], [7], of "b" [3],
@@ -92,6 +94,6 @@ def test_absent_keys_answer_zeros_or_initial_weights_by_choice(home):
     for absent, expected in (("zeros", 0.0), ("initial", 0.5)):
         table = tr.Table(absent, dim=2, absent=absent, initializer=tr.initializer.Constant(0.5))
         home.ensure_table(table)
-        assert (home.pull({absent: KEYS}).rows[absent] == expected).all()
+        assert (home.pull({RowClassId(absent): KEYS}).rows[RowClassId(absent)] == expected).all()
     with pytest.raises(BadRequest, match="expected absent 'initial' or 'zeros', found 'none'"):
         tr.Table("t", dim=1, absent="none")

@@ -1,4 +1,4 @@
-"""Frozen rows: what a table answers that is only read, from the bytes of its files."""
+"""Frozen tables: read-only lookups from the bytes of their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""InMemoryDataset: what it holds, in which order, its positions, and calls in the wrong order."""
+"""InMemoryDataset: contents, orders, positions, and calls in the wrong order."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def gated(folder: Path) -> tuple[InMemoryDataset, Gate]:
     """Its load waits for the gate."""
     dataset = make(folder)
     gate = Gate(QueueDataset(f"{folder}/part-*", schema=criteo(), batch_size=64).stream(0, 1))
-    dataset._share = lambda _: gate
+    dataset._stream_of_files = lambda _: gate
     return dataset, gate
 
 

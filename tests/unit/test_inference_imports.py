@@ -1,4 +1,4 @@
-"""A Predictor needs neither servers nor training code."""
+"""A Predictor imports neither servers nor training code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import sys
 import trireme.inference
-apart = ("train", "models", "ps", "cluster", "launch", "rpc", "run", "fleet")
+apart = "train models server worker coordinator job checkpoint launch rpc run fleet".split()
 print([name for name in sys.modules if name.startswith("trireme.") and name.split(".")[1] in apart])
 """
 

@@ -1,4 +1,4 @@
-"""trireme inspect: statistics and differences against NumPy; what a user reads."""
+"""`trireme inspect`: statistics and differences against NumPy, and its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from trireme import _core, drawing, optim, policy
 from trireme.commands import cli
 from trireme.data import Bags, Batch
-from trireme.inference import manifest
+from trireme.inference import export_manifest as manifest
+from trireme.inference.export import export_model
 from trireme.inspect.difference import compare
 from trireme.inspect.export_source import ExportTable
 from trireme.inspect.opening import open_source
@@ -231,7 +232,7 @@ def test_an_export_is_described(
     weights = trainer.model.scored.eval()(batch_of(list(range(1, 40))))[:, 0, 2:].detach().numpy()
     for dtype in ("float32", "int8"):
         path = tmp_path / dtype
-        trainer.save_inference_model(path, batch=batch, dtype=dtype)
+        export_model(trainer, path, batch=batch, dtype=dtype)
         found = {}
         for rows in open_source(str(path)).tables["scored"].rows():
             found.update(zip(rows.keys.tolist(), rows.weights, strict=True))
@@ -268,10 +269,10 @@ def test_rows_of_an_export_are_read_whatever_stands_before_them(
     pieces = [writer.add(keys[of == b], padded[of == b]) for b in range(_core.NUM_BUCKETS)]
     data = b"".join(piece.tobytes() for piece in [*pieces, writer.finish()])
     (tmp_path / "t.rows").write_bytes(data)
-    file = manifest.File("t.rows", len(data), "")
+    file = manifest.ExportFile("t.rows", len(data), "")
     num_removed = int(is_removed.sum())
     uniform = ("uniform", 0.0, 1.0)
-    part = manifest.TablePart(
+    part = manifest.ExportedTable(
         *("t", dim, 2, dtype, uniform, 0, 0, "float32", False),
         *(n - num_removed, num_removed, 0.0, 0.0, (file,)),
     )

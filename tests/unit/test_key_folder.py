@@ -95,7 +95,7 @@ def test_keys_are_replaced_only_when_told(
     keys(tmp_path, *options)
     before = contents(tmp_path)
     assert keys(tmp_path, *options) == 2
-    assert "must not exist yet, found a file; --force" in capsys.readouterr().err
+    assert "found one; --force replaces" in capsys.readouterr().err
     assert contents(tmp_path) == before
     assert keys(tmp_path, *options, "--force") == 0
     after = contents(tmp_path)

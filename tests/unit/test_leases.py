@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest, Fenced, NotReady, ResourceExhausted, TriremeError
 from trireme.rpc import Deferred, Reply, Request

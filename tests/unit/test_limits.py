@@ -1,4 +1,4 @@
-"""The limits of a server's config: how they are written, and the typed refusals that name them."""
+"""Limits in a server's configuration: how they are written, and the errors that name them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import InProcessServer
+from tests.tables import T_ROWS
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
@@ -27,7 +28,7 @@ def limited(text: str) -> Iterator[Cluster]:
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1, timeout_s=30) as cluster:
         set_default(cluster)  # modules find it
         yield cluster
-        cluster.client.everywhere("ps.stats", {})
+        cluster.client.servers.everywhere("ps.stats", {})
 
 
 def test_limits_are_read_from_one_text() -> None:
@@ -106,12 +107,12 @@ def test_rows_stop_growing_at_their_limit_and_are_still_served() -> None:
     with limited("table_bytes_max=16MiB") as cluster:
         with pytest.raises(ResourceExhausted, match=r"table_bytes_max is 16777216, found \d+"):
             steps(cluster, 200)
-        [reply] = cluster.client.everywhere("ps.stats", {})
+        [reply] = cluster.client.servers.everywhere("ps.stats", {})
         held = reply.body["tables"]["t"]
         assert 0 < held["rows"] < 200_000
         assert held["bytes"] < 32 << 20
-        pulled = cluster.client.pull({"t": np.arange(5, dtype=np.uint64)})
-        assert pulled.rows["t"].shape == (5, 64)
+        pulled = cluster.client.pull({T_ROWS: np.arange(5, dtype=np.uint64)})
+        assert pulled.rows[T_ROWS].shape == (5, 64)
 
 
 @pytest.mark.parametrize("limit", ["blocks_max=1", "block_bytes_max=200"])
@@ -139,7 +140,7 @@ def test_an_import_stops_at_the_limit() -> None:
         )
         with pytest.raises(ResourceExhausted, match="table_bytes_max is 16777216"):
             tr.interchange.import_arrays(trainer, "t", rows)
-        [reply] = cluster.client.everywhere("ps.stats", {})
+        [reply] = cluster.client.servers.everywhere("ps.stats", {})
         assert reply.body["tables"]["t"]["rows"] == 0
 
 
@@ -148,5 +149,5 @@ def test_a_message_beyond_the_servers_limit_is_refused_by_name() -> None:
     with limited(limits) as cluster:
         cluster.ensure_table(tr.Table("t", dim=2))
         with pytest.raises(ResourceExhausted, match="the server's message_bytes_max is 65536"):
-            cluster.client.pull({"t": np.arange(20_000, dtype=np.uint64)})
-        assert len(cluster.client.pull({"t": np.arange(9, dtype=np.uint64)}).rows["t"]) == 9
+            cluster.client.pull({T_ROWS: np.arange(20_000, dtype=np.uint64)})
+        assert len(cluster.client.pull({T_ROWS: np.arange(9, dtype=np.uint64)}).rows[T_ROWS]) == 9

@@ -1,5 +1,5 @@
-"""Segments, the log and documents: what was written is read, what was cut off is told from what was
-damaged, and nothing is half written.
+"""Segments, the log and documents: written records are read back, a cut end differs from damage,
+and no file is half-written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every metric equals its definition in plain NumPy, and merges to the same bits in any order."""
+"""Every metric equals its definition in NumPy, and merges to the same bits in any order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.property.seeds import SEED
+from tests.long import sampled
+from tests.seeds import SEED
 from tests.unit.test_metrics import drawn, exact_auc, sigmoid
 from trireme import _core, metrics
 from trireme.data import Ragged, Strings
@@ -137,6 +138,7 @@ def test_every_metric_is_defined_here() -> None:
     assert set(ALL) == set(metrics.__all__) - {"Metric"}
 
 
+@sampled(keep=len(ALL))
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize("name", ALL)

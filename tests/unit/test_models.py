@@ -1,6 +1,4 @@
-"""The click models learn a planted signal of ids and numbers, every option shapes them, and they
-are what their papers say.
-"""
+"""The click models learn a generated signal, follow their papers, and use every option."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def test_a_model_learns_a_planted_signal(name: str) -> None:
 def test_every_option_shapes_the_model(name: str) -> None:
     def shapes(**changed: Any) -> list[tuple[int, ...]]:
         model = MODELS[name](**{**OPTIONS, **changed})
-        rows = [part.table.dim for part in model.modules() if hasattr(part, "readings")]
+        rows = [part.table.dim for part in model.modules() if hasattr(part, "lookup_specs")]
         return [(len(rows), *rows), *(tuple(p.shape) for p in model.parameters())]
 
     changes: dict[str, Any] = {"num_dense": 2}
@@ -138,7 +136,7 @@ def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> Non
         def attached(num: int) -> Batch:
             batch = next(iter(planted(num, seed=num)[0]))
             plan = planner.plan(batch)
-            rows = {p.table.name: torch.randn(len(p.keys), p.table.dim) for p in plan.tables}
+            rows = {p.table.class_id: torch.randn(len(p.keys), p.table.dim) for p in plan.tables}
             plan.attach(batch, rows, train=False)
             return batch
 

@@ -1,4 +1,4 @@
-"""Features of one table with dims of their own: values, gradients, rows, and what is refused.
+"""Features of one table with different dims: values, gradients, rows, and refused settings.
 
 Legend: B examples, D columns of a feature.
 """
@@ -104,17 +104,19 @@ def test_gradients_reach_the_rows_of_each_feature(home: Cluster) -> None:
     plan = Planner(model, pool=home.pool).plan(batch)
     assert [part.table.dim for part in plan.tables] == [8, 3, 1]
     assert Planner(model, pool=home.pool).tables == (model.table,)
-    rows = {part.table.part: torch.randn(len(part.keys), part.table.dim) for part in plan.tables}
+    rows = {
+        part.table.class_id: torch.randn(len(part.keys), part.table.dim) for part in plan.tables
+    }
     leaves = plan.attach(batch, rows, train=True)
     scale = torch.randn(20)
     (model(batch) * scale).sum().backward()
     for part in plan.tables:
-        grad = leaves[part.table.part].grad
+        grad = leaves[part.table.class_id].grad
         assert grad is not None
         assert grad.shape == (len(part.keys), part.table.dim)
     # Each id of a bag of "ad" has the gradient of its columns.
     ad = next(part for part in plan.tables if part.table.dim == 3)
-    found, offsets = leaves[ad.table.part].grad, batch["ad"].offsets
+    found, offsets = leaves[ad.table.class_id].grad, batch["ad"].offsets
     counts = (found[:, 0] / scale[8]).round()
     torch.testing.assert_close(found, counts[:, None] * scale[8:11])
     assert counts.sum() == offsets[-1] - offsets[0]
@@ -143,7 +145,7 @@ def test_workers_and_servers_agree_on_dims(mode: str) -> None:
         optimizer.finish()
         model.eval()
         plan = Planner(model, pool=home.pool).plan(batches[0])
-        pulled = home.pull({part.table.part: part.keys for part in plan.tables})
+        pulled = home.pull({part.table.class_id: part.keys for part in plan.tables})
         assert sum(pulled.missing.values()) == 0
         return np.concatenate([rows.ravel() for rows in pulled.rows.values()])
 

@@ -1,4 +1,4 @@
-"""The custom operators: on every kernel, under torch.compile and under torch.export."""
+"""The custom operators: every kernel, under torch.compile and under torch.export."""
 
 import io
 
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.data import Bags, Batch
 from trireme.nn import EmbeddingBag, Lookup, Planner, gather_rows, op
@@ -42,7 +43,7 @@ class Model(nn.Module):
 def attach(model, batch, *, train):
     plan = Planner(model, pool=_core.Pool(1)).plan(batch)
     rows = torch.randn(len(plan.tables[0].keys), D, generator=torch.Generator().manual_seed(7))
-    return plan.attach(batch, {"t": rows}, train=train)["t"]
+    return plan.attach(batch, {T_ROWS: rows}, train=train)[T_ROWS]
 
 
 def random_lookup(*, is_ragged, is_weighted, seed=0):

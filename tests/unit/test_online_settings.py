@@ -1,4 +1,4 @@
-"""Days and passes of a configuration, and the data that they wait for."""
+"""Days and passes in a configuration, and the data they wait for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from trireme.config import Config
 from trireme.errors import BadRequest, DeadlineExceeded
 from trireme.job.embedded import embedded
-from trireme.run.keys import warn_of_unused_in_stream
+from trireme.run.day_folders import passes_of
 from trireme.run.online_settings import OnlineSettings
-from trireme.run.passes import passes_of
 from trireme.run.settings import Settings
 from trireme.run.stream import stream
-from trireme.train.online.passes import Pass, Waiting, next_day, seconds_of_day
+from trireme.run.unused_keys import warn_of_unused_in_stream
+from trireme.train.online.passes import Pass, PassLoader, next_day, seconds_of_day
 
 TEXT = """\
 runner:
@@ -117,7 +117,7 @@ def test_messages_say_what_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "20190730"
     assert str(of) == f"pass 20190730/1 ({folder}/0000 to 20190730/0600, each with done)"
     with embedded() as cluster, pytest.raises(DeadlineExceeded, match=r"pass 20190730/1 \(.*done"):
-        Waiting(cluster, 0.01, 0.02, None).open(of)
+        PassLoader(cluster, 0.01, 0.02, None).open(of)
 
 
 def test_loading_ahead_what_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A pull waits until no other member is too far behind, and for nobody who has left."""
+"""A pull waits while another member is too far behind, but not for members that have left."""
 
 from __future__ import annotations
 

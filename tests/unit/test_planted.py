@@ -1,4 +1,4 @@
-"""Planted click data: the files, their label distribution and the claimed best AUC."""
+"""Generated click data: the files, their labels, and the best possible AUC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies as users declare them: what is refused, and how they travel in a schema."""
+"""Row policies: refused values, and how a policy is sent within a schema."""
 
 from __future__ import annotations
 

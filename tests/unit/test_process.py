@@ -1,4 +1,4 @@
-"""What every process sets up once."""
+"""Settings that every process makes once."""
 
 import os
 import platform

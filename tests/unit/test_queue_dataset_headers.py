@@ -1,4 +1,4 @@
-"""Headers: shown to the parser first, wherever a stream begins, and never read as lines."""
+"""Headers: given to the parser first wherever a stream begins, and never read as examples."""
 
 from __future__ import annotations
 

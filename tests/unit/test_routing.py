@@ -1,4 +1,4 @@
-"""The bucket map, and keys divided among its owners."""
+"""The bucket map, and the division of keys among bucket owners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as text: what the core writes it reads again; what is wrong is refused by name."""
+"""Rows as text: the core reads back what it writes, and names what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client and server over real sockets: what arrives, in which order, and which error when not."""
+"""Client and server over real sockets: requests, replies, their order, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections of rpc: lost and made again, shared, given up, closed, and leaving nothing."""
+"""Connections of rpc: lost, re-established, shared, given up, closed, leaving nothing."""
 
 from __future__ import annotations
 

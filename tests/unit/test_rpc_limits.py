@@ -1,4 +1,4 @@
-"""Limits of rpc, and what may be sent at all."""
+"""Limits of rpc, and which values can be sent."""
 
 from __future__ import annotations
 

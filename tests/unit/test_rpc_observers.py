@@ -1,4 +1,4 @@
-"""What clients and servers tell of their calls, and what a server says that it holds."""
+"""Observers of rpc calls on clients and servers, and the server's own statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runner reads of a configuration, refuses, and warns of."""
+"""Settings of the runner: read, refused, or warned about."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.run.keys import warn_of_unused
 from trireme.run.settings import Settings
+from trireme.run.unused_keys import warn_of_unused
 from trireme.strategy import Strategy
 
 

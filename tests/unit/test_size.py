@@ -1,4 +1,4 @@
-"""trireme size: what it says is what tables and files take, within 5 per cent."""
+"""`trireme size`: its estimates are within 5 percent of real tables and files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from tests.tables import POOL
 from trireme import _core, optim, policy
 from trireme.commands import cli
+from trireme.commands import size as size_command
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
@@ -20,6 +21,7 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
 from trireme.protocol.core_table import make_core_table
+from trireme.size import tables as size_tables
 from trireme.size.estimate import Need
 from trireme.table import Table
 from trireme.train import Trainer
@@ -166,7 +168,7 @@ def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[s
     assert weights[1:3] == [f"{4 * (1.6 + 3.6):.1f}", "B"]
     waits = said(capsys, "--keys", "1e6", "--dim", "9", *options)
     assert "policy score, admission count_filter" in waits
-    assert "keys that wait" in waits
+    assert "pending keys" in waits
 
 
 def test_the_command_reads_a_configuration(
@@ -211,3 +213,8 @@ def test_wrong_use_is_explained(
         code = int(str(ended.code))
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_choices_of_the_command_are_those_of_the_estimate() -> None:
+    assert tuple(sorted(size_tables.OPTIMIZERS)) == size_command.OPTIMIZERS
+    assert tuple(sorted(size_tables.POLICIES)) == size_command.POLICIES

@@ -1,6 +1,4 @@
-"""A step of sync training is applied when all its members have declared it, in stream order,
-once.
-"""
+"""Sync training applies a step once, in stream order, when all members have declared it."""
 
 from __future__ import annotations
 

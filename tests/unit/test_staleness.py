@@ -1,4 +1,4 @@
-"""A histogram of staleness in words."""
+"""How a histogram of staleness is printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole buckets: snapshot, restore, clear."""
+"""Whole buckets of a table: snapshot, restore, clear."""
 
 from __future__ import annotations
 

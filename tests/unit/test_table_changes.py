@@ -1,4 +1,4 @@
-"""What a push may do to rows besides the table's rule: add to the weights, or assign them."""
+"""Pushes that bypass a table's update rule: add to the weights, or assign them."""
 
 from __future__ import annotations
 

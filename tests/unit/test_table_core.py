@@ -1,4 +1,4 @@
-"""Tables of the core: keys, lookups, updates, and what is refused."""
+"""Core tables: keys, lookups, updates, and refused calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of 16 bits: rounded by chance, the same everywhere, and right in the mean."""
+"""16-bit weights: stochastic rounding, the same everywhere and unbiased."""
 
 from __future__ import annotations
 

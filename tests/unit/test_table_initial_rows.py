@@ -1,4 +1,4 @@
-"""The weights that a row starts with: a pure function of (seed, key, position in the row)."""
+"""Initial weights of a row: a pure function of (seed, key, position in the row)."""
 
 from __future__ import annotations
 

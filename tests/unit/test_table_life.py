@@ -1,4 +1,4 @@
-"""How long rows of a table live: limits, expiry, and what is remembered of what has gone.
+"""Lifetimes of rows: limits, expiry, and what is remembered of removed rows.
 
 That every number is right is tests/property/test_table_dict.py's.
 """

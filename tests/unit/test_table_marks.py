@@ -1,4 +1,4 @@
-"""Marks: what a push has done already is not done again, bucket by bucket."""
+"""Marks: a push that was applied is not applied again, bucket by bucket."""
 
 from __future__ import annotations
 

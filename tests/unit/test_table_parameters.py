@@ -1,4 +1,4 @@
-"""table_parameters.* of PaddleRec: which accessor rows have, with which numbers."""
+"""PaddleRec's table_parameters.*: the accessor and the numbers they select."""
 
 from __future__ import annotations
 

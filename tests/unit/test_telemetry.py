@@ -1,4 +1,4 @@
-"""Instruments, health and the HTTP endpoint of a process, its limits among them."""
+"""A process's instruments, health and HTTP endpoint, with its limits."""
 
 from __future__ import annotations
 

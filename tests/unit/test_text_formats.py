@@ -1,4 +1,4 @@
-"""MultiSlot, CSV and libsvm: options, headers, and what a user reads when something is wrong."""
+"""MultiSlot, CSV and libsvm: options, headers, and the errors a user reads."""
 
 from __future__ import annotations
 

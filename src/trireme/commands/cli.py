@@ -1,10 +1,9 @@
-"""The command `trireme`: each of its commands says beside itself what it takes."""
+"""The command `trireme`, which runs one of its subcommands."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import importlib.metadata
 import os
 import platform
 import select
@@ -28,7 +27,7 @@ from trireme.commands import (
 )
 from trireme.errors import BadRequest, TriremeError
 
-# Each has a SUMMARY, EXAMPLES, and add_to(parser).
+# Each module has SUMMARY, EXAMPLES and add_to(parser).
 COMMANDS: Mapping[str, ModuleType] = {
     "launch": launch,
     "run": run,
@@ -48,16 +47,16 @@ examples:
   python train.py
       alone, with the tables in its own process
   trireme run -m config.yaml
-      the same without a script, as a file with PaddleRec's keys says
+      the same without a script, from a file with PaddleRec's keys
   trireme launch --server_num 2 --worker_num 2 train.py
       a whole job on this machine
   trireme server --listen 127.0.0.1:6000
   TRIREME_SERVERS=127.0.0.1:6000 torchrun --nproc_per_node 2 train.py
-      a server without a script, and workers of it
+      a server without a script, and its workers
 
-A script without arguments to trireme.init() finds its place in the environment:
+trireme.init() without arguments reads the place of a process from the environment:
   TRIREME_ROLE=worker TRIREME_SERVERS=HOST:PORT,... TRIREME_INDEX=I TRIREME_NUM_WORKERS=N
-  (or TRIREME_JOIN=1 for the last two: joins a job of trireme launch --streams that runs already)
+  (or TRIREME_JOIN=1 instead of the last two, to join a running job of trireme launch --streams)
   or Fleet's TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID,
   POD_IP and PADDLE_PORT; or torchrun's RANK and WORLD_SIZE with TRIREME_SERVERS; without any: alone
 
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _has_reader_gone() -> bool:
-    """Whether it is stdout that nobody reads any more, as with `trireme size ... | head`."""
+    """Whether the reader of stdout has closed it, as with `trireme size ... | head`."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if not any(events & select.POLLERR for _, events in poll.poll(0)):
@@ -106,8 +105,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, of in COMMANDS.items():
-        of.add_to(_command(commands, name, of.SUMMARY, of.EXAMPLES))
+    for name, module in COMMANDS.items():
+        module.add_to(_command(commands, name, module.SUMMARY, module.EXAMPLES))
     version = _command(commands, "version", "print the versions in use", "")
     version.set_defaults(run=_version)
     return parser
@@ -140,14 +139,16 @@ def _version(arguments: argparse.Namespace) -> int:
 
 
 def _version_of(name: str) -> str:
+    from importlib import metadata  # slow to load
+
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return "(not installed)"
 
 
 def _explain_unknown(option: str, command: argparse.ArgumentParser) -> str:
-    """What to do about an option that nothing here reads."""
+    """The message for an option that no command reads."""
     name = option.split("=")[0]
     if name in launch.FLEETRUN_ONLY and command.prog.endswith(" launch"):
         return f"fleetrun's {name} has no meaning here: {launch.FLEETRUN_ONLY[name]}"

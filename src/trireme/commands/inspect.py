@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING
 
 from trireme.errors import BadRequest
 
-if TYPE_CHECKING:  # it brings torch, which a wrong command can do without
+if TYPE_CHECKING:
     from trireme.inspect.source import Source
 
-SUMMARY = "look into a checkpoint or an export"
+SUMMARY = "show what a checkpoint or an export contains"
 EXAMPLES = """
 examples:
   trireme inspect ckpt/7
       tables, rows, bytes; statistics of weights and state; a histogram of scores
   trireme inspect s3://models/ckpt/7 --brief
-      what the manifest says alone: at once, whatever the size
+      the manifest only: at once, whatever the size
   trireme inspect ckpt/7 --table ctr --key 42 --key -1
       the rows of keys; -1 is 18446744073709551615, as in int64 tensors
   trireme inspect ckpt/7 --diff ckpt/6
-      rows added, removed and changed since the other one, and how far weights moved
+      rows added, removed and changed since ckpt/6, and how far weights moved
 
-Files are read piece by piece: memory stays bounded. Quantiles are at most 1/128 too
-near to 0.
+Files are read piece by piece: memory stays bounded. Quantiles are at most 1/128 too near to 0.
 `trireme verify PATH` compares checksums.
 """
 
@@ -38,10 +37,10 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a checkpoint or an export: its folder; of a checkpoint also s3://B/KEY",
     )
-    add("--table", action="append", metavar="NAME", help="these tables alone; may be repeated")
+    add("--table", action="append", metavar="NAME", help="only this table; may be repeated")
     add("--key", action="append", type=_key, metavar="K", help="show this row; may be repeated")
-    add("--diff", metavar="OTHER", help="compare with this checkpoint, the older one")
-    add("--brief", action="store_true", help="read the manifest alone")
+    add("--diff", metavar="OTHER", help="compare with this older checkpoint")
+    add("--brief", action="store_true", help="read only the manifest")
     command.set_defaults(run=run)
 
 
@@ -74,14 +73,14 @@ def _difference(old: Source, new: Source) -> Iterator[str]:
     from trireme.inspect import report
     from trireme.inspect.difference import compare
 
-    total = sum(table.num_rows for of in (old, new) for table in of.tables.values())
+    total = sum(table.num_rows for source in (old, new) for table in source.tables.values())
     with _progress(total) as watch:
-        found = compare(old, new, watch)
-    return report.of_difference(found, old, new)
+        difference = compare(old, new, watch)
+    return report.of_difference(difference, old, new)
 
 
 def _choose(source: Source, names: list[str] | None) -> None:
-    """Leave it those tables alone."""
+    """Keep only these tables of a source."""
     for name in names or ():
         if name not in source.tables:
             raise BadRequest(
@@ -104,7 +103,7 @@ def _key(text: str) -> int:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, of rows read."""
+    """Show a bar of rows read, on a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

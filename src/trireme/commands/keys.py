@@ -1,48 +1,47 @@
-"""The command line of `trireme keys`."""
+"""The command `trireme keys`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from trireme.errors import BadRequest
-from trireme.launch import key_folder
 
 SUMMARY = "make keys that encrypt a job and admit its workers"
 EXAMPLES = """
 examples:
   trireme keys keys
   trireme launch --keys keys --server_num 2 --worker_num 2 train.py
-      one folder for a job: its processes talk encrypted, nobody else is admitted
+      one folder for a job: its traffic is encrypted, and no other process is admitted
   trireme keys keys --worker_num 2
-      keys apart: copy keys/server to the machines of servers, keys/worker.0 and keys/worker.1 to
-      one worker each; then
+      separate keys: copy keys/server to the machines of servers, keys/worker.0 and keys/worker.1
+      to one worker each; then
   trireme server --listen 10.0.0.1:6000 --keys server
   TRIREME_KEYS=worker.0 TRIREME_SERVERS=10.0.0.1:6000 TRIREME_ROLE=worker TRIREME_INDEX=0 \\
       TRIREME_NUM_WORKERS=2 python train.py
-      a server and a worker with them
+      a server and a worker with these keys
   trireme keys keys --add worker.2
       one more worker; servers that start from now on admit it
 
-Files: server.key and clients.pub (the public keys that are admitted, one per line) for servers,
-client.key and server.pub for workers. *.key are secret: mode 600, on the machines that need them
-alone. To admit somebody no longer, delete the line from clients.pub. Servers read these files when
-they start.
+Files: server.key and clients.pub (the admitted public keys, one per line) for servers, client.key
+and server.pub for workers. *.key are secret: mode 600, only on the machines that need them. To
+revoke a key, delete its line from clients.pub. Servers read these files when they start.
 """
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("folder", type=Path, metavar="DIR", help="folder to write to; it is made if need be")
-    add("--worker_num", type=int, metavar="N", help="a folder for servers and N for workers")
+    add("folder", type=Path, metavar="DIR", help="folder to write to; created if it does not exist")
+    add("--worker_num", type=int, metavar="N", help="write a folder for servers and N for workers")
     add("--add", metavar="NAME", help="add a worker to the keys in DIR, in the folder DIR/NAME")
-    add("--force", action="store_true", help="make new keys in the place of those that are there")
+    add("--force", action="store_true", help="replace existing keys")
     command.set_defaults(run=_keys)
 
 
 def _keys(arguments: argparse.Namespace) -> int:
+    from trireme.launch import key_folder  # loads NumPy
+
     folder, num, added = arguments.folder, arguments.worker_num, arguments.add
     if num is not None and added is not None:
         raise BadRequest("keys: expected --worker_num or --add, found both")
@@ -55,19 +54,13 @@ def _keys(arguments: argparse.Namespace) -> int:
         files = key_folder.make_folders(folder, names, replace=arguments.force)
     else:
         files = key_folder.make_shared_folder(folder, replace=arguments.force)
-    sys.stdout.write("".join(f"{line}\n" for line in _told(files)))
-    return 0
-
-
-_MEANINGS = {
-    key_folder.SERVER_KEY: "secret, for every server",
-    key_folder.ADMITTED: "for every server: who is admitted",
-    key_folder.CLIENT_KEY: "secret, for its worker",
-    key_folder.SERVER_PUB: "for its worker: whom it trusts",
-}
-
-
-def _told(files: Sequence[Path]) -> list[str]:
-    """A line for each file: what it is and where it goes."""
+    purposes = {
+        key_folder.SERVER_KEY: "secret, for every server",
+        key_folder.ADMITTED: "for every server: the workers that it admits",
+        key_folder.CLIENT_KEY: "secret, for its worker",
+        key_folder.SERVER_PUB: "for its worker: the servers that it trusts",
+    }
     width = max(len(str(file)) for file in files)
-    return [f"{file!s:{width}}  {_MEANINGS[file.name]}" for file in files]
+    for file in files:
+        sys.stdout.write(f"{file!s:{width}}  {purposes[file.name]}\n")
+    return 0

@@ -1,4 +1,4 @@
-"""The command line of `trireme launch`."""
+"""The command `trireme launch`."""
 
 from __future__ import annotations
 
@@ -6,48 +6,45 @@ import argparse
 from pathlib import Path
 
 from trireme.commands.options import KEYS, add_common, add_config, add_infer, seconds
-from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.launch import local
-from trireme.launch.plan import LaunchConfig
-from trireme.run.online_settings import OnlineSettings
-from trireme.run.settings import Settings
+from trireme.launch.local_job import launch
+from trireme.launch.placement import LaunchConfig
 
 SUMMARY = "start servers and workers"
 EXAMPLES = (
     """
 examples:
   trireme launch --server_num 2 --worker_num 2 train.py --epochs 3
-      2 servers and 2 workers on this machine, on free ports; what follows train.py is its own
+      2 servers and 2 workers on this machine, on free ports; --epochs is an option of train.py
   trireme launch --server_num 1 --worker_num 2 -m config.yaml -o runner.epochs=1
-      instead of a script, what a file with PaddleRec's keys says: `trireme run --help`
+      a file with PaddleRec's keys instead of a script: see `trireme run --help`
   trireme launch --server_num 1 --worker_num 1 --streams 16 train.py
   trireme launch --join 127.0.0.1:40001 --worker_num 2 train.py
-      the data of each pass is cut into 16 streams, which workers take one after the other; the
-      second command, with the servers that the first one says, adds two workers while it runs
+      cut the data of each pass into 16 streams, which workers take one after the other; the second
+      command, with the servers that the first one prints, adds two workers while the job runs
   trireme launch --servers 10.0.0.1:6000,10.0.0.2:6000 --workers 10.0.0.1:0,10.0.0.2:0 \\
       --insecure train.py
-      the same command on both machines starts on each what belongs there
+      the same command on both machines starts the processes of each machine
 
-Options stand before the script. Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes
-to the console. If one process fails, all are stopped; the exit code is that of the process that
-failed, 128 + n if signal n ended it or stopped the job, 2 for a wrong command. With --max_restart
-one that has died is started again instead. SIGTERM makes Trainer.fit end behind its step, with a
-checkpoint if it takes any; the exit code is 0 then.
+Options go before the script. Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes to
+the console. If a process fails, all are stopped. The exit code is that of the process that failed,
+128 + n if signal n ended it or stopped the job, 2 for a wrong command. With --max_restart a process
+that died is started again instead. At SIGTERM Trainer.fit ends after its step, with a checkpoint if
+it takes any; the exit code is then 0.
 
-Environment, for every process that is started:
+Environment of every process that is started:
   TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_LIMITS, TRIREME_INSECURE=1,
   TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES, TRIREME_STREAMS   as the options,
                     which win
-  TRIREME_METRICS   as --metrics PORT: server i gets PORT + i, worker i the i-th behind the servers;
-                    with port 0 each process takes a free one and says so in its log
+  TRIREME_METRICS   as --metrics PORT: server i gets PORT + i, and workers get the ports after the
+                    servers'; with port 0 each process takes a free one and logs it
   TRIREME_THREADS, OMP_NUM_THREADS   threads of Trireme and of torch; default: a share of the cores
 """
     + KEYS
 )
 
 
-# Options of fleetrun and paddle.distributed.launch without a meaning here, and what to do instead.
+# Options of fleetrun and paddle.distributed.launch that do not exist here, and what to do instead.
 FLEETRUN_ONLY = {
     "--run_mode": "servers and workers are the only mode of trireme launch",
     "--heter_workers": "heterogeneous workers are not supported",
@@ -62,7 +59,7 @@ FLEETRUN_ONLY = {
     "--master": "name all machines with --servers and --workers, on each of them",
     "--nnodes": "name all machines with --servers and --workers, on each of them",
     "--ips": "name all machines with --servers and --workers, on each of them",
-    "--rank": "a process's number is its place in --servers or --workers",
+    "--rank": "the index of a process is its place in --servers or --workers",
     "--nproc_per_node": "give --server_num and --worker_num",
 }
 
@@ -105,25 +102,25 @@ def add_to(command: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="how often each server and worker is started again when it has died; a server goes on"
-        " from what it keeps (--durability, then by default process), a worker from where its"
+        help="how often each server and worker is started again when it died; a server continues"
+        " from its kept state (--durability, then by default process), a worker from where its"
         " predecessor was, and the others wait; default: 0",
     )
     add(
         "--streams",
         type=int,
         metavar="S",
-        help="cut the data of each pass into S streams, which workers share out among themselves,"
-        " in mode async: others may join later, and go on for one that died; default: each worker"
-        " has one of its own",
+        help="cut the data of each pass into S streams, which the workers share, in mode async;"
+        " workers may then join later, and continue the streams of one that died; default: each"
+        " worker has a stream of its own",
     )
     add(
         "--join",
         type=_addresses,
         default=(),
         metavar="HOST:PORT,...",
-        help="start workers (--worker_num, default 1) that join a job of these servers while it"
-        " runs, which was begun with --streams",
+        help="start workers (--worker_num, default 1) that join a running job of these servers,"
+        " which was started with --streams",
     )
     add_common(command)
     add_config(command)
@@ -135,14 +132,14 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def _launched(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """What every process of the job runs, as arguments of python."""
+    """Arguments of python for every process of the job."""
     if arguments.config_yaml is None:
         if arguments.script is None:
             raise BadRequest("launch: expected a script or -m config.yaml, found neither")
         if arguments.opt or arguments.infer or arguments.stream:
             raise BadRequest(
                 "launch: expected -o, --infer and --stream with -m config.yaml, found"
-                f" {arguments.script}; options of a script stand behind it"
+                f" {arguments.script}; options of a script go after it"
             )
         return (arguments.script, *arguments.script_args)
     if arguments.script is not None:
@@ -151,19 +148,27 @@ def _launched(arguments: argparse.Namespace) -> tuple[str, ...]:
         )
     if arguments.infer and arguments.stream:
         raise BadRequest("launch: expected --infer or --stream, found both")
-    # Before anything starts; the servers will do the same.
-    config = Config.load(arguments.config_yaml, arguments.opt)
-    Settings.read(config).model_root(arguments.root)
-    if arguments.stream:
-        OnlineSettings.read(config)
+    _check_config(arguments)
     options = ["--infer"] if arguments.infer else []
     options += ["-o", *arguments.opt] if arguments.opt else []
     command = "stream" if arguments.stream else "run"
     return ("-m", "trireme", command, "-m", str(arguments.config_yaml), *options)
 
 
+def _check_config(arguments: argparse.Namespace) -> None:
+    """Check before anything starts what the servers will check again."""
+    from trireme.config import Config
+    from trireme.run.online_settings import OnlineSettings
+    from trireme.run.settings import Settings
+
+    config = Config.load(arguments.config_yaml, arguments.opt)
+    Settings.read(config).model_root(arguments.root)
+    if arguments.stream:
+        OnlineSettings.read(config)
+
+
 def _launch(arguments: argparse.Namespace) -> int:
-    return local.launch(
+    return launch(
         LaunchConfig(
             command=_launched(arguments),
             server_num=arguments.server_num,

@@ -1,15 +1,15 @@
-"""Options that several commands have."""
+"""Options of several commands."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from trireme.launch import roles
+from trireme.launch import process_role
 
 KEYS = """
-Keys: a server's folder holds server.key and clients.pub (the public keys it admits, one per line),
-a worker's client.key and server.pub. `trireme keys` makes such folders.
+Keys: a server's folder holds server.key and clients.pub (the admitted public keys, one per line), a
+worker's folder client.key and server.pub. `trireme keys` makes such folders.
 """
 
 
@@ -35,7 +35,7 @@ def add_config(
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="values that win over the file's",
+        help="values that win over those of the file",
     )
 
 
@@ -51,7 +51,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
         "--timeout_s",
         type=seconds,
         metavar="S",
-        help=f"seconds to wait for other processes; default: {roles.TIMEOUT_S_DEFAULT:g}",
+        help=f"seconds to wait for other processes; default: {process_role.TIMEOUT_S_DEFAULT:g}",
     )
     add("--keys", metavar="DIR", help="encrypt and authenticate with the keys in this folder")
     add(
@@ -62,33 +62,34 @@ def add_common(command: argparse.ArgumentParser) -> None:
     add(
         "--limits",
         metavar="NAME=N,...",
-        help="what peers may make a server hold, as tables_max=8,table_bytes_max=64GiB; all names:"
-        " docs/security.md",
+        help="bounds on what peers may make a server hold, as tables_max=8,table_bytes_max=64GiB;"
+        " docs/security.md lists the names",
     )
     add("--insecure", action="store_true", help="listen beyond loopback without keys")
     add(
         "--metrics",
         metavar="[HOST:]PORT",
-        help="answer /metrics and /healthz there; port 0: any free one; default: nowhere",
+        help="answer /metrics and /healthz there; port 0: a free one; default: nowhere",
     )
     add(
         "--durability",
-        choices=roles.DURABILITIES,
-        help="what of a server outlives it: nothing (the default), what it has acknowledged when it"
-        " is killed, or also when the machine goes down",
+        choices=process_role.DURABILITIES,
+        help="what the acknowledged state of a server survives: nothing (the default), the end of"
+        " its process, or also that of its machine",
     )
     add(
         "--state_dir",
         metavar="DIR",
         type=Path,
-        help="where that is kept, each server apart; of launch by default LOG_DIR/state",
+        help="folder for that state; launch makes one folder per server in it, by default in"
+        " LOG_DIR/state",
     )
     add(
         "--log_bytes",
         type=int,
         metavar="N",
-        help="how much a server logs before a snapshot takes its place, but as much as the snapshot"
-        " has; default: 2 GiB",
+        help="bytes that a server logs before it writes a snapshot, or the size of a snapshot if"
+        " that is more; default: 2 GiB",
     )
 
 

@@ -1,11 +1,11 @@
-"""The command line of `trireme predict`."""
+"""The command `trireme predict`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-SUMMARY = "answer files with an exported model"
+SUMMARY = "apply an exported model to files"
 EXAMPLES = """
 examples:
   trireme predict -m export/1 --format parquet --input part-*.parquet --output scores.parquet
@@ -14,28 +14,33 @@ examples:
       a line per example: ins_id, then the outputs
   trireme predict -m export/1 --format multislot --fields ins_id,label:click,sparse:2,dense:3:13 \\
       --input day=0.txt --output scores.tsv
-      text without names: what is on a line, in order
+      text without names: the fields of a line, in order
 
-The folder is what Trainer.save_inference_model wrote; nothing else is needed. Outputs are what the
-model returns: logits stay logits. --fields lists kind:name with commas; kinds are label, weight,
-show, ins_id, content, sparse, hashed (strings) and dense:name:dim. Keys that the model has no row
-for are answered as in training, and counted. Exit code 2: a wrong call or wrong data.
+DIR was written by Trainer.save_inference_model; nothing else is needed. Outputs are what the model
+returns: logits stay logits. --fields lists kind:name with commas; kinds are label, weight, show,
+ins_id, content, sparse, hashed (strings) and dense:name:dim. Keys without a row are counted, and
+answered as in training. Exit code 2: a wrong call or wrong data.
 """
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("-m", "--model", type=Path, required=True, metavar="DIR", help="folder of the export")
-    add("--input", nargs="+", required=True, metavar="FILE", help="files, patterns, locations")
-    add("--output", required=True, metavar="FILE", help="new file: .parquet, or else lines")
+    add("--input", nargs="+", required=True, metavar="FILE", help="files, patterns or locations")
+    add(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="new file: .parquet, or else text",
+    )
     add(
         "--format",
         required=True,
         choices=("criteo", "csv", "libsvm", "multislot", "parquet"),
-        help="of the input; parquet: or Arrow IPC, by the files' endings",
+        help="of the input; parquet includes Arrow IPC, by the files' endings",
     )
-    add("--fields", metavar="LIST", help="what the files hold; default: what the model reads")
-    add("--ins_id", metavar="NAME", help="the column that names examples, without --fields")
+    add("--fields", metavar="LIST", help="fields of the files; default: those that the model reads")
+    add("--ins_id", metavar="NAME", help="column with the names of examples, without --fields")
     add("--delimiter", default=",", metavar="C", help="between cells of csv; default: a comma")
     add("--list_separator", metavar="C", help="between the ids or numbers of a cell of csv")
     add("--no_header", action="store_true", help="csv without a first line of names")
@@ -45,7 +50,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from trireme.run.file_schema import FileOptions  # brings torch
+    from trireme.run.file_schema import FileOptions  # loads torch
     from trireme.run.predict import predict
 
     options = FileOptions(

@@ -1,13 +1,12 @@
-"""The command line of `trireme run`."""
+"""The command `trireme run`."""
 
 from __future__ import annotations
 
 import argparse
 
 from trireme.commands.options import add_config, add_infer
-from trireme.config import Config
 
-SUMMARY = "train or infer as a YAML file says"
+SUMMARY = "train or evaluate a model that a YAML file describes"
 EXAMPLES = """
 examples:
   trireme run -m config.yaml
@@ -22,9 +21,9 @@ examples:
 The model is `-o model=NAME`, else runner.model_path, else model.py beside the file: a Python file
 with a function create(config) -> trireme.Recipe, or a name of trireme.models. Paths of data and
 models start at the folder of the file, those in runner.pipe_command at the working directory.
-A key that nothing reads is a warning; a way of running that is not there yet is an error.
+A key that nothing reads is a warning; a feature that does not exist yet is an error.
 
-The environment says what this process is, as for a script: alone, a worker or a server of a job.
+The environment states the role of this process, as for a script: alone, worker or server of a job.
 docs/paddlerec.md lists the keys.
 """
 
@@ -36,7 +35,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from trireme.run.runner import run  # brings torch, which a wrong command can do without
+    from trireme.config import Config
+    from trireme.run.runner import run  # loads torch
 
     run(Config.load(arguments.config_yaml, arguments.opt), infer=arguments.infer)
     return 0

@@ -1,27 +1,27 @@
-"""The command line of `trireme server`."""
+"""The command `trireme server`."""
 
 from __future__ import annotations
 
 import argparse
 
 from trireme.commands.options import KEYS, add_common
-from trireme.launch import roles
+from trireme.launch import process_role
 
-SUMMARY = "be a server, without a script"
+SUMMARY = "run a server, without a script"
 EXAMPLES = (
     """
 examples:
   trireme server --listen 127.0.0.1:6000
   TRIREME_SERVERS=127.0.0.1:6000,127.0.0.1:6001 torchrun --nproc_per_node 2 train.py
-      workers of that server and another one
+      workers of this server and another one
 
-A server needs its address only; workers bring the rest, and server 0 of their list hosts the
-coordinator. It ends with code 0 when all workers have said goodbye, or at SIGTERM; with an error
-when those that have not are silent for twice the timeout.
+A server needs only its address; workers send the rest, and server 0 of their list hosts the
+coordinator. It ends with code 0 when all workers have ended, or at SIGTERM; with an error when the
+remaining workers are silent for twice the timeout.
 
 Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
 TRIREME_LIMITS, TRIREME_METRICS, TRIREME_INSECURE=1, TRIREME_DURABILITY, TRIREME_STATE_DIR and
-TRIREME_LOG_BYTES say the same as the options, which win.
+TRIREME_LOG_BYTES mean the same as the options, which win.
 """
     + KEYS
 )
@@ -36,9 +36,9 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def _server(arguments: argparse.Namespace) -> int:
-    from trireme.launch import init  # brings torch, which the launcher can do without
+    from trireme.launch import init  # loads torch
 
-    role = roles.read_role(
+    role = process_role.read_role(
         role="server",
         listen=arguments.listen,
         timeout_s=arguments.timeout_s,

@@ -1,13 +1,12 @@
-"""The command line of `trireme stream`."""
+"""The command `trireme stream`."""
 
 from __future__ import annotations
 
 import argparse
 
 from trireme.commands.options import add_config
-from trireme.config import Config
 
-SUMMARY = "train on days of data as they come"
+SUMMARY = "train on days of data as they arrive"
 EXAMPLES = """
 examples:
   trireme stream -m config_online.yaml
@@ -15,12 +14,13 @@ examples:
   trireme launch --server_num 1 --worker_num 2 --stream -m config_online.yaml
       the same as a job of several processes
   trireme stream -m config_online.yaml -o runner.end_day=20190721
-      the same for fewer days; called again, it goes on behind the newest checkpoint
+      the same for fewer days; a second call continues after the newest checkpoint
 
-A day has passes of split_interval * split_per_pass minutes. Each is waited for (data_donefile),
-evaluated, trained on; behind every checkpoint_per_pass of them a checkpoint is written below
-runner.model_save_path, behind every save_delta_frequency a delta for inference, and at the end of
-a day a base, all listed in done-files. docs/online.md explains the keys.
+A day has passes of split_interval * split_per_pass minutes. The command waits for the data of each
+pass (data_donefile), evaluates it, then trains on it. Below runner.model_save_path it writes a
+checkpoint after every checkpoint_per_pass passes, a delta for inference after every
+save_delta_frequency passes, and a base at the end of a day. Done-files list all of them.
+docs/online.md explains the keys.
 """
 
 
@@ -30,7 +30,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def _stream(arguments: argparse.Namespace) -> int:
-    from trireme.run.stream import stream  # brings torch, which a wrong command can do without
+    from trireme.config import Config
+    from trireme.run.stream import stream  # loads torch
 
     stream(Config.load(arguments.config_yaml, arguments.opt))
     return 0

@@ -1,4 +1,4 @@
-"""The command line of `trireme top`."""
+"""The command `trireme top`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trireme.commands.options import KEYS, seconds
-from trireme.launch import roles
+from trireme.launch import process_role
 
 SUMMARY = "show a running job: servers, tables, workers"
 EXAMPLES = (
     """
 examples:
   trireme top --servers 127.0.0.1:6000
-      every 2 seconds, until Ctrl-C or until no server answers; one tells of the others
+      every 2 seconds, until Ctrl-C or until no server answers; one server knows the others
   trireme top --servers 127.0.0.1:6000 --keys keys/worker
-      of a job with keys: as a client that the servers admit
+      a job with keys: those of a client that the servers admit
   trireme top --servers 127.0.0.1:6000 --once | grep worker
       once, for scripts
 
-Rates, times of requests and missing keys are of the interval, sums over all servers in the tables
-below the first. "full/s": requests that were refused for now because a limit of the server was
-reached. "saved ago": the last checkpoint of any mode. What a worker says of itself (retries and the
-depths of its queues) is at most 5 seconds old. docs/metrics.md explains the numbers.
+Rates, times of requests and missing keys are those of the interval; the tables below the first are
+sums over all servers. "full/s": requests that a server refused for now because it had reached a
+limit. "saved ago": the last checkpoint of any mode. What workers report (retries and the depths of
+their queues) is at most 5 seconds old. docs/metrics.md explains the numbers.
 
-Environment: TRIREME_SERVERS, TRIREME_KEYS as the options, which win.
+Environment: TRIREME_SERVERS and TRIREME_KEYS as the options, which win.
 """
     + KEYS
 )
@@ -57,28 +57,28 @@ def _top(arguments: argparse.Namespace) -> int:
 
     from trireme.launch.key_folder import client_keys
     from trireme.rpc import Client
-    from trireme.top.snapshot import take
+    from trireme.top.job_snapshot import take_snapshot
     from trireme.top.view import view
 
-    role = roles.read_role(
+    role = process_role.read_role(
         role="worker", servers=arguments.servers, index=0, num=1, keys=arguments.keys
     )
     keys = None if role.keys is None else client_keys(Path(role.keys))
     log = logging.getLogger("trireme.top")
 
     def views(client: Client) -> Iterator[RenderableType]:
-        before = take(client, role.servers, arguments.timeout_s)
+        before = take_snapshot(client, role.servers, arguments.timeout_s)
         pause = threading.Event()
         while True:
             pause.wait(arguments.interval_s)
-            now = take(client, role.servers, arguments.timeout_s)
+            now = take_snapshot(client, role.servers, arguments.timeout_s)
             yield view(before, now)
             before = now
 
     console = Console()
     with (
         Client(name="top", keys=keys, on_wait=log.debug) as client,
-        contextlib.suppress(KeyboardInterrupt),  # the way to end it
+        contextlib.suppress(KeyboardInterrupt),  # the usual way to end it
     ):
         if console.is_terminal and not arguments.once:
             with Live(console=console, screen=True, auto_refresh=False) as live:

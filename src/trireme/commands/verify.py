@@ -1,22 +1,22 @@
-"""The command line of `trireme verify`."""
+"""The command `trireme verify`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-SUMMARY = "say whether checkpoints are whole"
+SUMMARY = "check that checkpoints are complete and undamaged"
 EXAMPLES = """
 examples:
   trireme verify ckpt/7
       read every file of a checkpoint, compare checksums, lengths and the places of keys
   trireme verify ckpt s3://models/ctr
-      all checkpoints and exports in these folders, also in folders of days
+      all checkpoints and exports in these folders, and in folders of days
   trireme verify export/1 && cp -r export/1 /srv/model
       an export for inference, before it is used
 
-A line for each: what is in it, or what differs and in which file. Nothing is loaded, and no server
-is needed. Exit code 1: something is damaged; 2: nothing to verify at a path.
+Prints a line for each: its contents, or what differs and in which file. Needs no server and loads
+no rows. Exit code 1: something is damaged; 2: nothing to verify at a path.
 """
 
 
@@ -28,12 +28,12 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a checkpoint, an export, or a folder of them; of checkpoints also s3://B/KEY",
     )
-    add("--quiet", action="store_true", help="no progress; problems alone")
+    add("--quiet", action="store_true", help="print only problems, and no progress")
     command.set_defaults(run=_verify)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from trireme.run.verify import verify_all  # brings torch
+    from trireme.run.verify import verify_all  # loads torch
 
     is_damaged = False
     for verdict in verify_all(arguments.paths, shows=not arguments.quiet):

@@ -86,7 +86,7 @@ class Exports:
         """follows: the id of the export that a delta goes on from; empty for a base."""
         if follows and follows not in self._inference:
             raise BadRequest(
-                "save_inference_model: expected a delta that follows the last export of this run,"
+                "export_model: expected a delta that follows the last export of this run,"
                 f" {sorted(self._inference) or 'of which there is none'}, found one that follows"
                 f" {follows}; write a base"
             )

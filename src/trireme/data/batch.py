@@ -50,8 +50,8 @@ class Strings(NamedTuple):
     def decode(self) -> list[str]:
         """The B strings; bytes that are not UTF-8 as backslash escapes."""
         data, ends = self.data.numpy().tobytes(), self.offsets.tolist()
-        pieces = (data[begin:end] for begin, end in itertools.pairwise(ends))
-        return [piece.decode("utf-8", "backslashreplace") for piece in pieces]
+        strings = (data[begin:end] for begin, end in itertools.pairwise(ends))
+        return [string.decode("utf-8", "backslashreplace") for string in strings]
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class Bags:
         return (self.offsets.shape[0] - 1) // len(self.names) if self.names else 0
 
     def __getitem__(self, name: str) -> Ragged:
-        """The bags of one feature, as views. Raises KeyError for a name that is not here."""
+        """The bags of one feature, as views. Raises KeyError for an unknown name."""
         if name not in self.names:
             raise KeyError(f"Bags: no feature {name!r}; there are {', '.join(self.names)}")
         first = self.names.index(name) * self.num_examples
@@ -92,13 +92,13 @@ class Batch:
     """Columns of B examples; `batch[name]` gives a dense column or the bags of a sparse feature.
 
     columns: name -> tensor whose first dimension is B (labels, weights, dense features), strings,
-        or bags of one feature on their own, where a source yields them so.
+        or bags of a single feature, if a source yields them so.
     bags: the sparse features together, or None when there are none.
-    lookups: filled when the batch is planned: name of a reading of an embedding module -> its
-        lookup; or, in an exported model, the tensor that the module returns.
-    stream: the stream that this batch is a part of.
-    position: a few numbers from which the same source goes on with the next batch of the stream;
-        empty where the source cannot say.
+    lookups: filled when the batch is planned: name of a use of an embedding module -> its lookup;
+        or, in an exported model, the tensor that the module returns.
+    stream: the stream that this batch belongs to.
+    position: a few numbers from which the same source continues with the next batch of the stream;
+        empty if the source has no positions.
 
     In a pytree (torch.export, torch.compile, tree_map) the tensors are leaves and the names are
     structure; `stream` and `position` are left out, because they differ from batch to batch.
@@ -118,7 +118,7 @@ class Batch:
         return 0 if self.bags is None else self.bags.num_examples
 
     def __getitem__(self, name: str) -> Column:
-        """The column or the bags of that name. Raises KeyError, listing what there is."""
+        """The column or the bags of that name. Raises KeyError, which lists the names."""
         if name in self.columns:
             return self.columns[name]
         if self.bags is not None and name in self.bags.names:
@@ -126,7 +126,7 @@ class Batch:
         raise KeyError(f"Batch: no column {name!r}; there are {', '.join(self.keys())}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Like `batch[name]`, but `default` for a name that is not here."""
+        """Like `batch[name]`, but `default` for an unknown name."""
         try:
             return self[name]
         except KeyError:

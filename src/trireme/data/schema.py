@@ -1,7 +1,7 @@
-"""What the columns of the data are: names, kinds and widths, and how text becomes them.
+"""The columns of the data: names, kinds and widths, and how files are converted to them.
 
 A schema lists fields in the order of the data; a field's name is the column's name in a batch.
-`format` says how files become these columns; None for columns in memory.
+`format` converts files to these columns; None for columns in memory.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ _FIELD_TYPES = (Label, Weight, Show, InsId, Content, Dense, Sparse)
 
 
 class Parser(Protocol):
-    """Fills batches from pieces of text; one thread at a time.
+    """Fills batches from parts of text; one thread at a time.
 
-    A reader calls start_file with the beginning of every file it reads from, also when it begins
-    in the middle; then parse for the lines; take whenever the batch is full. A batch may hold lines
-    of several files.
+    A reader calls start_file with the head of every file, also if it reads the file from the
+    middle; then parse for the lines; take whenever the batch is full. A batch may hold lines of
+    several files.
     """
 
     skips_broken: bool
@@ -91,18 +91,18 @@ class Parser(Protocol):
         """A longer line is broken. parse() makes progress with more than this, or with the end."""
 
     def start_file(self, head: NDArray[np.uint8]) -> int:
-        """How many bytes at the beginning of a file are not lines of data, a header say.
+        """Number of bytes at the beginning of a file that are not lines of data, such as a header.
 
         Args:
-            head: the first bytes of the file: HEAD_BYTES of them, or all there are.
+            head: the first HEAD_BYTES of the file, or all of it.
 
         Raises:
             DataError: the header does not fit the schema; the caller adds the file's name.
         """
 
     def parse(self, text: NDArray[np.uint8], limit: int, is_end: bool) -> int:
-        """Parse whole lines that begin before `limit`, until the batch is full; returns the bytes
-        done with. `is_end`: the text ends the file, so that its rest is a line.
+        """Parse whole lines that begin before `limit`, until the batch is full; returns the number
+        of bytes parsed. `is_end`: the text ends the file, so that its rest is a line.
         """
 
     @property
@@ -114,9 +114,7 @@ class Parser(Protocol):
 
     @property
     def broken_line(self) -> tuple[int, str] | None:
-        """The first broken line of the latest parse(): where in its text it begins, and what is
-        wrong.
-        """
+        """The first broken line of the latest parse(): its offset in the text, and the error."""
 
     @property
     def num_broken_lines(self) -> int:
@@ -130,7 +128,7 @@ HEAD_BYTES = 1 << 16
 
 
 class Format(Protocol):
-    """What the files are: a frozen value, compared and shown with its schema."""
+    """The kind of the files: a frozen value, compared and shown with its schema."""
 
     def check(self, schema: Schema) -> None:
         """Raises BadRequest: fields that this format cannot hold."""
@@ -138,7 +136,7 @@ class Format(Protocol):
 
 @runtime_checkable
 class TextFormat(Format, Protocol):
-    """How text becomes columns."""
+    """Converts text to columns."""
 
     def open(
         self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
@@ -199,13 +197,13 @@ def _group(group: list[Field]) -> str:
 
 
 def _short(field: Field) -> str:
-    """As the field would be written: without what is so by default."""
-    given = [
+    """The field as code, without default values."""
+    options = [
         f"{f.name}={getattr(field, f.name)!r}"
         for f in fields(field)
         if f.name != "name" and getattr(field, f.name) != f.default
     ]
-    return f"{type(field).__name__}({', '.join([repr(field.name), *given])})"
+    return f"{type(field).__name__}({', '.join([repr(field.name), *options])})"
 
 
 def _check(field: object) -> None:

@@ -1,4 +1,4 @@
-"""What the parsers of all text formats share: a parser of the core, its columns as batches."""
+"""The common part of the parsers of all text formats: a parser of the core, columns as batches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trireme.data.schema import Content, Dense, Field, InsId, Label, Schema, Sho
 
 
 class TextParser:
-    """Fills batches from pieces of text; see Parser in schema.py. One thread at a time.
+    """Fills batches from parts of text; see Parser in schema.py. One thread at a time.
 
     Args:
         core: a parser whose columns are the fields of the schema.
-        field_names: what messages call the fields that the parser numbers.
+        field_names: names of the core's fields in messages.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class TextParser:
         self._field_names = tuple(field_names or schema.names)
 
     def start_file(self, head: NDArray[np.uint8]) -> int:
-        """Everything is data, unless a format says otherwise."""
+        """0: formats without a header."""
         return 0
 
     def parse(self, text: NDArray[np.uint8], limit: int, is_end: bool) -> int:
-        """Parse whole lines that begin before `limit`; returns the bytes done with."""
+        """Parse whole lines that begin before `limit`; returns the number of bytes parsed."""
         return self._core.parse(text, limit, is_end, self._pool)
 
     @property
@@ -60,13 +60,13 @@ class TextParser:
 
     @property
     def broken_line(self) -> tuple[int, str] | None:
-        """The first broken line of the latest parse(): where it begins, and what is wrong."""
+        """The first broken line of the latest parse(): its offset, and the error."""
         broken = self._core.broken_line
         if broken is None:
             return None
-        offset, field, expected, found = broken
+        offset, field, expected, text = broken
         where = "" if field < 0 else f"field {field + 1} ({self._field_names[field]}): "
-        return offset, f"{where}expected {expected}, found {found}"
+        return offset, f"{where}expected {expected}, found {text}"
 
     @property
     def num_broken_lines(self) -> int:
@@ -78,7 +78,7 @@ class TextParser:
 
 
 def core_fields(schema: Schema) -> list[tuple[str, str, int]]:
-    """The fields as the parsers of the core want them: kind, name and dim."""
+    """The fields as the parsers of the core take them: kind, name and dim."""
     return [_core_field(field) for field in schema.fields]
 
 

@@ -1,4 +1,4 @@
-"""fleet.util: files dealt to workers, values combined over them."""
+"""fleet.util: files divided among workers, values combined over them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMBINE: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.
 
 
 def get_file_shard(files: Sequence[str]) -> list[str]:
-    """This worker's files: contiguous blocks, one more for each of the first len % workers."""
+    """This worker's contiguous part of the files; the first workers get one more."""
     if isinstance(files, str):
         raise BadRequest(f"fleet.util.get_file_shard: expected a list of files, found {files!r}")
     at = default()
@@ -30,7 +30,7 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
 
 
 def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
-    """Combine an array (or number) of every worker, element by element; all get the result."""
+    """Combine an array or number of every worker element by element; returns it to all."""
     if mode not in _COMBINE:
         raise BadRequest(
             f"fleet.util.all_reduce: expected one of {sorted(_COMBINE)}, found {mode!r}"

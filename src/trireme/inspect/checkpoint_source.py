@@ -12,26 +12,27 @@ import numpy.typing as npt
 
 from trireme import _core, drawing
 from trireme.checkpoint.format.block_files import read_blocks
-from trireme.checkpoint.format.manifest import TablePart, read_manifest
-from trireme.checkpoint.format.row_files import Columns, read_piece
+from trireme.checkpoint.format.manifest import SavedTable, read_manifest
+from trireme.checkpoint.format.row_columns import RowColumns
+from trireme.checkpoint.format.row_reader import read_rows
 from trireme.inspect.source import Rows, Source, TableSource
 from trireme.optim import num_counts
 from trireme.policy import ScorePolicy, policy_of
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.storage.storage import Storage
+from trireme.storage.location import Storage
 
 
 class CheckpointTable(TableSource):
-    def __init__(self, storage: Storage, part: TablePart) -> None:
+    def __init__(self, storage: Storage, part: SavedTable) -> None:
         self._storage, self._schema = storage, part.schema
-        self._pieces = sorted(part.pieces, key=lambda piece: piece.low)
+        self._pieces = sorted(part.files, key=lambda piece: piece.low)
         self.name = part.schema.name
         self.num_rows = part.num_rows
-        self.num_removed = sum(piece.num_removed for piece in part.pieces)
+        self.num_removed = sum(piece.num_removed for piece in part.files)
         self.num_bytes = sum(
-            entry.num_bytes for piece in part.pieces for entry in (piece.rows, piece.buckets)
+            entry.num_bytes for piece in part.files for entry in (piece.rows, piece.buckets)
         )
         self._num_updates = num_counts(part.schema.rule)
         is_headed = part.schema.head_class is not None
@@ -64,11 +65,11 @@ class CheckpointTable(TableSource):
         return RowLayout.of(self._schema, self._core_table)
 
     def rows(self, buckets: npt.NDArray[np.uint16] | None = None) -> Iterator[Rows]:
-        schema = Columns.of(self._layout).schema
+        schema = RowColumns.of(self._layout).schema
         for piece in self._pieces:
             if buckets is not None and not np.any((buckets >= piece.low) & (buckets <= piece.high)):
                 continue
-            for _, batch in read_piece(self._storage, piece, schema):
+            for _, batch in read_rows(self._storage, piece, schema):
                 if batch.num_rows:
                     yield self._rows_of(batch)
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core, drawing
-from trireme.inference.layers import map_rows
-from trireme.inference.manifest import TablePart, read_manifest
+from trireme.inference.export_manifest import ExportedTable, read_manifest
+from trireme.inference.row_layers import map_rows
 from trireme.inspect.source import Rows, Source, TableSource
 from trireme.protocol.wire import Array
 
@@ -23,7 +23,7 @@ SHOW_CLICK = np.dtype([("show", "<f4"), ("click", "<f4")])
 
 
 class ExportTable(TableSource):
-    def __init__(self, folder: Path, name: str, part: TablePart, *, is_delta: bool) -> None:
+    def __init__(self, folder: Path, name: str, part: ExportedTable, *, is_delta: bool) -> None:
         self._folder, self._part, self._is_delta = folder, part, is_delta
         self.name = name
         self.num_rows, self.num_removed = part.rows, part.removed
@@ -79,7 +79,7 @@ class ExportTable(TableSource):
         return weights
 
 
-def _named(parts: Sequence[TablePart]) -> dict[str, TablePart]:
+def _named(parts: Sequence[ExportedTable]) -> dict[str, ExportedTable]:
     """The parts of a table with several dims say which is theirs."""
     count = Counter(part.name for part in parts)
     return {

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.errors import BadRequest
-from trireme.inference.manifest import is_export
+from trireme.inference.export_manifest import is_export
 from trireme.inspect.checkpoint_source import CheckpointSource
 from trireme.inspect.export_source import ExportSource
 from trireme.inspect.source import Source
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 
 SHOWN_MAX = 8
 

@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import BadRequest, DataError
-from trireme.interchange.first_worker import data_time, on_first_worker, optimizer_of, progress_of
 from trireme.interchange.fleet_parameters import (
     DENSE_FILE,
     fleet_parameters,
     read_parameters,
     write_parameters,
 )
-from trireme.interchange.formats.folder import published_folder
-from trireme.interchange.worker_side import orders
+from trireme.interchange.formats.files import list_files
+from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.dense_blocks import write_blocks
+from trireme.interchange.worker_side.export_requests import write_fleet_rows
+from trireme.interchange.worker_side.import_requests import importing, read_fleet_rows
 from trireme.policy import CtrDoubleAccessor
+from trireme.storage.atomic_folder import new_folder
 from trireme.table import Table
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.trainer import Trainer
+from trireme.train.trainer import Trainer, optimizer_of
 
 ROWS_FILE = re.compile(r"part-\d{3}-\d{5}(\.gz)?")
 
@@ -83,12 +85,12 @@ def import_fleet(
         tensors = None
         if parameters:
             tensors = read_parameters(optimizer, folder, parameters, dense_steps, storage_options)
-        optimizer.publish()  # what is not imported stays as it is
+        optimizer.mode.publish()  # what is not imported stays as it is
         client, counts = optimizer.cluster.client, dict[str, Any]()
-        with orders.importing(client, list(numbers), replace=True):
+        with importing(client, list(numbers), replace=True):
             for table, paths in files.items():
                 with progress_of(trainer, f"import {table.name}") as watch:
-                    counts[table.name] = orders.read_fleet_rows(
+                    counts[table.name] = read_fleet_rows(
                         client,
                         table.name,
                         paths,
@@ -103,7 +105,7 @@ def import_fleet(
         return counts
 
     counts = on_first_worker(optimizer, "import_fleet", act)
-    optimizer.adopt()
+    optimizer.mode.adopt()
     return counts
 
 
@@ -134,10 +136,10 @@ def export_fleet(
         counts = dict[str, Any]()
         if "://" in os.fspath(path):
             raise BadRequest(f"export_fleet: expected a local folder, found {path}")
-        with published_folder(path) as folder:
+        with new_folder(path) as folder:
             for table in optimizer.tables:
                 if table.name in numbers:
-                    counts[table.name] = orders.write_fleet_rows(
+                    counts[table.name] = write_fleet_rows(
                         optimizer.cluster.client,
                         table.name,
                         Path(folder, f"{numbers[table.name]:03d}"),
@@ -175,7 +177,7 @@ def _table_numbers(
 
 
 def _row_files(folder: str, storage_options: Mapping[str, Any] | None) -> list[str]:
-    files = orders.list_files(folder, storage_options)
+    files = list_files(folder, storage_options)
     wrong = [file for file in files if not ROWS_FILE.fullmatch(file.rpartition("/")[2])]
     if wrong:
         raise DataError(f"{folder}: expected files named {ROWS_FILE.pattern}, found {wrong[0]}")

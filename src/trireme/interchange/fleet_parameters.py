@@ -14,9 +14,9 @@ from torch import nn
 
 from trireme.errors import BadRequest, DataError
 from trireme.interchange.formats import fleet_dense
+from trireme.interchange.formats.files import list_files
 from trireme.interchange.formats.fleet_dense import Column
 from trireme.interchange.worker_side.dense_blocks import SCALARS, BlockTensors, read_blocks
-from trireme.interchange.worker_side.orders import list_files
 from trireme.protocol.wire import Array
 from trireme.train.optimizer import DistributedOptimizer
 
@@ -190,7 +190,7 @@ def write_parameters(
     compress: bool,
 ) -> None:
     """Write a dense table into a new folder."""
-    optimizer.publish()
+    optimizer.mode.publish()
     kind, blocks = read_blocks(optimizer.cluster.client)
     state = fleet_dense.COLUMNS.get(str(kind))
     if state is None:

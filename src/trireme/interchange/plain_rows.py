@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.interchange.first_worker import data_time, on_first_worker, optimizer_of, progress_of
-from trireme.interchange.formats.folder import published_folder
-from trireme.interchange.worker_side import orders
+from trireme.interchange.formats.files import parquet_files
+from trireme.interchange.import_export import data_time, on_first_worker, progress_of
+from trireme.interchange.worker_side.export_requests import write_parquet
+from trireme.interchange.worker_side.import_requests import importing, read_parquet, send_rows
 from trireme.protocol.wire import Array
+from trireme.storage.atomic_folder import new_folder
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.trainer import Trainer
+from trireme.train.trainer import Trainer, optimizer_of
 
 
 def import_parquet(
@@ -42,9 +44,9 @@ def import_parquet(
     optimizer = optimizer_of(trainer)
 
     def send() -> int:
-        files = orders.parquet_files(source, storage_options)
+        files = parquet_files(source, storage_options)
         with progress_of(trainer, f"import {table}") as watch:
-            return orders.read_parquet(
+            return read_parquet(
                 optimizer.cluster.client,
                 table,
                 files,
@@ -74,7 +76,7 @@ def import_arrays(
 
     def send() -> int:
         cluster, at = optimizer.cluster, data_time(optimizer, time)
-        return orders.send_rows(cluster.client, table, arrays, time=at, pool=cluster.pool)
+        return send_rows(cluster.client, table, arrays, time=at, pool=cluster.pool)
 
     return _import(optimizer, table, replace, "import_arrays", send)
 
@@ -87,7 +89,7 @@ def _import(
         raise BadRequest(f"{name}: expected a table among {known}, found {table!r}")
 
     def act() -> dict[str, Any]:
-        with orders.importing(optimizer.cluster.client, [table], replace=replace):
+        with importing(optimizer.cluster.client, [table], replace=replace):
             return {"rows": send()}
 
     return int(on_first_worker(optimizer, name, act)["rows"])
@@ -112,9 +114,9 @@ def export_parquet(
     optimizer = optimizer_of(trainer)
 
     def act() -> dict[str, Any]:
-        with published_folder(path, storage_options) as folder:
+        with new_folder(path, storage_options) as folder:
             return {
-                name: orders.write_parquet(
+                name: write_parquet(
                     optimizer.cluster.client,
                     name,
                     f"{folder}/{name}",

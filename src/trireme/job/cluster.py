@@ -9,17 +9,18 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from trireme import _core, rpc
 from trireme.errors import Stopped, TriremeError
 from trireme.job.heartbeat import Heartbeat, StopRequest
-from trireme.protocol.routing import Keys
+from trireme.protocol.gradients import KeysByClass
 from trireme.table import Table
-from trireme.worker.client import Client, Pulled
+from trireme.worker.client import Client
 from trireme.worker.lookups import PendingLookups
 from trireme.worker.monitoring import WorkerMetrics
+from trireme.worker.pull import Pulled
 from trireme.worker.transport import Transport
 
 log = logging.getLogger("trireme")
@@ -30,7 +31,7 @@ _open: weakref.WeakSet[Cluster] = weakref.WeakSet()  # those that the end of the
 class RowSource(Protocol):
     """Where a forward pass without a pipeline gets its rows: an optimizer, by its mode."""
 
-    def pull_rows(self, keys: Mapping[str, Keys], *, training: bool) -> Pulled: ...
+    def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled: ...
 
 
 class Cluster:
@@ -101,7 +102,7 @@ class Cluster:
         """
         self.client.create_table(table.schema)
 
-    def pull(self, keys: Mapping[str, Keys], *, training: bool = False) -> Pulled:
+    def pull(self, keys: KeysByClass, *, training: bool = False) -> Pulled:
         """Fetch the rows of a forward pass; for training, as the mode of the optimizer does."""
         if self.row_source is None:
             return self.client.pull(keys)

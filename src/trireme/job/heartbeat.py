@@ -78,7 +78,7 @@ class Heartbeat:
         self._transport.close()
 
     def _beat(self) -> None:
-        request, servers = self._stop_request, self._client.map.servers
+        request, servers = self._stop_request, self._client.servers.map.servers
         stops = "" if request.is_alone else request.reason
         body = {**self.body, "report": self._report(), "stops": stops}
         calls = [Call(server, "server.alive", body, []) for server in servers]

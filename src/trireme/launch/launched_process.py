@@ -1,8 +1,8 @@
 """One process of a local job: its session, its log file, its exit status.
 
-A child leads a session of its own, so that Ctrl-C reaches it only through the launcher and so that
-its own children (data loaders, pipes) can be ended with it. Its exit status is read without reaping
-it: until the end of the job its process id, and so its group's, cannot become anyone else's.
+The process leads a session of its own, so that Ctrl-C reaches it only through the launcher, and so
+that its own children (data loaders, pipes) can be ended with it. Its exit status is read without
+reaping it, so that until the end of the job the kernel does not reuse its process id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from trireme.children import SHIM
+from trireme.children import PROGRAM
 from trireme.errors import Internal
 
 _READ_BYTES = 1 << 16
@@ -33,8 +33,8 @@ _LINE_BYTES_MAX = 1 << 16
 _CONTROL = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
-class Child:
-    """A started process. `name` is "worker 0" or the like; threads: used by one only."""
+class LaunchedProcess:
+    """A started process. `name` is "worker 0" or the like. Threads: one."""
 
     def __init__(
         self,
@@ -47,15 +47,16 @@ class Child:
         console: int | None = None,
         appends: bool = False,
     ) -> None:
-        """Start `command` with its output in `log_path`, behind what is there if it `appends`, and
-        also on the descriptor `console`.
+        """Start `command` with its output in `log_path`, and also on the descriptor `console`.
+
+        appends: keep the present lines of the log.
         """
         self.name = name
         self.log_path = log_path
         log = log_path.open("ab" if appends else "wb")
         self.mirror = Mirror(log, console) if console is not None else None
         output = self.mirror.input_fd if self.mirror else log.fileno()
-        shim = [sys.executable, "-I", "-S", SHIM, "run", str(os.getpid())]
+        shim = [sys.executable, "-I", "-S", PROGRAM, "run", str(os.getpid())]
         try:
             self._process = subprocess.Popen(
                 [*shim, *command],
@@ -77,7 +78,7 @@ class Child:
                 log.close()
 
     def status(self) -> int | None:
-        """Exit code; minus the signal that killed it; None while it runs."""
+        """The exit code, or minus the signal that killed it; None while it runs."""
         if self._process.returncode is not None:
             return self._process.returncode
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -87,21 +88,21 @@ class Child:
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to the process alone: what it has started (workers of a DataLoader, say) it may
-        need until it has stopped.
+        """Send SIGTERM to the process alone. It may need its children (workers of a DataLoader, for
+        example) until it has stopped.
         """
-        if self._process.returncode is None:  # not reaped: the number is its own
+        if self._process.returncode is None:  # not reaped: the id is its own
             os.kill(self._process.pid, signal.SIGTERM)
 
     def _kill(self) -> None:
-        """SIGKILL to the process and everything it started."""
+        """Send SIGKILL to the process and everything it started."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return  # reaped
 
     def end(self) -> None:
-        """Kill whatever is left of it and its children, reap it, close its log."""
+        """Kill what is left of the process and its children, reap it, close its log."""
         if self._process.returncode is None:
             self._kill()
             self._process.kill()
@@ -109,10 +110,10 @@ class Child:
                 self._process.wait(_END_S)
             except subprocess.TimeoutExpired as error:
                 raise Internal(
-                    f"Child: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
+                    f"LaunchedProcess: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
                 ) from error
         if self.mirror:
-            for _ in range(_LAST_READS_MAX):  # bounded: a daemon it left behind may write for ever
+            for _ in range(_LAST_READS_MAX):  # bounded: a daemon of it may write for ever
                 if not self.mirror.pump():
                     break
             self.mirror.close()
@@ -128,10 +129,10 @@ class Child:
 
 
 class Mirror:
-    """Passes what a process writes on to the console, byte for byte, and to a log as plain lines.
+    """Copies the output of a process to the console, byte for byte, and to a log as plain lines.
 
-    If the console is a terminal the process gets one too (a pseudo terminal of the same size), so
-    that progress bars work; of the lines they redraw the log keeps the last state.
+    If the console is a terminal, the process gets a pseudo terminal of the same size, so that
+    progress bars work. The log keeps the last state of a redrawn line.
     """
 
     def __init__(self, log: BinaryIO, console: int) -> None:
@@ -141,7 +142,7 @@ class Mirror:
         self._line = b""
         if self._is_terminal:
             self.output_fd, self.input_fd = pty.openpty()
-            tty.setraw(self.input_fd)  # the real terminal turns \n into \r\n, not this one too
+            tty.setraw(self.input_fd)  # the real terminal already turns \n into \r\n
             self.resize()
         else:
             self.output_fd, self.input_fd = os.pipe()
@@ -153,25 +154,25 @@ class Mirror:
             fcntl.ioctl(self.output_fd, termios.TIOCSWINSZ, size)
 
     def pump(self) -> bool:
-        """Pass on some of what is there; False when there is nothing (left)."""
+        """Copy some of the output that is ready; False when there is none (left)."""
         if self.output_fd < 0 or not select.select([self.output_fd], [], [], 0)[0]:
             return False
         try:
             data = os.read(self.output_fd, _READ_BYTES)
-        except OSError:  # Linux: EIO from a pseudo terminal whose other side is closed
+        except OSError:  # EIO on Linux: the other side of the pseudo terminal is closed
             data = b""
         self._write_console(data)
         self._write_log(data)
         return bool(data)
 
     def flush(self) -> None:
-        """Bring the log up to date, the unfinished line included."""
+        """Write the unfinished line to the log, too."""
         self._put(self._line)
         self._line = b""
         self._log.flush()
 
     def close_input(self) -> None:
-        """Close the side that the process has inherited."""
+        """Close the side that the process inherited."""
         os.close(self.input_fd)
 
     def close(self) -> None:
@@ -182,7 +183,7 @@ class Mirror:
             self.output_fd = -1
 
     def _write_console(self, data: bytes) -> None:
-        """A console that is gone (`| head`) does not end the job; the log goes on."""
+        """Write to the console until it is closed (`| head`); the job and its log continue."""
         try:
             while data and self._console is not None:
                 data = data[os.write(self._console, data) :]
@@ -202,6 +203,6 @@ class Mirror:
 
 
 def plain(line: bytes) -> bytes:
-    """A line as it was last drawn over, without control sequences and its end."""
+    """The last state of a redrawn line, without control sequences and line end."""
     drawn = [part for part in _CONTROL.sub(b"", line.rstrip(b"\r\n")).split(b"\r") if part]
     return drawn[-1] if drawn else b""

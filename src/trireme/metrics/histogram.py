@@ -15,19 +15,7 @@ from trireme.metrics.metric import State, Values, check_state
 
 
 class HistogramMetric(ScoredMetric):
-    """Base of metrics over the order of scores, up to ties within a bucket.
-
-    Scores are counted in buckets, even in the exponent of the logit (or of p and of 1 - p), so that
-    scores tie when they are closer than 64 / num_buckets of a power of two: with the default, when
-    they differ by less than about one part in 6000. Merging is exact in any order while weights are
-    whole numbers (or there are none), else to the rounding of float64.
-
-    Args:
-        from_logits: True: scores are logits; False: probabilities in [0, 1].
-        num_buckets: an even number >= 2. The state takes 16 bytes for each.
-        name: under which a trainer shows it.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
-    """
+    """Base of metrics over the order of scores, up to ties within a bucket. Args as of `AUC`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The mean negative log-likelihood of labels 0 and 1, as it is and beside that of a constant."""
+"""The mean negative log-likelihood of labels 0 and 1, absolute and relative to a constant."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class LogLoss(SumMetric):
         from_logits: True: scores are logits: what a model trained with
             binary_cross_entropy_with_logits gives, or the (B, 2) output of one trained with
             cross_entropy. The value equals that loss. False: probabilities in [0, 1], clipped to
-            [2^-24, 1 - 2^-24]. Probabilities taken for logits give a wrong value without an error.
-        name: under which a trainer shows it.
+            [2^-24, 1 - 2^-24]. Probabilities treated as logits give a wrong value without an error.
+        name: shown by a trainer.
         output, label, weights: the model's output and the batch's columns, see `Metric`.
     """
 
@@ -60,7 +60,7 @@ class NormalizedEntropy(LogLoss):
         return *super()._terms(examples), examples.labels
 
     def compute(self) -> float:
-        """NaN until there are both clicks and others."""
+        """NaN until there are both labels."""
         sums = self.sums()
         rate = ratio(sums["clicks"], sums["weight"])
         if not 0 < rate < 1:

@@ -1,4 +1,4 @@
-"""The cross layers of DCNv2: every layer multiplies its input with the network's once more.
+"""The cross layers of DCNv2: each multiplies its input with the input of the network.
 
 Source: Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale
 Learning to Rank Systems", WWW 2021. Shapes: B examples, W numbers each, R the rank, E experts.

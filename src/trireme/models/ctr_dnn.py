@@ -26,9 +26,7 @@ class CtrDnn(nn.Module):
 
     Args:
         rows: table of the features.
-        features: sparse features.
-        num_dense: width of the dense column, 0 for none.
-        dense: its name.
+        features, num_dense, dense: the inputs, see trireme.models.inputs.
         layers: widths of the hidden layers.
     """
 

@@ -1,4 +1,4 @@
-"""DLRM: the products of all pairs of rows, with the dense numbers brought to a row by an MLP.
+"""DLRM: products of all pairs of vectors: the rows, and one that an MLP makes of dense numbers.
 
 Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
 Systems", 2019.
@@ -30,9 +30,7 @@ class DLRM(nn.Module):
 
     Args:
         rows: table of the features.
-        features: sparse features.
-        num_dense: width of the dense column, at least 1.
-        dense: its name.
+        features, num_dense, dense: the inputs, see trireme.models.inputs; num_dense >= 1.
         bottom: widths of the layers of the dense part; the last one is the dim of the table.
         top: widths of the hidden layers after the products.
     """
@@ -71,8 +69,8 @@ def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters (sparse_feature_dim: default 16), and
 
     bot_layer_sizes: widths of the dense part, default 512, 256, 64, 16.
-    top_layer_sizes: widths after the products, default 512, 256; PaddleRec counts the output, 1 or
-        2 logits, as a last one: it is left out.
+    top_layer_sizes: widths after the products, default 512, 256. A last width of 1 or 2 is
+        PaddleRec's output layer and left out.
     """
     hyper = HyperParameters(config, sparse_feature_dim=16)
     top = hyper.sizes("top_layer_sizes", (512, 256), least=1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import CRITEO_FEATURES, Fields
+from trireme.models.inputs import CRITEO_FEATURES, FeatureVectors
 from trireme.models.interaction import sum_of_products
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -24,11 +24,9 @@ class FM(nn.Module):
     """logit = bias + sum of w_i x_i + sum over i<j of <v_i, v_j> x_i x_j.
 
     Args:
-        rows: table of dim 1 + D: the weight w of an id and behind it its vector v, so that one
-            lookup brings both.
-        features: sparse features.
-        num_dense: width of the dense column, 0 for none. Its numbers take part like ids.
-        dense: its name.
+        rows: table of dim 1 + D: the weight w of an id, then its vector v, in one lookup.
+        features, num_dense, dense: the inputs, see trireme.models.inputs. Dense numbers take part
+            like ids.
     """
 
     def __init__(
@@ -40,7 +38,7 @@ class FM(nn.Module):
         dense: str = "dense",
     ) -> None:
         super().__init__()
-        self.fields = Fields(rows, features=features, num_dense=num_dense, dense=dense)
+        self.fields = FeatureVectors(rows, features=features, num_dense=num_dense, dense=dense)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Tensor:

@@ -1,17 +1,16 @@
-"""What the `create` functions of the models read alike: PaddleRec's hyper_parameters.* of click
-models.
+"""The hyper_parameters.* of PaddleRec that the `create` functions of the models share.
 
 | Key | Default | Means |
 |---|---|---|
 | optimizer.class | Adam | Adam, Adagrad or SGD: for the dense part and for the rows |
 | optimizer.learning_rate | 0.001 | of both |
-| adam_d2sum | False | with Adam: the dense part learns by trireme.protocol.adam_d2sum, as Fleet's |
+| adam_d2sum | False | with Adam: the dense part learns by Fleet's trireme.protocol.adam_d2sum |
 | sparse_inputs_slots | 27 | sparse inputs with the label among them: features "1" to "26" |
 | sparse_feature_dim | 9 | floats per row |
 | dense_input_dim | 13 | width of the column dense_feature, 0 for none |
 
-table_parameters.*, if it is there, says how rows learn and live: trireme.models.table_parameters.
-sparse_feature_number, the size of PaddleRec's table, has no counterpart: a table takes every key.
+table_parameters.*, if present, says how rows learn and expire: trireme.models.table_parameters.
+sparse_feature_number, the size of PaddleRec's table, has no counterpart: a table takes any key.
 """
 
 from __future__ import annotations
@@ -45,58 +44,58 @@ class HyperParameters:
     """The hyper_parameters.* of a configuration.
 
     Args:
-        defaults: values of this model for keys that the file does not give, by the rest of the key.
+        defaults: values of this model for keys that the configuration does not have.
     """
 
     def __init__(self, config: Config, **defaults: Any) -> None:
         self._config, self._defaults = config, defaults
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of hyper_parameters.KEY; the model's default, or else this one, without it."""
+        """The value of hyper_parameters.KEY, else the model's default, else this one."""
         return self._config.get(f"hyper_parameters.{key}", self._defaults.get(key, default))
 
     def whole(self, key: str, default: int, *, least: int = 1) -> int:
-        """An integer, at least `least`. Raises BadRequest for anything else, as do those below."""
-        found = self.get(key, default)
-        if type(found) is not int or found < least:
-            raise self._refusal(key, f"an integer >= {least}", found)
-        return found
+        """An integer >= `least`. It and the methods below raise BadRequest for anything else."""
+        value = self.get(key, default)
+        if type(value) is not int or value < least:
+            raise self._refusal(key, f"an integer >= {least}", value)
+        return value
 
     def number(self, key: str, default: float) -> float:
         """A number above 0."""
-        found = self.get(key, default)
-        if type(found) not in (int, float) or not 0 < found < math.inf:
-            raise self._refusal(key, "a number > 0", found)
-        return float(found)
+        value = self.get(key, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self._refusal(key, "a number > 0", value)
+        return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
-        found = self.get(key, default)
-        if not isinstance(found, bool):
-            raise self._refusal(key, "true or false", found)
-        return found
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self._refusal(key, "true or false", value)
+        return value
 
     def sizes(self, key: str, default: Sequence[int], *, least: int = 0) -> tuple[int, ...]:
-        """Widths of layers: a list of positive integers, at least so many."""
-        found = self.get(key, default)
+        """Widths of layers: a list of at least `least` positive integers."""
+        value = self.get(key, default)
         if (
-            not isinstance(found, (list, tuple))
-            or not all(type(size) is int and size > 0 for size in found)
-            or len(found) < least
+            not isinstance(value, (list, tuple))
+            or not all(type(size) is int and size > 0 for size in value)
+            or len(value) < least
         ):
             what = "a list of positive integers" + (f", at least {least}" if least else "")
-            raise self._refusal(key, what, found)
-        return tuple(found)
+            raise self._refusal(key, what, value)
+        return tuple(value)
 
     def names(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
-        """Names of features: a list of strings, at least one."""
-        found = self.get(key, default)
-        if not isinstance(found, (list, tuple)) or not found or not all(map(_is_text, found)):
-            raise self._refusal(key, "a list of names", found)
-        return tuple(found)
+        """Names of features: a list of at least one string."""
+        value = self.get(key, default)
+        if not isinstance(value, (list, tuple)) or not value or not all(map(_is_text, value)):
+            raise self._refusal(key, "a list of names", value)
+        return tuple(value)
 
-    def _refusal(self, key: str, expected: str, found: object) -> BadRequest:
-        return BadRequest(f"hyper_parameters.{key}: expected {expected}, found {found!r}")
+    def _refusal(self, key: str, expected: str, value: object) -> BadRequest:
+        return BadRequest(f"hyper_parameters.{key}: expected {expected}, found {value!r}")
 
     @property
     def dim(self) -> int:
@@ -107,7 +106,7 @@ class HyperParameters:
         return tuple(str(i) for i in range(1, self.whole("sparse_inputs_slots", 27, least=2)))
 
     def inputs(self) -> dict[str, Any]:
-        """The keyword arguments of the models that say what they read."""
+        """The keyword arguments of the models that name their inputs."""
         return {
             "features": self.features(),
             "num_dense": self.whole("dense_input_dim", 13, least=0),
@@ -130,21 +129,21 @@ class HyperParameters:
         show_click: ShowClick | None = None,
         **options: Any,
     ) -> Table:
-        """A table whose rows start, learn and live as table_parameters says; where it says nothing,
-        as the options say, and with the configured optimizer.
+        """A table as table_parameters describes it; what it leaves out is taken from the options
+        and the configured optimizer.
 
         Args:
             dim: floats per key that the model computes with; default sparse_feature_dim.
-            show_click: columns that say how often examples were shown and clicked.
+            show_click: columns that count shows and clicks of examples.
         """
         width = self.dim if dim is None else dim
         _, rule = self._optimizer()
         default = {"dim": width, "optimizer": rule(lr=self.number("optimizer.learning_rate", 1e-3))}
-        given = table_options(self._config, name, width, show_click)
-        return Table(name, **{**default, **options, **given})
+        configured = table_options(self._config, name, width, show_click)
+        return Table(name, **{**default, **options, **configured})
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
-        """The configured optimizer over the dense parameters; None where there are none."""
+        """The configured optimizer of the dense parameters; None if there are none."""
         cls, _ = self._optimizer()
         if self.flag("adam_d2sum", False):
             if cls is not torch.optim.Adam:
@@ -171,7 +170,7 @@ def _is_text(value: object) -> bool:
 
 
 def click_recipe(model: nn.Module, hyper: HyperParameters) -> Recipe:
-    """How a model of one click logit per example is trained."""
+    """The recipe of a model with one click logit per example."""
     return Recipe(
         model=model,
         loss=nn.functional.binary_cross_entropy_with_logits,

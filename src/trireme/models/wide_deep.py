@@ -23,11 +23,10 @@ class WideDeep(nn.Module):
     """logit = linear(ids, dense) + MLP(rows, dense).
 
     Args:
-        wide: table of the linear part, of dim 1.
+        wide: table of the linear part, with dim 1.
         deep: table of the MLP's rows.
-        features: sparse features of both parts. Crossed features are columns like any other.
-        num_dense: width of the dense column, 0 for none.
-        dense: its name.
+        features, num_dense, dense: the inputs of both parts, see trireme.models.inputs. Crossed
+            features are columns like any other.
         layers: widths of the hidden layers.
     """
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trireme.nn.cvm import CVM
 from trireme.nn.data_norm import DataNorm
 from trireme.nn.lookup import Lookup
-from trireme.nn.plan import Plan, Planner, TablePlan, keys_of
+from trireme.nn.planner import BatchPlan, Planner, TablePlan, keys_of
 
 if TYPE_CHECKING:
     from trireme.nn.modules import Embedding, EmbeddingBag
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from trireme.nn.pooling import sequence_pool
 
 __all__ = [
+    "BatchPlan",
     "CVM",
     "DataNorm",
     "Embedding",
     "EmbeddingBag",
     "Lookup",
-    "Plan",
     "Planner",
     "TablePlan",
     "gather_rows",

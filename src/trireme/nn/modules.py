@@ -24,7 +24,7 @@ from trireme.job.default import default
 from trireme.nn.ids import Columns
 from trireme.nn.lookup import Lookup
 from trireme.nn.op import gather_rows
-from trireme.nn.plan import Planner, Reading
+from trireme.nn.planner import LookupSpec, Planner
 from trireme.table import Table
 from trireme.torch_compiler import not_compiled
 from trireme.worker.lookups import RowLookup
@@ -52,29 +52,29 @@ class TableModule(nn.Module):
         if padding_key is not None and not -(2**63) <= padding_key < 2**64:
             raise self._wrong("a padding_key of 64 bits", padding_key)
         self.padding_key = None if padding_key is None else padding_key % 2**64
-        self.readings: tuple[Reading, ...] = ()
+        self.lookup_specs: tuple[LookupSpec, ...] = ()
 
     def _lookups(self, batch: Columns) -> tuple[int, list[Lookup]]:
-        """B, and a lookup for each reading: from the plan of the batch, else pulled here."""
+        """B, and a lookup for each spec: from the plan of the batch, else pulled here."""
         if isinstance(batch, Batch) and batch.lookups:
             num_examples, lookups = batch.num_examples, batch.lookups
         else:
             num_examples, lookups = self._pull(batch)
         found = []
-        for reading in self.readings:
-            if reading.name not in lookups:
-                raise self._wrong(f"lookup {reading.name!r} in the planned batch", list(lookups))
-            found.append(lookups[reading.name])
+        for spec in self.lookup_specs:
+            if spec.name not in lookups:
+                raise self._wrong(f"lookup {spec.name!r} in the planned batch", list(lookups))
+            found.append(lookups[spec.name])
         if self._is_learning() and not all(lookup.rows.requires_grad for lookup in found):
             raise self._wrong("a batch planned for training, as this module is in training", "not")
         return num_examples, found
 
     def _gathered(self, batch: Columns) -> list[Tensor]:
-        """What stands in a batch in place of lookups when a model is exported: for each reading,
+        """What stands in a batch in place of lookups when a model is exported: for each spec,
         what this module makes of it. Empty for other batches.
         """
         lookups = batch.lookups if isinstance(batch, Batch) else {}
-        found = [lookups.get(reading.name) for reading in self.readings]
+        found = [lookups.get(spec.name) for spec in self.lookup_specs]
         return [ready for ready in found if isinstance(ready, Tensor)]
 
     @not_compiled
@@ -82,13 +82,13 @@ class TableModule(nn.Module):
         home = default()
         plan = Planner(self, pool=home.pool).plan(batch, train=self._is_learning())
         home.ensure_table(self.table)
-        keys = {part.table.part: part.keys for part in plan.tables}
+        keys = {part.table.class_id: part.keys for part in plan.tables}
         pulled = home.pull(keys, training=self._is_learning())
         rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
         leaves = plan.leaves(rows, train=self._is_learning())
         if self._is_learning():
             for part in plan.tables:
-                leaf = leaves[part.table.part]
+                leaf = leaves[part.table.class_id]
                 looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
                 home.pending.add(looked_up, plan.num_examples)
             home.pending.pulled_at(pulled.versions)
@@ -145,8 +145,8 @@ class Embedding(TableModule):
     ) -> None:
         super().__init__(table, features, padding_key)
         self.returns_tuple = not isinstance(features, str)
-        self.readings = tuple(
-            Reading(table.of_feature(name), (name,), "none", self.padding_key)
+        self.lookup_specs = tuple(
+            LookupSpec(table.of_feature(name), (name,), "none", self.padding_key)
             for name in self.features
         )
 
@@ -171,8 +171,8 @@ class Embedding(TableModule):
         if not rows:
             _, lookups = self._lookups(batch)
             rows = tuple(
-                self._rows_of(batch[reading.features[0]], lookup, reading.table.width)
-                for reading, lookup in zip(self.readings, lookups, strict=True)
+                self._rows_of(batch[spec.features[0]], lookup, spec.table.width)
+                for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
             )
         return rows if self.returns_tuple else rows[0]
 
@@ -220,8 +220,9 @@ class EmbeddingBag(TableModule):
         by_part: dict[Table, list[str]] = {}
         for name, part in zip(self.features, parts, strict=True):
             by_part.setdefault(part, []).append(name)
-        self.readings = tuple(
-            Reading(part, tuple(names), mode, self.padding_key) for part, names in by_part.items()
+        self.lookup_specs = tuple(
+            LookupSpec(part, tuple(names), mode, self.padding_key)
+            for part, names in by_part.items()
         )
         self._order = [name for names in by_part.values() for name in names]
 
@@ -245,8 +246,8 @@ class EmbeddingBag(TableModule):
         if not pieces:
             num_examples, lookups = self._lookups(batch)
             pieces = [
-                gather_rows(lookup, num_examples, len(reading.features))
-                for reading, lookup in zip(self.readings, lookups, strict=True)
+                gather_rows(lookup, num_examples, len(spec.features))
+                for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
             ]
         if len(pieces) == 1:
             return pieces[0]

@@ -11,6 +11,10 @@ from trireme.protocol.clipping import Clip
 from trireme.protocol.columns import KeyColumns
 from trireme.protocol.dense_optimizers import GroupValues
 from trireme.protocol.routing import Floats, Keys
+from trireme.table import RowClassId
+
+KeysByClass = Mapping[RowClassId, Keys]
+"""The keys of a pull: (K,) per table and row class, distinct, in bucket order."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from trireme.launch.init import log_to_stderr
 from trireme.nn import EmbeddingBag
 from trireme.run.model import create_recipe
 from trireme.run.settings import Settings
-from trireme.storage.storage import open_storage
+from trireme.storage.location import open_storage
 from trireme.table import Table
 from trireme.train import Trainer
 

@@ -12,8 +12,9 @@ from typing import Any
 from trireme.config import Config
 from trireme.data import Content, InMemoryDataset, InsId, QueueDataset, Schema, multislot
 from trireme.data.schema import Field
-from trireme.data.sources import filesystem, find_files, fs_client_options, natural_key, reason
+from trireme.data.sources import filesystem, find_files, natural_key, reason
 from trireme.errors import BadRequest, DataError
+from trireme.fleet.fs_client import fs_client_options
 from trireme.fleet.reader_command import reader_command
 from trireme.job.cluster import Cluster
 from trireme.run.files import load_file

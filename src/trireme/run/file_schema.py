@@ -21,7 +21,7 @@ from trireme.data.schema import (
     Weight,
 )
 from trireme.errors import BadRequest
-from trireme.inference.manifest import Manifest
+from trireme.inference.export_manifest import ExportManifest
 
 Columns = dict[str, list[str]]
 FORMATS = ("criteo", "csv", "libsvm", "multislot", "parquet")
@@ -54,7 +54,7 @@ class FileOptions:
     has_header: bool = True
 
 
-def schema_of(options: FileOptions, manifest: Manifest) -> Schema:
+def schema_of(options: FileOptions, manifest: ExportManifest) -> Schema:
     """Raises BadRequest: fields that are missing, or that the format does not have."""
     if options.format in ("criteo", "libsvm"):
         if options.fields is not None or options.ins_id is not None:
@@ -82,7 +82,7 @@ def schema_of(options: FileOptions, manifest: Manifest) -> Schema:
     )
 
 
-def _fields(options: FileOptions, manifest: Manifest) -> tuple[list[Field], Columns]:
+def _fields(options: FileOptions, manifest: ExportManifest) -> tuple[list[Field], Columns]:
     if options.fields is not None:
         if options.ins_id is not None:
             raise BadRequest("predict: expected --ins_id among --fields, found it beside them")
@@ -123,7 +123,7 @@ def _field(text: str, columns: Columns) -> Field:
     )
 
 
-def _read_by(manifest: Manifest) -> Iterable[Field]:
+def _read_by(manifest: ExportManifest) -> Iterable[Field]:
     """What the model reads; a column of numbers with one per example is read as a Label is."""
     names = dict.fromkeys(name for lookup in manifest.lookups for name in lookup.features)
     yield from map(Sparse, names)

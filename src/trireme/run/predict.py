@@ -21,7 +21,7 @@ from trireme.errors import BadRequest, writing
 from trireme.inference import Predictor
 from trireme.progress import Display, display
 from trireme.run.file_schema import FileOptions, schema_of
-from trireme.storage.part import Part
+from trireme.storage.atomic_file import PendingFile
 from trireme.train.dump_text import lines, numbers, texts
 
 
@@ -112,7 +112,7 @@ def _written(output: str) -> Iterator[_File]:
         if where.exists(output):
             raise BadRequest(f"predict: expected a new file, found {output} existing")
         where.makedirs(root, exist_ok=True)
-        part = Part(where, root, name)
+        part = PendingFile(where, root, name)
         file: _File = _Parquet(part) if name.endswith(".parquet") else _Text(part)
         try:
             yield file
@@ -124,7 +124,7 @@ def _written(output: str) -> Iterator[_File]:
 
 
 class _Text:
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: PendingFile) -> None:
         self._part = part
 
     def write(self, batch: Batch, ids: str | None, outputs: Mapping[str, Tensor]) -> None:
@@ -136,7 +136,7 @@ class _Text:
 
 
 class _Parquet:
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: PendingFile) -> None:
         self._part = part
         self._writer: Any = None
 
@@ -160,7 +160,7 @@ class _Parquet:
 class _Sink(io.RawIOBase):
     """A part as a file of Python's kind."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: PendingFile) -> None:
         super().__init__()
         self._part = part
 

@@ -15,15 +15,16 @@ import torch
 
 from trireme.config import Config
 from trireme.errors import BadRequest, DataError, writing
+from trireme.inference.export import export_model
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr, serve_role
-from trireme.launch.roles import Role, read_role
+from trireme.launch.process_role import ProcessRole, read_role
 from trireme.metrics import AUC
 from trireme.run.data import make_dataset
-from trireme.run.keys import warn_of_unused
 from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
-from trireme.train import Dump, Recipe, Trainer
+from trireme.run.unused_keys import warn_of_unused
+from trireme.train import Dump, Recipe, Report, Trainer
 from trireme.train.loop.share import Closes
 
 log = logging.getLogger("trireme")
@@ -55,7 +56,7 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
         return work.infer() if infer else work.train()
 
 
-def serve_models(place: Role, settings: Settings) -> None:
+def serve_models(place: ProcessRole, settings: Settings) -> None:
     """Serve, and keep models where the configuration says. Ends the process if that is refused."""
     root = settings.model_root(place.root)
     make_folder("run: cannot keep models in", root)
@@ -93,11 +94,9 @@ class _Work:
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
-        figures = self._trainer.train_from_dataset(
+        figures = self._trainer.fit(
             dataset,
-            fetch_list=("loss", *(metric.name for metric in self._trainer.metrics)),
-            print_period=self._settings.print_interval,
-            debug=self._settings.debug,
+            report=report_of(self._trainer, self._settings),
             dump=dump_of(self._settings.train_dump, str(epoch)),
         )
         where = "not saved: runner.model_save_path names no folder"
@@ -113,7 +112,7 @@ class _Work:
         """Beside the checkpoints, so that one may be removed without the other."""
         assert self._settings.save_path is not None
         path = self._settings.save_path / "inference" / str(epoch)
-        self._trainer.save_inference_model(path, batch=_first(dataset))
+        export_model(self._trainer, path, batch=_first(dataset))
         return path
 
     def infer(self) -> list[dict[str, float]]:
@@ -129,7 +128,8 @@ class _Work:
             path = settings.load_path / str(epoch)
             self._trainer.load(path)
             dump = dump_of(settings.infer_dump, f"infer-{epoch}")
-            figures = self._trainer.infer_from_dataset(dataset, debug=settings.debug, dump=dump)
+            report = Report(timing=settings.debug)
+            figures = self._trainer.evaluate(dataset, report=report, dump=dump)
             if figures["examples"] == 0:
                 raise DataError(
                     f"{settings.infer.key}: expected examples, found none at any worker"
@@ -192,6 +192,12 @@ def dump_of(settings: DumpSettings | None, name: str) -> Dump | None:
         return None
     path = f"{settings.path}/{name}"
     return Dump(path=path, fields=settings.fields, params=settings.params)
+
+
+def report_of(trainer: Trainer, settings: Settings) -> Report:
+    """Loss and metrics of training, and where the time goes if that is asked for."""
+    values = ("loss", *(metric.name for metric in trainer.metrics))
+    return Report(values=values, period=settings.print_interval, timing=settings.debug)
 
 
 def make_trainer(recipe: Recipe, settings: Settings) -> Trainer:

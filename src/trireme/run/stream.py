@@ -13,17 +13,25 @@ from trireme.config import Config
 from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr
-from trireme.launch.roles import read_role
+from trireme.launch.process_role import read_role
 from trireme.run.data import dataset_of
-from trireme.run.keys import warn_of_unused_in_stream
+from trireme.run.day_folders import passes_of
 from trireme.run.model import create_recipe
 from trireme.run.online_settings import OnlineSettings
-from trireme.run.passes import passes_of
-from trireme.run.runner import dump_of, make_folder, make_trainer, serve_models, warm_start
+from trireme.run.runner import (
+    dump_of,
+    make_folder,
+    make_trainer,
+    report_of,
+    serve_models,
+    warm_start,
+)
 from trireme.run.settings import Settings
+from trireme.run.unused_keys import warn_of_unused_in_stream
 from trireme.train import Recipe, Trainer
-from trireme.train.online.online import PassReport, Publishing, train_passes
 from trireme.train.online.passes import Pass
+from trireme.train.online.publishing import Publishing
+from trireme.train.online.train_passes import PassReport, train_passes
 
 log = logging.getLogger("trireme")
 
@@ -114,9 +122,7 @@ def _publishing(settings: Settings, online: OnlineSettings, trainer: Trainer) ->
 
 def _training(settings: Settings, trainer: Trainer, of: Pass) -> dict[str, Any]:
     return {
-        "fetch_list": ("loss", *(metric.name for metric in trainer.metrics)),
-        "print_period": settings.print_interval,
-        "debug": settings.debug,
+        "report": report_of(trainer, settings),
         "dump": dump_of(settings.train_dump, f"{of.day}-{of.number}"),
     }
 

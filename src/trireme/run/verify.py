@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.checkpoint.format.manifest import MANIFEST, Manifest
+from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
 from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, TriremeError
-from trireme.inference.manifest import is_export, located
-from trireme.inference.manifest import read_manifest as read_export
+from trireme.inference.export_manifest import is_export, located
+from trireme.inference.export_manifest import read_manifest as read_export
 from trireme.progress import Display, display
-from trireme.storage.storage import Storage, open_storage
+from trireme.storage.location import Storage, open_storage
 
 DEPTH = 2
 """Folders of days hold folders of passes."""
@@ -96,7 +96,7 @@ def _verify_export(folder: Path, shown: Display) -> Verdict:
     )
 
 
-def _summary(manifest: Manifest) -> str:
+def _summary(manifest: CheckpointManifest) -> str:
     rows = sum(table.num_rows for table in manifest.tables.values())
     num_files = sum(1 for _ in manifest.files())
     return (

@@ -1,4 +1,4 @@
-"""Which workers of a job are there, as one server sees it."""
+"""Which workers of a job are attached to a server, and when the job is over."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ REPORTED = ("retries", "planned", "pulled", "pushes")
 
 
 class Attendance:
-    """Which workers are attached, when each was last heard, and whether the job is over. Threads:
-    any.
+    """The workers of a job, the time of each one's last heartbeat, and who has said goodbye.
+    Threads: any.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,12 +29,12 @@ class Attendance:
         self._num_workers: int | None = None
         self._members: set[int] | None = None  # of a job that workers may join late and leave
         self._last_heard: dict[int, float] = {}
-        self._gone: dict[int, int] = {}  # worker -> its incarnation that said goodbye
+        self._gone: dict[int, int] = {}  # worker -> the incarnation that said goodbye
         self._reports: dict[int, dict[str, int]] = {}
         self._stopped: str | None = None
-        self._stop_reason = ""  # why a worker wants that all stop
+        self._stop_reason = ""  # of a worker that asks all to stop
         self._is_over = False
-        self._unheard = -math.inf  # when workers that were not heard yet count as heard
+        self._default_heard = -math.inf  # of workers that this process has not heard
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -49,7 +49,7 @@ class Attendance:
             worker, incarnation = self._hear(request)
             self._reports[worker] = _report(request)
             self._stop_reason = self._stop_reason or need_reason(request.body, "stops")
-            # A successor; else late by the network.
+            # By a successor; an older incarnation is a delayed message.
             is_back = worker in self._gone and incarnation > self._gone[worker]
         if is_back:
             with self.journal.changing():
@@ -58,10 +58,10 @@ class Attendance:
         return Reply()
 
     def take_back(self, worker: int) -> None:
-        """A successor of a worker that had said goodbye has come."""
+        """A successor of a worker that had said goodbye has started."""
         with self._changed:
             self._gone.pop(worker, None)
-            self._is_over, self._members = False, None  # as it will say when it ends
+            self._is_over, self._members = False, None  # it sends members when it ends
 
     def _on_goodbye(self, request: Request) -> Reply:
         with self.journal.changing(), self._changed:
@@ -70,14 +70,14 @@ class Attendance:
             self.journal.record("server.goodbye", request.body)
             self._expect(members)
             self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
-        self.journal.wait_kept()  # not an answer for later: the last one ends the server
+        self.journal.wait_kept()  # not a deferred reply: the last one ends the server
         with self._changed:
             self._end_if_all_are_gone()
         return Reply()
 
     def _expect(self, members: list[int] | None) -> None:
-        """Workers that take part, as one of them has heard at the end of its script. From then on
-        nobody joins, so of several lists the shorter one is the newer.
+        """Set the workers that take part, as the coordinator listed them at the end of a script.
+        From then on nobody joins, so the shorter of two lists is the newer.
         """
         if members is not None:
             self._members = set(members) & (self._members or set(members))
@@ -90,7 +90,7 @@ class Attendance:
         self._changed.notify_all()
 
     def gone(self) -> list[list[Any]]:
-        """[worker, number of workers, incarnation, members or None] of each that has said
+        """[worker, number of workers, incarnation, members or None] of each worker that has said
         goodbye.
         """
         with self._changed:
@@ -98,9 +98,7 @@ class Attendance:
             return [[w, self._num_workers or 0, i, members] for w, i in sorted(self._gone.items())]
 
     def install(self, gone: Iterable[Sequence[Any]]) -> None:
-        """These have said goodbye before this process began. The others are given time to be
-        heard.
-        """
+        """Restore the result of `gone` of an earlier process."""
         with self._changed:
             for worker, num_workers, incarnation, members in gone:
                 self._num_workers = num_workers
@@ -110,9 +108,9 @@ class Attendance:
                 self._end_if_all_are_gone()
 
     def begin_again(self) -> None:
-        """This process goes on for another one: who was heard by that may take the usual time."""
+        """This process continues an earlier one: its workers have the usual time to be heard."""
         with self._changed:
-            self._unheard = self._clock()
+            self._default_heard = self._clock()
 
     def _hear(self, request: Request) -> tuple[int, int]:
         worker = need(request.body, "worker", int)
@@ -136,13 +134,13 @@ class Attendance:
             silent = [
                 worker
                 for worker in sorted(self._expected() | self._last_heard.keys())
-                if worker in self._gone or self._last_heard.get(worker, self._unheard) < since
+                if worker in self._gone or self._last_heard.get(worker, self._default_heard) < since
             ]
-            found = {"silent": silent, "gone": sorted(self._gone)}
-            return Reply({**found, "stops": self._stop_reason})
+            body = {"silent": silent, "gone": sorted(self._gone), "stops": self._stop_reason}
+            return Reply(body)
 
     def silences_s(self) -> dict[int, float]:
-        """Seconds since each worker was heard, of those that have not said goodbye."""
+        """Seconds since the last heartbeat of each worker that has not said goodbye."""
         with self._changed:
             now = self._clock()
             return {
@@ -152,10 +150,10 @@ class Attendance:
             }
 
     def reports(self) -> dict[int, dict[str, int]]:
-        """What each worker that has not said goodbye said of itself last."""
+        """The last report of each worker that has not said goodbye."""
         with self._changed:
             known = sorted(self._reports.items())
-            return {worker: dict(said) for worker, said in known if worker not in self._gone}
+            return {worker: dict(report) for worker, report in known if worker not in self._gone}
 
     @property
     def is_over(self) -> bool:
@@ -163,7 +161,7 @@ class Attendance:
         return self._is_over
 
     def stop(self, reason: str) -> None:
-        """End the wait from another thread or a signal handler."""
+        """End `wait`, from another thread or a signal handler."""
         with self._changed:
             self._stopped = reason
             self._changed.notify_all()
@@ -172,8 +170,7 @@ class Attendance:
         """Wait for the end of the job; returns why it is over.
 
         Raises:
-            Unavailable: workers have not said goodbye, and none has been heard for `silence_s`,
-                nor since this process went on for another one.
+            Unavailable: workers have not said goodbye, and none has been heard for `silence_s`.
         """
         with self._changed:
             while True:
@@ -181,8 +178,8 @@ class Attendance:
                     return self._stopped
                 if self._num_workers is not None and self.is_over:
                     return "all workers have said goodbye"
-                heard = max([self._unheard, *self._last_heard.values()])
-                # Without a limit for the first job: its workers start when they do.
+                heard = max([self._default_heard, *self._last_heard.values()])
+                # No limit before the first worker of a new job: workers start when they do.
                 if heard > -math.inf and self._clock() - heard > silence_s:
                     raise Unavailable(self._silence(silence_s))
                 self._changed.wait(timeout=1.0)
@@ -201,15 +198,17 @@ class Attendance:
 
 
 def _members_of(request: Request) -> list[int] | None:
-    """Who takes part, as a worker says that ends; None: all that the job began with."""
+    """The workers that take part, in a goodbye; None: those that the job began with."""
     if request.body.get("members") is None:
         return None
     return need_list(request.body, "members", int, WORKERS_MAX)
 
 
 def _report(request: Request) -> dict[str, int]:
-    """What a worker says of itself: numbers by names of this list."""
-    said = need({"report": {}, **request.body}, "report", dict)
-    if not said.keys() <= set(REPORTED):
-        raise BadRequest(f"server.alive: expected reports of {REPORTED}, found {list(said)}"[:500])
-    return {what: need(said, what, int) for what in said}
+    """A worker's report: numbers by names of REPORTED."""
+    report = need({"report": {}, **request.body}, "report", dict)
+    if not report.keys() <= set(REPORTED):
+        raise BadRequest(
+            f"server.alive: expected reports of {REPORTED}, found {list(report)}"[:500]
+        )
+    return {name: need(report, name, int) for name in report}

@@ -1,12 +1,12 @@
-"""Dense parameters: cut into blocks on the worker, updated by torch.optim on the servers.
+"""The dense blocks of one server, updated by torch.optim.
 
-A block is a slice of one flattened parameter. The cut depends on the parameter alone, never on the
-number of servers, so every number of servers computes the same bits.
+Workers cut parameters into blocks (`trireme.protocol.block_spec`). The cut depends on the parameter
+alone, never on the number of servers, so every number of servers computes the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,42 +30,14 @@ from trireme.protocol.dense_optimizers import (
     shapes_made,
 )
 from trireme.protocol.routing import Floats
+from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
 from trireme.torch_compiler import step
-
-Tensors = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Part:
-    """What is kept of some elements of a parameter, which have seen the same pushes.
-
-    tensors: "weights" and the optimizer's state, which is one number or has one for each element.
-    """
-
-    start: int
-    tensors: Tensors
-    marks: Mapping[int, int]
-
-    @property
-    def size(self) -> int:
-        return self.tensors["weights"].numel()
-
-    def sliced(self, start: int, end: int) -> Part:
-        """Elements [start, end) of the parameter, which this part has."""
-        low, high = start - self.start, end - self.start
-        if (low, high) == (0, self.size):
-            return self
-        tensors = {
-            name: tensor if tensor.ndim == 0 else tensor.reshape(-1)[low:high]
-            for name, tensor in self.tensors.items()
-        }
-        return Part(start, tensors, self.marks)
 
 
 @dataclass(eq=False)
-class _Piece:
-    """Some elements of a block, from `start` in it. A block is one piece, but after it was made of
-    what had seen unlike pushes; element by element that makes no difference.
+class _LiveSlice:
+    """Elements of a block, from `start` in it. A block is one slice, unless a load made it of
+    elements that had seen different pushes.
     """
 
     start: int
@@ -83,8 +55,8 @@ class BlockStore:
         self._optimizer: torch.optim.Optimizer | None = None
         self._specs: dict[str, BlockSpec] = {}
         self._weights: dict[str, Tensor] = {}
-        self._pieces: dict[str, list[_Piece]] = {}
-        self._is_stale = False  # whether the optimizer lacks some of the pieces
+        self._slices: dict[str, list[_LiveSlice]] = {}
+        self._is_stale = False  # whether the optimizer lacks some of the slices
 
     def __contains__(self, block_id: str) -> bool:
         return block_id in self._weights
@@ -103,6 +75,8 @@ class BlockStore:
     def specs(self) -> list[BlockSpec]:
         return list(self._specs.values())
 
+    # ---- creation ----
+
     def create(
         self,
         class_name: str,
@@ -111,10 +85,11 @@ class BlockStore:
         values: Floats,
         marks: Mapping[int, int],
     ) -> None:
-        """Make the blocks that do not exist yet, with these first values.
+        """Make the blocks that do not exist yet.
 
-        values: (sum of sizes,) float32, in the order of specs. marks: what has been applied before
-            they existed.
+        Args:
+            values: (sum of sizes,) float32, the initial weights in the order of `specs`.
+            marks: the pushes applied before these blocks existed.
 
         Raises: as `check`.
         """
@@ -125,7 +100,7 @@ class BlockStore:
                 self._specs[spec.id] = spec
                 weights = torch.tensor(values[start : start + spec.size])
                 self._weights[spec.id] = weights.reshape(spec.shape or -1)
-                self._pieces[spec.id] = [_Piece(0, self._weights[spec.id], dict(marks))]
+                self._slices[spec.id] = [_LiveSlice(0, self._weights[spec.id], dict(marks))]
             start += spec.size
         self._rebuild(class_name, groups)
 
@@ -136,7 +111,7 @@ class BlockStore:
         specs: Sequence[BlockSpec],
         values: Floats,
     ) -> None:
-        """Whether `create` would be refused.
+        """Raise what `create` would raise.
 
         Raises:
             SchemaMismatch: a block exists with another size or group, or the optimizer class
@@ -188,19 +163,19 @@ class BlockStore:
             check_group(KNOWN[class_name], as_group(group))
 
     def _rebuild(self, class_name: str, groups: Sequence[GroupValues]) -> None:
-        """An optimizer over all blocks, with the state of those that had one: some classes make
-        state at birth.
+        """Make an optimizer over all blocks, and give it the state of the old one. It is made anew
+        because some classes make state in their constructor.
         """
         kernel = {"fused": True} if class_name in FUSED else {}
-        of_group: list[list[Tensor]] = [[] for _ in groups]
+        params_of_group: list[list[Tensor]] = [[] for _ in groups]
         for block_id, spec in self._specs.items():
-            of_group[spec.group] += [piece.weights for piece in self._pieces[block_id]]
+            params_of_group[spec.group] += [live.weights for live in self._slices[block_id]]
         cls = KNOWN[class_name]
         optimizer = make(
             cls,
             [
                 {"params": params, **as_group(group)}
-                for params, group in zip(of_group, groups, strict=True)
+                for params, group in zip(params_of_group, groups, strict=True)
             ],
             # Adagrad starts its state from the argument, not from the group.
             **arguments_of(cls, as_group(groups[0])),
@@ -210,8 +185,10 @@ class BlockStore:
             optimizer.state.update(self._optimizer.state)
         self._class_name, self._optimizer, self._is_stale = class_name, optimizer, False
 
+    # ---- pull and push ----
+
     def read(self, block_ids: Sequence[str]) -> Floats:
-        """The weights of these blocks, one after the other. A copy: later updates do not show in
+        """The weights of these blocks, one after the other. A copy: later updates do not change
         it.
         """
         try:
@@ -236,50 +213,51 @@ class BlockStore:
         ids: Sequence[tuple[int, int]],
         absent: Collection[str] = (),
     ) -> int:
-        """One optimizer step on the blocks that have not seen these pushes yet; returns how many,
-        in pieces.
+        """Take one optimizer step on the blocks that have not seen these pushes; returns the number
+        of slices updated. The caller has checked sizes with `size_of`.
 
-        Blocks in `absent` have no gradient: the optimizer passes over them, as torch does.
-
-        gradients: (sum of sizes,) float32 in the order of block_ids. ids: (stream, sequence) pairs,
-            applied together.
-        The caller has checked sizes with `size_of`.
+        Args:
+            gradients: (sum of sizes,) float32 in the order of `block_ids`.
+            ids: (stream, sequence) of the pushes, which are applied together.
+            absent: blocks without a gradient: the optimizer skips them, as torch does.
         """
-        fresh = 0
-        start = 0
-        for block_id in block_ids:
-            for piece in self._pieces[block_id] if block_id not in absent else ():
-                if _is_new(piece.marks, ids):
-                    begin, size = start + piece.start, piece.weights.numel()
-                    gradient = torch.from_numpy(gradients[begin : begin + size])
-                    piece.weights.grad = gradient.view_as(piece.weights)
-                    fresh += 1
-            start += self._specs[block_id].size
-        if fresh:
+        num_updated = 0
+        for block_id, live, gradient in self._unseen(block_ids, gradients, ids):
+            if block_id not in absent:
+                live.weights.grad = gradient
+                num_updated += 1
+        if num_updated:
             self._step(groups)
         self.advance(ids)
-        return fresh
+        return num_updated
 
     def add(
         self, block_ids: Sequence[str], differences: Floats, ids: Sequence[tuple[int, int]]
     ) -> None:
-        """Add to the blocks that have not seen these pushes yet; their optimizer is not asked.
+        """Add to the blocks that have not seen these pushes, without the optimizer.
 
-        differences: (sum of sizes,) float32 in the order of block_ids.
+        differences: (sum of sizes,) float32 in the order of `block_ids`.
         """
-        start = 0
-        for block_id in block_ids:
-            for piece in self._pieces[block_id]:
-                if _is_new(piece.marks, ids):
-                    begin, size = start + piece.start, piece.weights.numel()
-                    added = torch.from_numpy(differences[begin : begin + size])
-                    piece.weights += added.view_as(piece.weights)
-            start += self._specs[block_id].size
+        for _, live, difference in self._unseen(block_ids, differences, ids):
+            live.weights += difference
         self.advance(ids)
 
+    def _unseen(
+        self, block_ids: Sequence[str], values: Floats, ids: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[str, _LiveSlice, Tensor]]:
+        """(block, slice, its part of `values`) of slices that have not seen all these pushes."""
+        start = 0
+        for block_id in block_ids:
+            for live in self._slices[block_id]:
+                if _is_new(live.marks, ids):
+                    begin, size = start + live.start, live.weights.numel()
+                    part = torch.from_numpy(values[begin : begin + size])
+                    yield block_id, live, part.view_as(live.weights)
+            start += self._specs[block_id].size
+
     def check_groups(self, groups: Sequence[GroupValues]) -> None:
-        """Raises BadRequest where `apply` could not use these values: another number of groups, a
-        name that the optimizer does not know, or a value of another form than it has now.
+        """Raises BadRequest if `apply` could not use these values: another number of groups, a name
+        that the optimizer does not know, or a value of another form than the current one.
         """
         known = [] if self._optimizer is None else self._optimizer.param_groups
         if len(groups) != len(known):
@@ -302,141 +280,110 @@ class BlockStore:
         step(optimizer)
         optimizer.zero_grad(set_to_none=True)
 
+    # ---- marks ----
+
+    def _all_slices(self) -> Iterator[_LiveSlice]:
+        for slices in self._slices.values():
+            yield from slices
+
     def advance(self, ids: Sequence[tuple[int, int]]) -> None:
         """Raise the marks of all blocks."""
-        for pieces in self._pieces.values():
-            for piece in pieces:
-                for stream, sequence in ids:
-                    piece.marks[stream] = max(piece.marks.get(stream, 0), sequence)
+        for live in self._all_slices():
+            for stream, sequence in ids:
+                live.marks[stream] = max(live.marks.get(stream, 0), sequence)
 
     def marks_of(self, block_id: str) -> dict[int, int]:
-        """The last sequence of each stream that all of the block has seen."""
-        first, *others = [piece.marks for piece in self._pieces[block_id]]
+        """The last sequence of each stream that the whole block has seen."""
+        first, *others = [live.marks for live in self._slices[block_id]]
         if not others:
             return dict(first)
         streams = first.keys() & set.intersection(*(set(marks) for marks in others))
         return {s: min(marks[s] for marks in (first, *others)) for s in streams}
 
     def forget_marks(self) -> None:
-        """Streams begin anew."""
-        for pieces in self._pieces.values():
-            for piece in pieces:
-                piece.marks = {}
+        """Remove all marks: streams start again at sequence 1."""
+        for live in self._all_slices():
+            live.marks = {}
 
-    def parts_of(self, block_id: str) -> list[Part]:
-        """Weights, optimizer state and marks of a block, copies; of a block in one piece one."""
+    # ---- saves and loads ----
+
+    def slices_of(self, block_id: str) -> list[BlockSlice]:
+        """Copies of weights, optimizer state and marks of a block's slices."""
         start = self._specs[block_id].start
         return [
-            Part(start + piece.start, self._tensors_of(piece), dict(piece.marks))
-            for piece in self._pieces[block_id]
+            BlockSlice(start + live.start, self._tensors_of(live), dict(live.marks))
+            for live in self._slices[block_id]
         ]
 
-    def _tensors_of(self, piece: _Piece) -> dict[str, Tensor]:
+    def _tensors_of(self, live: _LiveSlice) -> dict[str, Tensor]:
         assert self._optimizer is not None
-        state = self._optimizer.state.get(piece.weights, {})
-        tensors = {"weights": piece.weights.clone()}
+        state = self._optimizer.state.get(live.weights, {})
+        tensors = {"weights": live.weights.clone()}
         for name, value in state.items():
             tensors[name] = value.clone() if isinstance(value, Tensor) else torch.tensor(value)
         return tensors
 
     def state_of(self, block_id: str) -> dict[str, Tensor]:
-        """Weights and optimizer state of a block as named tensors, copies; of pieces that differ in
-        a number of the whole, the first one's.
+        """Copies of weights and optimizer state of a block as named tensors. If slices differ in a
+        single number, it is the first one's.
         """
-        return dict(_joined(self.parts_of(block_id)).tensors)
+        return dict(join(self.slices_of(block_id)).tensors)
 
-    def state_with(self, block_id: str, given: Tensors) -> dict[str, Tensor]:
-        """Its state with these tensors, flat, in the place of those of the same name.
+    def state_with(self, block_id: str, replaced: Tensors) -> dict[str, Tensor]:
+        """The state of a block with some tensors replaced by flat ones of the same name.
 
         Raises:
-            SchemaMismatch: the optimizer could not go on with them: they are not all that it has
+            SchemaMismatch: the optimizer could not continue: the tensors are not all that it has
                 now or makes in a step, or have other sizes.
         """
         kept, spec, optimizer = self.state_of(block_id), self._specs[block_id], self._optimizer
         assert optimizer is not None
         made = shapes_made(optimizer, spec.group, kept["weights"].shape)
         shapes = made | {name: tensor.shape for name, tensor in kept.items()}
-        found = {name: tensor.numel() for name, tensor in given.items()}
-        names = kept.keys() | given.keys()
-        fits = all(name in shapes and shapes[name].numel() == found[name] for name in found)
+        sizes = {name: tensor.numel() for name, tensor in replaced.items()}
+        names = kept.keys() | replaced.keys()
+        fits = all(name in shapes and shapes[name].numel() == sizes[name] for name in sizes)
         if not fits or (names != kept.keys() and names != made.keys()):
             expected = {name: shape.numel() for name, shape in made.items()}
             raise SchemaMismatch(
-                f"block {block_id}: expected numbers of {expected}, found {found}"[:500]
+                f"block {block_id}: expected numbers of {expected}, found {sizes}"[:500]
             )
-        return kept | {name: tensor.reshape(shapes[name]) for name, tensor in given.items()}
+        return kept | {name: tensor.reshape(shapes[name]) for name, tensor in replaced.items()}
 
-    def restore(self, block_id: str, parts: Sequence[Part]) -> None:
-        """Replace weights, optimizer state and marks of a block; the inverse of `parts_of`.
+    def restore(self, block_id: str, slices: Sequence[BlockSlice]) -> None:
+        """Replace weights, optimizer state and marks of a block; the inverse of `slices_of`.
 
-        parts: of its elements in order, cut as they may be.
+        slices: of its elements in order, cut anywhere.
 
         Raises:
-            SchemaMismatch: parts of other elements, or of an optimizer that needs whole parameters.
+            SchemaMismatch: slices of other elements, or of an optimizer that needs whole
+                parameters.
         """
         spec, optimizer = self._specs[block_id], self._optimizer
         assert optimizer is not None
-        merged = _merged(parts)
-        sizes = [part.size for part in merged]
+        merged = merge_alike(slices)
+        sizes = [block_slice.size for block_slice in merged]
         if sum(sizes) != spec.size or (spec.shape and len(merged) > 1):
             raise SchemaMismatch(
                 f"block {block_id}: expected {spec.size} elements"
                 f"{' in one piece' if spec.shape else ''}, found {sizes}"
             )
-        for piece in self._pieces[block_id]:
-            optimizer.state.pop(piece.weights, None)
-        whole = self._weights[block_id]
-        if len(merged) == len(self._pieces[block_id]) == 1:
-            pieces = [_Piece(0, whole, {})]
-        else:
-            self._is_stale = True
-            flat = whole.view(-1)
-            starts = [part.start - merged[0].start for part in merged]
-            pieces = [
-                _Piece(start, whole if len(merged) == 1 else flat[start : start + size], {})
-                for start, size in zip(starts, sizes, strict=True)
-            ]
-        for piece, part in zip(pieces, merged, strict=True):
-            piece.marks = dict(part.marks)
-            piece.weights.copy_(part.tensors["weights"].view_as(piece.weights))
-            optimizer.state[piece.weights] = {
-                name: tensor.clone() for name, tensor in part.tensors.items() if name != "weights"
+        for live in self._slices[block_id]:
+            optimizer.state.pop(live.weights, None)
+        self._is_stale |= not len(merged) == len(self._slices[block_id]) == 1
+        whole, flat = self._weights[block_id], self._weights[block_id].view(-1)
+        self._slices[block_id] = []
+        for block_slice in merged:
+            start = block_slice.start - merged[0].start
+            weights = whole if len(merged) == 1 else flat[start : start + block_slice.size]
+            weights.copy_(block_slice.tensors["weights"].view_as(weights))
+            optimizer.state[weights] = {
+                name: tensor.clone()
+                for name, tensor in block_slice.tensors.items()
+                if name != "weights"
             }
-        self._pieces[block_id] = pieces
+            self._slices[block_id].append(_LiveSlice(start, weights, dict(block_slice.marks)))
 
 
 def _is_new(marks: Mapping[int, int], ids: Iterable[tuple[int, int]]) -> bool:
     return any(marks.get(stream, 0) < sequence for stream, sequence in ids)
-
-
-def _merged(parts: Sequence[Part]) -> list[Part]:
-    """Parts that have seen the same pushes, and have the same numbers, as one."""
-    groups: list[list[Part]] = []
-    for part in parts:
-        if groups and _are_alike(groups[-1][-1], part):
-            groups[-1].append(part)
-        else:
-            groups.append([part])
-    return [_joined(group) for group in groups]
-
-
-def _are_alike(one: Part, other: Part) -> bool:
-    if one.marks != other.marks or one.tensors.keys() != other.tensors.keys():
-        return False
-    pairs = [(tensor, other.tensors[name]) for name, tensor in one.tensors.items()]
-    return all(a.ndim == b.ndim and (a.ndim > 0 or torch.equal(a, b)) for a, b in pairs)
-
-
-def _joined(parts: Sequence[Part]) -> Part:
-    """Neighbours as one, with what all of them have."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    tensors = {
-        name: tensor
-        if tensor.ndim == 0
-        else torch.cat([part.tensors[name].reshape(-1) for part in parts])
-        for name, tensor in first.tensors.items()
-        if all(name in part.tensors for part in parts)
-    }
-    return Part(first.start, tensors, first.marks)

@@ -19,7 +19,7 @@ from trireme.protocol.wire import Array, need, need_list, need_time, need_versio
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import resolve_local_path
 from trireme.server.state import ServedTable, ServerState
-from trireme.storage.folders import written
+from trireme.storage.checked_file import written_for_mapping
 
 FLAG_BYTES = 8
 
@@ -109,11 +109,11 @@ class _TableExport:
             has_flags=self._order.since > 0,
             first_bucket=low,
         )
-        with written(folder / path) as (file, entry):
+        with written_for_mapping(folder, path) as (file, entry):
             for bucket in range(low, high + 1):
                 file.write(writer.add(*self._content(bucket, writer.value_bytes)))
             file.write(writer.finish())
-        return {**entry, "path": path}
+        return dict(entry)
 
     def _content(self, bucket: int, value_bytes: int) -> tuple[Keys, Array]:
         """The keys of a bucket and the value of each: flags in a delta, statistics, weights."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import BadRequest, TriremeError
-from trireme.storage.folders import inside
+from trireme.storage.local import inside
 
 STORES = (
     *("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss"),

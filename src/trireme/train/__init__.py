@@ -3,6 +3,7 @@
 from trireme.train.checkpointing.checkpoints import Checkpoints
 from trireme.train.dump import Dump
 from trireme.train.loop.pipeline import Pipeline, prefetch
+from trireme.train.loop.reporting import Report
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.recipe import Recipe
 from trireme.train.trainer import Trainer
@@ -13,6 +14,7 @@ __all__ = [
     "Dump",
     "Pipeline",
     "Recipe",
+    "Report",
     "Trainer",
     "prefetch",
 ]

@@ -21,12 +21,12 @@ class PendingRows(Sequence[Tensor]):
     """The rows of a table that forward passes have read since the last step: (K, W) leaves."""
 
     def __init__(self, table: Table, pending: Callable[[], PendingLookups]) -> None:
-        self._parts = {part.part for part in table.parts}
+        self._parts = {part.class_id for part in table.parts}
         self._pending = pending
 
     def _rows(self) -> list[Tensor]:
         entries = self._pending().entries
-        return [entry.rows for entry in entries if entry.table.part in self._parts]
+        return [entry.rows for entry in entries if entry.table.class_id in self._parts]
 
     def __len__(self) -> int:
         return len(self._rows())

@@ -1,4 +1,4 @@
-"""The life of rows as a training run drives it: data time, expiry, counters."""
+"""Data time, expiry and counters of rows in a training run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trireme.policy import ScorePolicy
-from trireme.train.checkpointing.checkpoint import let_first_worker
+from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.worker import expiry_calls
 
@@ -16,13 +16,13 @@ log = logging.getLogger("trireme")
 
 
 @contextmanager
-def time_of(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None]:
-    """Run at the data time of a dataset that says one (`data_time`, seconds); then as before."""
+def at_data_time(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None]:
+    """Use the time of the dataset (`data_time`, in seconds), if it has one, within the block."""
     time = getattr(dataset, "data_time", 0)
     if not time:
         yield
         return
-    before = optimizer.time
+    before = optimizer.stream.time
     optimizer.set_time(time)
     try:
         yield
@@ -31,17 +31,15 @@ def time_of(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None]:
 
 
 def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> expiry_calls.KeyCounts:
-    """Let worker 0 shrink all tables when all workers have come and all pushes have been applied.
-    See Trainer.shrink.
-    """
+    """See Trainer.shrink. Worker 0 acts when the pushes of all workers have been applied."""
     cluster = optimizer.cluster
     optimizer.flush()
     optimizer.refresh()  # in sync, the last step is staged until then
     time = optimizer.data_time()
     if time == 0:
         _warn_of_no_time(optimizer)
-    met = cluster.client.gather({"time": time}, [], purpose="shrink", patient=True)
-    latest = max(body["time"] for body, _ in met)
+    replies = cluster.client.gather({"time": time}, [], purpose="shrink", patient=True)
+    latest = max(reply["time"] for reply, _ in replies)
     return let_first_worker(
         cluster,
         "shrink",

@@ -1,6 +1,4 @@
-"""The dense parameters of a model on the worker's side: cut into blocks, flattened per server, put
-back.
-"""
+"""The dense parameters of a model in a worker: cut into blocks, flattened per server, installed."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ class DenseParameters:
     Args:
         parameters: name -> (parameter, group index), in the model's order.
         block_elements: elements per block; None: parameters are not cut.
-        shaped: blocks, which are whole parameters, have their shapes.
+        shaped: blocks are whole parameters and have their shapes.
 
     Raises:
         BadRequest: a parameter is not float32 or not contiguous.
@@ -52,9 +50,9 @@ class DenseParameters:
 
     def of_copy(self, model: nn.Module) -> DenseParameters:
         """The parameters of the same names, in the same groups, of a copy of the model."""
-        found = dict(model.named_parameters())
+        copied = dict(model.named_parameters())
         group_of = {spec.param: spec.group for spec in self.specs}
-        parameters = {name: (found[name], group_of[name]) for name in self._parameters}
+        parameters = {name: (copied[name], group_of[name]) for name in self._parameters}
         return DenseParameters(parameters, self._block_elements, shaped=self._is_shaped)
 
     @property
@@ -81,9 +79,7 @@ class DenseParameters:
         return {name: p.detach().clone() for name, p in self._parameters.items()}
 
     def take_gradients(self) -> dict[str, Tensor | None]:
-        """The gradient of each parameter, which is left without: a push in flight must not see the
-        next one.
-        """
+        """Take the gradient of each parameter away: a push in flight must not see the next one."""
         gradients: dict[str, Tensor | None] = {}
         for name, parameter in self._parameters.items():
             gradients[name] = None if parameter.grad is None else parameter.grad.detach()
@@ -93,9 +89,7 @@ class DenseParameters:
     def flat_gradients(
         self, gradients: Mapping[str, Tensor | None], block_ids: Sequence[str]
     ) -> tuple[Floats, list[str]]:
-        """The gradients of these blocks, flat, zeros where there is none; and the blocks without
-        one.
-        """
+        """The flat gradients of these blocks, zeros if absent; and the blocks without one."""
         absent = [b for b in block_ids if gradients[self._spec_of[b].param] is None]
         filled = {
             name: torch.zeros_like(self._parameters[name]) if gradient is None else gradient
@@ -118,8 +112,7 @@ class DenseParameters:
         if len(values) != expected:
             raise BadRequest(f"blocks: expected {expected} elements, found {len(values)}")
         targets = {name: p.data.view(-1) for name, p in self._parameters.items()}
-        # Through NumPy: the values are read-only memory of a received message, which torch would
-        # warn about.
+        # Through NumPy: torch would warn that the memory of a received message is read-only.
         on_cpu = {name: t.numpy() for name, t in targets.items() if t.device.type == "cpu"}
         start = 0
         for spec in specs:

@@ -26,7 +26,7 @@ def shrink(client: Client, *, time: int, day_over: bool) -> KeyCounts:
     totals: dict[str, Counter[str]] = {}
     for index in range(SHRINK_SLICES):
         body = {"slice": index, "slices": SHRINK_SLICES, "time": time, "day_over": day_over}
-        for reply in client.everywhere("policy.shrink", body):
+        for reply in client.servers.everywhere("policy.shrink", body):
             _add(totals, reply.body["tables"])
     return {table: dict(counts) for table, counts in totals.items()}
 
@@ -36,7 +36,7 @@ def counters(client: Client) -> KeyCounts:
     "rejected" did not (each push of one counts), "expired" and "evicted" lost theirs.
     """
     totals: dict[str, Counter[str]] = {}
-    for reply in client.everywhere("policy.counters", {}):
+    for reply in client.servers.everywhere("policy.counters", {}):
         _add(totals, reply.body["tables"])
     return {table: dict(counts) for table, counts in totals.items()}
 

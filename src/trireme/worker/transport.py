@@ -7,8 +7,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from trireme.errors import BadRequest, DeadlineExceeded, TriremeError
@@ -26,9 +25,7 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Calls the handlers of a server in this process. Arrays are passed as they are. Threads:
-    any.
-    """
+    """Calls the handlers of a server in this process, without copying arrays. Threads: any."""
 
     def __init__(
         self,
@@ -38,10 +35,10 @@ class LocalTransport:
         self._handlers, self._observe = handlers, observe
 
     def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
-        return [self._told(call, timeout_s) for call in calls]
+        return [self._call_observed(call, timeout_s) for call in calls]
 
-    def _told(self, call: Call, timeout_s: float) -> Reply:
-        """Nothing is sent: a call has no bytes here, and is never repeated."""
+    def _call_observed(self, call: Call, timeout_s: float) -> Reply:
+        """Report the call with no bytes and no repetitions: nothing is sent."""
         start, error = time.monotonic(), ""
         try:
             return self._call(call, timeout_s)
@@ -84,8 +81,8 @@ class LocalTransport:
         pass
 
 
-class Channel:
-    """One transport, used by one thread at a time."""
+class LockedTransport:
+    """A transport that any thread may use, one at a time."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -93,15 +90,10 @@ class Channel:
 
     def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
         deadline = time.monotonic() + timeout_s
-        with self._held(timeout_s):
-            left_s = max(0.0, deadline - time.monotonic())
-            return self.transport.call_all(calls, timeout_s=left_s)
-
-    @contextmanager
-    def _held(self, timeout_s: float) -> Iterator[None]:
         if not self._lock.acquire(timeout=timeout_s):
             raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
         try:
-            yield
+            left_s = max(0.0, deadline - time.monotonic())
+            return self.transport.call_all(calls, timeout_s=left_s)
         finally:
             self._lock.release()

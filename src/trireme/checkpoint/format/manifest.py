@@ -1,7 +1,7 @@
-"""The manifest, manifest.json: everything about a checkpoint but its rows and blocks themselves.
+"""The manifest, manifest.json: everything about a checkpoint except its rows and blocks.
 
-docs/format/checkpoint.md specifies it. A folder without a manifest is no checkpoint. The manifest
-is checked by a checksum of its own, and its values one by one: reading one needs no trust.
+docs/format/checkpoint.md specifies it. A folder without a manifest is no checkpoint. Reading one
+checks its checksum and every value, so it need not be trusted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 
 import xxhash
 
-from trireme.checkpoint.format.fields import Fields
+from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.modes import MODES
 from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX
-from trireme.storage.storage import Storage, written
+from trireme.storage.checked_file import written
+from trireme.storage.location import Storage
 from trireme.table import TableSchema
 
 FORMAT = 2
@@ -32,20 +33,20 @@ _NUMBER_MAX = (1 << 63) - 1
 _VERSION_MAX = (1 << 32) - 1
 _HEAD = re.compile(rb'\{"format": (\d{1,9}), "xxh3_128": "([0-9a-f]{32})", "manifest":\n')
 _TAIL = b"\n}\n"
-# What the readers of schemas and blocks raise for values that cannot be.
-_UNUSABLE = (BadRequest, ArithmeticError, AttributeError, TypeError)
+# What TableSchema and BlockSpec raise for invalid values.
+_INVALID = (BadRequest, ArithmeticError, AttributeError, TypeError)
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of the checkpoint: its path within the folder, its length and checksum."""
+    """A file of the checkpoint: its path within the folder, length and checksum."""
 
     path: str
     num_bytes: int
     xxh3_128: str
 
     @staticmethod
-    def read(fields: Fields) -> FileEntry:
+    def read(fields: JsonObject) -> FileEntry:
         return FileEntry(
             fields.path("path"),
             fields.whole("bytes", 0, _BYTES_MAX),
@@ -57,8 +58,8 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The rows of buckets low..high of a table: their rows, and a file with a line per bucket."""
+class RowFiles:
+    """The two files of buckets low..high of a table: one with rows, one with a line per bucket."""
 
     low: int
     high: int
@@ -68,9 +69,9 @@ class Piece:
     buckets: FileEntry
 
     @staticmethod
-    def read(fields: Fields) -> Piece:
+    def read(fields: JsonObject) -> RowFiles:
         low = fields.whole("low", 0, NUM_BUCKETS - 1)
-        return Piece(
+        return RowFiles(
             low,
             fields.whole("high", low, NUM_BUCKETS - 1),
             fields.whole("num_rows", 0, _NUMBER_MAX),
@@ -91,35 +92,37 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class TablePart:
+class SavedTable:
+    """The schema and the row files of a table."""
+
     schema: TableSchema
-    pieces: tuple[Piece, ...]
+    files: tuple[RowFiles, ...]
 
     @property
     def num_rows(self) -> int:
-        return sum(piece.num_rows for piece in self.pieces)
+        return sum(files.num_rows for files in self.files)
 
     @staticmethod
-    def read(fields: Fields, name: str) -> TablePart:
+    def read(fields: JsonObject, name: str) -> SavedTable:
         schema = fields.object("schema")
         try:
             known = TableSchema.from_wire(fields.any("schema"))
-        except _UNUSABLE as error:
+        except _INVALID as error:
             raise Corruption(f"{schema.where}: {error}") from error
         if known.name != name:
             raise schema.wrong(f"the name {name!r}", known.name, "name")
-        return TablePart(known, tuple(Piece.read(piece) for piece in fields.objects("pieces")))
+        return SavedTable(known, tuple(map(RowFiles.read, fields.objects("pieces"))))
 
     def check_buckets(self, where: str) -> None:
-        """Every bucket is in exactly one piece."""
+        """Every bucket must be in exactly one pair of files."""
         expected = 0
-        for piece in sorted(self.pieces, key=lambda piece: piece.low):
-            if piece.low != expected:
+        for files in sorted(self.files, key=lambda files: files.low):
+            if files.low != expected:
                 raise Corruption(
                     f"{where}: expected bucket {expected} of table {self.schema.name!r} next,"
-                    f" found buckets {piece.low}..{piece.high}"
+                    f" found buckets {files.low}..{files.high}"
                 )
-            expected = piece.high + 1
+            expected = files.high + 1
         if expected != NUM_BUCKETS:
             raise Corruption(
                 f"{where}: expected {NUM_BUCKETS} buckets of table {self.schema.name!r},"
@@ -129,35 +132,35 @@ class TablePart:
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": self.schema.to_wire(),
-            "pieces": [piece.to_json() for piece in self.pieces],
+            "pieces": [files.to_json() for files in self.files],
         }
 
 
 @dataclass(frozen=True)
-class Block:
-    """One block: what it is, and the last sequence that it holds of each stream."""
+class SavedBlock:
+    """A dense block, and the last sequence that it holds of each stream."""
 
     spec: BlockSpec
     marks: Mapping[int, int]
 
 
 @dataclass(frozen=True)
-class BlocksFile:
-    """A file of blocks, with their optimizer's state."""
+class BlockFile:
+    """A file of dense blocks with their optimizer's state."""
 
     file: FileEntry
-    blocks: tuple[Block, ...]
+    blocks: tuple[SavedBlock, ...]
 
     @staticmethod
-    def read(fields: Fields) -> BlocksFile:
+    def read(fields: JsonObject) -> BlockFile:
         blocks = []
         for block in fields.objects("blocks"):
             try:
                 spec = BlockSpec.from_wire(block.any("spec"))
-            except _UNUSABLE as error:
+            except _INVALID as error:
                 raise Corruption(f"{block.where}.spec: {error}") from error
-            blocks.append(Block(spec, block.pairs("marks", _NUMBER_MAX)))
-        return BlocksFile(FileEntry.read(fields.object("file")), tuple(blocks))
+            blocks.append(SavedBlock(spec, block.pairs("marks", _NUMBER_MAX)))
+        return BlockFile(FileEntry.read(fields.object("file")), tuple(blocks))
 
     def to_json(self) -> dict[str, Any]:
         blocks = [
@@ -168,22 +171,22 @@ class BlocksFile:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint says of itself.
+class CheckpointManifest:
+    """The content of a checkpoint's manifest.
 
     Attributes:
-        id: of this checkpoint, drawn at random.
+        id: drawn at random.
         mode: see modes.py.
-        version: counts the saves of a run and of those it went on from.
-        since: of a delta, the version since which it has all changes; else None.
-        chain: id -> version: of a delta, the checkpoints that it may be loaded on top of; of a full
-            or batch one, those that the next delta may follow beside this one.
+        version: number of saves of this run and of the runs that it continues.
+        since: a delta has all changes since this version; None in other modes.
+        chain: id -> version. Of a delta: the checkpoints that it may be loaded on top of. Of a
+            full or batch one: those that the next delta may follow besides this one.
         time: data time in seconds of the newest push when saving began, 0 if the data has none.
-        saved_at: when, by the clock of the worker that saved, for people: ISO 8601.
-        num_servers: of the cluster that wrote it; any number may read it.
+        saved_at: ISO 8601, by the clock of the worker that saved.
+        num_servers: servers that wrote it; any number of servers may read it.
         optimizer: class name of the blocks' optimizer; None if there are no blocks.
-        streams: stream -> (last sequence that everything here has, position behind it).
-        extra, tensors: what the caller of save gave, JSON and named tensors.
+        streams: stream -> (last sequence that all rows and blocks have, position after it).
+        extra, tensors: the caller's JSON values and named tensors.
     """
 
     id: str
@@ -194,21 +197,21 @@ class Manifest:
     time: int
     saved_at: str
     num_servers: int
-    tables: Mapping[str, TablePart]
+    tables: Mapping[str, SavedTable]
     optimizer: str | None
-    blocks: tuple[BlocksFile, ...]
+    blocks: tuple[BlockFile, ...]
     streams: Mapping[int, tuple[int, tuple[int, ...]]]
     extra: Mapping[str, Any]
     tensors: FileEntry | None
 
     def files(self) -> Iterator[FileEntry]:
-        """Every file of the checkpoint but the manifest."""
+        """Every file of the checkpoint except the manifest."""
         for table in self.tables.values():
-            for piece in table.pieces:
-                yield piece.rows
-                yield piece.buckets
-        for part in self.blocks:
-            yield part.file
+            for files in table.files:
+                yield files.rows
+                yield files.buckets
+        for blocks in self.blocks:
+            yield blocks.file
         if self.tensors is not None:
             yield self.tensors
 
@@ -226,29 +229,31 @@ class Manifest:
             "time": self.time,
             "saved_at": self.saved_at,
             "num_servers": self.num_servers,
-            "tables": {name: part.to_json() for name, part in self.tables.items()},
+            "tables": {name: table.to_json() for name, table in self.tables.items()},
             "optimizer": self.optimizer,
-            "blocks": [part.to_json() for part in self.blocks],
+            "blocks": [blocks.to_json() for blocks in self.blocks],
             "streams": [[s, last, list(at)] for s, (last, at) in sorted(self.streams.items())],
             "extra": dict(self.extra),
             "tensors": None if self.tensors is None else self.tensors.to_json(),
         }
 
     @staticmethod
-    def from_json(value: Any, where: str) -> Manifest:
-        """Raises Corruption for a field that is missing or has a value that cannot be."""
-        fields = Fields(value, where)
+    def from_json(value: Any, where: str) -> CheckpointManifest:
+        """Raises Corruption for a missing field or an invalid value."""
+        fields = JsonObject(value, where)
         mode = fields.text("mode")
         if mode not in MODES:
             raise fields.wrong(f"one of {', '.join(MODES)}", mode, "mode")
-        tables = {name: TablePart.read(of, name) for name, of in fields.object("tables").items()}
-        for part in tables.values():
-            part.check_buckets(where)
+        tables = {
+            name: SavedTable.read(table, name) for name, table in fields.object("tables").items()
+        }
+        for table in tables.values():
+            table.check_buckets(where)
         since = fields.optional("since", lambda name: fields.whole(name, 0, _VERSION_MAX))
         if (since is None) == (mode == "delta"):
             raise fields.wrong("a version in a delta and null in others", since, "since")
         chain = fields.object("chain")
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             id=fields.hexadecimal("id", 32),
             mode=mode,
             version=fields.whole("version", 1, _VERSION_MAX),
@@ -259,7 +264,7 @@ class Manifest:
             num_servers=fields.whole("num_servers", 1, 1 << 16),
             tables=tables,
             optimizer=fields.optional("optimizer", fields.text),
-            blocks=tuple(BlocksFile.read(part) for part in fields.objects("blocks")),
+            blocks=tuple(map(BlockFile.read, fields.objects("blocks"))),
             streams=_read_streams(fields),
             extra=fields.object("extra").values,
             tensors=fields.optional("tensors", lambda name: FileEntry.read(fields.object(name))),
@@ -268,40 +273,40 @@ class Manifest:
         return manifest
 
 
-def _read_streams(fields: Fields) -> dict[int, tuple[int, tuple[int, ...]]]:
+def _read_streams(fields: JsonObject) -> dict[int, tuple[int, tuple[int, ...]]]:
     streams: dict[int, tuple[int, tuple[int, ...]]] = {}
     for entry in fields.list("streams"):
         if not isinstance(entry, list) or len(entry) != 3:
             raise fields.wrong("[stream, sequence, position]", entry, "streams")
-        of = Fields(
+        values = JsonObject(
             dict(zip(("stream", "sequence", "position"), entry, strict=True)),
             f"{fields.where}.streams",
         )
-        stream = of.whole("stream", 0, STREAMS_MAX - 1)
+        stream = values.whole("stream", 0, STREAMS_MAX - 1)
         if stream in streams:
             raise fields.wrong("distinct streams", stream, "streams")
-        sequence = of.whole("sequence", 0, _NUMBER_MAX)
-        position = of.wholes("position", -_NUMBER_MAX - 1, _NUMBER_MAX, POSITION_MAX)
+        sequence = values.whole("sequence", 0, _NUMBER_MAX)
+        position = values.wholes("position", -_NUMBER_MAX - 1, _NUMBER_MAX, POSITION_MAX)
         streams[stream] = (sequence, position)
     return streams
 
 
-def _check_distinct(manifest: Manifest, where: str) -> None:
-    """No two entries are of one file or of one block."""
+def _check_distinct(manifest: CheckpointManifest, where: str) -> None:
+    """No file and no block may occur twice."""
     paths, blocks = set[str](), set[str]()
     for entry in manifest.files():
         if entry.path in paths or entry.path == MANIFEST:
             raise Corruption(f"{where}: expected distinct files, found {entry.path} twice")
         paths.add(entry.path)
-    for part in manifest.blocks:
-        for block in part.blocks:
+    for block_file in manifest.blocks:
+        for block in block_file.blocks:
             if block.spec.id in blocks:
                 raise Corruption(f"{where}: expected distinct blocks, found {block.spec.id} twice")
             blocks.add(block.spec.id)
 
 
-def write_manifest(storage: Storage, manifest: Manifest) -> None:
-    """Write it, after everything that it names: a folder that has one is complete."""
+def write_manifest(storage: Storage, manifest: CheckpointManifest) -> None:
+    """Write the manifest, after all files that it names: a folder with a manifest is complete."""
     body = json.dumps(manifest.to_json(), ensure_ascii=True, allow_nan=False).encode()
     digest = xxhash.xxh3_128(body).hexdigest()
     head = f'{{"format": {FORMAT}, "xxh3_128": "{digest}", "manifest":\n'.encode()
@@ -309,11 +314,11 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
         file.write(head + body + _TAIL)
 
 
-def read_manifest(storage: Storage) -> Manifest:
-    """The manifest of the checkpoint that is there.
+def read_manifest(storage: Storage) -> CheckpointManifest:
+    """Read the manifest of a checkpoint.
 
     Raises:
-        BadRequest: there is none. Corruption: the manifest is damaged, or of another format.
+        BadRequest: there is none. Corruption: it is damaged, or of another format.
     """
     where = f"{storage.name}/{MANIFEST}"
     size = storage.size(MANIFEST)
@@ -322,14 +327,14 @@ def read_manifest(storage: Storage) -> Manifest:
     if size > MANIFEST_BYTES_MAX:
         raise Corruption(f"{where}: expected at most {MANIFEST_BYTES_MAX} bytes, found {size}")
     with storage.open(MANIFEST) as file:
-        pieces = list(iter(lambda: file.read(1 << 20), b""))
-    return Manifest.from_json(_checked_body(b"".join(pieces), where), where)
+        data = b"".join(iter(lambda: file.read(1 << 20), b""))
+    return CheckpointManifest.from_json(_checked_body(data, where), where)
 
 
 def _checked_body(data: bytes, where: str) -> Any:
     head = _HEAD.match(data)
     if head is None:
-        raise _not_readable(data, where)
+        raise _headless(data, where)
     if int(head[1]) != FORMAT:
         raise _other_format(int(head[1]), where)
     body = data[head.end() : -len(_TAIL)]
@@ -339,18 +344,19 @@ def _checked_body(data: bytes, where: str) -> Any:
     return _parsed(body, where)
 
 
-def _not_readable(data: bytes, where: str) -> Corruption:
-    """Older formats have no such first line."""
-    found = _parsed(data, where)
-    if isinstance(found, dict) and type(found.get("format")) is int and found["format"] != FORMAT:
-        return _other_format(found["format"], where)
+def _headless(data: bytes, where: str) -> Corruption:
+    """The error for a manifest without the first line; older formats have none."""
+    value = _parsed(data, where)
+    number = value.get("format") if isinstance(value, dict) else None
+    if type(number) is int and number != FORMAT:
+        return _other_format(number, where)
     return Corruption(f"{where}: expected a first line with format and checksum, found none")
 
 
-def _other_format(found: int, where: str) -> Corruption:
-    which = "an older" if found < FORMAT else "a newer"
+def _other_format(number: int, where: str) -> Corruption:
+    which = "an older" if number < FORMAT else "a newer"
     return Corruption(
-        f"{where}: expected format {FORMAT}, found {found}: written by {which} version of Trireme"
+        f"{where}: expected format {FORMAT}, found {number}: written by {which} version of Trireme"
     )
 
 

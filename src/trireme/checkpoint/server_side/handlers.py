@@ -1,4 +1,4 @@
-"""The methods of a server for checkpoints: jobs are started, asked after and stopped."""
+"""The methods of a server for checkpoints: operations are started, watched and stopped."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from pathlib import Path
 from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.server_side.choice import Choice, settle
-from trireme.checkpoint.server_side.hot import count_bins
-from trireme.checkpoint.server_side.jobs import Jobs, Progress
-from trireme.checkpoint.server_side.load import Load, LoadOrder
-from trireme.checkpoint.server_side.save import SaveOrder, save_shard
+from trireme.checkpoint.server_side.hot_rows import count_bins
+from trireme.checkpoint.server_side.load import CheckpointLoad, LoadPlan
+from trireme.checkpoint.server_side.operations import OperationProgress, Operations
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave
+from trireme.checkpoint.server_side.save import SavePlan, save_shard
+from trireme.checkpoint.server_side.settle import settle
 from trireme.errors import BadRequest, Corruption, writing
 from trireme.protocol.wire import need, need_list, need_version
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import check_path, check_store_location
 from trireme.server.state import ServerState
-from trireme.storage.storage import LocalStorage, Storage, checked_path, open_storage
+from trireme.storage.local import LocalStorage
+from trireme.storage.location import Storage, checked_path, open_storage
 
-Action = Callable[[Storage, Mapping[str, Any], Progress], dict[str, Any]]
+Action = Callable[[Storage, Mapping[str, Any], OperationProgress], dict[str, Any]]
 
 
 class CheckpointHandlers:
     """The methods `checkpoint.*`.
 
     Args:
-        root: the folder below which local checkpoints stay.
+        root: local checkpoints must be below this folder.
     """
 
     def __init__(self, server: ServerState, root: Path) -> None:
         self._server, self._root = server, root
-        self._jobs = Jobs()
-        # The load that was checked last, and the job's name: its rows may be in memory already.
-        self._checked: tuple[str, Load] | None = None
+        self._operations = Operations()
+        # The load that was checked last, by its operation's name: its rows may be staged already.
+        self._checked: tuple[str, CheckpointLoad] | None = None
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -55,15 +57,17 @@ class CheckpointHandlers:
         if action is None:
             raise BadRequest(f"checkpoint.start: expected one of {sorted(actions)} as action")
         storage = self._storage(body)
-        self._jobs.start(need(body, "job", str), lambda progress: action(storage, body, progress))
+        self._operations.start(
+            need(body, "job", str), lambda progress: action(storage, body, progress)
+        )
         return Reply()
 
     def _on_status(self, request: Request) -> Reply:
-        return self._jobs.get(need(request.body, "job", str)).status()
+        return self._operations.get(need(request.body, "job", str)).status()
 
     def _on_stop(self, request: Request) -> Reply:
         job = need(request.body, "job", str)
-        self._jobs.get(job).progress.stop()
+        self._operations.get(job).progress.stop()
         if self._checked is not None and self._checked[0] == job:
             self._checked = None
         return Reply()
@@ -86,46 +90,46 @@ class CheckpointHandlers:
     # ---- actions ----
 
     def _count(
-        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
     ) -> dict[str, Any]:
         del storage, body
         return count_bins(self._server, progress)
 
     def _save(
-        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
     ) -> dict[str, Any]:
-        order = SaveOrder(
+        plan = SavePlan(
             version=need_version(body, "version"),
             since=need_version(body, "since"),
             removed_since=need_version(body, "removed_since"),
             prefix=_prefix(body),
-            choice=Choice.from_wire(body, self._server.index),
+            rows=RowsToSave.from_wire(body, self._server.index),
         )
         with writing(f"checkpoint: cannot write {storage.name}"):
-            return save_shard(self._server, storage, order, progress)
+            return save_shard(self._server, storage, plan, progress)
 
     def _check(
-        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
     ) -> dict[str, Any]:
-        self._checked = None  # first: its rows make room for others
+        self._checked = None  # first: frees its staged rows
         manifest = read_manifest(storage)
         if manifest.id != need(body, "id", str):
             raise Corruption(
                 f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}: another"
                 " checkpoint is there now, or not all processes see the same storage"
             )
-        load = Load(self._server, storage, manifest, _load_order(body))
+        load = CheckpointLoad(self._server, storage, manifest, _load_plan(body))
         load.check(progress)
-        progress.add(0)  # or nobody would come for it
+        progress.add(0)  # raises if stopped: no load would follow
         self._checked = (need(body, "job", str), load)
         return {}
 
     def _load(
-        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
     ) -> dict[str, Any]:
         checked, self._checked = self._checked, None
-        expected = (need(body, "id", str), _load_order(body))
-        if checked is None or (checked[1].manifest.id, checked[1].order) != expected:
+        expected = (need(body, "id", str), _load_plan(body))
+        if checked is None or (checked[1].manifest.id, checked[1].plan) != expected:
             raise BadRequest(
                 f"checkpoint.load: expected a load that was checked before, found {storage.name}:"
                 " another load has begun since, or the server was started again"
@@ -135,7 +139,7 @@ class CheckpointHandlers:
         return {}
 
     def _settle(
-        self, storage: Storage, body: Mapping[str, Any], progress: Progress
+        self, storage: Storage, body: Mapping[str, Any], progress: OperationProgress
     ) -> dict[str, Any]:
         manifest = read_manifest(storage)
         settle(self._server, storage, manifest, progress)
@@ -146,15 +150,15 @@ class CheckpointHandlers:
 
 
 def _prefix(body: Mapping[str, Any]) -> str:
-    """What the paths of files begin with: nothing, or folders within the checkpoint's."""
+    """The beginning of the paths of files: nothing, or folders within the checkpoint's."""
     prefix = need(body, "prefix", str)
     if prefix:
         checked_path(prefix.removesuffix("/"))
     return prefix
 
 
-def _load_order(body: Mapping[str, Any]) -> LoadOrder:
-    return LoadOrder(
+def _load_plan(body: Mapping[str, Any]) -> LoadPlan:
+    return LoadPlan(
         tables=_names(body, "tables"),
         parameters=_names(body, "parameters"),
         resumes=need(body, "resumes", bool),

@@ -1,14 +1,14 @@
 """A server's share of a load: first everything that it will read is checked, then rows and blocks
 change.
 
-Of a table that has no rows yet, what is checked is read into one that nobody sees, which takes its
-place in the end: so files are read once. Any other is read again, bucket by bucket, or there would
-be two of it in memory.
+Rows of a table that is empty so far are read into a staged table while they are checked, which
+replaces the empty one in the end: so files are read once. Rows of any other table are read again,
+bucket by bucket, because two such tables might not fit in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -17,11 +17,17 @@ import pyarrow as pa
 
 from trireme import _core
 from trireme.checkpoint.format.block_files import read_blocks
-from trireme.checkpoint.format.manifest import BlocksFile, FileEntry, Manifest, Piece
-from trireme.checkpoint.format.recut import Recut
-from trireme.checkpoint.format.row_files import Buckets, Columns, cells_of, read_piece
-from trireme.checkpoint.server_side.choice import gains_of, takes_gains
-from trireme.checkpoint.server_side.jobs import Progress, in_parallel
+from trireme.checkpoint.format.manifest import BlockFile, CheckpointManifest, FileEntry, RowFiles
+from trireme.checkpoint.format.row_columns import RowColumns
+from trireme.checkpoint.format.row_reader import (
+    BucketLines,
+    cells_of,
+    read_checked_rows,
+    read_rows,
+)
+from trireme.checkpoint.server_side.block_assembly import BlockAssembly
+from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
+from trireme.checkpoint.server_side.settle import gains_of, settles
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.core_table import make_core_table
@@ -29,19 +35,19 @@ from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
 from trireme.server.state import ServedTable, ServerState
-from trireme.storage.storage import Storage, read_chunks
-from trireme.table import TableSchema
+from trireme.storage.checked_file import check_file
+from trireme.storage.location import Storage
 
 NO_OFFSETS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
-class LoadOrder:
+class LoadPlan:
     """What to load.
 
-    tables: names; None: all, of which the model must have none besides.
-    parameters: names of dense parameters; None: all of the model, which must be there.
-    resumes: streams go on behind what the checkpoint holds; else they begin anew.
+    tables: names; None: all, and the model must have no others.
+    parameters: names of dense parameters; None: all of the model, which must be in the checkpoint.
+    resumes: streams continue after what the checkpoint holds; else they begin anew.
     """
 
     tables: frozenset[str] | None
@@ -49,46 +55,51 @@ class LoadOrder:
     resumes: bool
 
 
-class Load:
+class CheckpointLoad:
     """One server's load of one checkpoint: `check`, then `apply`.
 
     Raises Corruption and SchemaMismatch.
     """
 
     def __init__(
-        self, server: ServerState, storage: Storage, manifest: Manifest, order: LoadOrder
+        self,
+        server: ServerState,
+        storage: Storage,
+        manifest: CheckpointManifest,
+        plan: LoadPlan,
     ) -> None:
         self._server, self._storage = server, storage
-        self.manifest, self.order = manifest, order
+        self._where = f"checkpoint {storage.name}"
+        self.manifest, self.plan = manifest, plan
         self._staged: dict[str, _core.Table] = {}
         self._owned = np.zeros(NUM_BUCKETS, bool)
         self._owned[server.map().owned_by(server.index)] = True
 
     # ---- checking ----
 
-    def check(self, progress: Progress) -> None:
-        """Read all of this server's, and compare it with manifest, schemas and blocks."""
-        self._check_order()
+    def check(self, progress: OperationProgress) -> None:
+        """Read all files of this server, and compare them with manifest, schemas and blocks."""
+        self._check_tables()
+        self._check_optimizer()
         tasks: list[Callable[[], None]] = []
         for name in self._tables():
             if self._is_new(name):
                 self._staged[name] = make_core_table(self.manifest.tables[name].schema)
                 self._staged[name].expect(self._num_rows(name))
-            for piece in self._pieces(name):
-                progress.expect(piece.rows.num_bytes + piece.buckets.num_bytes)
-                tasks.append(partial(self._check_piece, name, piece, progress))
-        for part in self._block_files():
-            progress.expect(part.file.num_bytes)
-            tasks.append(partial(self._check_blocks_file, part, progress))
+            for files in self._row_files(name):
+                progress.expect(files.rows.num_bytes + files.buckets.num_bytes)
+                tasks.append(partial(self._check_rows, name, files, progress))
+        for blocks in self._block_files():
+            progress.expect(blocks.file.num_bytes)
+            tasks.append(partial(self._check_blocks, blocks, progress))
         in_parallel(tasks, progress)
 
-    def _check_order(self) -> None:
+    def _check_tables(self) -> None:
         saved, served = self.manifest.tables, self._server.tables
-        wanted = served.keys() if self.order.tables is None else self.order.tables
+        wanted = served.keys() if self.plan.tables is None else self.plan.tables
         if missing := set(wanted) - saved.keys():
             raise SchemaMismatch(
-                f"checkpoint {self._storage.name}: expected tables {sorted(missing)},"
-                f" found {sorted(saved)}"
+                f"{self._where}: expected tables {sorted(missing)}, found {sorted(saved)}"
             )
         for name in self._tables():
             existing = served.get(name)
@@ -97,87 +108,85 @@ class Load:
                     f"table {name!r}: it exists as {existing.schema.to_wire()},"
                     f" found {saved[name].schema.to_wire()}"
                 )
-        if self.manifest.mode == "delta" and (absent := set(self._tables()) - served.keys()):
+        if self.manifest.mode != "delta":
+            return
+        if absent := set(self._tables()) - served.keys():
             raise SchemaMismatch(
-                f"checkpoint {self._storage.name}: expected the tables of its delta,"
-                f" found no {sorted(absent)}"
+                f"{self._where}: expected the tables of its delta, found no {sorted(absent)}"
             )
-        if self.manifest.mode == "delta" and not self._server.is_as_loaded:
+        if not self._server.is_as_loaded:
             raise BadRequest(
                 f"load: expected no training between a checkpoint and the delta"
                 f" {self._storage.name} on top of it, found server {self._server.index} changed"
             )
-        self._check_blocks()
 
-    def _check_blocks(self) -> None:
-        if not self._blocks():
-            return
-        where = f"checkpoint {self._storage.name}"
-        if self.manifest.optimizer != self._server.blocks.class_name:
+    def _check_optimizer(self) -> None:
+        if self._blocks() and self.manifest.optimizer != self._server.blocks.class_name:
             raise SchemaMismatch(
-                f"{where}: its optimizer is {self.manifest.optimizer},"
+                f"{self._where}: its optimizer is {self.manifest.optimizer},"
                 f" the model's is {self._server.blocks.class_name}"
             )
-        self._recut()
+        self._assembly()
 
-    def _check_file(self, entry: FileEntry, progress: Progress) -> None:
-        for num_bytes in read_chunks(self._storage, entry.to_json()):
-            progress.add(num_bytes)
+    def _check_file(self, entry: FileEntry, progress: OperationProgress) -> None:
+        check_file(self._storage, entry.to_json(), progress.add)
 
-    def _check_piece(self, name: str, piece: Piece, progress: Progress) -> None:
-        for entry in (piece.rows, piece.buckets):
-            self._check_file(entry, progress)
-        for buckets, batch in checked_rows(self._storage, piece, self._columns(name).schema):
+    def _check_rows(self, name: str, files: RowFiles, progress: OperationProgress) -> None:
+        self._check_file(files.rows, progress)
+        self._check_file(files.buckets, progress)
+        for buckets, batch in read_checked_rows(self._storage, files, self._columns(name).schema):
             if name in self._staged:
-                self._restore(self._staged[name], name, piece, buckets, batch)
+                self._restore(self._staged[name], name, files, buckets, batch)
 
-    def _check_blocks_file(self, part: BlocksFile, progress: Progress) -> None:
-        self._check_file(part.file, progress)
-        for _ in read_blocks(self._storage, part, self._sources):
+    def _check_blocks(self, blocks: BlockFile, progress: OperationProgress) -> None:
+        self._check_file(blocks.file, progress)
+        for _ in read_blocks(self._storage, blocks, self._sources):
             pass
 
     # ---- changing ----
 
-    def apply(self, progress: Progress) -> None:
+    def apply(self, progress: OperationProgress) -> None:
         """Replace the rows and blocks that this server owns. Requires: `check`, once."""
-        manifest, order = self.manifest, self.order
-        is_delta = manifest.mode == "delta"
-        tables = list(self._tables())
+        manifest, resumes = self.manifest, self.plan.resumes
         for name, rows in self._staged.items():
             self._server.adopt_rows(manifest.tables[name].schema, rows)
-        if not order.resumes:
+        if not resumes:
             for table in self._server.tables.values():
                 self._set_marks(table, {})
         tasks: list[Callable[[], None]] = []
-        marks: dict[str, dict[int, Array]] = {}
-        for name in tables:
-            of_table = marks.setdefault(name, {})
-            for piece in self._pieces(name) if name not in self._staged else ():
-                progress.expect(piece.num_rows)
-                tasks.append(partial(self._load_piece, name, piece, of_table, progress))
+        marks: dict[str, dict[int, Array]] = {name: {} for name in self._tables()}
+        for name in marks:
+            for files in self._row_files(name) if name not in self._staged else ():
+                progress.expect(files.num_rows)
+                tasks.append(partial(self._load_rows, name, files, marks[name], progress))
         in_parallel(tasks, progress)
-        if is_delta and order.resumes:
-            for name in tables:
-                self._set_marks(self._server.tables[name], marks[name])
+        if manifest.mode == "delta" and resumes:
+            for name, of_table in marks.items():
+                self._set_marks(self._server.tables[name], of_table)
         self._load_blocks()
         self._server.raise_version(manifest.version + 1)
-        self._server.reset_streams(dict(manifest.streams) if order.resumes else {})
+        self._server.reset_streams(dict(manifest.streams) if resumes else {})
         self._server.note_load()
 
-    def _load_piece(
-        self, name: str, piece: Piece, marks: dict[int, Array], progress: Progress
+    def _load_rows(
+        self, name: str, files: RowFiles, marks: dict[int, Array], progress: OperationProgress
     ) -> None:
         rows = self._server.tables[name].rows
-        for buckets, batch in read_piece(self._storage, piece, self._columns(name).schema):
-            self._restore(rows, name, piece, buckets, batch)
+        for buckets, batch in read_rows(self._storage, files, self._columns(name).schema):
+            self._restore(rows, name, files, buckets, batch)
             if self.manifest.mode == "delta":
                 _note_marks(marks, buckets)
             progress.add(batch.num_rows)
 
     def _restore(
-        self, rows: _core.Table, name: str, piece: Piece, buckets: Buckets, batch: pa.RecordBatch
+        self,
+        rows: _core.Table,
+        name: str,
+        files: RowFiles,
+        buckets: BucketLines,
+        batch: pa.RecordBatch,
     ) -> None:
-        """Put these buckets into a table. Raises Corruption for keys and rows that cannot be."""
+        """Put these buckets into a table. Raises Corruption for invalid keys and rows."""
         manifest = self.manifest
         try:
             _core.restore_columns(
@@ -189,7 +198,7 @@ class Load:
                 classes=batch["row_class"].to_numpy(),
                 columns=cells_of(batch),
                 widths=list(self._columns(name).widths),
-                mark_offsets=buckets.mark_offsets if self.order.resumes else NO_OFFSETS,
+                mark_offsets=buckets.mark_offsets if self.plan.resumes else NO_OFFSETS,
                 streams=buckets.streams,
                 sequences=buckets.sequences,
                 removed_offsets=buckets.removed_offsets,
@@ -201,99 +210,79 @@ class Load:
                 apply=manifest.mode == "delta",
             )
         except BadRequest as error:
-            raise Corruption(f"{self._storage.name}/{piece.rows.path}: {error}") from error
-        if takes_gains(manifest, manifest.tables[name].schema):
+            raise Corruption(f"{self._storage.name}/{files.rows.path}: {error}") from error
+        if settles(manifest, manifest.tables[name].schema):
             rows.settle(*gains_of(batch), self._server.pool)
 
     def _set_marks(self, table: ServedTable, marks: Mapping[int, Array]) -> None:
-        """The marks of this server's buckets: (4096,) per stream; 0 for streams not given."""
+        """Set the marks of this server's buckets: (4096,) per stream; 0 for other streams."""
         for stream in {*marks, *self._server.streams}:
             values = table.rows.marks(stream)
             values[self._owned] = marks[stream][self._owned] if stream in marks else 0
             table.rows.set_marks(stream, values)
 
     def _load_blocks(self) -> None:
-        recut = self._recut()
+        assembly = self._assembly()
         with self._server.blocks_lock:
             store = self._server.blocks
-            if not self.order.resumes:
+            if not self.plan.resumes:
                 store.forget_marks()
-            for part in self._block_files():
-                for spec, tensors, marks in read_blocks(self._storage, part, self._sources):
-                    kept = marks if self.order.resumes else {}
-                    for block, parts in recut.add(spec, tensors, kept):
+            for blocks in self._block_files():
+                for spec, tensors, marks in read_blocks(self._storage, blocks, self._sources):
+                    kept = marks if self.plan.resumes else {}
+                    for block, parts in assembly.add(spec, tensors, kept):
                         store.restore(block.id, parts)
 
-    # ---- what is this server's ----
+    # ---- this server's share ----
 
-    def _tables(self) -> Iterable[str]:
-        wanted = self.order.tables
+    def _tables(self) -> list[str]:
+        wanted = self.plan.tables
         return [name for name in self.manifest.tables if wanted is None or name in wanted]
 
     def _is_new(self, name: str) -> bool:
-        """Whether what is loaded needs to replace no rows."""
+        """Whether the load replaces no rows of the table."""
         served = self._server.tables.get(name)
         return self.manifest.mode != "delta" and (served is None or served.rows.rows == 0)
 
-    def _columns(self, name: str) -> Columns:
+    def _columns(self, name: str) -> RowColumns:
         rows = self._staged[name] if name in self._staged else self._server.tables[name].rows
-        return Columns.of(RowLayout.of(self.manifest.tables[name].schema, rows))
+        return RowColumns.of(RowLayout.of(self.manifest.tables[name].schema, rows))
 
-    def _pieces(self, name: str) -> list[Piece]:
-        pieces = self.manifest.tables[name].pieces
-        return [p for p in pieces if self._owned[p.low : p.high + 1].any()]
+    def _row_files(self, name: str) -> list[RowFiles]:
+        files = self.manifest.tables[name].files
+        return [f for f in files if self._owned[f.low : f.high + 1].any()]
 
     def _num_rows(self, name: str) -> int:
-        """About as many as it has of a table: keys are spread evenly over buckets."""
-        shares = ((p, self._owned[p.low : p.high + 1].mean()) for p in self._pieces(name))
-        return int(sum(piece.num_rows * share for piece, share in shares))
+        """About how many rows of a table it gets: keys are spread evenly over buckets."""
+        shares = ((f, self._owned[f.low : f.high + 1].mean()) for f in self._row_files(name))
+        return int(sum(files.num_rows * share for files, share in shares))
 
     def _blocks(self) -> list[BlockSpec]:
         """Wanted blocks of this server."""
-        wanted = self.order.parameters
+        wanted = self.plan.parameters
         return [s for s in self._server.blocks.specs() if wanted is None or s.param in wanted]
 
-    def _recut(self) -> Recut:
-        """How they are made of those in the checkpoint. Raises SchemaMismatch."""
-        saved = (block.spec for part in self.manifest.blocks for block in part.blocks)
-        return Recut(self._blocks(), saved, f"checkpoint {self._storage.name}")
+    def _assembly(self) -> BlockAssembly:
+        """Raises SchemaMismatch where the saved blocks lack something."""
+        saved = (block.spec for file in self.manifest.blocks for block in file.blocks)
+        return BlockAssembly(self._blocks(), saved, self._where)
 
     @cached_property
     def _sources(self) -> frozenset[str]:
         """Ids of the saved blocks that are needed."""
-        return self._recut().sources
+        return self._assembly().sources
 
-    def _block_files(self) -> list[BlocksFile]:
-        blocks = self.manifest.blocks
-        return [p for p in blocks if any(b.spec.id in self._sources for b in p.blocks)]
-
-
-def checked_rows(
-    storage: Storage, piece: Piece, schema: pa.Schema
-) -> Iterator[tuple[Buckets, pa.RecordBatch]]:
-    """As read_piece; rows of other buckets raise Corruption too."""
-    for buckets, batch in read_piece(storage, piece, schema):
-        keys = batch["key"].to_numpy()
-        of_keys = np.empty(len(keys), np.uint16)
-        _core.buckets(keys, of_keys)
-        if not np.array_equal(of_keys, np.repeat(buckets.buckets, buckets.num_rows)):
-            raise Corruption(
-                f"{storage.name}/{piece.rows.path}: expected keys in the order of their buckets"
-            )
-        yield buckets, batch
+    def _block_files(self) -> list[BlockFile]:
+        files = self.manifest.blocks
+        return [f for f in files if any(block.spec.id in self._sources for block in f.blocks)]
 
 
-def columns_of(schema: TableSchema) -> Columns:
-    """The columns of a table's row files."""
-    return Columns.of(RowLayout.of(schema, make_core_table(schema)))
-
-
-def _note_marks(marks: dict[int, Array], buckets: Buckets) -> None:
-    """Enter the marks of these buckets into (4096,) arrays per stream. Pieces are of different
-    buckets, so threads do not meet.
+def _note_marks(marks: dict[int, Array], buckets: BucketLines) -> None:
+    """Enter the marks of these buckets into (4096,) arrays per stream. Threads: each has other
+    buckets.
     """
-    of_mark = np.repeat(buckets.buckets, np.diff(buckets.mark_offsets))
+    bucket_of_mark = np.repeat(buckets.buckets, np.diff(buckets.mark_offsets))
     for stream in np.unique(buckets.streams).tolist():
-        mine = buckets.streams == stream
+        is_of_stream = buckets.streams == stream
         array = marks.setdefault(stream, np.zeros(NUM_BUCKETS, np.uint64))
-        array[of_mark[mine]] = buckets.sequences[mine]
+        array[bucket_of_mark[is_of_stream]] = buckets.sequences[is_of_stream]

@@ -1,1 +1,1 @@
-"""Saves and loads as the worker that asks for them sees them."""
+"""Saves and loads on the worker that calls them."""

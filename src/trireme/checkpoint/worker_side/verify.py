@@ -1,4 +1,4 @@
-"""Whether a checkpoint is what its manifest says, without servers."""
+"""Checking a checkpoint against its manifest, without servers."""
 
 from __future__ import annotations
 
@@ -9,80 +9,85 @@ from functools import partial
 
 import pyarrow as pa
 
-from trireme.checkpoint.format.block_files import read_blocks, tensors_of
-from trireme.checkpoint.format.manifest import BlocksFile, FileEntry, Manifest, Piece, read_manifest
-from trireme.checkpoint.server_side.jobs import THREADS
-from trireme.checkpoint.server_side.load import checked_rows, columns_of
-from trireme.checkpoint.worker_side.calls import Watch
+from trireme.checkpoint.format.block_files import read_blocks, read_tensors
+from trireme.checkpoint.format.manifest import (
+    BlockFile,
+    CheckpointManifest,
+    FileEntry,
+    RowFiles,
+    read_manifest,
+)
+from trireme.checkpoint.format.row_columns import RowColumns
+from trireme.checkpoint.format.row_reader import read_checked_rows
+from trireme.checkpoint.worker_side.server_operations import Watch
 from trireme.errors import TriremeError
-from trireme.storage.storage import Storage, read_chunks
+from trireme.storage.checked_file import FILE_THREADS, check_file
+from trireme.storage.location import Storage
 
-Check = Callable[[], None]
+Check = Callable[[], object]
 
 
 def verify_checkpoint(
-    place: Storage, watch: Watch | None = None
-) -> tuple[Manifest | None, list[str]]:
-    """Read all of it. Returns its manifest, if that says what the files are, and what differs:
+    storage: Storage, watch: Watch | None = None
+) -> tuple[CheckpointManifest | None, list[str]]:
+    """Read a whole checkpoint. Returns its manifest, None if that is damaged, and the problems:
     messages that name the files, each damaged file once.
 
-    watch: told how many bytes have been read, of how many.
+    watch: called with the number of bytes read, and of all bytes.
     """
     try:
-        manifest = read_manifest(place)
-        verifier = _Verifier(place, manifest.num_bytes, watch)
-        parts = list(verifier.parts(manifest))
+        manifest = read_manifest(storage)
+        verifier = _Verifier(storage, manifest.num_bytes, watch)
+        checks = list(verifier.checks(manifest))
     except TriremeError as error:
         return None, [str(error)]
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="trireme-verify") as threads:
-        found = threads.map(lambda part: verifier.problems(*part), parts)
-        return manifest, [problem for problems in found for problem in problems]
+    with ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="trireme-verify") as threads:
+        problems = threads.map(lambda check: verifier.problems(*check), checks)
+        return manifest, [problem for of_files in problems for problem in of_files]
 
 
 class _Verifier:
     """Threads: problems() any."""
 
-    def __init__(self, place: Storage, num_bytes: int, watch: Watch | None) -> None:
-        self._place = place
+    def __init__(self, storage: Storage, num_bytes: int, watch: Watch | None) -> None:
+        self._storage = storage
         self._total, self._watch = num_bytes, watch
         self._done = 0
         self._lock = threading.Lock()
 
-    def parts(self, manifest: Manifest) -> Iterator[tuple[list[FileEntry], Check]]:
-        """Files that belong together, and what to check of them where they are undamaged."""
+    def checks(self, manifest: CheckpointManifest) -> Iterator[tuple[list[FileEntry], Check]]:
+        """Files that belong together, and how to check their content if they are undamaged."""
         for table in manifest.tables.values():
-            schema = columns_of(table.schema).schema
-            for piece in table.pieces:
-                yield [piece.rows, piece.buckets], partial(self._check_piece, piece, schema)
-        for part in manifest.blocks:
-            yield [part.file], partial(self._check_blocks, part)
+            schema = RowColumns.of_schema(table.schema).schema
+            for files in table.files:
+                yield [files.rows, files.buckets], partial(self._check_rows, files, schema)
+        for blocks in manifest.blocks:
+            yield [blocks.file], partial(self._check_blocks, blocks)
         if manifest.tensors is not None:
-            yield [manifest.tensors], partial(self._check_tensors, manifest.tensors)
+            yield [manifest.tensors], partial(read_tensors, self._storage, manifest.tensors)
 
     def problems(self, files: list[FileEntry], check: Check) -> list[str]:
-        found = [_problem(partial(self._read, file)) for file in files]
-        if not any(found):
-            found.append(_problem(check))
-        return [problem for problem in found if problem is not None]
+        problems = [
+            _problem(partial(check_file, self._storage, file.to_json(), self._note))
+            for file in files
+        ]
+        if not any(problems):
+            problems.append(_problem(check))
+        return [problem for problem in problems if problem is not None]
 
-    def _read(self, file: FileEntry) -> None:
-        """All of it, to compare its length and checksum."""
-        for num_bytes in read_chunks(self._place, file.to_json()):
-            with self._lock:
-                self._done += num_bytes
-                if self._watch is not None:
-                    self._watch(self._done, self._total)
+    def _note(self, num_bytes: int) -> None:
+        with self._lock:
+            self._done += num_bytes
+            if self._watch is not None:
+                self._watch(self._done, self._total)
 
-    def _check_piece(self, piece: Piece, schema: pa.Schema) -> None:
-        for _ in checked_rows(self._place, piece, schema):
+    def _check_rows(self, files: RowFiles, schema: pa.Schema) -> None:
+        for _ in read_checked_rows(self._storage, files, schema):
             pass
 
-    def _check_blocks(self, part: BlocksFile) -> None:
-        for _ in read_blocks(self._place, part, {block.spec.id for block in part.blocks}):
+    def _check_blocks(self, blocks: BlockFile) -> None:
+        for _ in read_blocks(self._storage, blocks, {block.spec.id for block in blocks.blocks}):
             pass
-
-    def _check_tensors(self, file: FileEntry) -> None:
-        tensors_of(self._place, file)
 
 
 def _problem(check: Check) -> str | None:

@@ -11,17 +11,17 @@ from __future__ import annotations
 import gzip
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 
 from trireme.errors import BadRequest, writing
 from trireme.interchange.formats.fleet_rows import FleetText, need_betas
-from trireme.interchange.formats.folder import create
 from trireme.interchange.formats.parquet import arrow_schema, record_batch
 from trireme.protocol.routing import Keys
 from trireme.protocol.wide_rows import RowLayout, WideRows
@@ -86,7 +86,7 @@ class ExportHandlers:
                     break  # an empty table has one file all the same
                 name = f"part-{self._server.index:03d}-{number:05d}.parquet"
                 with (
-                    create(folder, name, options) as file,
+                    _create(folder, name, options) as file,
                     pq.ParquetWriter(file, arrow) as writer,
                 ):
                     while group is not None:
@@ -147,6 +147,15 @@ class ExportHandlers:
                             piece.unlink()
                     if compress:
                         file.close()
+
+
+def _create(folder: str, name: str, storage_options: Mapping[str, Any]) -> IO[bytes]:
+    """A new file in the folder, which is made if need be."""
+    if "://" not in folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return Path(folder, name).open("xb")
+    file: IO[bytes] = fsspec.open(f"{folder}/{name}", "wb", **storage_options).open()
+    return file
 
 
 def _cut_lines(text: Array, shards: Array) -> dict[int, Array]:

@@ -1,1 +1,1 @@
-"""Imports and exports as the worker that asks for them sees them."""
+"""Imports and exports on the worker that calls them."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from trireme.checkpoint.server_side.jobs import Progress
+from trireme.checkpoint.server_side.operations import OperationProgress
 from trireme.errors import TriremeError
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
@@ -52,7 +52,7 @@ class DurableJournal(Journal):
         self._log_bytes = log_bytes
         self._next_at = log_bytes
         self._begun = (0, time.monotonic())  # of the last snapshot: bytes of the log, and when
-        self._stopping = Progress()
+        self._stopping = OperationProgress()
         self._is_closing = False
         self._due = threading.Event()
         self._writer = threading.Thread(target=self._write, name="trireme-snapshot", daemon=True)

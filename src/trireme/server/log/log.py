@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trireme.errors import ResourceExhausted, TriremeError, writing
 from trireme.server.log.segment import Record, Segment
-from trireme.storage.storage import sync_folder
+from trireme.storage.local import sync_folder
 
 log = logging.getLogger("trireme.server")
 

@@ -14,7 +14,7 @@ from trireme.server.log.segment import Record, SegmentReader
 from trireme.server.log.snapshot import read_snapshot
 from trireme.server.log.state_folder import StateFolder
 from trireme.server.state import ServerState
-from trireme.storage.storage import sync_folder
+from trireme.storage.local import sync_folder
 
 log = logging.getLogger("trireme.server")
 

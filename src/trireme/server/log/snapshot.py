@@ -15,19 +15,21 @@ import numpy as np
 
 from trireme import _core
 from trireme.checkpoint.format.block_files import read_blocks
-from trireme.checkpoint.format.fields import Fields
-from trireme.checkpoint.format.manifest import BlocksFile, FileEntry, Piece
-from trireme.checkpoint.format.recut import Recut
-from trireme.checkpoint.format.row_files import Buckets, cells_of, read_piece
-from trireme.checkpoint.server_side.choice import Choice
-from trireme.checkpoint.server_side.jobs import Progress, in_parallel
-from trireme.checkpoint.server_side.load import columns_of
-from trireme.checkpoint.server_side.save import SaveOrder, write_shard
+from trireme.checkpoint.format.json_object import JsonObject
+from trireme.checkpoint.format.manifest import BlockFile, RowFiles
+from trireme.checkpoint.format.row_columns import RowColumns
+from trireme.checkpoint.format.row_reader import BucketLines, cells_of, read_rows
+from trireme.checkpoint.server_side.block_assembly import BlockAssembly
+from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave
+from trireme.checkpoint.server_side.save import SavePlan, write_shard
 from trireme.errors import writing
 from trireme.protocol.wire import Array
 from trireme.server.state import ServedTable, ServerState
+from trireme.storage.atomic_folder import publish_folder
+from trireme.storage.checked_file import check_file
 from trireme.storage.document import Document
-from trireme.storage.storage import LocalStorage, read_chunks, sync_folder
+from trireme.storage.local import LocalStorage
 
 log = logging.getLogger("trireme.server")
 
@@ -35,7 +37,7 @@ CONTENTS = "contents"
 _NUMBER_MAX = (1 << 32) - 1
 
 
-def write_snapshot(server: ServerState, path: Path, is_stopping: Progress) -> int:
+def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgress) -> int:
     """Write a snapshot while training goes on, and rename it into place; returns its bytes.
 
     Raises:
@@ -46,23 +48,20 @@ def write_snapshot(server: ServerState, path: Path, is_stopping: Progress) -> in
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            body = write_shard(server, LocalStorage(temporary), "", _order_of, is_stopping)
+            body = write_shard(server, LocalStorage(temporary), "", _plan_of, is_stopping)
             body["version"] = server.version  # after: keys removed meanwhile count as of this one
             Document(temporary / CONTENTS, is_synced=True).write(body)
-            for folder in [*(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
-                sync_folder(folder)
-            temporary.rename(path)
+            publish_folder(temporary, path, syncs_files=False)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        sync_folder(path.parent)
     return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
 
 
-def _order_of(table: ServedTable) -> SaveOrder:
+def _plan_of(table: ServedTable) -> SavePlan:
     """All rows, and the removed keys as far back as they are known, for deltas after recovery."""
     known = max(table.rows.removed_known_since, 1)  # the first delta is since version 1
-    return SaveOrder(0, 0, known, "", Choice("full", 0, {}))
+    return SavePlan(0, 0, known, "", RowsToSave("full", 0, {}))
 
 
 def read_snapshot(server: ServerState, path: Path) -> int:
@@ -73,38 +72,33 @@ def read_snapshot(server: ServerState, path: Path) -> int:
         Corruption: a file is missing or damaged; names it.
     """
     storage = LocalStorage(path)
-    fields = Fields(Document(path / CONTENTS, is_synced=True).read(), str(path / CONTENTS))
+    fields = JsonObject(Document(path / CONTENTS, is_synced=True).read(), str(path / CONTENTS))
     version = fields.whole("version", 0, _NUMBER_MAX)
-    pieces = []
+    row_files = []
     for name, table_fields in fields.object("tables").items():
         # A table made since the snapshot began is all in the log.
         if (table := server.tables.get(name)) is not None:
-            pieces += [(table, Piece.read(piece)) for piece in table_fields.objects("pieces")]
-    blocks = [BlocksFile.read(part) for part in fields.objects("blocks")]
-    files = [entry for _, piece in pieces for entry in (piece.rows, piece.buckets)]
-    files += [part.file for part in blocks]
-    progress = Progress()
-    in_parallel([partial(_check_file, storage, entry) for entry in files], progress)
-    tasks = [partial(_read_piece, storage, table, piece, version) for table, piece in pieces]
+            row_files += [(table, RowFiles.read(f)) for f in table_fields.objects("pieces")]
+    block_files = [BlockFile.read(file) for file in fields.objects("blocks")]
+    entries = [entry for _, files in row_files for entry in (files.rows, files.buckets)]
+    entries += [file.file for file in block_files]
+    progress = OperationProgress()
+    in_parallel([partial(check_file, storage, entry.to_json()) for entry in entries], progress)
+    tasks = [partial(_read_rows, storage, table, files, version) for table, files in row_files]
     in_parallel(tasks, progress)
-    saved = (block.spec for part in blocks for block in part.blocks)
-    recut = Recut(server.blocks.specs(), saved, str(path))
-    for part in blocks:
-        for spec, tensors, marks in read_blocks(storage, part, recut.sources):
-            for block, parts in recut.add(spec, tensors, marks):
+    saved = (block.spec for file in block_files for block in file.blocks)
+    assembly = BlockAssembly(server.blocks.specs(), saved, str(path))
+    for file in block_files:
+        for spec, tensors, marks in read_blocks(storage, file, assembly.sources):
+            for block, parts in assembly.add(spec, tensors, marks):
                 server.blocks.restore(block.id, parts)
-    return sum(entry.num_bytes for entry in files)
+    return sum(entry.num_bytes for entry in entries)
 
 
-def _check_file(storage: LocalStorage, entry: FileEntry) -> None:
-    for _ in read_chunks(storage, entry.to_json()):
-        pass
-
-
-def _read_piece(storage: LocalStorage, table: ServedTable, piece: Piece, version: int) -> None:
-    columns = columns_of(table.schema)
+def _read_rows(storage: LocalStorage, table: ServedTable, files: RowFiles, version: int) -> None:
+    columns = RowColumns.of_schema(table.schema)
     known = max(table.rows.removed_known_since, 1)
-    for buckets, batch in read_piece(storage, piece, columns.schema):
+    for buckets, batch in read_rows(storage, files, columns.schema):
         keys = batch["key"].to_numpy()
         offsets, removed = _without(buckets, keys)
         _core.restore_columns(
@@ -129,7 +123,7 @@ def _read_piece(storage: LocalStorage, table: ServedTable, piece: Piece, version
         )
 
 
-def _without(buckets: Buckets, keys: Array) -> tuple[Array, Array]:
+def _without(buckets: BucketLines, keys: Array) -> tuple[Array, Array]:
     """The removed keys except those that have come back. All are restored with one version of
     removal, so a later delta may list more keys than necessary; a key with an unchanged row must
     not be among them, or the delta would lose the row.

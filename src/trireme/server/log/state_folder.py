@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from trireme.errors import BadRequest, writing
-from trireme.storage.storage import sync_folder
+from trireme.storage.local import sync_folder
 
 LOCK = "lock"
 COORDINATOR = "coordinator"

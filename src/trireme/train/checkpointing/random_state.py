@@ -1,4 +1,4 @@
-"""The states of a process' random numbers, so that another process goes on with the same ones."""
+"""The random-number states of a process, so that another process can continue with them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PYTHON_VERSION = 3
 
 
 class RandomState:
-    """Torch's, Python's and NumPy's global random numbers on the CPU, and the generators that order
-    a DataLoader; now, and at the beginning of the epoch, from where a dataset that cannot seek is
-    read again.
+    """The states of the global CPU generators of torch, Python and NumPy, and of the generators
+    that order a DataLoader: now, and at the beginning of the epoch, from where a dataset that
+    cannot seek is read again.
     """
 
     def __init__(self) -> None:
@@ -30,27 +30,27 @@ class RandomState:
         self._at_begin: dict[str, Tensor] = {}
 
     def begin_epoch(self, dataset: Iterable[Any]) -> None:
-        """Note where the random numbers stand before the dataset is asked for its first batch."""
+        """Record the states before the first batch is read."""
         self._generators = _generators_of(dataset)
         self._at_begin = self._capture(_EPOCH)
 
     def tensors(self) -> dict[str, Tensor]:
-        """By names that `rewind` and `restore` know."""
+        """All states, by the names that `rewind` and `restore` expect."""
         return {**self._capture(_NOW), **self._at_begin}
 
     def rewind(self, tensors: Mapping[str, Tensor]) -> None:
-        """Where the saved epoch began; after `begin_epoch`. Nothing if it is not in there."""
+        """Return to the beginning of the saved epoch, if `tensors` has it; after `begin_epoch`."""
         self._restore(_EPOCH, tensors)
         self._at_begin = self._capture(_EPOCH)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Where the save found them. Nothing if it is not in there."""
+        """Return to the states at the save, if `tensors` has them."""
         self._restore(_NOW, tensors)
 
     def _capture(self, prefix: str) -> dict[str, Tensor]:
         _, words, python_gauss = random.getstate()
-        of_numpy: Any = np.random.get_state(legacy=True)
-        kind, keys, place, has_gauss, gauss = of_numpy
+        numpy_state: Any = np.random.get_state(legacy=True)
+        kind, keys, place, has_gauss, gauss = numpy_state
         if kind != "MT19937":
             raise BadRequest(
                 f"checkpoint: expected numpy.random's own generator MT19937, found {kind}"
@@ -67,27 +67,27 @@ class RandomState:
         return {f"{prefix}/{name}": state for name, state in states.items()}
 
     def _restore(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
-        found = {
+        states = {
             name.removeprefix(f"{prefix}/"): tensor
             for name, tensor in tensors.items()
             if name.startswith(f"{prefix}/")
         }
-        if not found:
+        if not states:
             return
         try:
-            torch.set_rng_state(found["torch"])
-            gauss = float(found["python.gauss"])
-            words = tuple(found["python"].tolist())
+            torch.set_rng_state(states["torch"])
+            gauss = float(states["python.gauss"])
+            words = tuple(states["python"].tolist())
             random.setstate((_PYTHON_VERSION, words, None if math.isnan(gauss) else gauss))
-            *keys, place, has_gauss = found["numpy"].tolist()
-            gauss = float(found["numpy.gauss"])
+            *keys, place, has_gauss = states["numpy"].tolist()
+            gauss = float(states["numpy.gauss"])
             np.random.set_state(("MT19937", np.array(keys, np.uint32), place, has_gauss, gauss))
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise Corruption(
                 f"checkpoint: expected states of random numbers, found {error}"
             ) from error
         for number, generator in enumerate(self._generators):
-            if (state := found.get(f"generator.{number}")) is not None:
+            if (state := states.get(f"generator.{number}")) is not None:
                 generator.set_state(state)
 
 
@@ -99,5 +99,5 @@ def _generators_of(dataset: Iterable[Any]) -> list[torch.Generator]:
     if not isinstance(dataset, DataLoader):
         return []
     owners = [dataset, *samplers(dataset)]
-    found = [getattr(owner, "generator", None) for owner in owners]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    generators = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())

@@ -1,6 +1,4 @@
-"""Where a worker stands between two steps: what a checkpoint holds of it beside the servers' rows,
-blocks and streams.
-"""
+"""What a checkpoint holds of each worker: its steps, module buffers and random numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from torch import Tensor
 from trireme.errors import SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.train.checkpointing.random_state import RandomState
-from trireme.train.loop.tally import exchange
+from trireme.train.gather_arrays import gather_arrays
 from trireme.train.optimizer import DistributedOptimizer
 
 
 @dataclass(frozen=True)
-class Moment:
+class WorkerState:
     """num_steps, sequence: of the optimizer. buffers: of the module (BatchNorm and the like), by
-    name. random: as of `RandomState.tensors`.
+    name. random: see `RandomState.tensors`.
     """
 
     num_steps: int
@@ -32,19 +30,20 @@ class Moment:
     random: dict[str, Tensor]
 
     @classmethod
-    def of(cls, optimizer: DistributedOptimizer, random: RandomState) -> Moment:
-        """A copy of what is now."""
+    def current(cls, optimizer: DistributedOptimizer, random: RandomState) -> WorkerState:
+        """A copy of the present state."""
         buffers = {name: t.detach().clone() for name, t in optimizer.model.named_buffers()}
         return cls(optimizer.num_steps, optimizer.sequence, buffers, random.tensors())
 
 
-def meet(cluster: Cluster, mine: Moment) -> dict[int, Moment]:
-    """Every worker's. Every worker calls it."""
-    parts = [_pack(mine.buffers), _pack(mine.random)]
-    met = exchange(cluster, [np.array([mine.num_steps, mine.sequence]), *parts], "save")
+def gather_states(cluster: Cluster, own: WorkerState) -> dict[int, WorkerState]:
+    """The states of all workers, by worker. Every worker calls it."""
+    arrays = [np.array([own.num_steps, own.sequence]), _pack(own.buffers), _pack(own.random)]
     return {
-        worker: Moment(int(num_steps), int(sequence), _unpack(buffers), _unpack(random))
-        for worker, ((num_steps, sequence), buffers, random) in met.items()
+        worker: WorkerState(int(num_steps), int(sequence), _unpack(buffers), _unpack(random))
+        for worker, ((num_steps, sequence), buffers, random) in gather_arrays(
+            cluster, arrays, "save"
+        ).items()
     }
 
 
@@ -56,16 +55,16 @@ def _unpack(data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> dict[str, Tenso
     return load_tensors(data.tobytes())
 
 
-def stored(moments: Mapping[int, Moment]) -> dict[str, Tensor]:
-    """One map for the checkpoint: worker 0's buffers by their names, other workers' where they
-    differ from these, and all random numbers.
+def checkpoint_tensors(states: Mapping[int, WorkerState]) -> dict[str, Tensor]:
+    """All tensors of the states by their names in a checkpoint: worker 0's buffers by their own
+    names, other workers' buffers where they differ from those, and all random numbers.
     """
-    common = moments[0].buffers
+    common = states[0].buffers
     tensors = dict(common)
-    for worker, moment in moments.items():
-        own = {name: t for name, t in moment.buffers.items() if not _same(t, common.get(name))}
-        tensors |= {f"{_prefix(worker)}buffer/{name}": t for name, t in own.items()}
-        tensors |= {f"{_prefix(worker)}{name}": t for name, t in moment.random.items()}
+    for worker, state in states.items():
+        differing = {n: t for n, t in state.buffers.items() if not _same_bits(t, common.get(n))}
+        tensors |= {f"{_prefix(worker)}buffer/{name}": t for name, t in differing.items()}
+        tensors |= {f"{_prefix(worker)}{name}": t for name, t in state.random.items()}
     return tensors
 
 
@@ -73,15 +72,14 @@ def _prefix(worker: int) -> str:
     return f"worker {worker}/"  # no name of a buffer has a blank or a slash
 
 
-def _same(a: Tensor, b: Tensor | None) -> bool:
-    """To the bit."""
+def _same_bits(a: Tensor, b: Tensor | None) -> bool:
     if b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
 
 
-def random_of(tensors: Mapping[str, Tensor], worker: int) -> dict[str, Tensor]:
-    """A worker's random numbers; none if it was not there or has not been asked."""
+def random_state_of(tensors: Mapping[str, Tensor], worker: int) -> dict[str, Tensor]:
+    """The random numbers of a worker; empty if the checkpoint has none of it."""
     prefix = _prefix(worker)
     named = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     return {name: t for name, t in named.items() if not name.startswith("buffer/")}
@@ -95,22 +93,24 @@ def install_buffers(
     where: str,
     match: bool = False,
 ) -> list[str]:
-    """Copy a worker's buffers, where it had none of its own worker 0's, into the model; returns the
-    names of those that are not there, or of another shape.
+    """Copy a worker's buffers into the model; worker 0's where the worker has none of its own.
+
+    Returns:
+        Names of buffers that are missing or have another shape; they keep their values.
 
     Raises:
         SchemaMismatch: names or shapes differ, and not `match`. `where` is its subject.
     """
     expected = dict(model.named_buffers())
-    found = {name: tensor for name, tensor in tensors.items() if "/" not in name}
-    shapes = {name: tensor.shape for name, tensor in found.items()}
+    common = {name: tensor for name, tensor in tensors.items() if "/" not in name}
+    shapes = {name: tensor.shape for name, tensor in common.items()}
     if not match and shapes != {name: tensor.shape for name, tensor in expected.items()}:
         raise SchemaMismatch(
-            f"{where}: expected module buffers {sorted(expected)}, found {sorted(found)}"
+            f"{where}: expected module buffers {sorted(expected)}, found {sorted(common)}"
         )
     kept = []
     for name, target in expected.items():
-        own = tensors.get(f"{_prefix(worker)}buffer/{name}", found.get(name))
+        own = tensors.get(f"{_prefix(worker)}buffer/{name}", common.get(name))
         if own is not None and own.shape == target.shape:
             target.copy_(own)
         else:

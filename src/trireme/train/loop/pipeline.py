@@ -1,71 +1,78 @@
-"""The pipeline of a training loop: read and plan ahead, pull one batch ahead (async) or just in
-time (sync).
+"""The pipeline of a training loop: batches are read, planned and pulled ahead of it.
 
-    source -- plan thread --> [depth planned] -- pull thread --> [pulled] --> the loop
+    source -- plan thread --> [depth planned] -- pull thread --> [ahead] --> the loop
 
-In async the pull for the next batch starts when the loop has taken the current one and the pushes
-made until then have been applied. So weights are one step old when they are used, whatever the
-depth: depth hides the time of reading and planning, never adds staleness. In sync the loop itself
-pulls, after its last step has been applied everywhere; and where several threads share the loop,
-each pulls for itself while the others compute. In geo it pulls from the worker's cache, for which
-the pull thread has fetched what this lacked.
+Where the mode lets it (async), the pull for the next batch starts when the loop has taken the
+current one and the pushes made until then have been applied. So weights are one step old when they
+are used, whatever the depth: depth hides the time of reading and planning, and never adds
+staleness. Otherwise the loop itself pulls (sync: after its last step has been applied everywhere);
+where several threads share the loop, each pulls for itself while the others compute. The pull
+thread may then prepare such pulls (geo: it fetches what the worker's cache lacks).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from trireme import _core
+from trireme.bounded_queue import BoundedQueue
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
-from trireme.nn import Plan, Planner
+from trireme.nn import BatchPlan, Planner
 from trireme.protocol.routing import Keys
+from trireme.table import RowClassId
 from trireme.threads import settled
-from trireme.train.loop.conduit import Conduit
+from trireme.train.leased_streams import LeasedPass
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.share import Closes, Place, share_of
 from trireme.train.loop.timing import Timing
-from trireme.train.modes.geo import Geo
-from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.shared_pass import SharedPass
-from trireme.train.succession import Inherited, check_order, pass_over
-from trireme.worker.client import Pulled
+from trireme.train.optimizer import newest_optimizer
+from trireme.train.predecessor import PredecessorProgress, check_order, skip_epoch
 from trireme.worker.lookups import PendingLookups, RowLookup
+from trireme.worker.pull import Pulled
+
+log = logging.getLogger("trireme.train")
+
+CLOSE_S = 20.0
 
 
-class _Planned(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prepared:
+    """A batch on its way to the loop. pulled: None: the loop pulls its rows."""
+
     number: int
     batch: Batch
-    plan: Plan
+    plan: BatchPlan
+    pulled: Pulled | None = None
 
-    def keys(self) -> dict[str, Keys]:
-        return {part.table.part: part.keys for part in self.plan.tables}
+    def keys(self) -> dict[RowClassId, Keys]:
+        return {part.table.class_id: part.keys for part in self.plan.tables}
 
 
 class Pipeline:
-    """Iterate to get batches with their rows attached. Use it as a context manager: threads end
+    """Iterate to get batches with their rows attached. Use it as a context manager: its threads end
     with it.
 
     Args:
-        source: iterable of batches, or of what `as_batch` makes one of: mappings from names to
-            tensors, KeyedJaggedTensors; closed with the pipeline if it can be.
+        source: iterable of batches, or of what `as_batch` converts; it is closed with the pipeline
+            if it can be.
         model: its embedding modules say what to look up.
-        training: rows get gradients and the next step pushes them; else nothing is registered.
+        training: rows get gradients, which the next step pushes.
         depth: batches read and planned ahead, >= 1.
         ahead: whether training pulls one batch ahead, where the mode lets it.
-        steps: whether the loop makes one step of each batch, as it must for bounded to pull ahead.
-        timing: adds up what its threads spend, and the loop on waiting and pulling.
-        begun: called when the source has given its first batch, before the loop gets it, or when
-            there is none.
+        steps: whether the loop makes one step of each batch.
+        timing: adds up the time of its threads, and the time that the loop waits and pulls.
+        begun: called before the loop gets the first batch, or when there is none.
     """
 
     def __init__(
@@ -90,33 +97,28 @@ class Pipeline:
         self._planner = Planner(model, pool=self._cluster.pool)
         for table in self._planner.tables:
             self._cluster.ensure_table(table)
-        self._planned: Conduit[_Planned] = Conduit(depth)
-        self._pulled: Conduit[tuple[_Planned, Pulled]] = Conduit(1)
-        self._fetched: Conduit[_Planned] = Conduit(1)
+        self._optimizer = newest_optimizer(self._cluster)
+        self._mode = self._optimizer.mode if training and self._optimizer is not None else None
+        self._steps = steps
+        may_pull_ahead = self._mode is None or self._mode.may_pull_ahead(steps=steps)
+        self._pulls_ahead = not training or (ahead and may_pull_ahead)
+        self._fetch = None if self._mode is None or self._pulls_ahead else self._mode.fetcher()
+        self._planned: BoundedQueue[_Prepared] = BoundedQueue(depth)
+        self._ahead: BoundedQueue[_Prepared] = BoundedQueue(1)
         # One permit: the pull of a batch waits until the loop has taken the one before.
         self._may_pull = threading.Semaphore(1)
-        of = self._cluster.row_source
-        self._optimizer = of if isinstance(of, DistributedOptimizer) else None
-        self._steps = steps
-        may_pull_ahead = self._optimizer is None or self._optimizer.may_pull_ahead(steps=steps)
-        self._pulls_in_loop = training and not (ahead and may_pull_ahead)
-        of_geo = None if self._optimizer is None else self._optimizer.geo
-        self._geo = of_geo if training and of_geo is not None and of_geo.may_fetch else None
 
     def __enter__(self) -> Pipeline:
         if self._training and self._cluster.is_prefetching:
             raise BadRequest("prefetch: another pipeline is training on this cluster already")
-        if self._training and self._optimizer is not None:
-            self._optimizer.begin_run()
+        if self._mode is not None:
+            self._mode.begin_run()
         self._cluster.is_prefetching |= self._training
-        self._planned.start("trireme-plan", self._plan)
-        if self._geo is not None:
-            self._fetched.start("trireme-pull", partial(self._fetch, self._geo))
-        elif not self._pulls_in_loop:
-            self._pulled.start("trireme-pull", self._pull)
+        self._planned.start("trireme-plan", self._plan())
+        if self._pulls_ahead or self._fetch is not None:
+            self._ahead.start("trireme-pull", self._pull_ahead())
         self._cluster.add_running(self.stop)
-        ahead = self._pulled if self._geo is None else self._fetched
-        queues = {"planned": self._planned.__len__, "pulled": ahead.__len__}
+        queues = {"planned": self._planned.__len__, "pulled": self._ahead.__len__}
         self._cluster.metrics.queues.update(queues)
         return self
 
@@ -129,16 +131,15 @@ class Pipeline:
             self._cluster.is_prefetching = False
 
     def stop(self) -> None:
-        """End both threads; what they are doing is finished first, within a deadline."""
-        # The pull thread may wait for a permit: give it one, it then finds its conduit closed.
+        """End both threads, each after what it works on, within a deadline."""
+        # The pull thread may wait for a permit; with one it sees that its queue is closed.
         self._may_pull.release()
-        has_stopped = self._planned.close()
-        for ahead in (self._pulled, self._fetched):
-            ahead.close(self._cluster.client.timeout_s + 1)
+        has_stopped = _stop(self._planned, CLOSE_S)
+        _stop(self._ahead, self._cluster.client.timeout_s + 1)
         if has_stopped and isinstance(self._source, Closes):
             self._source.close()
 
-    def _plan(self) -> Iterator[_Planned]:
+    def _plan(self) -> Iterator[_Prepared]:
         behind, begun = self._timing.behind, self._begun
         for number, source in enumerate(behind.timed("read", self._source)):
             if begun is not None:
@@ -147,51 +148,38 @@ class Pipeline:
             batch = as_batch(source)
             with behind.measure("unique"):
                 plan = self._planner.plan(batch, train=self._training)
-            yield _Planned(number, batch, plan)
+            yield _Prepared(number, batch, plan)
         if begun is not None:
             begun()
 
-    def _pull(self) -> Iterator[tuple[_Planned, Pulled]]:
+    def _pull_ahead(self) -> Iterator[_Prepared]:
         for planned in self._planned:
             self._may_pull.acquire()
-            if self._optimizer is not None:
+            if self._pulls_ahead and self._optimizer is not None:
                 self._optimizer.flush()
             with self._timing.behind.measure("pull"):
-                pulled = self._pull_one(planned)
-            yield planned, pulled
-
-    def _fetch(self, geo: Geo) -> Iterator[_Planned]:
-        assert self._optimizer is not None
-        for planned in self._planned:
-            self._may_pull.acquire()
-            with self._timing.behind.measure("pull"):
-                geo.fetch(planned.keys(), self._optimizer.data_time())
+                if self._fetch is None:
+                    planned = self._pull(planned)
+                else:
+                    self._fetch(planned.keys())
             yield planned
 
-    def _pull_one(self, planned: _Planned) -> Pulled:
-        number = planned.number if self._steps else None
-        if not self._training:
-            return self._cluster.pull(planned.keys(), training=False)
-        if self._optimizer is None:
-            return self._cluster.client.pull(planned.keys(), blocks=True)
-        return self._optimizer.pull(planned.keys(), blocks=True, number=number)
-
-    def _pull_in_loop(self, replica: Replica | None) -> Iterator[tuple[_Planned, Pulled]]:
-        source = self._planned if self._geo is None else self._fetched
-        for planned in self._timing.loop.timed("wait", source):
-            if replica is not None:
-                replica.number = planned.number
-            with self._timing.loop.measure("pull"):
-                pulled = self._pull_one(planned)
-            if self._optimizer is not None and self._optimizer.is_stopped:
-                break
-            yield planned, pulled
+    def _pull(self, planned: _Prepared) -> _Prepared:
+        keys = planned.keys()
+        if self._mode is not None:
+            number = planned.number if self._steps else None
+            pulled = self._mode.pull(keys, blocks=True, number=number)
+        elif self._training:
+            pulled = self._cluster.client.pull(keys, blocks=True)
+        else:
+            pulled = self._cluster.pull(keys)
+        return replace(planned, pulled=pulled)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches(None if self._optimizer is None else self._optimizer.replica)
 
     def batches(self, replica: Replica | None) -> Iterator[Batch]:
-        """Batches for one of several threads that share the pipeline, whatever the others leave.
+        """Batches for one of several threads that share the pipeline.
 
         Args:
             replica: gets the dense weights of each batch and its number; its next step pushes the
@@ -199,29 +187,47 @@ class Pipeline:
         """
         if replica is not None:
             replica.number = -1
-        if self._pulls_in_loop:
-            pulled_batches = self._pull_in_loop(replica)
-        else:
-            pulled_batches = self._timing.loop.timed("wait", self._pulled)
-        for planned, pulled in pulled_batches:
+        waiting = self._ahead if self._pulls_ahead or self._fetch is not None else self._planned
+        for prepared in self._timing.loop.timed("wait", waiting):
+            if replica is not None:
+                replica.number = prepared.number
+            if prepared.pulled is None:
+                with self._timing.loop.measure("pull"):
+                    prepared = self._pull(prepared)
+                if self._mode is not None and self._mode.is_stopped:
+                    break
             self._may_pull.release()
+            assert prepared.pulled is not None
             if self._training and replica is not None:
-                replica.number = planned.number
-                replica.install(pulled)
-            self._attach(planned, pulled, replica.pending if replica else self._cluster.pending)
-            yield planned.batch
+                replica.install(prepared.pulled)
+            pending = self._cluster.pending if replica is None else replica.pending
+            self._attach(prepared, prepared.pulled, pending)
+            yield prepared.batch
 
-    def _attach(self, planned: _Planned, pulled: Pulled, pending: PendingLookups) -> None:
+    def _attach(self, prepared: _Prepared, pulled: Pulled, pending: PendingLookups) -> None:
         """Give the batch its rows; in training the next step pushes their gradients."""
-        plan = planned.plan
+        plan = prepared.plan
         rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
-        leaves = plan.attach(planned.batch, rows, train=self._training)
+        leaves = plan.attach(prepared.batch, rows, train=self._training)
         if self._training:
             pending.pulled_at(pulled.versions)
             for part in plan.tables:
-                leaf = leaves[part.table.part]
+                leaf = leaves[part.table.class_id]
                 looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
                 pending.add(looked_up, plan.num_examples)
+
+
+def _stop(queue: BoundedQueue[_Prepared], timeout_s: float) -> bool:
+    """Close the queue. Returns False: its thread did not end in time."""
+    queue.close()
+    has_ended = queue.join(timeout_s)
+    if not has_ended:
+        log.warning(
+            "%s: its source did not come back within %.0f s and is left behind",
+            queue.name,
+            timeout_s,
+        )
+    return has_ended
 
 
 def prefetch(
@@ -249,54 +255,49 @@ def prefetch(
         depth: batches to read and plan ahead.
         epoch: changes the order of a dataset that shuffles.
     """
-    of = default() if cluster is None else cluster
-    with of.client.script.section():
-        optimizer = of.row_source
-        if of.num_streams and isinstance(optimizer, DistributedOptimizer):
-            shared = SharedPass(optimizer, dataset, epoch, is_trainers=False)
-            for turn in () if shared.is_over else shared.turns():
-                pipeline = Pipeline(turn.share, model, training=True, depth=depth, cluster=of)
+    job = default() if cluster is None else cluster
+    with job.client.script.section():
+        optimizer = newest_optimizer(job)
+        if job.num_streams and optimizer is not None:
+            shared = LeasedPass(optimizer, dataset, epoch, is_trainers=False)
+            for stream in () if shared.is_over else shared.streams():
+                pipeline = Pipeline(stream.batches, model, training=True, depth=depth, cluster=job)
                 try:
                     with settled(), pipeline:
                         yield from pipeline
                 except GeneratorExit:
-                    shared.leave_amid()
+                    shared.give_back()
                     raise
             optimizer.end_pass()
             return
-        found = Inherited()
-        if isinstance(optimizer, DistributedOptimizer):
+        found = PredecessorProgress()
+        num_batches = 0
+        if optimizer is not None:
             found = optimizer.begin_pass()
-            if optimizer.geo is not None and found.num_pushes:
-                raise BadRequest(
-                    "prefetch: expected to know how many batches a predecessor has trained on,"
-                    " found mode 'geo', whose pushes do not say it: train with Trainer.fit, or"
-                    " start the job again and load the newest checkpoint"
-                )
-        share = _share_left(dataset, of, epoch, found)
-        if share is not None:
-            pipeline = Pipeline(share, model, training=True, depth=depth, cluster=of)
+            num_batches = optimizer.mode.num_batches(found.num_pushes)
+        if found.is_over or found.has_left:
+            skip_epoch(dataset, job, epoch)
+        else:
+            share = _share_left(dataset, job, epoch, num_batches)
+            pipeline = Pipeline(share, model, training=True, depth=depth, cluster=job)
             with settled(), pipeline:
                 yield from pipeline
-                optimizer = of.row_source
-        if isinstance(optimizer, DistributedOptimizer):
+                optimizer = newest_optimizer(job)
+        if optimizer is not None:
             optimizer.end_pass()
 
 
 def _share_left(
-    dataset: Iterable[Any], cluster: Cluster, epoch: int, found: Inherited
-) -> Iterable[Any] | None:
-    """What predecessors have left of this worker's share; None if there is nothing."""
-    if found.is_over or found.has_left:
-        pass_over(dataset, cluster, epoch)
-        return None
-    if found.num_pushes == 0:
+    dataset: Iterable[Any], cluster: Cluster, epoch: int, num_batches: int
+) -> Iterable[Any]:
+    """This worker's share without the batches that a predecessor has trained on."""
+    if num_batches == 0:
         return share_of(dataset, cluster, epoch)
     check_order(dataset)
-    if cluster.client.script.has_met_within():
+    if cluster.client.script.has_attended_within():
         raise BadRequest(
             "prefetch: expected a loop without meetings of the workers to go on with, in the place"
             " of a worker that was killed, found one with them: start the job again and load the"
             " newest checkpoint"
         )
-    return share_of(dataset, cluster, epoch, Place(found.num_pushes))
+    return share_of(dataset, cluster, epoch, Place(num_batches))

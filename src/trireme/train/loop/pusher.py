@@ -8,12 +8,13 @@ from collections.abc import Mapping
 
 from trireme.errors import DeadlineExceeded
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
+from trireme.table import RowClassId
 from trireme.train.loop.timing import Stopwatch
 from trireme.worker.client import Client
 
 WAITING_MAX = 2
 
-_Item = tuple[Step, Mapping[str, TableGradient], DenseGradient | None]
+_Item = tuple[Step, Mapping[RowClassId, TableGradient], DenseGradient | None]
 
 
 class Pusher:
@@ -32,7 +33,7 @@ class Pusher:
         self._thread.start()
 
     def submit(
-        self, step: Step, tables: Mapping[str, TableGradient], dense: DenseGradient | None
+        self, step: Step, tables: Mapping[RowClassId, TableGradient], dense: DenseGradient | None
     ) -> None:
         """Send this push after those before it; waits while two are waiting.
 

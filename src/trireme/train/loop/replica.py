@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from trireme.bounded_queue import Closed
 from trireme.table import Table
 from trireme.threads import torch_threads
-from trireme.train.loop.conduit import Closed
-from trireme.worker.client import Pulled
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.lookups import PendingLookups
+from trireme.worker.pull import Pulled
 
 
 @dataclass(eq=False)

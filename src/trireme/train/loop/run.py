@@ -14,17 +14,17 @@ from torch import nn
 from trireme.errors import DataError
 from trireme.progress import Display, display
 from trireme.threads import settled
-from trireme.train.checkpointing.checkpoints import Saver
+from trireme.train.checkpointing.savers import Saver
 from trireme.train.dump import DumpFile
-from trireme.train.loop.fetch import Fetch, Fetcher
+from trireme.train.leased_streams import StreamBatches
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.replica import Replica, Turns, train_replicas
+from trireme.train.loop.reporting import Report, Reporter
 from trireme.train.loop.scoring import ExampleIds, Scored, Scorer, check_finite
 from trireme.train.loop.staleness import StalenessReport
 from trireme.train.loop.tally import Tally
 from trireme.train.loop.timing import TimeReport
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.shared_pass import Turn
 
 Observer = Callable[[nn.Module, Scored], None]
 """Sees each batch when the loop is done with it, in the order of the stream, one at a time."""
@@ -34,13 +34,11 @@ Observer = Callable[[nn.Module, Scored], None]
 class Watch:
     """What a caller wants of a run besides its figures.
 
-    fetch: values to say. debug: whether to say where the time goes, as often. dump: gets every
-    batch. ids: what to call the examples whose outputs are not numbers, which end the run before
-    they do harm; None: they are not looked for.
+    report: what worker 0 prints. dump: gets every batch. ids: names the examples whose outputs are
+    not finite, which end the run before anything is pushed; None: outputs are not checked.
     """
 
-    fetch: Fetch
-    debug: bool
+    report: Report
     dump: DumpFile | None
     ids: ExampleIds | None
 
@@ -49,7 +47,7 @@ class Watch:
 class Run:
     """Everything that one pass needs.
 
-    turns: what is trained on or evaluated, one behind the other.
+    streams: what is trained on or evaluated, one after the other.
     epoch: its number, which the servers note with the place that a stream has reached in it.
     begun: called before the first batch is trained on. goes_on: with a pass that was begun before,
     which may have no examples left.
@@ -60,7 +58,7 @@ class Run:
     """
 
     title: str
-    turns: Iterable[Turn]
+    streams: Iterable[StreamBatches]
     model: nn.Module
     score: Scorer
     tally: Tally
@@ -86,7 +84,7 @@ class Run:
             return self._run(self._evaluate, training=False)
 
     def _run(
-        self, work: Callable[[Turn, Pipeline, list[Observer]], None], *, training: bool
+        self, work: Callable[[StreamBatches, Pipeline, list[Observer]], None], *, training: bool
     ) -> dict[str, float]:
         cluster, progress = self.optimizer.cluster, _Progress()
         started = time.monotonic()
@@ -96,10 +94,10 @@ class Run:
             pushes = StalenessReport(self.optimizer) if report is not None and training else None
             observers = self._observers(shown, progress, report)
             with _mode(self.model, training=training), settled():
-                for turn in self.turns:
-                    progress.begin(turn.share)
-                    with self._pipeline(turn, training) as pipeline:
-                        work(turn, pipeline, observers)
+                for stream in self.streams:
+                    progress.begin(stream.batches)
+                    with self._pipeline(stream, training) as pipeline:
+                        work(stream, pipeline, observers)
             if training:
                 self.optimizer.end_pass()
                 if self.saver is not None:
@@ -123,9 +121,9 @@ class Run:
             "examples_per_s": self.tally.num_examples / elapsed_s,
         }
 
-    def _pipeline(self, turn: Turn, training: bool) -> Pipeline:
+    def _pipeline(self, stream: StreamBatches, training: bool) -> Pipeline:
         return Pipeline(
-            turn.share,
+            stream.batches,
             self.model,
             training=training,
             depth=self.depth,
@@ -137,13 +135,13 @@ class Run:
         )
 
     def _report(self, shown: Display, progress: _Progress, training: bool) -> TimeReport | None:
-        if not self.watch.debug or self.optimizer.cluster.worker != 0:
+        if not self.watch.report.timing or self.optimizer.cluster.worker != 0:
             return None
         return TimeReport(
             shown.say,
             self.optimizer.timing,
             progress,
-            period=self.watch.fetch.period,
+            period=self.watch.report.period,
             threads=self.threads if training else 1,
         )
 
@@ -153,7 +151,7 @@ class Run:
         cluster = self.optimizer.cluster
         say = shown.say if cluster.worker == 0 else None
         observers: list[Observer] = [
-            Fetcher(self.watch.fetch, self.tally.figures, say).observe,
+            Reporter(self.watch.report, self.tally.figures, say).observe,
             lambda _, scored: self._show(shown, progress),
         ]
         if self.watch.dump is not None:
@@ -167,14 +165,14 @@ class Run:
         if shown.is_due():
             shown.show(progress.fraction_read(), self.tally.figures())
 
-    def _train(self, turn: Turn, pipeline: Pipeline, observers: list[Observer]) -> None:
+    def _train(self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
         optimizer, loop = self.optimizer, self.optimizer.timing.loop
         first = optimizer.replica
         first.pending.take()  # of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
         turns = Turns(replicas)
-        behind = self.threads == 1 and not optimizer.is_sync
-        done = turn.place.batches + 1
+        behind, in_lockstep = self.threads == 1, optimizer.mode.in_lockstep
+        done = stream.start.batches + 1
 
         def work(replica: Replica) -> None:
             optimizer.cluster.use_pending(replica.pending)
@@ -195,15 +193,15 @@ class Run:
                             examples=batch.num_examples,
                             position=(self.epoch, done + replica.number, *batch.position),
                             behind=behind,
-                            stops=optimizer.cluster.stop_request.reason,
+                            stops=optimizer.cluster.stop_request.reason if in_lockstep else "",
                         )
                         optimizer.run_step_hooks()
                     for observe in observers:
                         observe(replica.model, scored)
                     if self.saver is not None:
                         self.saver.after_step()
-                if optimizer.cluster.stop_request.reason and not optimizer.is_sync:
-                    break  # in sync all at the same step, see Pipeline
+                if optimizer.cluster.stop_request.reason and not in_lockstep:
+                    break  # in lockstep all workers stop at the same step, see Pipeline
 
         def fail(replica: Replica) -> None:
             turns.fail(replica)
@@ -211,8 +209,10 @@ class Run:
 
         train_replicas(replicas, work, fail)
 
-    def _evaluate(self, turn: Turn, pipeline: Pipeline, observers: list[Observer]) -> None:
-        del turn
+    def _evaluate(
+        self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]
+    ) -> None:
+        del stream
         for batch in pipeline:
             with self.optimizer.timing.loop.measure("forward"):
                 scored = self._score(self.model, batch)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.metrics import Metric
+from trireme.train.gather_arrays import gather_arrays
 from trireme.train.loop.scoring import Scored, column_of
-
-log = logging.getLogger("trireme.train")
-
-# What all workers together may bring to one meeting: half of what one message may hold.
-_MEETING_BYTES_MAX = 1 << 27
-_WORKER_BYTES_MAX = 1 << 26
 
 
 class Tally:
@@ -50,8 +43,8 @@ class Tally:
         unknown = [name for name in merged or () if name not in names]
         if unknown:
             raise BadRequest(
-                f"Trainer: expected stat_var_names of the metrics {', '.join(names) or '(none)'},"
-                f" found {', '.join(unknown)}"
+                "Report: expected merged to name some of the metrics"
+                f" {', '.join(names) or '(none)'}, found {', '.join(unknown)}"
             )
         self._merged = [m for m in metrics if merged is None or m.name in merged]
         for metric in metrics:
@@ -96,8 +89,8 @@ class Tally:
         for metric in self._merged:
             metric.reset()
         with cluster.client.script.section("figures"):
-            met = exchange(cluster, arrays, f"end of {title}")
-        for received in met.values():
+            gathered = gather_arrays(cluster, arrays, f"end of {title}")
+        for received in gathered.values():
             rest = iter(received)
             loss_sum, num_examples = next(rest)
             self.loss_sum += float(loss_sum)
@@ -129,45 +122,3 @@ def _output_for(metric: Metric, outputs: dict[str, Tensor]) -> Tensor:
             f" {', '.join(outputs)}, found {name!r}"
         )
     return outputs[name]
-
-
-def exchange(
-    cluster: Cluster, arrays: Sequence[NDArray[Any]], purpose: str
-) -> dict[int, list[NDArray[Any]]]:
-    """The arrays of every worker, by worker in their order, whatever their sizes.
-
-    They travel as bytes, in as many meetings as the largest share takes: the shares of those who
-    came to the first.
-    """
-    mine = np.concatenate([np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays])
-    forms = [[array.dtype.str, list(array.shape)] for array in arrays]
-    at_a_time = max(cluster.num_workers, cluster.num_streams)
-    piece = min(_WORKER_BYTES_MAX, _MEETING_BYTES_MAX // at_a_time)
-    shares: dict[int, list[NDArray[np.uint8]]] = {}
-    first: dict[int, Any] = {}
-    begin, end = 0, 1
-    with cluster.client.script.section():
-        while begin < end:
-            body = {"worker": cluster.worker, "bytes": len(mine), "forms": [] if begin else forms}
-            met = cluster.client.gather(
-                body, [mine[begin : begin + piece]], purpose=purpose, patient=True
-            )
-            if begin == 0:
-                first = {of["worker"]: of for of, _ in met}
-                end = max(of["bytes"] for of in first.values())
-            begin += piece
-            for of, [received] in met:
-                shares.setdefault(of["worker"], []).append(received)
-    joined = {worker: np.concatenate(share) for worker, share in shares.items()}
-    if gone := [w for w, of in first.items() if len(joined[w]) < of["bytes"]]:
-        log.warning("%s: workers %s were given up amid it, and what they bring", purpose, gone)
-    return {w: _parts(joined[w], of["forms"]) for w, of in first.items() if w not in gone}
-
-
-def _parts(data: NDArray[np.uint8], forms: Any) -> list[NDArray[Any]]:
-    parts, begin = [], 0
-    for dtype, shape in forms:
-        size = np.dtype(dtype).itemsize * math.prod(shape)
-        parts.append(data[begin : begin + size].copy().view(dtype).reshape(shape))  # aligned
-        begin += size
-    return parts

@@ -1,5 +1,5 @@
-"""Dense parameters that an optimizer in the worker steps, to and from the blocks that servers have
-of them: checkpoints, exports and imports go through these.
+"""Dense parameters that an optimizer in the worker steps, and the servers' blocks of them, through
+which they are saved, loaded, exported and imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trireme.worker.dense_parameters import DenseParameters
 
 
 class LocalDense:
-    """One thread at a time uses it, while no push is on its way."""
+    """Brings them to the blocks and back. One thread uses it at a time, with no push on its way."""
 
     def __init__(
         self, client: Client, dense: DenseParameters, optimizer: torch.optim.Optimizer | None
@@ -28,19 +28,19 @@ class LocalDense:
         self._client, self._dense, self._optimizer = client, dense, optimizer
 
     def publish(self, *, weights: bool) -> None:
-        """Bring the servers' blocks to this worker's optimizer state, and its weights if asked."""
+        """Write this worker's optimizer state, and its weights if asked, into the blocks."""
         tensors = {name: self._state_of(p) for name, p in self._dense.parameters.items()}
         if weights:
             for name, parameter in self._dense.parameters.items():
                 tensors[name]["weights"] = _flat(parameter)
         blocks: BlockTensors = {}
         for spec in self._dense.specs:
-            of_block = {
+            part = {
                 name: values if name in SCALARS else values[spec.start : spec.start + spec.size]
                 for name, values in tensors[spec.param].items()
             }
-            if of_block:
-                blocks[spec.id] = of_block
+            if part:
+                blocks[spec.id] = part
         if blocks:
             write_blocks(self._client, blocks)
 
@@ -49,26 +49,26 @@ class LocalDense:
         return {name: _flat(value) for name, value in state.items() if value is not None}
 
     def adopt(self) -> None:
-        """Take weights and optimizer state from the servers' blocks."""
+        """Read weights and optimizer state from the blocks."""
         if not len(self._dense):
             return
         _, blocks = read_blocks(self._client)
         with torch.no_grad():
             for name, parameter in self._dense.parameters.items():
                 specs = [spec for spec in self._dense.specs if spec.param == name]
-                found = _joined(blocks, [spec.id for spec in specs])
-                parameter.copy_(found.pop("weights").view_as(parameter))
+                tensors = _joined(blocks, [spec.id for spec in specs])
+                parameter.copy_(tensors.pop("weights").view_as(parameter))
                 if self._optimizer is not None:
-                    _adopt_state(self._optimizer, specs[0].group, parameter, found)
+                    _adopt_state(self._optimizer, specs[0].group, parameter, tensors)
 
 
 def _adopt_state(
-    optimizer: torch.optim.Optimizer, group: int, parameter: Tensor, found: dict[str, Tensor]
+    optimizer: torch.optim.Optimizer, group: int, parameter: Tensor, flat: dict[str, Tensor]
 ) -> None:
-    # Only optimizers of whole parameters have state of other shapes than these two.
+    # Only optimizers of whole parameters have state of other shapes than scalars and the parameter.
     shapes = shapes_made(optimizer, group, parameter.shape) if needs_whole(optimizer) else {}
     state = {}
-    for name, values in found.items():
+    for name, values in flat.items():
         if name in SCALARS:
             state[name] = values.reshape(())
         else:
@@ -85,7 +85,7 @@ def _flat(value: object) -> np.ndarray:
 
 
 def _joined(blocks: BlockTensors, block_ids: list[str]) -> dict[str, Tensor]:
-    """The tensors of one parameter, flat; of what is one number for a block, the first's."""
+    """The tensors of one parameter, flat; a scalar is taken from the first block."""
     parts = [blocks[block_id] for block_id in block_ids]
     joined = {}
     for name in parts[0]:

@@ -1,21 +1,18 @@
 """Done-files: lists of what a streaming run has published, in Fleet's layout.
 
     donefile.txt         checkpoints, a line each: day TAB key TAB path TAB pass TAB 0; pass -1 is
-                         the checkpoint behind the last pass of the day before
+                         the checkpoint after the last pass of the day before
     base_donefile.txt    exports of everything, a JSON object each: id, key, input, monitor_data
     patch_donefile.txt   exports of what has changed since; `key` names their base
+    stopped_donefile.txt where a stopped run stands, a JSON object; only until its next checkpoint
 
-and, only between a stop and the next checkpoint, stopped_donefile.txt: where a run that was told to
-stop stands, a JSON object.
-
-A line is added when what it names is complete, and a file is replaced as a whole: a reader never
+A line is added when what it names is complete. A file is replaced as a whole, so a reader never
 sees half a line.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +21,7 @@ from typing import Any
 
 from trireme.data.sources import filesystem
 from trireme.errors import Corruption, writing
+from trireme.train.checkpointing.fit_progress import figures_from_json, figures_to_json
 
 CHECKPOINTS, BASES, DELTAS = "donefile.txt", "base_donefile.txt", "patch_donefile.txt"
 STOPPED = "stopped_donefile.txt"
@@ -32,25 +30,25 @@ _LINE = re.compile(r"(\d{8})\t(\d+)\t([^\t]+)\t(-?\d+)\t0")
 
 
 @dataclass(frozen=True, order=True)
-class Point:
-    """Where a run stands: behind pass `number` of `day` (yyyymmdd); 0: before its first."""
+class PassPoint:
+    """A run stands after pass `number` of `day` (yyyymmdd); 0: before the first of that day."""
 
     day: str
     number: int
 
 
 @dataclass(frozen=True)
-class Published:
-    """A listed checkpoint. key: of the base that its deltas belong to, a time in seconds."""
+class ListedCheckpoint:
+    """A line of donefile.txt. key: of the base that deltas belong to, a time in seconds."""
 
-    point: Point
+    point: PassPoint
     key: int
     path: str
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A listed export. id: when it was made, seconds; key: the id of its base."""
+class ListedExport:
+    """A line of the other lists. id: when it was made, in seconds; key: the id of its base."""
 
     id: int
     key: int
@@ -59,23 +57,22 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class StoppedAt:
-    """Where a run stands that was told to stop, for one that goes on.
+class StopRecord:
+    """Where a stopped run stands, for the run that goes on.
 
-    point: behind this pass. within: the one after it, of which a part is trained on; None: it has
-        not begun. key, exported: the base that deltas belong to and the export that the next one
-        follows, if there is one. path: of the checkpoint. evaluated: figures of `within`.
+    point: the last finished pass. within: the next pass, if a part of it has been trained on.
+    key: of the base that deltas belong to. exported: path of the export that the next delta
+    follows, if there is one. path: of the checkpoint. evaluated: figures of `within`.
     """
 
-    point: Point
-    within: Point | None
+    point: PassPoint
+    within: PassPoint | None
     key: int
     exported: str | None
     path: str
     evaluated: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        evaluated = {k: None if math.isnan(v) else v for k, v in self.evaluated.items()}
         within = None if self.within is None else [self.within.day, self.within.number]
         return {
             "day": self.point.day,
@@ -84,20 +81,20 @@ class StoppedAt:
             "key": self.key,
             "exported": self.exported,
             "input": self.path,
-            "evaluated": evaluated,
+            "evaluated": figures_to_json(self.evaluated),
         }
 
     @classmethod
-    def from_json(cls, of: Mapping[str, Any]) -> StoppedAt:
+    def from_json(cls, body: Mapping[str, Any]) -> StopRecord:
         """Raises ValueError, KeyError, TypeError, AttributeError: another object."""
-        exported, within = of["exported"], of["within"]
+        exported, within = body["exported"], body["within"]
         return cls(
-            Point(str(of["day"]), int(of["pass"])),
-            None if within is None else Point(str(within[0]), int(within[1])),
-            int(of["key"]),
+            PassPoint(str(body["day"]), int(body["pass"])),
+            None if within is None else PassPoint(str(within[0]), int(within[1])),
+            int(body["key"]),
             None if exported is None else str(exported),
-            str(of["input"]),
-            {k: math.nan if v is None else float(v) for k, v in of["evaluated"].items()},
+            str(body["input"]),
+            figures_from_json(body["evaluated"]),
         )
 
 
@@ -105,7 +102,7 @@ class DoneFiles:
     """The done-files of one folder, local or any that fsspec reaches. One process writes them.
 
     Raises, all methods:
-        Corruption: a line that is none; names file, line and text.
+        Corruption: a broken line; names file, line and text.
         BadRequest, ResourceExhausted: a file cannot be written.
     """
 
@@ -113,28 +110,28 @@ class DoneFiles:
         self._folder = folder.rstrip("/")
         self._options = dict(storage_options or {})
 
-    def checkpoints(self) -> list[Published]:
+    def checkpoints(self) -> list[ListedCheckpoint]:
         """Oldest first."""
         return [self._published(number, line) for number, line in self._lines(CHECKPOINTS)]
 
-    def exports(self, name: str) -> list[Exported]:
-        """Those of BASES or DELTAS, oldest first."""
+    def exports(self, name: str) -> list[ListedExport]:
+        """The entries of BASES or DELTAS, oldest first."""
         return [self._exported(name, number, line) for number, line in self._lines(name)]
 
-    def add_checkpoint(self, entry: Published, *, keep: int | None = None) -> list[str]:
-        """Add a line, in place of one of the same path; of all lines the last `keep` stay. Returns
-        the paths of the others, which nobody may need any more.
+    def add_checkpoint(self, entry: ListedCheckpoint, *, keep: int | None = None) -> list[str]:
+        """Add a line, in place of one of the same path, and keep the last `keep` lines. Returns the
+        paths of the others.
         """
         entries = [old for old in self.checkpoints() if old.path != entry.path] + [entry]
-        stay = entries if keep is None else entries[-keep:]
+        kept = entries if keep is None else entries[-keep:]
         lines = []
-        for of in stay:
-            number = of.point.number or BATCH_MODEL
-            lines.append(f"{of.point.day}\t{of.key}\t{of.path}\t{number}\t0")
+        for old in kept:
+            number = old.point.number or BATCH_MODEL
+            lines.append(f"{old.point.day}\t{old.key}\t{old.path}\t{number}\t0")
         self._write(CHECKPOINTS, lines)
-        return [of.path for of in entries if of not in stay]
+        return [old.path for old in entries if old not in kept]
 
-    def add_export(self, name: str, entry: Exported) -> None:
+    def add_export(self, name: str, entry: ListedExport) -> None:
         """Add a line to BASES or DELTAS, in place of one of the same path."""
         line = {
             "id": str(entry.id),
@@ -149,37 +146,37 @@ class DoneFiles:
         ]
         self._write(name, [*lines, json.dumps(line, ensure_ascii=False)])
 
-    def stopped(self) -> StoppedAt | None:
-        """Where the run stands, if it was told to stop and has not come to a checkpoint since."""
+    def stopped(self) -> StopRecord | None:
+        """Where the run stands, if it was stopped and has written no checkpoint since."""
         for number, line in self._lines(STOPPED):
             try:
-                return StoppedAt.from_json(json.loads(line))
+                return StopRecord.from_json(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 expected = "JSON with day, pass, within, key, exported, input and evaluated"
                 raise self._broken(STOPPED, number, line, expected) from error
         return None
 
-    def set_stopped(self, at: StoppedAt | None) -> None:
-        """None: the run has come to a checkpoint."""
+    def set_stopped(self, at: StopRecord | None) -> None:
+        """None: the run has written a checkpoint."""
         lines = [] if at is None else [json.dumps(at.to_json(), ensure_ascii=False)]
         if lines or self._lines(STOPPED):
             self._write(STOPPED, lines)
 
     # ---- lines ----
 
-    def _published(self, number: int, line: str) -> Published:
-        found = _LINE.fullmatch(line)
-        if found is None:
+    def _published(self, number: int, line: str) -> ListedCheckpoint:
+        match = _LINE.fullmatch(line)
+        if match is None:
             raise self._broken(CHECKPOINTS, number, line, "day, key, path, pass, 0 and tabs")
-        day, key, path, of_day = found.groups()
-        behind = 0 if int(of_day) == BATCH_MODEL else int(of_day)
-        return Published(Point(day, behind), int(key), path)
+        day, key, path, last_pass = match.groups()
+        point = PassPoint(day, 0 if int(last_pass) == BATCH_MODEL else int(last_pass))
+        return ListedCheckpoint(point, int(key), path)
 
-    def _exported(self, name: str, number: int, line: str) -> Exported:
+    def _exported(self, name: str, number: int, line: str) -> ListedExport:
         try:
-            of = json.loads(line)
-            monitor = str(of.get("monitor_data", ""))
-            return Exported(int(of["id"]), int(of["key"]), str(of["input"]), monitor)
+            body = json.loads(line)
+            monitor = str(body.get("monitor_data", ""))
+            return ListedExport(int(body["id"]), int(body["key"]), str(body["input"]), monitor)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._broken(name, number, line, "JSON with id, key and input") from error
 
@@ -192,11 +189,11 @@ class DoneFiles:
         return f"{self._folder}/{name}"
 
     def _lines(self, name: str) -> Sequence[tuple[int, str]]:
-        where, path = filesystem(self._path(name), self._options)
-        where.invalidate_cache()
-        if not where.exists(path):
+        files, path = filesystem(self._path(name), self._options)
+        files.invalidate_cache()
+        if not files.exists(path):
             return []
-        text = where.cat_file(path).decode()
+        text = files.cat_file(path).decode()
         return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
     def _write(self, name: str, lines: Sequence[str]) -> None:
@@ -204,8 +201,8 @@ class DoneFiles:
         text = "".join(f"{line}\n" for line in lines).encode()
         with writing(f"DoneFiles: cannot write {location}"):
             if "://" in location:
-                where, path = filesystem(location, self._options)
-                where.pipe_file(path, text)
+                files, path = filesystem(location, self._options)
+                files.pipe_file(path, text)
                 return
             os.makedirs(self._folder, exist_ok=True)
             partial = f"{location}.partial"

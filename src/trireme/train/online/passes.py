@@ -14,14 +14,14 @@ from typing import Any, cast
 
 from trireme.errors import BadRequest, DeadlineExceeded, Stopped
 from trireme.job.cluster import Cluster
-from trireme.train.online.donefiles import Point
-from trireme.train.stopping import reason_among
+from trireme.train.online.donefiles import PassPoint
+from trireme.train.stopping import first_reason
 
 log = logging.getLogger("trireme")
 
 REMINDER_S = 600.0
-HEED_S = 0.5
-"""How often who waits for data looks whether to stop."""
+STOP_CHECK_S = 0.5
+"""How often a wait for data checks whether to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,12 @@ class Pass:
 
     Args:
         day: yyyymmdd. number: of the pass in its day, from 1.
-        open: makes this worker's dataset, called once the pass is ready; None: it has no data.
-        is_ready: whether the data is complete; asked again and again until it is.
-        time: data time in seconds since 1970 that updates carry; None: the begin of the day (UTC).
-        ends_day: the day is over behind it.
-        where: what is waited for, for messages.
+        open: makes this worker's dataset, called once the pass is ready; returns None if there is
+            no data.
+        is_ready: whether the data is complete; called repeatedly until it is.
+        time: data time in seconds since 1970 that updates carry; None: the start of the day (UTC).
+        ends_day: this is the last pass of its day.
+        where: where the data comes from, for messages.
     """
 
     day: str
@@ -51,9 +52,9 @@ class Pass:
             raise BadRequest(f"Pass: expected number >= 1, found {self.number}")
 
     @property
-    def point(self) -> Point:
-        """Where a run stands behind this pass."""
-        return Point(self.day, self.number)
+    def point(self) -> PassPoint:
+        """Where a run stands after this pass."""
+        return PassPoint(self.day, self.number)
 
     def __str__(self) -> str:
         return f"pass {self.day}/{self.number}" + (f" ({self.where})" if self.where else "")
@@ -73,13 +74,13 @@ def seconds_of_day(day: str) -> int:
 
 
 def next_day(day: str) -> str:
-    """The day behind a day, both yyyymmdd."""
+    """The day after a day, both yyyymmdd."""
     date = datetime.datetime.strptime(day, "%Y%m%d") + datetime.timedelta(days=1)
     return date.strftime("%Y%m%d")
 
 
-class Waiting:
-    """Waits, on all workers, until a pass is ready, and opens it."""
+class PassLoader:
+    """Waits until a pass is ready on all workers, then opens and loads its data."""
 
     def __init__(
         self, cluster: Cluster, poll_s: float, timeout_s: float, threads: int | None
@@ -88,25 +89,27 @@ class Waiting:
         self._threads = threads
         self._has_warned = False
 
-    def open(self, of: Pass) -> Iterable[Any] | None:
+    def open(self, this: Pass) -> Iterable[Any] | None:
         """Wait for the data, then open and load it.
 
         Raises:
-            Stopped: some worker was told to stop.
+            Stopped: a worker was asked to stop.
         """
-        self._wait(of)
-        if reason := reason_among(self._meet(of, {"stops": self._cluster.stop_request.reason})):
+        self._wait(this)
+        if reason := first_reason(self._meet(this, {"stops": self._cluster.stop_request.reason})):
             raise Stopped(reason)
-        dataset = of.open()
+        dataset = this.open()
         if hasattr(dataset, "load_into_memory"):
             cast(Any, dataset).load_into_memory()
         return dataset
 
-    def begin(self, of: Pass) -> Callable[[], Iterable[Any] | None] | None:
-        """Begin to load a pass that is ready everywhere; returns how to finish. None: later."""
-        if not all(body["ready"] for body in self._meet(of, {"ready": bool(of.is_ready())})):
+    def begin(self, this: Pass) -> Callable[[], Iterable[Any] | None] | None:
+        """Begin to load a pass if it is ready on all workers; returns a function that waits for it.
+        None: it is not ready.
+        """
+        if not all(body["ready"] for body in self._meet(this, {"ready": bool(this.is_ready())})):
             return None
-        dataset: Any = of.open()
+        dataset: Any = this.open()
         if not hasattr(dataset, "preload_into_memory"):
             self._warn(dataset)
             return lambda: dataset
@@ -127,27 +130,27 @@ class Waiting:
                 type(dataset).__name__,
             )
 
-    def _meet(self, of: Pass, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        purpose = f"data of pass {of.day}/{of.number}"
-        met = self._cluster.client.gather(mine, [], purpose=purpose, patient=True)
-        return [body for body, _ in met]
+    def _meet(self, this: Pass, body: dict[str, Any]) -> list[dict[str, Any]]:
+        purpose = f"data of pass {this.day}/{this.number}"
+        replies = self._cluster.client.gather(body, [], purpose=purpose, patient=True)
+        return [reply for reply, _ in replies]
 
-    def _wait(self, of: Pass) -> None:
+    def _wait(self, this: Pass) -> None:
         began, reminded = time.monotonic(), -math.inf
-        while not self._cluster.stop_request.reason and not of.is_ready():
+        while not self._cluster.stop_request.reason and not this.is_ready():
             waited_s = time.monotonic() - began
             if waited_s > self._timeout_s:
                 raise DeadlineExceeded(
-                    f"train_passes: {of}: expected its data within {self._timeout_s:g} s, found it"
-                    " not ready"
+                    f"train_passes: {this}: expected its data within {self._timeout_s:g} s, found"
+                    " it not ready"
                 )
             if waited_s - reminded >= REMINDER_S:
                 reminded = waited_s
-                log.info("stream: waiting for the data of %s", of)
+                log.info("stream: waiting for the data of %s", this)
             self._pause()
 
     def _pause(self) -> None:
-        """Until it is time to look again, or to stop."""
+        """Wait until it is time to check again, or to stop."""
         upto, pause = time.monotonic() + self._poll_s, threading.Event()
         while (left_s := upto - time.monotonic()) > 0 and not self._cluster.stop_request.reason:
-            pause.wait(min(left_s, HEED_S))
+            pause.wait(min(left_s, STOP_CHECK_S))

@@ -1,4 +1,4 @@
-"""A worker's rows of all tables within a budget: the least recently touched leave first."""
+"""A worker's rows of all tables within a budget: the least recently touched rows leave first."""
 
 from __future__ import annotations
 
@@ -7,58 +7,57 @@ from collections.abc import Iterable, Mapping
 
 from trireme import _core
 from trireme.errors import ResourceExhausted
-from trireme.protocol.gradients import TableGradient
+from trireme.protocol.gradients import KeysByClass, TableGradient
 from trireme.protocol.routing import Floats, Keys
-from trireme.table import Table
-from trireme.train.modes.geo.rows import CachedRows, Found
+from trireme.table import RowClassId, Table
+from trireme.train.modes.geo.rows import CachedKeys, CachedRows
 
 WINDOWS_MAX = 1 << 24  # clocks are floats
 
 
 class RowCache:
-    """Rows of several tables, by `Table.part`. One thread uses it, `find` any.
+    """Rows of several tables, by `Table.class_id`. One thread uses it; any may `find`.
 
     Args:
-        budget: bytes that all rows may take. The rows of one window stay until it has ended.
+        budget: bytes of all rows. The rows of one window stay until it has ended.
 
     Attributes:
         window: number of the window, from 1.
-        budget: as given.
-        num_evicted: rows that have left, with or without optimizer state; num_lost: with it.
+        num_evicted: rows that have left. num_lost: those of them that had optimizer state.
     """
 
     def __init__(self, tables: Iterable[Table], pool: _core.Pool, budget: int) -> None:
         self.tables = {
-            part.part: CachedRows(part, pool) for table in tables for part in table.parts
+            part.class_id: CachedRows(part, pool) for table in tables for part in table.parts
         }
         self.window, self.num_evicted, self.num_lost = 1, 0, 0
         self.budget = budget
-        # (window, part, keys) of the windows that have ended, the oldest first; a key that was
-        # touched again later is also in a later one, which counts.
-        self._queue: deque[tuple[int, str, Keys]] = deque()
+        # (window, part, keys) of the windows that have ended, the oldest first. For a key in
+        # several entries the last one counts.
+        self._queue: deque[tuple[int, RowClassId, Keys]] = deque()
         self._num_queued = 0
 
     @property
     def num_bytes(self) -> int:
-        """What the rows count for."""
+        """Bytes of all rows."""
         return sum(rows.num_rows * rows.row_bytes for rows in self.tables.values())
 
     @property
     def has_touched(self) -> bool:
-        """Whether the window has rows."""
+        """Whether the window has touched any row."""
         return any(rows.num_touched for rows in self.tables.values())
 
-    def find(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
-        """Per part what the window has, until rows are touched or it ends."""
+    def find(self, keys: KeysByClass) -> dict[RowClassId, CachedKeys]:
+        """Which of the keys the window has; true until rows are touched or the window ends."""
         return {part: self.tables[part].find(keys_K, self.window) for part, keys_K in keys.items()}
 
-    def make_room(self, found: Mapping[str, Found]) -> bool:
-        """Let rows go until all that are missing fit; False: the window must end first.
+    def make_room(self, cached: Mapping[RowClassId, CachedKeys]) -> bool:
+        """Evict rows until all missing ones fit. Returns False: the window must end first.
 
         Raises:
             ResourceExhausted: they do not fit into the whole budget.
         """
-        needed = sum(len(of.missing) * self.tables[part].row_bytes for part, of in found.items())
+        needed = sum(len(keys.missing) * self.tables[p].row_bytes for p, keys in cached.items())
         while self.num_bytes + needed > self.budget and self._queue:
             self._evict(self.num_bytes + needed - self.budget)
         if self.num_bytes + needed <= self.budget:
@@ -70,18 +69,20 @@ class RowCache:
             f" {self.budget}; use smaller batches or Strategy('geo', cache_bytes=...)"
         )
 
-    def touch(self, found: Mapping[str, Found], weights: Mapping[str, Floats]) -> None:
-        """The window has these rows from now on. weights: per part those that were missing."""
-        for part, of in found.items():
-            self.tables[part].touch(of, weights[part], self.window)
+    def touch(
+        self, cached: Mapping[RowClassId, CachedKeys], weights: Mapping[RowClassId, Floats]
+    ) -> None:
+        """Put these rows into the window. weights: per part, of the rows that were missing."""
+        for part, keys in cached.items():
+            self.tables[part].touch(keys, weights[part], self.window)
 
-    def differences(self) -> dict[str, TableGradient]:
-        """Per part, of the rows that the window has updated."""
-        found = {part: rows.differences() for part, rows in self.tables.items()}
-        return {part: gradient for part, gradient in found.items() if gradient is not None}
+    def differences(self) -> dict[RowClassId, TableGradient]:
+        """What the window has changed, per part with updated rows."""
+        by_part = {part: rows.differences() for part, rows in self.tables.items()}
+        return {part: gradient for part, gradient in by_part.items() if gradient is not None}
 
     def end_window(self) -> None:
-        """The differences have been exchanged."""
+        """Begin another window: the differences have been exchanged."""
         for part, rows in self.tables.items():
             if len(keys := rows.end_window()):
                 self._queue.append((self.window, part, keys))
@@ -93,15 +94,13 @@ class RowCache:
             self._compact()
 
     def clear(self) -> None:
-        """Let all rows go, none being in a window; they count as evicted."""
+        """Evict all rows; the window has touched none."""
         while self._queue:
             self._evict(self.num_bytes)
         self.window = 1
 
     def _evict(self, num_bytes: int) -> None:
-        """Let the rows of the oldest window go whom no later one has touched, or as many of them as
-        make so many bytes.
-        """
+        """Evict rows of the oldest window that no later window has touched, up to this size."""
         window, part, keys = self._queue.popleft()
         self._num_queued -= len(keys)
         rows = self.tables[part]
@@ -116,8 +115,8 @@ class RowCache:
         self.num_lost += erased * rows.has_state
 
     def _compact(self) -> None:
-        """Forget in the queue what later windows have touched."""
-        compacted: deque[tuple[int, str, Keys]] = deque()
+        """Drop from the queue the keys that later windows have touched."""
+        compacted: deque[tuple[int, RowClassId, Keys]] = deque()
         for window, part, keys in self._queue:
             kept = keys[self.tables[part].touched_at(keys) == window]
             if len(kept):

@@ -1,4 +1,4 @@
-"""The rows of one table that a worker has in its cache, and what it did to them in a window."""
+"""The cached rows of one table, and what a window has changed in them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from trireme.table import Table, TableSchema
 
 Slots = npt.NDArray[np.int64]
 
-# Per row beside its floats: index, key and stamp of the row and of its clock, and its places in the
-# queue of the least recently touched and in a window.
+# Per row besides its floats: index, key and stamp of the row and of its clock, and its entries in
+# the queue of the least recently touched rows and in a window.
 OVERHEAD_BYTES = 160
-SLOTS_MAX = 1 << 24  # of a window: a clock has floats
+SLOTS_MAX = 1 << 24  # of a window: clocks are floats
 _NO_STEP = _core.RuleValues(lr=0.0)
 
 
-class Found(NamedTuple):
-    """What a window has of some keys: (K,) their slots, and which it has not fetched yet."""
+class CachedKeys(NamedTuple):
+    """Keys as a window knows them: (K,) their slots, and which are missing in the window."""
 
     keys: Keys
     slots: Slots
@@ -40,13 +40,13 @@ class Found(NamedTuple):
 
 
 class CachedRows:
-    """Rows of one row class of a table: weights and optimizer state, as servers would have them.
+    """Rows of one row class of a table: weights and optimizer state, as servers have them.
 
-    A row has a clock: the window that touched it last, and its slot in that window, where the
-    weights that it began with are. One thread uses it, `find` any.
+    Each row has a clock: the window that touched it last, and its slot in that window, which keeps
+    the weights that the row had when the window began. One thread uses it; any may `find`.
 
     Raises:
-        BadRequest: a table whose rows cannot be trained apart from the servers.
+        BadRequest: rows of this table cannot be trained apart from the servers.
     """
 
     def __init__(self, table: Table, pool: _core.Pool) -> None:
@@ -67,9 +67,9 @@ class CachedRows:
         )
         self._clocks = _clocks()
         self._num_changes = 0
-        self._touched: Found | None = None  # last in this window
+        self._touched: CachedKeys | None = None  # last in this window
         self.values: dict[str, float | int] = {}
-        self._window = _Window(self.dim, schema.columns)
+        self._window = _WindowRows(self.dim, schema.columns)
 
     @property
     def num_rows(self) -> int:
@@ -82,7 +82,7 @@ class CachedRows:
 
     @property
     def row_bytes(self) -> int:
-        """What a row counts for: its weights, those that it began with, its state and overhead."""
+        """Bytes of a row: its weights, those when the window began, its state and overhead."""
         return 4 * (2 * self.dim + self._rows.state_floats) + OVERHEAD_BYTES
 
     @property
@@ -94,26 +94,26 @@ class CachedRows:
         """Rows in this window."""
         return self._window.size
 
-    def find(self, keys_K: Keys, window: int) -> Found:
+    def find(self, keys_K: Keys, window: int) -> CachedKeys:
         clocks_K2 = self._clock(keys_K)
-        return Found(keys_K, clocks_K2[:, 1].astype(np.int64), clocks_K2[:, 0] != window)
+        return CachedKeys(keys_K, clocks_K2[:, 1].astype(np.int64), clocks_K2[:, 0] != window)
 
     def touched_at(self, keys_K: Keys) -> Floats:
-        """(K,): the window that touched each key last, 0 where it is not here."""
+        """(K,): the window that touched each key last, 0 for a key that is not cached."""
         return self._clock(keys_K)[:, 0]
 
-    def touch(self, found: Found, weights_MD: Floats, window: int) -> None:
-        """The window has these rows from now on: those that were missing as the servers have
-        them, in the order of `found.missing`.
+    def touch(self, cached: CachedKeys, weights_MD: Floats, window: int) -> None:
+        """Put these rows into the window. weights_MD: of `cached.missing`, as the servers have
+        them.
         """
-        if len(missing_M := found.missing):
+        if len(missing_M := cached.missing):
             slots_M = self._window.add(missing_M, weights_MD)
             clocks_M2 = np.empty((len(missing_M), 2), np.float32)
             clocks_M2[:, 0], clocks_M2[:, 1] = window, slots_M
             self._assign(self._rows, missing_M, weights_MD)
             self._assign(self._clocks, missing_M, clocks_M2)
-            found.slots[found.is_missing] = slots_M
-        self._touched = found
+            cached.slots[cached.is_missing] = slots_M
+        self._touched = cached
 
     def read(self, keys_K: Keys) -> Floats:
         """(K, D)"""
@@ -134,24 +134,24 @@ class CachedRows:
         self.values = gradient.values
 
     def differences(self) -> TableGradient | None:
-        """Of the rows that were updated since the window began; None: there are none."""
+        """What the window has changed in its rows; None: it has updated none."""
         keys_K, base_KD, columns = self._window.updated()
         if not len(keys_K):
             return None
         return TableGradient(keys_K, self.read(keys_K) - base_KD, self.values, columns)
 
     def end_window(self) -> Keys:
-        """Begin another one; returns the keys that this one has touched."""
+        """Begin another window; returns the keys that this one has touched."""
         self._touched = None
         return self._window.clear()
 
     def erase(self, keys_K: Keys) -> int:
-        """Returns how many were there."""
+        """Returns how many were cached."""
         self._clocks.erase(keys_K, self._pool)
         return int(self._rows.erase(keys_K, self._pool))
 
     def _slots(self, keys_K: Keys) -> Slots:
-        """(K,): mostly of the keys that were touched last."""
+        """(K,) slots; fast for the keys that were touched last."""
         if self._touched is not None and self._touched.keys is keys_K:
             return self._touched.slots
         slots: Slots = self._clock(keys_K)[:, 1].astype(np.int64)
@@ -172,9 +172,9 @@ class CachedRows:
         return [(0, self._num_changes)]
 
 
-class _Window:
-    """The rows that were touched, by slot: keys, the weights they began with, whether they were
-    updated, and the columns of their updates added up.
+class _WindowRows:
+    """The rows that a window has touched, by slot: keys, weights when the window began, whether
+    they were updated, and the sums of their updates' columns.
     """
 
     def __init__(self, dim: int, columns: tuple[str, ...]) -> None:
@@ -187,7 +187,7 @@ class _Window:
         }
 
     def add(self, keys_K: Keys, base_KD: Floats) -> Slots:
-        """The slots of new keys."""
+        """Add keys; returns their slots."""
         begin, self.size = self.size, self.size + len(keys_K)
         if self.size > SLOTS_MAX:
             raise BadRequest(f"geo: expected at most {SLOTS_MAX} rows of a table between exchanges")
@@ -211,7 +211,7 @@ class _Window:
         self._columns = {name: grown(values) for name, values in self._columns.items()}
 
     def count(self, slots_K: Slots, columns: KeyColumns) -> None:
-        """An update of these."""
+        """Count an update of these slots."""
         for name, values in self._columns.items():
             if name == "feature":  # of the first update, as pushes of several workers are merged
                 new_K = ~self._is_updated[slots_K]
@@ -221,11 +221,13 @@ class _Window:
         self._is_updated[slots_K] = True
 
     def updated(self) -> tuple[Keys, Floats, Mapping[str, npt.NDArray[Any]]]:
+        """Keys, weights when the window began and columns of the updated rows."""
         chosen = np.flatnonzero(self._is_updated[: self.size])
         columns = {name: values[chosen] for name, values in self._columns.items()}
         return self._keys[chosen], self._base[chosen], columns
 
     def clear(self) -> Keys:
+        """Remove all rows; returns their keys."""
         keys: Keys = self._keys[: self.size].copy()
         self.size = 0
         return keys

@@ -16,10 +16,10 @@ from trireme.job.cluster import Cluster
 
 
 class WorkerGroup:
-    """Sums over all workers: gloo for CPU tensors, NCCL for CUDA's.
+    """Sums over all workers: gloo for CPU tensors, NCCL for CUDA tensors.
 
-    Every worker makes one; they find each other through a meeting at the coordinator. What travels
-    is neither encrypted nor admitted by keys.
+    Every worker makes one; they find each other through a meeting at the coordinator. Tensors are
+    not encrypted, and the workers do not check each other's keys.
 
     Args:
         device: of the tensors.
@@ -33,7 +33,7 @@ class WorkerGroup:
     def __init__(self, cluster: Cluster, device: torch.device) -> None:
         self._cluster = cluster
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
-        host = own_host(cluster.client.map.servers[0]).strip("[]")
+        host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
         _check(host, device, cluster)
         self._group: Any = self._join(host, device)
 
@@ -41,8 +41,10 @@ class WorkerGroup:
         rank, size = self._cluster.worker, self._cluster.num_workers
         listener = _listen(host) if rank == 0 else None
         place = [host, listener.getsockname()[1]] if listener is not None else []
-        met = self._cluster.client.gather({"place": place}, [], purpose="all-reduce", patient=True)
-        master, port = met[0][0]["place"]
+        bodies = self._cluster.client.gather(
+            {"place": place}, [], purpose="all-reduce", patient=True
+        )
+        master, port = bodies[0][0]["place"]
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 str(master),
@@ -58,11 +60,11 @@ class WorkerGroup:
             raise self._error("the workers' process group", error) from error
 
     def sum(self, values: Tensor) -> None:
-        """Put the sum of all workers' values in their place, the same bits everywhere. Every worker
-        calls it, with as many.
+        """Replace the values by the sum over all workers, which has the same bits everywhere. Every
+        worker calls it with values of the same shape.
 
         Raises:
-            DeadlineExceeded: a worker did not come in time. Unavailable: one has gone.
+            DeadlineExceeded: a worker is missing. Unavailable: a worker has gone.
         """
         try:
             self._group.allreduce([values], dist.AllreduceOptions()).wait()
@@ -73,12 +75,14 @@ class WorkerGroup:
 
     def _error(self, what: str, error: RuntimeError) -> DeadlineExceeded | Unavailable:
         silent = self._cluster.client.silent_workers()
-        of = f"hybrid: {what} of {self._cluster.num_workers} workers"
-        who = f"silent: workers {silent}" if silent else "all workers are heard"
+        subject = f"hybrid: {what} of {self._cluster.num_workers} workers"
+        state = f"silent: workers {silent}" if silent else "no worker is silent"
         if "imed out" in str(error) or "imeout" in str(error):
             seconds = self._timeout.total_seconds()
-            return DeadlineExceeded(f"{of}: not complete within {seconds:g} s; {who}: {error}")
-        return Unavailable(f"{of}: a worker has gone; {who}: {error}")
+            return DeadlineExceeded(
+                f"{subject}: not complete within {seconds:g} s; {state}: {error}"
+            )
+        return Unavailable(f"{subject}: a worker has gone; {state}: {error}")
 
 
 def _check(host: str, device: torch.device, cluster: Cluster) -> None:

@@ -1,0 +1,58 @@
+"""The batches of an InMemoryDataset."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trireme.data.batch import Batch
+
+if TYPE_CHECKING:
+    from trireme.data.in_memory_dataset import InMemoryDataset
+
+
+class InMemoryStream(Iterator[Batch]):
+    """The batches of one stream; made by InMemoryDataset.stream.
+
+    Attributes:
+        position: behind the latest batch returned: (example, number of the order).
+        seconds: spent making batches.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self, dataset: InMemoryDataset, index: int, begin: int, end: int, start: int
+    ) -> None:
+        self.position = (start, dataset.order)
+        self.seconds = {"read": 0.0, "parse": 0.0}
+        self.num_broken_lines = dataset.num_broken_lines
+        self._dataset, self._index, self._begin, self._end = dataset, index, begin, end
+
+    def __next__(self) -> Batch:
+        begin, order = self.position
+        end = min(begin + self._dataset.batch_size, self._end)
+        is_short = end - begin < self._dataset.batch_size
+        if begin == end or (is_short and self._dataset.drop_last):
+            raise StopIteration
+        started = time.monotonic()
+        batch = self._dataset.batch(begin, end, order)
+        self.seconds["read"] += time.monotonic() - started
+        self.position = (end, order)
+        batch.stream, batch.position = self._index, self.position
+        return batch
+
+    def fraction_read(self) -> float:
+        """The fraction of the stream that has been returned, 0 to 1."""
+        size = self._end - self._begin
+        return (self.position[0] - self._begin) / size if size else 1.0
+
+    def close(self) -> None:
+        """Do nothing: batches are made on demand."""
+
+    def __enter__(self) -> InMemoryStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
