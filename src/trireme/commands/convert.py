@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
-from trireme.commands.options import add_config
+from trireme.commands.options import add_config, picked
 from trireme.errors import BadRequest
 
 SUMMARY = "turn checkpoints, Fleet's folders and Parquet into one another"
@@ -63,12 +62,11 @@ def _convert(arguments: argparse.Namespace) -> int:
     from trireme.config import Config
     from trireme.run.convert import Conversion, convert  # loads torch
 
-    yaml, own = arguments.config_yaml, vars(arguments)
+    yaml = arguments.config_yaml
     if yaml is None and arguments.opt:
         raise BadRequest("convert: expected -o with -m config.yaml, found it alone")
     config = None if yaml is None else Config.load(yaml, arguments.opt)
-    names = {field.name for field in dataclasses.fields(Conversion)} - {"config"}
-    convert(Conversion(config=config, **{name: own[name] for name in names}))
+    convert(Conversion(config=config, **picked(arguments, Conversion)))
     return 0
 
 

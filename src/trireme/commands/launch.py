@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trireme.commands.options import KEYS, add_common, add_config, add_infer, seconds
+from trireme.commands.options import KEYS, add_common, add_config, add_infer, picked, seconds
 from trireme.errors import BadRequest
 from trireme.launch.local_job import launch
 from trireme.launch.placement import LaunchConfig
@@ -168,29 +168,8 @@ def _check_config(arguments: argparse.Namespace) -> None:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    return launch(
-        LaunchConfig(
-            command=_launched(arguments),
-            server_num=arguments.server_num,
-            worker_num=arguments.worker_num,
-            servers=arguments.servers,
-            workers=arguments.workers,
-            log_dir=arguments.log_dir,
-            grace_s=arguments.grace_s,
-            timeout_s=arguments.timeout_s,
-            insecure=arguments.insecure,
-            keys=arguments.keys,
-            root=arguments.root,
-            metrics=arguments.metrics,
-            durability=arguments.durability,
-            state_dir=arguments.state_dir,
-            log_bytes=arguments.log_bytes,
-            max_restart=arguments.max_restart,
-            streams=arguments.streams,
-            join=arguments.join,
-            limits=arguments.limits,
-        )
-    )
+    command = _launched(arguments)
+    return launch(LaunchConfig(command=command, **picked(arguments, LaunchConfig)))
 
 
 def _addresses(text: str) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 from trireme.launch import process_role
 
@@ -65,7 +67,12 @@ def add_common(command: argparse.ArgumentParser) -> None:
         help="bounds on what peers may make a server hold, as tables_max=8,table_bytes_max=64GiB;"
         " docs/security.md lists the names",
     )
-    add("--insecure", action="store_true", help="listen beyond loopback without keys")
+    add(
+        "--insecure",
+        action="store_const",
+        const=True,
+        help="listen beyond loopback without keys",
+    )
     add(
         "--metrics",
         metavar="[HOST:]PORT",
@@ -91,6 +98,12 @@ def add_common(command: argparse.ArgumentParser) -> None:
         help="bytes that a server logs before it writes a snapshot, or the size of a snapshot if"
         " that is more; default: 2 GiB",
     )
+
+
+def picked(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The arguments that are fields of a dataclass, by name."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 def seconds(text: str) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from trireme.commands.options import picked
+
 SUMMARY = "apply an exported model to files"
 EXAMPLES = """
 examples:
@@ -53,14 +55,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     from trireme.run.file_schema import FileOptions  # loads torch
     from trireme.run.predict import predict
 
-    options = FileOptions(
-        format=arguments.format,
-        fields=arguments.fields,
-        ins_id=arguments.ins_id,
-        delimiter=arguments.delimiter,
-        list_separator=arguments.list_separator,
-        has_header=not arguments.no_header,
-    )
+    options = FileOptions(has_header=not arguments.no_header, **picked(arguments, FileOptions))
     predict(
         arguments.model,
         arguments.input,

@@ -27,6 +27,13 @@ TRIREME_LOG_BYTES mean the same as the options, which win.
 )
 
 
+# Options of the command, which are arguments of read_role.
+_OPTIONS = (
+    "listen", "threads", "timeout_s", "insecure", "keys", "root", "durability", "state_dir",
+    "log_bytes", "metrics", "limits",
+)  # fmt: skip
+
+
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--listen", metavar="HOST:PORT", help="address to bind; port 0 chooses one")
@@ -38,20 +45,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
 def _server(arguments: argparse.Namespace) -> int:
     from trireme.launch import init  # loads torch
 
-    role = process_role.read_role(
-        role="server",
-        listen=arguments.listen,
-        timeout_s=arguments.timeout_s,
-        insecure=arguments.insecure or None,
-        keys=arguments.keys,
-        root=arguments.root,
-        durability=arguments.durability,
-        state_dir=None if arguments.state_dir is None else str(arguments.state_dir),
-        log_bytes=arguments.log_bytes,
-        threads=arguments.threads,
-        metrics=arguments.metrics,
-        limits=arguments.limits,
-    )
+    options = {name: value for name, value in vars(arguments).items() if name in _OPTIONS}
+    role = process_role.read_role(role="server", **options)
     init.log_to_stderr()
     init.log.info("%s", role.describe())
     return init.serve_role(role)

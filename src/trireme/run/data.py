@@ -84,14 +84,13 @@ def find_data(key: str, path: str, settings: Settings) -> list[str]:
     is a mark, not data.
     """
     path, fs_options = located(path, settings)
-    if "://" in path:
-        return _find_remote(path, fs_options)
-    if Path(path).is_dir():
+    if "://" not in path and Path(path).is_dir():
         files = _walk(path)
         if not files:
             raise DataError(f"{key}: expected files below {path}, found none")
         return files
-    return [file.path for file in find_files(path)]
+    below = list(files_below(path, fs_options)) if "://" in path else []
+    return below or [file.path for file in find_files(path, fs_options)]
 
 
 def located(path: str, settings: Settings) -> tuple[str, Mapping[str, Any]]:
@@ -130,18 +129,6 @@ def _walk(folder: str) -> list[str]:
         folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
         files += [os.path.join(parent, name) for name in names if not name.startswith(_HIDDEN)]
     return sorted(files, key=natural_key)
-
-
-def _find_remote(location: str, options: Mapping[str, Any]) -> list[str]:
-    where, path = filesystem(location, options)
-    try:
-        names = where.find(path) if where.isdir(path) else None
-    except Exception as error:
-        raise DataError(f"run: cannot list {location!r}: {reason(error)}") from error
-    if names is None:
-        return [file.path for file in find_files(location, options)]
-    below = [name for name in names if not _is_hidden(name.removeprefix(path))]
-    return [where.unstrip_protocol(name) for name in sorted(below, key=natural_key)]
 
 
 def _is_hidden(path: str) -> bool:

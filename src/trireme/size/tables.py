@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from trireme import _core, optim, policy
 from trireme.config import Config
@@ -14,6 +15,8 @@ from trireme.nn import Planner
 from trireme.run.model import create_recipe
 from trireme.run.settings import Settings
 from trireme.table import Table
+
+T = TypeVar("T")
 
 OPTIMIZERS: dict[str, Callable[[], optim.Rule]] = {
     "adagrad": lambda: optim.Adagrad(),
@@ -78,11 +81,17 @@ def described_table(options: TableOptions, *, num_pending: int) -> Table:
         dim=options.dim,
         dims=None if dims is None else {str(dim): dim for dim, _ in dims},
         salt=dims is not None,
-        optimizer=OPTIMIZERS[options.optimizer or "adagrad"](),
-        policy=POLICIES[options.policy or "plain"](),
+        optimizer=_named("optimizer", options.optimizer or "adagrad", OPTIMIZERS)(),
+        policy=_named("policy", options.policy or "plain", POLICIES)(),
         admit=admit,
         dtype=options.dtype or "float32",
     )
+
+
+def _named(option: str, name: str, choices: Mapping[str, T]) -> T:
+    if name not in choices:
+        raise BadRequest(f"size: expected --{option} {', '.join(choices)}, found {name!r}")
+    return choices[name]
 
 
 def _check_dims(dims: Sequence[tuple[int, float]]) -> None:
