@@ -105,6 +105,7 @@ def test_the_page_for_people_from_paddlerec(tmp_path: Path, programs: Template) 
 def test_the_page_on_online_learning(tmp_path: Path, programs: Template) -> None:
     (tmp_path / "examples").mkdir()
     shutil.copy(tree.ROOT / "examples" / "online.yaml", tmp_path / "examples")
+    shutil.copytree(tree.ROOT / "examples" / "planted", tmp_path / "examples" / "planted")
     output = run_blocks(programs, "online.md", tmp_path)
     assert output.count("stream: pass 20190722/6: before:") == 2  # alone, and as a job
     assert re.search(r"20190721/3 auc 0\.\d+ .*delta-3", output)

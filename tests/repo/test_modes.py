@@ -17,8 +17,8 @@ TRANSLATIONS = {
 }
 """Files that may name modes elsewhere than in Strategy(...), with the reason."""
 
-OPEN = {"mode_of", "LocalTraining"}
-"""What other folders may import of modes: no class of a mode, so no isinstance."""
+OPEN = {"mode_of", "LocalTraining", "WorkerStep"}
+"""What other folders may import of modes: the values they hand to one, and no class of a mode, so no isinstance."""
 
 
 def others() -> list[Path]:

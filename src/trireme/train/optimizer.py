@@ -23,13 +23,13 @@ from trireme.protocol.dense_optimizers import needs_whole
 from trireme.protocol.gradients import KeysByClass, Step
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
-from trireme.train.creation import check_blocks, named_parameters, table_group
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.row_gradients import row_gradients
 from trireme.train.loop.timing import Timing
 from trireme.train.loss_scaling import PendingRows, unscale
 from trireme.train.modes import mode_of
 from trireme.train.modes.local_training import LocalTraining, WorkerStep
+from trireme.train.param_groups import check_blocks, named_parameters, table_group
 from trireme.train.pass_state import PassState
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.push_stream import PushStream

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from trireme.protocol.gradients import KeysByClass
 from trireme.train.clipping import clip_gradients
-from trireme.train.creation import create_on_servers
+from trireme.train.modes.creation import create_on_servers
 from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.worker.dense_parameters import DenseParameters

@@ -1,4 +1,4 @@
-"""What a DistributedOptimizer creates: param groups, and tables and blocks on the servers."""
+"""The param groups of a DistributedOptimizer, and what it refuses of dense ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.errors import BadRequest
-from trireme.protocol.dense_optimizers import needs_whole, optimizer_spec
+from trireme.protocol.dense_optimizers import needs_whole
 from trireme.table import Table
-from trireme.train.modes.local_training import LocalTraining
-from trireme.train.stream_checks import agree_on_model
 
 
 def table_group(table: Table) -> dict[str, Any]:
@@ -56,28 +54,3 @@ def named_parameters(
             " that are not the model's"
         )
     return named
-
-
-def create_on_servers(local: LocalTraining) -> None:
-    """Create the tables and blocks, with worker 0's weights. Every worker calls it.
-
-    Raises:
-        SchemaMismatch: workers differ in the strategy, blocks or model, or the servers have another
-            table of that name.
-    """
-    cluster, optimizer, dense = local.cluster, local.optimizer, local.replica.dense
-    client, blocks = cluster.client, local.blocks or Blocks()
-    client.agree("strategy", repr(local.strategy))
-    kind = "no optimizer" if optimizer is None else type(optimizer).__name__
-    agree_on_model(cluster, local.tables, dense, kind)
-    for table in local.tables:
-        cluster.ensure_table(table)
-    if optimizer is not None:
-        client.agree("blocks", repr(blocks))
-        names = [block.param for block in dense.specs]
-        client.create_blocks(
-            optimizer_spec(optimizer),
-            local.group_values(),
-            dense,
-            lambda servers: blocks.owners(names, servers),
-        )
