@@ -61,7 +61,8 @@ class Template:
         output, child_output = os.pipe()
         lent = [child_stdin, child_output, child_output]
         order = {"arguments": list(arguments), "env": {**clean_environment(), **env}}
-        order |= {"namespace": namespace, "folder": "" if folder is None else str(folder)}
+        order |= {"network": f"/run/netns/{namespace}" if namespace else ""}
+        order |= {"folder": "" if folder is None else str(folder)}
         order["executable"] = self.python if is_quick else sys.executable
         fds = lent if listener is None else [*lent, listener.fileno()]
         socket.send_fds(self._control, [json.dumps(order).encode()], fds)

@@ -1,9 +1,9 @@
 """Stands in for `python` where programs under test start Python scripts: forks tests/template.py.
 
 Run as `quick_python.py PYTHON ADDRESS ARGUMENTS`, in a bare interpreter. A script, or `-m MODULE`,
-runs in a child of the template at ADDRESS, with the environment, folder and standard streams of
-this process, which forwards signals to the child and ends as the child ends. Any other arguments
-are for the real interpreter, PYTHON.
+runs in a child of the template at ADDRESS, with the environment, folder, network and standard
+streams of this process, which forwards signals to the child and ends as the child ends. Any other
+arguments are for the real interpreter, PYTHON.
 """
 
 import json
@@ -20,7 +20,8 @@ def main() -> None:
     if not arguments or (arguments[0][0] == "-" and arguments[0] != "-m"):
         os.execv(python, [python, *arguments])
     environment = dict(os.environ)
-    order = {"arguments": arguments, "env": environment, "folder": os.getcwd(), "namespace": ""}
+    order = {"arguments": arguments, "env": environment, "folder": os.getcwd()}
+    order["network"] = f"/proc/{os.getpid()}/ns/net"
     fds = [0, 1, 2]
     if "TRIREME_LISTEN_FD" in environment:
         fds.append(int(environment["TRIREME_LISTEN_FD"]))

@@ -140,17 +140,20 @@ def become(order: dict, fds: list[int]) -> None:
         os.environ["TRIREME_LISTEN_FD"] = str(fds[3])
     if order["folder"]:
         os.chdir(order["folder"])
-    if order["namespace"]:
-        enter(f"/run/netns/{order['namespace']}")
+    if order["network"]:
+        enter(order["network"])
     sys.argv = order["arguments"]
     sys.executable = order["executable"]
 
 
-def enter(namespace: str) -> None:
+def enter(network: str) -> None:
+    """Go over to the network namespace at this path, unless it is that of this process."""
+    if os.path.samefile(network, "/proc/self/ns/net"):
+        return
     libc = ctypes.CDLL(None, use_errno=True)
-    with open(namespace) as file:
+    with open(network) as file:
         if libc.setns(file.fileno(), 0):
-            raise OSError(ctypes.get_errno(), f"setns: {namespace}")
+            raise OSError(ctypes.get_errno(), f"setns: {network}")
 
 
 def serve(control_fd: int, door_fd: int, python: str) -> None:

@@ -218,7 +218,8 @@ def test_a_flood_of_strangers_leaves_lines_of_the_log_to_others(
             server._socket.address_filter._log.warning("something about an address")
     assert re.search("closed the connection of second.*: for a test", caplog.text)
     assert "something about an address" in caplog.text
-    assert num_logged(caplog) == NUM_CLOSED + 1  # one more is in the place of the second
+    # One more if the second client came back, as it does at once, before the server ended.
+    assert num_logged(caplog) in (NUM_CLOSED, NUM_CLOSED + 1)
 
 
 def test_lines_that_were_left_out_are_counted_when_their_time_is_over(

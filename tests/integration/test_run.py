@@ -223,7 +223,7 @@ def test_models_for_inference_are_saved_beside_checkpoints(
     command += ["runner.save_inference_feed_varnames=[C1]", "runner.epochs=1"]
     assert cli.main([*command, f"runner.model_save_path={tmp_path}"]) == 0
     assert f"for inference to {tmp_path}/inference/0" in caplog.text
-    assert "runner.save_inference_feed_varnames: no effect: a model for inference" in caplog.text
+    assert "runner.save_inference_feed_varnames: no effect: an exported model" in caplog.text
     test = next(iter((folder / "test").iterdir()))
     output = tmp_path / "scores"
     arguments = ["--format", "criteo", "--input", str(test), "--output", str(output)]

@@ -18,7 +18,7 @@ TRANSLATIONS = {
 """Files that may name modes elsewhere than in Strategy(...), with the reason."""
 
 OPEN = {"mode_of", "LocalTraining", "WorkerStep"}
-"""What other folders may import of modes: the values they hand to one, and no class of a mode, so no isinstance."""
+"""What other folders may import of modes: what they hand to one, and no class of a mode."""
 
 
 def others() -> list[Path]:
