@@ -3,8 +3,6 @@
 Names are loaded on first use, so that commands start without torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """How dense parameters are cut into blocks, and which server owns which block."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """A bounded queue between a thread that runs an iterator and the consumers of its items."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator

@@ -1,7 +1,5 @@
 """Plain text: aligned columns, bars, numbers and sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -19,8 +19,6 @@
 Stopped is not an error: a process that was asked to stop, and has, exits with 0.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager

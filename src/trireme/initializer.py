@@ -1,7 +1,5 @@
 """Initial weights of rows: functions of (table seed, key), with the same bits on every machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from trireme.errors import BadRequest

@@ -9,8 +9,6 @@ weight_decay * w. `bounds` clips the weights to [low, high] after the update. St
 row of D weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

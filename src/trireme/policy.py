@@ -8,8 +8,6 @@ agree on them. Time is data time, in seconds that pushes carry; a day has 86,400
 Source of the score, the fields and the accessors' defaults: Paddle's CtrAccessorParameter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """The choice of a consistency mode: when a step becomes visible to the other workers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trireme.errors import BadRequest

@@ -1,7 +1,5 @@
 """Threads, memory and garbage collection of a process that computes."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """torch's compiler stays unloaded where nothing is compiled: loading it takes as long as torch."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Commands as child processes; keeper_program.py starts and ends them."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

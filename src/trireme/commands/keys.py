@@ -1,7 +1,5 @@
 """The command `trireme keys`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

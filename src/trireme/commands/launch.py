@@ -1,7 +1,5 @@
 """The command `trireme launch`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Options of several commands."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from pathlib import Path

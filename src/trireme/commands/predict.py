@@ -1,7 +1,5 @@
 """The command `trireme predict`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

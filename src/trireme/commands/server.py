@@ -1,7 +1,5 @@
 """The command `trireme server`."""
 
-from __future__ import annotations
-
 import argparse
 
 from trireme.commands.options import KEYS, add_common

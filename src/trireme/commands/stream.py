@@ -1,7 +1,5 @@
 """The command `trireme stream`."""
 
-from __future__ import annotations
-
 import argparse
 
 from trireme.commands.options import add_config

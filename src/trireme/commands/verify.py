@@ -1,7 +1,5 @@
 """The command `trireme verify`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

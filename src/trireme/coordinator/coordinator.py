@@ -7,8 +7,6 @@ lists the handlers.
 Threads: any; one lock guards everything.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -12,8 +12,6 @@ only the exports of that checkpoint: later ones belong to another history.
 Not thread-safe: the coordinator locks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ The first worker fixes a fact; the others must report the same value. Not thread
 coordinator locks.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any

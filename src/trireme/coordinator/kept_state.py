@@ -3,8 +3,6 @@
 Not thread-safe: the coordinator locks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

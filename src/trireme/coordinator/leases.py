@@ -8,8 +8,6 @@ behind the last sequence that has been applied.
 Not thread-safe: the coordinator locks.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ streams are leased, workers may also join late, leave early, or be given up afte
 Not thread-safe: the coordinator locks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 InMemoryDataset, which shuffles over a cluster, is loaded on first use.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -3,8 +3,6 @@
 Shapes: n rows, N keys, n1 = n + 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

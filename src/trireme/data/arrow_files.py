@@ -1,7 +1,5 @@
 """Parquet files and Arrow IPC (Feather) files as record batches of the columns of a schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 from typing import Protocol

@@ -4,8 +4,6 @@ Of a file a stream reads rows in proportion to its range of the bytes: so it ope
 own. A position is a file's number and a row in it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing

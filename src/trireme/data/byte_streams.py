@@ -1,7 +1,5 @@
 """The bytes of files, local or remote (fsspec), decompressed and read ahead."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

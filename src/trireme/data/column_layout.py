@@ -1,7 +1,5 @@
 """The columns of a schema in the core: their order, and conversion of batches to and from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

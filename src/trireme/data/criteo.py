@@ -5,8 +5,6 @@ hexadecimal digits or empty (an empty bag); its key is (category number 0..25) <
 A line ends with LF or CR LF. Anything else is broken. The parser is in C++: core/feed/criteo.h.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -7,8 +7,6 @@ a command), each belongs to one stream: contiguous blocks of files, one more for
 `files % S` streams.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

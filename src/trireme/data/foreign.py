@@ -4,8 +4,6 @@ TorchRec is not imported: an object with its methods is a KeyedJaggedTensor. Its
 `Bags`, feature-major, so its tensors are used without a copy.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """All examples of a pass in memory: loaded once, shuffled, read any number of times."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 from typing import Any

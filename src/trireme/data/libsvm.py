@@ -10,8 +10,6 @@ or CR LF and has at most 1 MiB. Anything else is broken, also "qid:1": groups of
 ranking are not supported. The parser is in C++: core/feed/libsvm.h.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from trireme import _core

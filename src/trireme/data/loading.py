@@ -1,7 +1,5 @@
 """Loads a stream of batches into a column store, also in the background."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -15,8 +15,6 @@ finite float32. A line ends with LF or CR LF and has at most 1 MiB. Anything els
 The parser is in C++: core/feed/multislot.h.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a `pipe_command` reads on stdin: the file itself, or bytes that a thread writes."""
 
-from __future__ import annotations
-
 import os
 import threading
 from io import FileIO

@@ -1,7 +1,5 @@
 """A process of a `pipe_command`: how it is started, what it reports, how it ends."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

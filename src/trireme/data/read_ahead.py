@@ -1,7 +1,5 @@
 """Runs an iterator in a thread of its own, a bounded number of items ahead of its consumer."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar

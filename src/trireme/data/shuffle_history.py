@@ -1,7 +1,5 @@
 """The calls that made the order of examples in memory, as a number, and the seeds of shuffles."""
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 

@@ -4,8 +4,6 @@ A path with a protocol (`s3://bucket/key`, `hdfs://host/path`) is read through f
 caller's storage options; `local://` and `file://` are local paths.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -3,8 +3,6 @@
 A position is a file's number and the offset of a line in its text.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import sys

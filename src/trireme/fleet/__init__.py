@@ -17,8 +17,6 @@ Names are loaded on first use: a reader script, which a data pipe starts many ti
 `fleet.MultiSlotDataGenerator` and not torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The calls of a Fleet script, in the order in which it makes them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from typing import Any

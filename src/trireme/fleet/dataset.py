@@ -10,8 +10,6 @@
 The list is this worker's own: the worker reads all of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any

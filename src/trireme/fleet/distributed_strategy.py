@@ -1,7 +1,5 @@
 """DistributedStrategy: Fleet's switches. Each has a meaning here or is refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """fleet.sparse_embedding: Fleet's layer as a factory of modules; one table for each name."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

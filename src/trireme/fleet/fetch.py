@@ -1,7 +1,5 @@
 """Fleet's options of what a pass prints, as a Report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

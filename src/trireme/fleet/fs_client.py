@@ -1,7 +1,5 @@
 """PaddleRec's `fs_client.*` as the storage options that Trireme reads with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trireme.errors import BadRequest

@@ -15,8 +15,6 @@ Run as `pipe_command`, for example "python reader.py": one process per file, or 
 where the reader of the pipe offers them (see `_files`).
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Paddle's classes of gradient clipping, for `fleet.distributed_optimizer(grad_clip=...)`."""
 
-from __future__ import annotations
-
 from trireme.errors import BadRequest
 
 

@@ -5,8 +5,6 @@ Fleet's signatures: there is no scope of variables, and only fleet.util combines
 `trireme.metrics` need none of this in a Trainer.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ A reader script is run as `PIPE_COMMAND YAML_PATH UTILS_PATH`. It appends UTILS_
 imports `common_ps` from there. It gets the overrides of the run in TRIREME_OVERRIDES.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

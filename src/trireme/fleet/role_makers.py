@@ -1,7 +1,5 @@
 """Role makers: where the role of a process comes from."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Sequence
 

@@ -2,8 +2,6 @@
 mode. Its fields keep their names and defaults; one without a counterpart is refused by name.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trireme.blocks import HASH, ROUND_ROBIN, Blocks

@@ -1,7 +1,5 @@
 """fleet.util: files divided among workers, values combined over them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The dense part of an exported model: a torch.export program over plain tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

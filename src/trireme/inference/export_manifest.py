@@ -6,8 +6,6 @@ dense.pt2                 the dense part of the model, by torch.export; in a bas
 dense.safetensors         its parameters and buffers by name; in a delta
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

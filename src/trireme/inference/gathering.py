@@ -1,7 +1,5 @@
 """What embedding modules return, from a planned batch and the rows of its keys."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor

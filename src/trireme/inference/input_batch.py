@@ -1,7 +1,5 @@
 """Batches from the inputs of a Predictor: tensors, NumPy arrays, lists."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes: B examples, K distinct keys of a batch, W floats per row.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The rows of an export: mapped files that the core searches and processes share."""
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Both are read once, side by side, bucket by bucket.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 

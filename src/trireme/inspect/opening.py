@@ -1,7 +1,5 @@
 """Opening a path that holds a checkpoint or an export."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trireme.checkpoint.format.manifest import MANIFEST

@@ -1,7 +1,5 @@
 """The output of `trireme inspect`: paragraphs of plain text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints, as docs/format/checkpoint.md specifies them."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator
 from functools import cached_property

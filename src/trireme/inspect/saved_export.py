@@ -1,7 +1,5 @@
 """Exports for inference, as docs/format/export.md specifies them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path

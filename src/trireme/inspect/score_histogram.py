@@ -1,7 +1,5 @@
 """The distribution of a table's scores at the data time of its newest push."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Statistics of many numbers in one pass over them, in constant memory."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

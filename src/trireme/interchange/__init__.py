@@ -3,8 +3,6 @@
 Names are loaded on first use: a server or worker that imports a module from here loads no trainer.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

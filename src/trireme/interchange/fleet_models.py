@@ -1,7 +1,5 @@
 """Models as Paddle's Fleet saves and loads them: folders of text, one per table."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Dense parameters of Fleet's folders: their names and order, and their values as our blocks."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import re

@@ -1,7 +1,5 @@
 """What all imports and exports share: every worker calls them, worker 0 has the servers act."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of tables alone, without a model: Parquet files and NumPy arrays."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Joining a job as one of its workers."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The default cluster, which `trireme.init()` made: the only module state that users see."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from trireme.errors import NotReady

@@ -2,8 +2,6 @@
 the process is killed or the machine goes down.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import uuid

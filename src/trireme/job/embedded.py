@@ -1,7 +1,5 @@
 """A job of one process: worker, tables and coordinator together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trireme.coordinator.coordinator import Coordinator

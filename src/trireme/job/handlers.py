@@ -1,7 +1,5 @@
 """The methods that a server answers, by their names on the wire."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Heartbeats: every worker tells every server that it lives, and learns who else is silent."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ of workers and the schemas. It ends when all workers have said goodbye, or with 
 that have not are silent for too long.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

@@ -12,8 +12,6 @@ Each family becomes facts (role, servers, index, ...), each with the name of the
 came from. Facts are merged by rank; `process_role` checks them as a whole.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Mapping

@@ -8,8 +8,6 @@
 | server.pub | the servers' public key | workers |
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

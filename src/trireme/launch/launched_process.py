@@ -5,8 +5,6 @@ that its own children (data loaders, pipes) can be ended with it. Its exit statu
 reaping it, so that until the end of the job the kernel does not reuse its process id.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -8,8 +8,6 @@ servers. SIGKILL follows after a grace period. If the launcher itself is killed,
 all of them (keeper_program.py).
 """
 
-from __future__ import annotations
-
 import os
 import selectors
 import signal

@@ -6,8 +6,6 @@ never listens on this socket: connections to a server that is down are refused. 
 another socket, which listens (TRIREME_LISTEN_FD).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import socket

@@ -1,7 +1,5 @@
 """The environment of the processes that `trireme launch` starts."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ An environment that states only half of a place in a job, or two different place
 names the variables. Only an environment that states nothing means embedded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast

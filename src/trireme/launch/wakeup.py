@@ -1,7 +1,5 @@
 """Signals of the launcher as bytes of a file descriptor, which a selector can wait for."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

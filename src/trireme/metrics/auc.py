@@ -1,7 +1,5 @@
 """The areas under the ROC curve and under the precision-recall curve."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trireme import _core

@@ -1,7 +1,5 @@
 """Bucket error: the difference of click rates and predictions in groups of equal predictions."""
 
-from __future__ import annotations
-
 from trireme import _core
 from trireme.metrics.histogram import HistogramMetric
 

@@ -1,7 +1,5 @@
 """Errors of predictions, click rates, and Paddle's bundle of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """GAUC: the area under the ROC curve within each user, averaged over users."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

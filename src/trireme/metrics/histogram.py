@@ -1,7 +1,5 @@
 """Metrics computed from histograms of scores, one of positives and one of negatives."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

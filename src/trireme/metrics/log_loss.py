@@ -1,7 +1,5 @@
 """The mean negative log-likelihood of labels 0 and 1, absolute and relative to a constant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar

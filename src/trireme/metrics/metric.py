@@ -1,7 +1,5 @@
 """The protocol of metrics: a state to which examples are added, and which can be merged."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 

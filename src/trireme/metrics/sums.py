@@ -1,7 +1,5 @@
 """Metrics that are a formula over weighted sums, which do not depend on the order of adding."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Metrics of decisions at a threshold of the probability."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes: B examples, N events in all their histories together, D floats each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Source: Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lesson
 Learning to Rank Systems", WWW 2021. Shapes: B examples, W numbers each, R the rank, E experts.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@ RecSys 2016; sizes and initial weights are those of PaddleRec's models/rank/dnn.
 Result: AUC 0.915 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

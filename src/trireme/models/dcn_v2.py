@@ -5,8 +5,6 @@ Learning to Rank Systems", WWW 2021.
 Result: AUC 0.917 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

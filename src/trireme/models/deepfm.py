@@ -5,8 +5,6 @@ IJCAI 2017.
 Result: AUC 0.916 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

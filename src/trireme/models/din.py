@@ -4,8 +4,6 @@ Source: Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", 
 Result: AUC 0.679 of the next word of a text (LR 0.503); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,8 +6,6 @@ Conversion Rate", SIGIR 2018.
 Result: AUC 0.873 of two labels of Adult (LR 0.849); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

@@ -4,8 +4,6 @@ Source: Rendle, "Factorization Machines", ICDM 2010.
 Result: AUC 0.911 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

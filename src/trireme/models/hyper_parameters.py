@@ -13,8 +13,6 @@ table_parameters.*, if present, says how rows learn and expire: trireme.models.t
 sparse_feature_number, the size of PaddleRec's table, has no counterpart: a table takes any key.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

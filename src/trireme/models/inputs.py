@@ -3,8 +3,6 @@
 Shapes: B examples, F sparse features, J dense numbers, D floats per row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -4,8 +4,6 @@ Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 201
 Result: AUC 0.900 on Adult; docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ Its shape is that of Covington et al., "Deep Neural Networks for YouTube Recomme
 Result: AUC 0.608 on 1,999 rows of Criteo's categories (LR 0.590); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -22,8 +22,6 @@ formulas (trireme.optim.FleetRule, trireme.policy.ScorePolicy).
 | *.adam.beta1_decay_rate, beta2_decay_rate, ada_epsilon | of the rule |
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trireme import optim

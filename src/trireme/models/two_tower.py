@@ -6,8 +6,6 @@ RecSys 2019.
 Result: recall@20 0.507 of the next word of 1,146 (by frequency: 0.353); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast

@@ -4,8 +4,6 @@ Source: Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
 Result: AUC 0.915 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ Compositionality", NIPS 2013.
 Result: loss 2.67 with 5 negatives on a text, 4.16 untrained; docs/models.md has all.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

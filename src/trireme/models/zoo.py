@@ -2,8 +2,6 @@
 NAME.yaml, a configuration to start from.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from types import ModuleType

@@ -3,8 +3,6 @@
 Modules that pull rows from a cluster are loaded on first use; predictors do not need them.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Show and click counts as features: Paddle's continuous_value_model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Normalization by statistics of all data seen so far: Paddle's data_norm."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ Shapes: B examples, F features, D columns, K rows, N positions, M occurrences. A
 stands for an absent one.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

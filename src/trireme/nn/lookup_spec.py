@@ -1,7 +1,5 @@
 """The lookups that embedding modules declare."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ in the table, and `optimizer.step()` pushes their gradients.
 Shapes: B examples, F features, L ids per example, D columns, K rows, N ids.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -8,8 +8,6 @@ stands for an absent one. `_kernels` alone looks at the device: CPU tensors go t
 others through torch operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@
 in between, for example attention weights.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

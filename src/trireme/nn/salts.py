@@ -1,7 +1,5 @@
 """Keys of tables with `salt`: each feature has keys of its own for its ids."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

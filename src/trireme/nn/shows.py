@@ -1,7 +1,5 @@
 """Shows and clicks of a batch's examples, and the numbers of its features in rows."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fleet's adam_d2sum for dense parameters, as an optimizer of torch that servers run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

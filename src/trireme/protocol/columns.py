@@ -9,8 +9,6 @@
 The table's schema says which of them its pushes carry (`TableSchema.columns`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Makes a table of the core from its schema: for servers, caches and estimates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trireme import _core

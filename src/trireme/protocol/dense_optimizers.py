@@ -1,7 +1,5 @@
 """The optimizers of torch that servers run on blocks, and the values of their param groups."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping

@@ -1,7 +1,5 @@
 """The values of frozen rows, as exports for inference store them (docs/format/export.md)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a worker pushes: the gradients of one step, and the facts that go with them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Errors for a server or coordinator whose state is not the one that a worker knew."""
 
-from __future__ import annotations
-
 from trireme.errors import Corruption, SchemaMismatch
 
 

@@ -1,7 +1,5 @@
 """Which rows of a scored table a save or export takes, by their statistics at a data time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

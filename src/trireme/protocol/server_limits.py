@@ -3,8 +3,6 @@
 Both are written as one text, `--limits` or TRIREME_LIMITS: "tables_max=8,table_bytes_max=64GiB".
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -10,8 +10,6 @@ fc00::/7), because all hosts of a network share these bits.
 Threads: everything here is guarded by the server's lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

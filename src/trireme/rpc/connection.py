@@ -5,8 +5,6 @@ A connection is a state machine that never waits: the client polls its sockets a
 request without an answer is sent again, with the same id, on the next one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

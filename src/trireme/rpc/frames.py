@@ -4,8 +4,6 @@ Packing never copies an array. Unpacking checks everything before it reads an ar
 copies only arrays that are small or misaligned.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The limits of rpc: what a peer may use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from trireme.errors import BadRequest

@@ -1,7 +1,5 @@
 """Calls and replies, and their forms in a handler: requests and deferred replies."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

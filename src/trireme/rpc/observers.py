@@ -1,7 +1,5 @@
 """What observers of calls and requests are given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 

@@ -14,8 +14,6 @@ that the peer has acknowledged. A connection is closed if it
 Threads: everything here is guarded by the server's lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """A log for warnings that peers can cause at will, with a limited number of lines."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

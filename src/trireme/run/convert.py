@@ -3,8 +3,6 @@
 This process holds the tables: it needs as much memory as one server of the whole model.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Datasets from a configuration."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

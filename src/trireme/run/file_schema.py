@@ -3,8 +3,6 @@
 ins_id,label,dense:I:13,sparse:C1,hashed:C2       kind, name, dim
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

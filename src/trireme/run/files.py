@@ -1,7 +1,5 @@
 """Import of Python files that a configuration names."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

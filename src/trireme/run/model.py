@@ -1,7 +1,5 @@
 """The model of a configuration: the `create` of a file or of a model in trireme.models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`trireme predict`: the outputs of an exported model for files of examples."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Reader types DataLoader and RecDataset: batches of the examples of a Python class."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator

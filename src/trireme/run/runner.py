@@ -1,7 +1,5 @@
 """`trireme run`: epochs of training, or evaluation of saved epochs, from a configuration."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import logging

@@ -4,8 +4,6 @@ Nothing here loads torch, so that `trireme launch -m` finds a wrong configuratio
 anything.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

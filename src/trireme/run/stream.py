@@ -1,7 +1,5 @@
 """`trireme stream`: trains on days of data, pass by pass, from a configuration."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial

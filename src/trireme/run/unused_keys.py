@@ -1,7 +1,5 @@
 """Warnings for keys of a configuration that have no effect, with the reason."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """`trireme verify`: checks checkpoints and exports one after the other, with progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

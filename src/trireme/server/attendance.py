@@ -1,7 +1,5 @@
 """Which workers of a job are attached to a server, and when the job is over."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -4,8 +4,6 @@ Workers cut parameters into blocks (`trireme.protocol.block_spec`). The cut depe
 alone, never on the number of servers, so every number of servers computes the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

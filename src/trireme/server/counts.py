@@ -1,7 +1,5 @@
 """Counts of a server's pulls, pushes and checkpoints since its start."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

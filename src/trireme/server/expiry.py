@@ -1,7 +1,5 @@
 """Requests that remove expired rows of a server's tables and report what has become of keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -2,8 +2,6 @@
 (docs/format/export.md), which readers search in the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ Two rules for code that changes tables, blocks or streams:
 `Journal` keeps nothing (durability "none"); `trireme.server.log` has the one that writes a log.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

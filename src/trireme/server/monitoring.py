@@ -4,8 +4,6 @@ Instruments count what happens at every request; gauges read the rest from the s
 Prometheus asks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

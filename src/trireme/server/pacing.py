@@ -5,8 +5,6 @@ n - bound of every other member that has not left has been applied here. So no p
 than `bound` steps ahead of the slowest. Not thread-safe: the server locks around it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

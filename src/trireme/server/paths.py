@@ -6,8 +6,6 @@ copies kept on its disk (`simplecache::`), references to other files (`reference
 So protocols are listed; chains, and options that choose another protocol, are refused.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

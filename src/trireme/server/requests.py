@@ -3,8 +3,6 @@
 Everything is checked (map version, incarnation, order, shapes) before anything changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

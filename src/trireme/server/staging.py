@@ -14,8 +14,6 @@ alone: workers ask all servers for their shares (`norm_of`) and send the norm wi
 Not thread-safe: the server locks around it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -10,8 +10,6 @@ Threads: any. `lock` guards the control state, `blocks_lock` the blocks; tables 
 inside the core.
 """
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections import Counter

@@ -1,7 +1,5 @@
 """The gradient of a step: the sum of the pushes of one sync step, or a single push."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

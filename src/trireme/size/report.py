@@ -1,7 +1,5 @@
 """The text that `trireme size` prints for a table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from trireme.drawing import columns, size

@@ -1,7 +1,5 @@
 """The tables of an estimate: described by options, or those of a configuration's model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A local folder is written under another name beside its place, synced and rename
 such as s3://bucket/key, which cannot be renamed at once, an empty file _SUCCESS comes last.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Files with their length and checksum, as manifests have them: {"path", "bytes", DIGEST: hex}."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

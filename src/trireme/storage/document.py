@@ -1,7 +1,5 @@
 """A small file that is replaced whole: a reader finds the old content or the new one."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Paths are relative to it, with `/` between their parts.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath

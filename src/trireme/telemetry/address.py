@@ -1,7 +1,5 @@
 """Addresses of metrics endpoints."""
 
-from __future__ import annotations
-
 from trireme.errors import BadRequest
 
 

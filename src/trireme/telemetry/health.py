@@ -1,7 +1,5 @@
 """Whether a process serves, and the reasons if not."""
 
-from __future__ import annotations
-
 import threading
 
 STARTING = "start"

@@ -4,8 +4,6 @@ These cost a third of the instruments of Prometheus' client where requests are c
 one search per observation. The collected families and their format are the client's.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The metrics registry of a process."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import time

@@ -1,7 +1,5 @@
 """The metrics of all servers of a job at one time, over the connections that workers use."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

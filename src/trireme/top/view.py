@@ -1,7 +1,5 @@
 """Two snapshots of a job as tables: its present state, and rates since the first one."""
 
-from __future__ import annotations
-
 import math
 
 from rich.console import Group, RenderableType

@@ -1,7 +1,5 @@
 """Gradient clipping in a worker. A mode says whether the worker or the servers clip a step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files with the outputs of a model for each example: one per worker, complete or absent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Numbers have the fewest digits that read back as the same number.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -2,8 +2,6 @@
 checkpoint holds, or after the last batch of a predecessor.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Work that worker 0 does for all workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

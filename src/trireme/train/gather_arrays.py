@@ -1,7 +1,5 @@
 """Arrays of all workers brought together, whatever their sizes."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ attributes set, `grad_scale` and `found_inf` (torch's contract with optimizers t
 `_step_supports_amp_scaling`). So a table's group shows the rows that wait for the next push.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 

@@ -6,8 +6,6 @@ drives both, and all group values travel with each push. Where servers have the 
 they run the class of the wrapped optimizer, which itself never steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

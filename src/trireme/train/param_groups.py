@@ -1,7 +1,5 @@
 """The param groups of a DistributedOptimizer, and what it refuses of dense ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

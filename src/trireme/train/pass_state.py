@@ -1,7 +1,5 @@
 """Which pass of its script a worker is in, and how many steps it has made."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A worker's stream of pushes: in order, each applied exactly once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from trireme.errors import BadRequest

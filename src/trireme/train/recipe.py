@@ -1,7 +1,5 @@
 """A model with all that a trainer needs to know of it: what a model file's `create` returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

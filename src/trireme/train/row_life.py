@@ -1,7 +1,5 @@
 """Data time, expiry and counters of rows in a training run."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ next push reports it, and all stop after that step (trireme.server.staging): the
 the step says so. In other modes each worker stops after its current step.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

@@ -1,7 +1,5 @@
 """What a job must meet whose workers share out the streams of a pass."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

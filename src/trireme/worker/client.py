@@ -6,8 +6,6 @@ answer or a change of the bucket map, and the servers' marks make the repetition
 Threads: one may pull while another pushes, a third waits for a save, and one does the rest.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import uuid

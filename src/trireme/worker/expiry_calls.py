@@ -1,7 +1,5 @@
 """A worker's calls that shrink tables and read what has become of their keys."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from trireme.worker.client import WorkerClient

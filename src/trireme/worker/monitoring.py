@@ -3,8 +3,6 @@
 docs/metrics.md lists the metrics; a test compares the two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from trireme.rpc import Ended

@@ -4,8 +4,6 @@ A worker with a stream of its own begins the pass and leaves it. Where streams a
 the pass, takes one stream after the other, and may give one back before its end.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

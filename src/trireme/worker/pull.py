@@ -1,7 +1,5 @@
 """A pull: what is asked of each server, and what comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

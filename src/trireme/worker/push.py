@@ -1,7 +1,5 @@
 """A push: the gradients of one step divided among the servers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from trireme import _core

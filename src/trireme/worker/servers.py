@@ -4,8 +4,6 @@ Threads: pulls, pushes, calls aside and the rest have a transport each. So one t
 another pushes and a third waits for a save.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from time import monotonic

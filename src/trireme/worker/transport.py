@@ -2,8 +2,6 @@
 are embedded.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

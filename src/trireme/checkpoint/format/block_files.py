@@ -1,7 +1,5 @@
 """Files of dense blocks: safetensors, with weights and optimizer state of each block."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Collection, Iterator, Mapping

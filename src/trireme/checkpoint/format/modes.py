@@ -3,8 +3,6 @@
 Dense blocks, marks and positions are in every one.
 """
 
-from __future__ import annotations
-
 from trireme.errors import BadRequest
 from trireme.protocol.row_selection import MODES
 

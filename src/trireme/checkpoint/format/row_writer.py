@@ -1,7 +1,5 @@
 """Writing the row files of a table, as row_files.py describes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

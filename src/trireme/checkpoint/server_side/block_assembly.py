@@ -5,8 +5,6 @@ Parts that have seen different pushes stay apart (`BlockStore.restore`), so that
 applied to each element once.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

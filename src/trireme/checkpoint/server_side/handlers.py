@@ -1,7 +1,5 @@
 """The methods of a server for checkpoints: operations are started, watched and stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

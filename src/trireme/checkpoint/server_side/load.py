@@ -6,8 +6,6 @@ replaces the empty one in the end: so files are read once. Rows of any other tab
 bucket by bucket, because two such tables might not fit in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial

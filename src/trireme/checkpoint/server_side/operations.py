@@ -3,8 +3,6 @@
 So no call takes long, a repeated call starts nothing twice, and worker 0 sees the progress.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ Training continues meanwhile: each bucket is saved as of one moment with the mar
 so that a restart neither loses nor repeats an update that the checkpoint has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Settling: after a base or delta is published, what its rows had gained counts as exported."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How many rows of a hot set each server may save, from the rows per bin that servers count."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Loading: one worker has all servers check a checkpoint, then read it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

@@ -8,8 +8,6 @@ A draft has a file `saving` in it. On a local disk its writer holds a lock on th
 with the writer. Where there are no locks, a draft counts as abandoned ABANDONED_S after it began.
 """
 
-from __future__ import annotations
-
 import datetime
 import fcntl
 import json

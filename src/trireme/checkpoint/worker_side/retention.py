@@ -1,7 +1,5 @@
 """Which checkpoints of a folder are kept."""
 
-from __future__ import annotations
-
 import logging
 
 from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest

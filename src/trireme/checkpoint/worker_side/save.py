@@ -1,7 +1,5 @@
 """Saving: one worker has all servers write, and publishes what they wrote."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Operations on all servers: started by one call each, then watched until all have ended."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

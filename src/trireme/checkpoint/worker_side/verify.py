@@ -1,7 +1,5 @@
 """Checking a checkpoint against its manifest, without servers."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor

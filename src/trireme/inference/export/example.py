@@ -1,7 +1,5 @@
 """An example batch with the rows of its keys: a model is exported with it and measured on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which files a path or location has."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ length of a description (4 bytes), the description (protobuf: 1 is the type, 5 f
 dimension), the elements. Source: files that paddlepaddle 2.6.2 writes.
 """
 
-from __future__ import annotations
-
 import gzip
 import struct
 from collections.abc import Iterable, Mapping, Sequence

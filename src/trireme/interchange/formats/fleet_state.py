@@ -12,8 +12,6 @@ Ours counts updates instead of keeping powers (core/optim/fleet.cc). Source: fil
 paddlepaddle 2.6.2 writes.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

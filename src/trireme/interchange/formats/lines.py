@@ -1,7 +1,5 @@
 """Chunks of whole lines of a file, plain or gzip, local or of an fsspec location."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping

@@ -7,8 +7,6 @@ show, click, delta_score, feature    of a table with a ScorePolicy; default 0
 time         data time of the last push in seconds; show and click are as of that day
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -2,8 +2,6 @@
 pyarrow, polars and DuckDB read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

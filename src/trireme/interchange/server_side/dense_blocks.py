@@ -5,8 +5,6 @@ export.blocks   this server's blocks: body {"optimizer", "blocks": [[id, [tensor
 import.blocks   the other way: these tensors replace those of the same name
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

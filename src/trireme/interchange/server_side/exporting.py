@@ -6,8 +6,6 @@ export.join      the files of some shards, from the fragments of all servers
 export.blocks    the dense blocks of this server, with the optimizer's state
 """
 
-from __future__ import annotations
-
 import gzip
 import shutil
 from collections import deque

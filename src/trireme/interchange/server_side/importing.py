@@ -9,8 +9,6 @@
 The table does not change before import.end, so an import happens completely or not at all.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Dense blocks with their optimizer state, read from the servers and written to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

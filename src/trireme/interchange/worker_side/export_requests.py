@@ -1,7 +1,5 @@
 """Requests that have every server write its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

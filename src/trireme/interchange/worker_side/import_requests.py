@@ -1,7 +1,5 @@
 """Requests that have every server read rows, and put them into its tables."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The journal that keeps changes: a log in the server's state folder, and snapshots beside it."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """The log of a server: records in segments; `append` returns when a record is in the file."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Recovery of a server that starts again: the newest snapshot, then the records after it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -1,7 +1,5 @@
 """What a log holds besides rows and the content of blocks, and how its records are replayed."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A record is a message of the wire: a header in msgpack, and arrays as they are. 
 file that was cut off from one that was damaged.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

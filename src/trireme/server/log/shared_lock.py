@@ -1,7 +1,5 @@
 """A lock that many threads share, or one holds alone."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

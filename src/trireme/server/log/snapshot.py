@@ -4,8 +4,6 @@ A snapshot belongs to the segment of the same number: it contains everything rec
 segment, and as much of what follows as its marks say.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """A server's state folder: its files, and the lock that makes it one process' own."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """Where the checkpoints of a training run are: one location, and numbered folders below one."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """When a fit takes checkpoints, into which folders, and how many of them stay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Load a checkpoint into servers and workers: every worker calls, worker 0 has the servers read."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The random-number states of a process, so that another process can continue with them."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Save a training run: every worker calls, worker 0 has the servers write."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ In sync every worker stops at the same step while the servers write, so the chec
 step. In async worker 0 has the servers write while all train on.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """`tr.prefetch`: the pipeline for training loops of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

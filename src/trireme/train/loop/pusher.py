@@ -1,7 +1,5 @@
 """Pushes behind the training loop: a thread sends them in order, and at most two wait."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Mapping

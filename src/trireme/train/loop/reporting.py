@@ -1,7 +1,5 @@
 """What worker 0 prints of a running pass: values by name."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

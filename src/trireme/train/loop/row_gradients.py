@@ -1,7 +1,5 @@
 """The gradients of the rows that forward passes have looked up since the last step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

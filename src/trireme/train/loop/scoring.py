@@ -1,7 +1,5 @@
 """The outputs of a model for a batch, by name, and the loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How stale pushes were when servers applied them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from trireme.train.optimizer import DistributedOptimizer

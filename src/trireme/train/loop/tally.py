@@ -1,7 +1,5 @@
 """Mean loss and metrics of one run over data, mergeable over workers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Which batches of a dataset a worker trains on."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import logging

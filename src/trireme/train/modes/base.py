@@ -1,7 +1,5 @@
 """What a consistency mode is: how rows reach a worker, and when its steps reach the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ClassVar
 

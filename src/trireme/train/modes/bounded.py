@@ -1,7 +1,5 @@
 """Mode bounded: as async, and no stream is more than `staleness` steps ahead of the slowest."""
 
-from __future__ import annotations
-
 from trireme.protocol.gradients import KeysByClass
 from trireme.protocol.membership import Pace
 from trireme.train.modes.local_training import LocalTraining, WorkerStep

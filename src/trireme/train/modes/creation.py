@@ -1,7 +1,5 @@
 """What the workers of a job create on its servers before they train."""
 
-from __future__ import annotations
-
 from trireme.blocks import Blocks
 from trireme.protocol.dense_optimizers import optimizer_spec
 from trireme.train.modes.local_training import LocalTraining

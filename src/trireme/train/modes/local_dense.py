@@ -2,8 +2,6 @@
 which they are saved, loaded, exported and imported.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What a mode works on: one worker's model, its stream of pushes and its place in the passes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

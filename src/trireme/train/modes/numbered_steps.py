@@ -1,7 +1,5 @@
 """What sync and bounded share: streams advance together, by steps that all workers number alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

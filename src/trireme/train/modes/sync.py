@@ -4,8 +4,6 @@ A push is staged. When those of all workers are there the servers apply their su
 the pulls for the next step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

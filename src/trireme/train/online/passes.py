@@ -1,7 +1,5 @@
 """Passes: units of streamed data, and the wait for them."""
 
-from __future__ import annotations
-
 import calendar
 import datetime
 import logging

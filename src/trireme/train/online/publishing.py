@@ -1,7 +1,5 @@
 """What a run over passes leaves behind: checkpoints, exports, and done-files that list them."""
 
-from __future__ import annotations
-
 import datetime
 import logging
 from collections.abc import Mapping

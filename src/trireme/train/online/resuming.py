@@ -1,7 +1,5 @@
 """Where a run over passes goes on: at its last stop, or after its newest checkpoint."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -13,8 +13,6 @@ where it stands, also within a pass, and goes on from there.
 Every worker of the job runs the same loop over the same passes.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

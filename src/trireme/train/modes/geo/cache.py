@@ -1,7 +1,5 @@
 """A worker's rows of all tables within a budget: the least recently touched rows leave first."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping
 

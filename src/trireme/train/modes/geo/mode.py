@@ -1,7 +1,5 @@
 """Mode geo: the worker's part of it, over the window that it trains in."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The cached rows of one table, and what a window has changed in them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

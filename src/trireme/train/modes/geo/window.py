@@ -1,7 +1,5 @@
 """What a worker in mode geo trains on between two exchanges: its cache and its dense weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The workers of a job as a process group of torch.distributed, without its global state."""
 
-from __future__ import annotations
-
 import datetime
 import socket
 from typing import Any

@@ -1,7 +1,5 @@
 """Mode hybrid: rows as in async; dense parameters are equal on all workers after every step."""
 
-from __future__ import annotations
-
 from trireme.errors import BadRequest
 from trireme.protocol.dense_optimizers import needs_whole
 from trireme.protocol.gradients import KeysByClass

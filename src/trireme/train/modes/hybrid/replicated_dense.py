@@ -6,8 +6,6 @@ All workers divide the same sums and run the same optimizer from the same weight
 are equal bit for bit. A worker whose data has ended takes part with zeros until all have ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
