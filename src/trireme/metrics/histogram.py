@@ -15,25 +15,14 @@ from trireme.metrics.metric import State, Values, check_state
 class HistogramMetric(ScoredMetric):
     """Base of metrics over the order of scores, up to ties within a bucket. Args as of `AUC`."""
 
-    def __init__(
-        self,
-        *,
-        from_logits: bool = True,
-        num_buckets: int = 1 << 18,
-        name: str | None = None,
-        output: str | None = None,
-        label: str | None = None,
-        weights: str | None = None,
-    ) -> None:
+    def __init__(self, *, num_buckets: int = 1 << 18, **options: Any) -> None:
         if num_buckets < 2 or num_buckets % 2:
             raise BadRequest(
                 f"{type(self).__name__}: expected an even num_buckets >= 2, found {num_buckets}"
             )
         self._positives: NDArray[np.float64] = np.zeros(num_buckets)
         self._negatives: NDArray[np.float64] = np.zeros(num_buckets)
-        super().__init__(
-            from_logits=from_logits, name=name, output=output, label=label, weights=weights
-        )
+        super().__init__(**options)
 
     def update(self, scores: Values, labels: Values, weights: Values | None = None) -> None:
         """Add B examples; see `ScoredMetric`."""

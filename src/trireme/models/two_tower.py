@@ -35,7 +35,7 @@ class Tower(nn.Module):
 
     def __init__(self, rows: Table, *, features: Sequence[str], layers: Sequence[int]) -> None:
         super().__init__()
-        self.inputs = Concatenated(rows, features=features)
+        self.inputs = Concatenated(rows, features=features, num_dense=0)
         self.mlp = mlp([self.inputs.width, *layers])
 
     def forward(self, batch: Batch) -> Tensor:
