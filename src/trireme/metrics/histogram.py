@@ -11,6 +11,10 @@ from trireme.errors import BadRequest
 from trireme.metrics.binary import ScoredMetric
 from trireme.metrics.metric import State, Values, check_state
 
+# Paddle's kMaxSpan and kRelativeErrorBound.
+BUCKET_SPAN_MAX = 0.01
+BUCKET_ERROR_MAX = 0.05
+
 
 class HistogramMetric(ScoredMetric):
     """Base of metrics over the order of scores, up to ties within a bucket. Args as of `AUC`."""
@@ -46,3 +50,28 @@ class HistogramMetric(ScoredMetric):
     def reset(self) -> None:
         self._positives[:] = 0
         self._negatives[:] = 0
+
+
+class BucketError(HistogramMetric):
+    """Mean of |actual / predicted click rate - 1| over groups of examples with similar predictions.
+
+    Groups are formed in the order of the predictions. A group is complete when
+    sqrt((1 - p) / (p * n)) < 0.05 for its mean prediction p and number n (or weight): the noise of
+    its click rate is small. A group is left out if its predictions differ by more than 0.01 before.
+    The groups' errors are weighted by n.
+
+    Source: Paddle's bucket error, whose buckets are even in p and represented by their lower edge;
+    those here are finer (see `AUC`) and represented by their middle. Args as of `AUC`.
+    """
+
+    NAME = "bucket_error"
+
+    def compute(self) -> float:
+        """>= 0; NaN until a group is complete."""
+        return _core.bucket_error(
+            self._positives,
+            self._negatives,
+            bool(self._from_logits),
+            BUCKET_SPAN_MAX,
+            BUCKET_ERROR_MAX,
+        )

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
-from trireme.models.cross import CrossLayer, CrossMixture
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import Concatenated
-from trireme.models.mlp import mlp
+from trireme.models.layers import CrossLayer, CrossMixture, mlp
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 

@@ -15,8 +15,7 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import FeatureVectors
-from trireme.models.interaction import sum_of_products
-from trireme.models.mlp import mlp
+from trireme.models.layers import mlp, sum_of_products
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 

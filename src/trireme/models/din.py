@@ -13,9 +13,8 @@ from trireme.config import Config
 from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
-from trireme.models.attention import TargetAttention
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.mlp import mlp
+from trireme.models.layers import TargetAttention, mlp
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe

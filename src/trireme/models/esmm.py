@@ -17,7 +17,7 @@ from trireme.data.batch import Batch
 from trireme.metrics import AUC
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
-from trireme.models.mlp import mlp
+from trireme.models.layers import mlp
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 

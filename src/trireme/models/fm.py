@@ -13,7 +13,7 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import FeatureVectors
-from trireme.models.interaction import sum_of_products
+from trireme.models.layers import sum_of_products
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 

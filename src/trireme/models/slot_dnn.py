@@ -17,7 +17,7 @@ from trireme.data.schema import Label, Schema, Show, Sparse
 from trireme.initializer import TailUniform
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import Concatenated
-from trireme.models.mlp import mlp
+from trireme.models.layers import mlp
 from trireme.nn import CVM
 from trireme.policy import UNSET_ACCESSOR, ShowClick, SparseAccessor
 from trireme.table import Table

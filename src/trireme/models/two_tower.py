@@ -19,7 +19,7 @@ from trireme.data.schema import Dense, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
-from trireme.models.mlp import mlp
+from trireme.models.layers import mlp
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 

@@ -124,7 +124,8 @@ def _trainer(conversion: Conversion, kind: Kind) -> Trainer:
     if kind != "parquet":
         log.info("convert: a dense part is left out; it needs -m config.yaml with its model")
     tables = _described(conversion) if kind != "checkpoint" else _saved(conversion.source)
-    return Trainer(_TablesOnly(tables), None, loss=lambda _, __: _no_loss())
+    model = _TablesOnly(tables)
+    return Trainer(model, None, loss=lambda _, batch: model(batch))
 
 
 def _described(conversion: Conversion) -> list[Table]:
@@ -158,10 +159,6 @@ class _TablesOnly(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         raise BadRequest("convert: these tables are not for training")
-
-
-def _no_loss() -> Tensor:
-    raise BadRequest("convert: these tables are not for training")
 
 
 def _read(trainer: Trainer, conversion: Conversion, kind: Kind) -> dict[str, int]:
