@@ -89,10 +89,9 @@ def written(
 def written_for_mapping(
     folder: Path, path: str
 ) -> AbstractContextManager[tuple[CheckedFile, Entry]]:
-    """Write a file that will be mapped into memory for lookups; its checksum is SHA-256.
-
-    It is written in large blocks: a file system that caches writes in pages of their size can then
-    map it in huge pages, which makes random lookups far faster.
+    """Write a file that will be mapped into memory for lookups; its checksum is SHA-256. A file
+    system that caches these large blocks in pages of their size can map it in huge pages, which
+    makes random lookups far faster.
     """
     storage = LocalStorage(folder)
     return written(storage, path, digest="sha256", block_bytes=MAPPED_BLOCK_BYTES)
@@ -113,8 +112,7 @@ def check_file(
         Corruption: it is missing, or its length or checksum differs; names the file.
     """
     where = f"{storage.name}/{path}"
-    size = storage.size(path)
-    if size is None:
+    if (size := storage.size(path)) is None:
         raise Corruption(f"checkpoint {storage.name}: expected file {path}, found none")
     if size != num_bytes:
         raise Corruption(f"{where}: expected {num_bytes} bytes, found {size}")

@@ -47,7 +47,7 @@ class Counter:
             return dict(self._values)
 
     def collect(self) -> Iterator[Metric]:
-        yield counter_family(self._name, self._documentation, self._labels, self.read())
+        yield _family(self._name, self._documentation, self._labels, self.read())
 
 
 class Histogram:
@@ -106,24 +106,14 @@ class Gauge:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        family = counter_family if self._name.endswith("_total") else _gauge_family
-        yield family(self._name, self._documentation, self._labels, self._read())
+        yield _family(self._name, self._documentation, self._labels, self._read())
 
 
-def counter_family(
+def _family(
     name: str, documentation: str, labels: Sequence[str], values: LabeledNumbers
-) -> CounterMetricFamily:
-    """The name must end in _total."""
-    family = CounterMetricFamily(name, documentation, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _gauge_family(
-    name: str, documentation: str, labels: Sequence[str], values: LabeledNumbers
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, documentation, labels=labels)
+) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(name, documentation, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
     return family

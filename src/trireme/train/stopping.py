@@ -25,11 +25,8 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
 
     Has an effect only in the main thread, and if the script does not handle the signal itself.
     """
-    is_ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if not is_ours:
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 

@@ -127,7 +127,7 @@ def write(
             tensors=checkpoint_tensors(states),
             mode=options.mode,
             hot=options.hot,
-            time=optimizer.data_time(),
+            time=optimizer.stream.data_time(),
             keep=options.keep,
             storage_options=location.storage_options,
             watch=report,

@@ -204,7 +204,6 @@ class AsyncSaver(_PeriodicSaver):
         self._is_due |= by_time or self._is_at_step()
         is_busy = self._thread is not None and self._thread.is_alive()
         if self._is_due and not is_busy:
-            self._raise_error()
             self._start()
 
     def _raise_error(self) -> None:
@@ -213,6 +212,7 @@ class AsyncSaver(_PeriodicSaver):
             raise error
 
     def _start(self) -> None:
+        self._raise_error()
         self.optimizer.mode.publish()
         states = {0: WorkerState.current(self.optimizer, self.random)}
         groups, extra = self.optimizer.state_dict(), self.extra()

@@ -133,15 +133,10 @@ def _labels(batch: Batch, name: str) -> Tensor:
 
 def outputs_by_name(outputs: Any) -> dict[str, Tensor]:
     named = {OUTPUT: outputs} if isinstance(outputs, Tensor) else outputs
+    expected = "Trainer: expected the model to return a tensor or tensors by name, found"
     if not isinstance(named, Mapping) or not named:
-        raise _not_outputs(type(outputs).__name__)
+        raise BadRequest(f"{expected} {type(outputs).__name__}")
     for name, output in named.items():
         if not isinstance(name, str) or not isinstance(output, Tensor):
-            raise _not_outputs(f"{name!r}: {type(output).__name__}")
+            raise BadRequest(f"{expected} {name!r}: {type(output).__name__}")
     return {name: output.detach() for name, output in named.items()}
-
-
-def _not_outputs(kind: str) -> BadRequest:
-    return BadRequest(
-        f"Trainer: expected the model to return a tensor or tensors by name, found {kind}"
-    )

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from trireme.protocol.gradients import KeysByClass
 from trireme.train.clipping import clip_gradients
-from trireme.train.modes.creation import create_on_servers
 from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.worker.dense_parameters import DenseParameters
@@ -34,7 +33,7 @@ class Mode:
 
     def open(self) -> None:
         """Create tables and dense parameters, or find them made, and begin from their weights."""
-        create_on_servers(self.local)
+        self.local.create_on_servers()
         self.resume()
         self.passes.begin_script()
         self.local.replica.install(self.client.pull({}, blocks=True))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from trireme.errors import BadRequest, DeadlineExceeded, Stopped
 from trireme.job.cluster import Cluster
@@ -59,6 +59,7 @@ class Pass:
 
     @property
     def seconds(self) -> int:
+        """The data time of its updates."""
         return seconds_of_day(self.day) if self.time is None else self.time
 
 
@@ -75,6 +76,14 @@ def next_day(day: str) -> str:
     """The day after a day, both yyyymmdd."""
     date = datetime.datetime.strptime(day, "%Y%m%d") + datetime.timedelta(days=1)
     return date.strftime("%Y%m%d")
+
+
+def opened(this: Pass) -> Iterable[Any] | None:
+    """The data of a pass, in memory if it can be; None: it has none."""
+    dataset: Any = this.open()
+    if hasattr(dataset, "load_into_memory"):
+        dataset.load_into_memory()
+    return dataset  # type: ignore[no-any-return]
 
 
 class PassLoader:
@@ -96,10 +105,7 @@ class PassLoader:
         self._wait(this)
         if reason := first_reason(self._meet(this, {"stops": self._cluster.stop_request.reason})):
             raise Stopped(reason)
-        dataset = this.open()
-        if hasattr(dataset, "load_into_memory"):
-            cast(Any, dataset).load_into_memory()
-        return dataset
+        return opened(this)
 
     def begin(self, this: Pass) -> Callable[[], Iterable[Any] | None] | None:
         """Begin to load a pass if it is ready on all workers; returns a function that waits for it.

@@ -63,7 +63,9 @@ class CachedRows:
                 policy=Policy().fixed(),
             )
         )
-        self._clocks = _clocks()
+        # A table without a rule: only assigned to.
+        clocks = TableSchema("clocks", (2,), "float32", {"name": "sgd"}, ("constant", 0.0, 0.0), 0)
+        self._clocks = make_core_table(clocks)
         self._num_changes = 0
         self._touched: CachedKeys | None = None  # last in this window
         self.values: dict[str, float | int] = {}
@@ -229,12 +231,6 @@ class _WindowRows:
         keys: Keys = self._keys[: self.size].copy()
         self.size = 0
         return keys
-
-
-def _clocks() -> _core.Table:
-    """A table without a rule: only assigned to."""
-    schema = TableSchema("clocks", (2,), "float32", {"name": "sgd"}, ("constant", 0.0, 0.0), 0)
-    return make_core_table(schema)
 
 
 def _check(schema: TableSchema) -> None:

@@ -78,10 +78,9 @@ class Window:
         would lack this worker's own differences.
         """
         version = self._version
-        if self._is_last:
-            return
-        cached = self.cache.find(keys)
-        self._fetched = _Fetched(version, cached, self._pull(cached, time))
+        if not self._is_last:
+            cached = self.cache.find(keys)
+            self._fetched = _Fetched(version, cached, self._pull(cached, time))
 
     def touch(self, keys: KeysByClass, time: int) -> bool:
         """Bring these rows into the window. The first call in a window also brings dense weights.
