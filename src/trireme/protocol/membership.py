@@ -104,7 +104,7 @@ class Pace:
         """None for nil. Raises BadRequest."""
         if body is None:
             return None
-        pace = Pace(need(body, "step", int), need(body, "done", int), need(body, "bound", int))
+        pace = Pace(*(need(body, name, int) for name in ("step", "done", "bound")))
         if not (0 <= pace.done < pace.step and pace.bound >= 1):
             raise BadRequest(f"pull: expected 0 <= done < step and bound >= 1, found {body!r}")
         return pace

@@ -14,7 +14,6 @@ from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker
 from trireme.train.stream_checks import check_data
 from trireme.worker import passes
 from trireme.worker.client import StreamPosition
-from trireme.worker.passes import EnteredPass
 
 if TYPE_CHECKING:
     from trireme.train.optimizer import DistributedOptimizer
@@ -57,7 +56,7 @@ class LeasedPass:
         optimizer.flush()
         entered = passes.enter(optimizer.cluster.client, optimizer.num_steps)
         self.is_over = entered.is_over
-        optimizer.passes.enter_shared(EnteredPass(is_over=entered.is_over), entered.num_steps)
+        optimizer.passes.enter_shared(entered)
 
     def streams(self) -> Iterator[StreamBatches]:
         """The streams that this worker leases, until all of the pass are done. A stream is done

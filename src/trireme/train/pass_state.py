@@ -51,10 +51,11 @@ class PassState:
         self.entered, self.is_repeating = entered, False
         return entered, progress
 
-    def enter_shared(self, entered: EnteredPass, num_steps: int) -> None:
-        """Come to a pass of shared streams. num_steps: of workers that were there from the
-        beginning; a worker that was not counts on from there.
+    def enter_shared(self, entered: EnteredPass) -> None:
+        """Come to a pass of shared streams. A worker that was not there from the beginning counts
+        its steps on from those of workers that were.
         """
         self.entered = entered
         if self._is_new:
-            self.num_steps, self._is_new = max(self.num_steps, num_steps), entered.is_over
+            self.num_steps = max(self.num_steps, entered.num_steps)
+            self._is_new = entered.is_over
