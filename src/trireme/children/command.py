@@ -54,10 +54,8 @@ class ChildCommand:
         return self._handle.fileno()
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit code, or minus the signal that killed the command; None while it runs.
-
-        Raises:
-            ResourceExhausted: the system could not start the command.
+        """The exit code, or minus the signal that killed the command; None while it runs. Raises
+        ResourceExhausted: the system could not start the command.
         """
         if self._status is None and select.select([self._handle], [], [], timeout_s)[0]:
             report = self._handle.recv(256)

@@ -97,9 +97,7 @@ class Cluster:
         self._thread.pending = pending
 
     def ensure_table(self, table: Table) -> None:
-        """Create the table on the servers if they lack it. Raises SchemaMismatch: they have another
-        table of that name.
-        """
+        """Create the table where servers lack it. Raises SchemaMismatch: they have another one."""
         self.client.create_table(table.schema)
 
     def pull(self, keys: KeysByClass, *, training: bool = False) -> Pulled:
@@ -124,10 +122,7 @@ class Cluster:
 
     def close(self) -> None:
         """Finish what is in flight, say goodbye to the servers, close the connections. A second
-        call does nothing.
-
-        Raises:
-            The error of what was in flight: the last pushes may be lost.
+        call does nothing. Raises the error of what was in flight: the last pushes may be lost.
         """
         if self.is_closed:
             return
@@ -141,7 +136,7 @@ class Cluster:
         self._end(goodbye=True)
 
     def abandon(self) -> None:
-        """Close without goodbye, as after an error: the servers wait for a successor until their
+        """Close without goodbye, as after an error: servers wait for a successor until their
         deadline.
         """
         if not self.is_closed:

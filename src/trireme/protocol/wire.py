@@ -127,9 +127,8 @@ class TablePush:
 
 @dataclass(frozen=True)
 class BlocksPush:
-    """A push to blocks: one flat gradient over the server's blocks in the map's order.
-
-    absent: blocks without a gradient in this step, as zeros in `gradients`: torch skips them.
+    """A push to blocks: one flat gradient over the server's blocks in the map's order. absent:
+    blocks without a gradient in this step, as zeros in `gradients`: torch skips them.
     """
 
     groups: list[GroupValues]

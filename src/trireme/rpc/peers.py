@@ -91,9 +91,8 @@ class Peer:
         self._read = received - int.from_bytes(waiting, sys.byteorder)
 
     def unfinished_bytes(self) -> int:
-        """Bytes of an incomplete message and of ZMTP's handshake, at the last read().
-
-        0 if a message was completed since the last call: others may wait to be received.
+        """Bytes of an incomplete message and of ZMTP's handshake, at the last read(). 0 if a
+        message was completed since the last call: others may wait to be received.
         """
         is_quiet = self.num_bytes_in == self._num_bytes_in_before
         self._num_bytes_in_before = self.num_bytes_in

@@ -16,9 +16,8 @@ _FORMAT = 1
 
 
 class Document:
-    """A value of msgpack in a file. Threads: one at a time.
-
-    is_synced: it survives a crash of the machine, not of the process alone.
+    """A value of msgpack in a file. is_synced: it survives a crash of the machine. Threads: one at
+    a time.
     """
 
     def __init__(self, path: Path, *, is_synced: bool) -> None:

@@ -19,10 +19,8 @@ _REASON_CHARACTERS = 400
 
 
 class RemoteStorage:
-    """A location of fsspec; see LocalStorage for its methods.
-
-    Each method looks the file system up: one with a connection does not survive a fork, and fsspec
-    caches those of this process.
+    """A location of fsspec; see LocalStorage for its methods. Each looks the file system up: one
+    with a connection does not survive a fork, and fsspec caches those of this process.
     """
 
     def __init__(self, location: str, options: Mapping[str, Any]) -> None:

@@ -51,10 +51,8 @@ class Counter:
 
 
 class Histogram:
-    """Counts of observations below each bound, per combination of labels. Threads: any.
-
-    Args:
-        bounds: ascending; an observation counts in the first bucket with a bound >= it.
+    """Counts of observations per combination of labels, in the first bucket with a bound >= the
+    value. bounds: ascending. Threads: any.
     """
 
     def __init__(
@@ -90,9 +88,7 @@ LabeledNumbers = Mapping[Labels, float]
 
 class Gauge:
     """Numbers that are read when Prometheus asks for them; a counter if the name ends in _total.
-
-    Args:
-        read: returns the numbers by the values of `labels`, () without labels; from any thread.
+    read: returns the numbers by the values of `labels`, () without labels; from any thread.
     """
 
     def __init__(

@@ -43,9 +43,7 @@ def clip_gradients(
     clip: Clip | None, tables: dict[RowClassId, TableGradient], parameters: Iterable[Tensor]
 ) -> dict[RowClassId, TableGradient]:
     """Clip the gradients of a step, those of the parameters in place; returns those of the rows.
-
-    Raises:
-        NotFinite: the norm is not finite; no gradient has changed.
+    Raises NotFinite: the norm is not finite; no gradient has changed.
     """
     if clip is None:
         return tables

@@ -31,10 +31,8 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(frozen=True)
 class EpochStart:
-    """What is left of an epoch.
-
-    resumes: a part of the epoch was trained on before, so that no example may be left.
-    on_first_batch: is called before the first batch is trained on.
+    """What is left of an epoch. resumes: a part of it was trained on before, so that no example may
+    be left. on_first_batch: is called before the first batch is trained on.
     """
 
     streams: Iterable[StreamBatches]
@@ -43,9 +41,8 @@ class EpochStart:
 
 
 class Epochs:
-    """Counts the epochs of a trainer and finds where each begins.
-
-    num_epochs: made so far. random: the random numbers that checkpoints hold.
+    """Counts the epochs of a trainer (num_epochs) and finds where each begins. random: the random
+    numbers that checkpoints hold.
     """
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:

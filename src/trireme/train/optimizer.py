@@ -144,18 +144,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass, in sync and bounded together with all other workers, unless this
-        worker is in a pass that it has not left.
-
-        Returns:
-            What a predecessor, which was killed, has made of it: the caller must leave it out.
+        worker is in a pass that it has not left. Returns what a predecessor, which was killed, has
+        made of it: the caller must leave it out.
         """
         check_own_stream("DistributedOptimizer.begin_pass", self.cluster)
         return self.mode.begin_pass()
 
     def end_pass(self) -> None:
-        """Leave the pass: this worker has no more batches. The parameters are current when it
-        returns.
-        """
+        """Leave the pass: this worker has no more batches. Then the parameters are current."""
         self.mode.end_pass()
 
     # ---- the step ----
@@ -259,9 +255,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.mode.flush()
 
     def refresh(self) -> None:
-        """Flush, and bring the dense parameters to the servers' current weights; in hybrid the
-        workers have them.
-        """
+        """Flush, and bring the dense parameters to the servers' weights (hybrid has them)."""
         self.mode.refresh()
 
     def finish(self) -> None:

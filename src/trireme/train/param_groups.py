@@ -27,8 +27,7 @@ def table_group(table: Table) -> dict[str, Any]:
 def row_gradients(
     lookups: PendingLookups, groups: Iterable[Mapping[str, Any]], num_steps: int, pool: _core.Pool
 ) -> dict[RowClassId, TableGradient]:
-    """Per `Table.class_id` the rows with a gradient; the gradients of several lookups are summed.
-
+    """Per `Table.class_id` the rows with a gradient; gradients of several lookups are summed.
     groups: of the tables. num_steps: which step this is, for rules that ask.
     """
     gradients: dict[RowClassId, TableGradient] = {}

@@ -52,9 +52,7 @@ class PassState:
         return entered, progress
 
     def enter_shared(self, entered: EnteredPass) -> None:
-        """Come to a pass of shared streams. A worker that was not there from the beginning counts
-        its steps on from those of workers that were.
-        """
+        """Come to a pass of shared streams. A late worker counts on from the others' steps."""
         self.entered = entered
         if self._is_new:
             self.num_steps = max(self.num_steps, entered.num_steps)

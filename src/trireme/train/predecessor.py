@@ -25,10 +25,8 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(frozen=True)
 class PredecessorProgress:
-    """How much of a pass predecessors have done.
-
-    is_over: they have finished the pass. num_pushes: pushes that they made. has_left: they have
-    trained on all their batches, and may not have finished the pass.
+    """How much of a pass predecessors have done. is_over: all. num_pushes: pushes that they made.
+    has_left: they have trained on all their batches, and may not have finished the pass.
     """
 
     is_over: bool = False
@@ -85,9 +83,7 @@ def warn_of_lost_buffers(model: nn.Module, worker: int) -> None:
 
 
 def skip_epoch(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> None:
-    """Leave out a finished epoch. A dataset without streams is read, because its next order may
-    depend on that.
-    """
+    """Leave out a finished epoch. Without streams it is read: the next order may depend on that."""
     log.info("train: worker %d was started again: epoch %d is over", cluster.worker, epoch)
     if not hasattr(dataset, "stream"):
         check_order(dataset)

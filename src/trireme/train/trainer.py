@@ -111,9 +111,7 @@ class Trainer:
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, **options: Any) -> Trainer:
-        """A trainer of what a model file's `create` returned. options: those of the constructor
-        that a recipe does not have.
-        """
+        """A trainer of what a model file's `create` returned. options: the constructor's others."""
         return cls(
             recipe.model,
             recipe.optimizer,

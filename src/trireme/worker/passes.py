@@ -83,9 +83,7 @@ def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
 
 
 def enter(client: WorkerClient, num_steps: int) -> EnteredPass:
-    """Enter the next pass, with so many steps made; from then on this worker takes part, if
-    anything is left to do.
-    """
+    """Enter the next pass, with so many steps made, and take part if anything is left to do."""
     number = client.script.number + 1
     if client.script.is_next_behind:
         client.script.number = number
@@ -133,8 +131,8 @@ def take(
 
 
 class _Patience:
-    """How long a worker asks for a stream: PATIENCE timeouts while the coordinator answers, one
-    while it does not.
+    """Asks for a stream for PATIENCE timeouts while the coordinator answers, for one while it does
+    not.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -160,8 +158,6 @@ class _Patience:
 
 def give_back(client: WorkerClient, *, parts: bool) -> None:
     """Stop in the middle of a pass, after all pushes have been applied; other workers take the
-    stream.
-
-    parts: this worker leaves the job alone; meetings do not wait for it.
+    stream. parts: this worker leaves the job alone; meetings do not wait for it.
     """
     client.coordinate("coord.give_back", {"parts": parts})

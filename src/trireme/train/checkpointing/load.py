@@ -27,10 +27,8 @@ LoadOne = Callable[[Location], dict[str, Any]]
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that this run goes on from.
-
-    extra: the JSON values that `save` got. num_streams: streams per pass in the run that saved it.
-    random: the random numbers of this worker, if the checkpoint has them.
+    """A checkpoint that this run goes on from. extra: the JSON values that `save` got. num_streams:
+    streams per pass in the run that saved it. random: this worker's random numbers, if saved.
     """
 
     path: str
@@ -43,10 +41,8 @@ def load(
     optimizer: DistributedOptimizer, location: Location, random: RandomState | None = None
 ) -> LoadedCheckpoint:
     """Bring servers, model, optimizer and random numbers to the state of a checkpoint, whatever
-    number of servers wrote it. Group values (learning rates) are the checkpoint's.
-
-    Raises:
-        BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another model.
+    number of servers wrote it. Group values (learning rates) are the checkpoint's. Raises: see
+    Trainer.load.
     """
     loaded = _load_on_servers(optimizer, lambda load_one: load_one(location))
     return _load_on_worker(optimizer, loaded, location, random or RandomState())
@@ -162,10 +158,8 @@ def _load_on_servers(
     tables: Collection[str] | None = None,
     parameters: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Have the servers load what worker 0 chooses; returns the chosen path and its JSON values.
-
-    choose: called on worker 0 with a function that loads one location. tables, parameters: names;
-    None: all, and the run goes on where the checkpoint was taken.
+    """Have the servers load what worker 0 chooses; returns its path and JSON values. tables,
+    parameters: names; None: all, and the run goes on where the checkpoint was taken.
     """
     optimizer.flush()
     cluster = optimizer.cluster

@@ -18,9 +18,8 @@ _PYTHON_VERSION = 3
 
 
 class RandomState:
-    """The states of the global CPU generators of torch, Python and NumPy, and of the generators
-    that order a DataLoader: now, and at the beginning of the epoch, from where a dataset that
-    cannot seek is read again.
+    """The global CPU generators of torch, Python and NumPy, and those that order a DataLoader: as
+    they are now, and at the beginning of the epoch, where a dataset that cannot seek is read again.
     """
 
     def __init__(self) -> None:

@@ -25,11 +25,9 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(eq=False)
 class Saver:
-    """Saves when all workers stop, for `CheckpointAtStop`; subclasses save during a fit too.
-
-    Every worker has one and calls the same methods at the same places.
-
-    extra: makes the JSON values that a checkpoint holds of the fit.
+    """Saves when all workers stop, for `CheckpointAtStop`; subclasses save during a fit too. Every
+    worker has one and calls the same methods at the same places. extra: makes the JSON values that
+    a checkpoint holds of the fit.
     """
 
     settings: Checkpoints | CheckpointAtStop

@@ -90,9 +90,7 @@ def install_buffers(
 ) -> list[str]:
     """Copy a worker's buffers into the model; worker 0's where the worker has none of its own.
     Returns the names of buffers that are missing or have another shape; they keep their values.
-
-    Raises:
-        SchemaMismatch: names or shapes differ, and not `match`. `where` is its subject.
+    Raises SchemaMismatch, with the subject `where`: names or shapes differ, and not `match`.
     """
     expected = dict(model.named_buffers())
     common = {name: tensor for name, tensor in tensors.items() if "/" not in name}

@@ -33,9 +33,7 @@ Observer = Callable[[nn.Module, Scored], None]
 
 @dataclass(frozen=True)
 class PassOptions:
-    """What a pass does besides its figures.
-
-    report: what worker 0 prints. dump: gets every batch. ids: names the examples whose outputs are
+    """Prints `report`, and writes every batch to `dump`. ids: names the examples whose outputs are
     not finite, which end the run before anything is pushed; None: outputs are not checked.
     """
 
@@ -74,11 +72,7 @@ class DataPass:
     saver: Saver | None = None
 
     def train(self) -> dict[str, float]:
-        """Train; returns the figures of all workers. All pushes have been applied then.
-
-        Raises:
-            DataError: no worker had an example.
-        """
+        """Train; returns the figures of all workers. Raises DataError: no worker had an example."""
         return self._run(self._train, training=True)
 
     def evaluate(self) -> dict[str, float]:

@@ -34,10 +34,8 @@ class Pusher:
     def submit(
         self, step: Step, tables: Mapping[RowClassId, TableGradient], dense: DenseGradient | None
     ) -> None:
-        """Send this push after those before it; waits while two others wait.
-
-        Raises:
-            The error of an earlier push. DeadlineExceeded: no push has ended for too long.
+        """Send this push after those before it; waits while two others wait. Raises the error of an
+        earlier push. DeadlineExceeded: no push has ended for too long.
         """
         with self._ended:
             self._raise_error()

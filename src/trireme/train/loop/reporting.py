@@ -55,11 +55,8 @@ def check_names(subject: str, **options: Sequence[str]) -> None:
 
 
 class Reporter:
-    """Prints the values of a Report.
-
-    Args:
-        figures: loss and metrics so far.
-        say: prints a line; None on the other workers, which refuse unknown names like the first.
+    """Prints the values of a Report. figures: loss and metrics so far. say: prints a line; None on
+    the other workers, which refuse unknown names like the first.
     """
 
     def __init__(

@@ -24,9 +24,8 @@ class Closable(Protocol):
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """How far the batches of an epoch have been read.
-
-    batches: their number. position: of the last one, where the dataset has positions.
+    """How many batches of an epoch have been read, and the position of the last one, where the
+    dataset has positions.
     """
 
     batches: int = 0

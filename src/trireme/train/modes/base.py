@@ -53,8 +53,8 @@ class Mode:
         self.join_pass()
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
-        """Rows to train on, and dense weights if asked, as soon as the mode allows it; number: of
-        the batch, where each makes a step.
+        """Rows to train on, and dense weights if asked, as soon as the mode allows. number: the
+        batch's.
         """
         self.join_pass()
         return self.read(keys, blocks=blocks)

@@ -71,11 +71,9 @@ class LocalTraining:
             )
 
     def create_on_servers(self) -> None:
-        """Create the tables and blocks, with worker 0's weights. Every worker calls it.
-
-        Raises:
-            SchemaMismatch: workers differ in the strategy, blocks or model, or the servers have
-                another table of that name.
+        """Create the tables and blocks, with worker 0's weights. Every worker calls it. Raises
+        SchemaMismatch: workers differ in the strategy, blocks or model, or the servers have another
+        table of that name.
         """
         client, optimizer, dense = self.cluster.client, self.optimizer, self.replica.dense
         blocks = self.blocks or Blocks()
@@ -98,7 +96,5 @@ class LocalTraining:
         return [group_values(group, defaults) for group in self.optimizer.param_groups]
 
     def dense_gradient(self, dense: DenseParameters) -> DenseGradient | None:
-        """The gradients of a replica's dense parameters, which are left without; None: it has no
-        dense parameters.
-        """
+        """Take the gradients of a replica's dense parameters away; None: it has none."""
         return DenseGradient(dense.take_gradients(), self.group_values()) if len(dense) else None

@@ -121,8 +121,8 @@ class DoneFiles:
         return [self._exported(name, number, line) for number, line in self._lines(name)]
 
     def add_checkpoint(self, entry: ListedCheckpoint, *, keep: int | None = None) -> list[str]:
-        """Add a line, in place of one of the same path, and keep the last `keep` lines. Returns the
-        paths of the others.
+        """Add a line, in place of one of the same path; keep the last `keep`. Returns the paths of
+        the others.
         """
         entries = [old for old in self.checkpoints() if old.path != entry.path] + [entry]
         kept = entries if keep is None else entries[-keep:]

@@ -97,11 +97,7 @@ class PassLoader:
         self._has_warned = False
 
     def open(self, this: Pass) -> Iterable[Any] | None:
-        """Wait for the data, then open and load it.
-
-        Raises:
-            Stopped: a worker was asked to stop.
-        """
+        """Wait for the data, then open and load it. Raises Stopped: a worker was asked to stop."""
         self._wait(this)
         if reason := first_reason(self._meet(this, {"stops": self._cluster.stop_request.reason})):
             raise Stopped(reason)

@@ -103,9 +103,7 @@ class CachedRows:
         return self._clock(keys_K)[:, 0]
 
     def touch(self, cached: CachedKeys, weights_MD: Floats, window: int) -> None:
-        """Put these rows into the window. weights_MD: of `cached.missing`, as the servers have
-        them.
-        """
+        """Put these rows into the window. weights_MD: of `cached.missing`, from the servers."""
         if len(missing_M := cached.missing):
             slots_M = self._window.add(missing_M, weights_MD)
             clocks_M2 = np.empty((len(missing_M), 2), np.float32)

@@ -74,8 +74,8 @@ class Window:
 
     def fetch(self, keys: KeysByClass, time: int) -> None:
         """Pull what the next `touch`, of these arrays, will lack, while the batch touched last is
-        trained on. Does nothing if the window ends with that batch: rows from before the exchange
-        would lack this worker's own differences.
+        trained on. Does nothing if the window ends there: rows pulled before the exchange would
+        lack this worker's own differences.
         """
         version = self._version
         if not self._is_last:

@@ -20,11 +20,8 @@ from trireme.worker.dense_parameters import DenseParameters
 
 
 class ReplicatedDense:
-    """The dense parameters of one worker.
-
-    Args:
-        dense: the model's parameters, all on one device. optimizer: steps them.
-        clip: what gradients are clipped by, by value, before the step.
+    """The dense parameters of one worker, all on one device; `optimizer` steps them. clip: clips
+    gradients by value before the step.
     """
 
     def __init__(
@@ -100,8 +97,8 @@ class ReplicatedDense:
     def _flat(
         self, gradients: Mapping[str, Tensor | None], examples: int, *, is_active: bool
     ) -> Tensor:
-        """Gradients times examples, one flag per parameter that has one, examples, and a flag for
-        this worker.
+        """Gradients times examples, a flag per parameter that has one, examples, a flag for the
+        worker.
         """
         parts = [
             torch.zeros(p.numel(), device=self._device)
