@@ -7,6 +7,8 @@ from trireme.train.modes.geo.mode import Geo
 from trireme.train.modes.hybrid.mode import Hybrid
 from trireme.train.modes.sync import Sync
 
+__all__ = ["Async", "Bounded", "Geo", "Hybrid", "Mode", "Sync"]
+
 
 def mode_of(name: str) -> type[Mode]:
     """The mode that a Strategy names."""
