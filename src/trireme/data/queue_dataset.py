@@ -13,7 +13,7 @@ from trireme.data.pipe_process import checked_command
 from trireme.data.read_ahead import ReadAhead
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths, find_files
-from trireme.data.text_parser import TextFormat
+from trireme.data.text_parser import TextFormat, TextParser
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest
 
@@ -147,8 +147,9 @@ class QueueDataset:
                 skip_broken=self._skip_broken,
                 start=start,
             )
-        parser = self._format.open(
+        parser = TextParser(
             self.schema,
+            self._format,
             batch_size=self.batch_size,
             threads=self._threads,
             skip_broken=self._skip_broken,

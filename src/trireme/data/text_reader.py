@@ -112,7 +112,7 @@ class TextReader:
 
     @property
     def num_broken_lines(self) -> int:
-        return self._parser.core.num_broken_lines
+        return int(self._parser.core.num_broken_lines)
 
     def stop(self) -> None:
         """Make batches() end or raise soon."""
