@@ -168,19 +168,13 @@ class Embedding(TableModule):
         rows = tuple(self._gathered(batch))
         if not rows:
             _, lookups, pool = self._lookups(batch)
+            outs = [gather_rows(lookup, lookup.index.shape[0], 1, pool) for lookup in lookups]
+            columns = [batch[spec.features[0]] for spec in self.lookup_specs]
             rows = tuple(
-                self._rows_of(batch[spec.features[0]], lookup, spec.table.width, pool)
-                for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
+                out.view(*c.shape, out.shape[-1]) if isinstance(c, Tensor) else out.squeeze(1)
+                for out, c in zip(outs, columns, strict=True)
             )
         return rows if self.returns_tuple else rows[0]
-
-    def _rows_of(
-        self, column: object, lookup: Lookup, width: int, pool: _core.Pool | None
-    ) -> Tensor:
-        out = gather_rows(lookup, lookup.index.shape[0], 1, pool)
-        if isinstance(column, Tensor):
-            return out.view(*column.shape, width)
-        return out.squeeze(1)
 
 
 class EmbeddingBag(TableModule):
