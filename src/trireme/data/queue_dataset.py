@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from trireme.bounded_queue import ReadAhead
 from trireme.data.arrow_reader import ArrowReader, ArrowTable
 from trireme.data.batch import Batch, check_stream
 from trireme.data.file_range import FileRange, range_of_stream
 from trireme.data.pipe import Pipe
 from trireme.data.pipe_process import checked_command
-from trireme.data.read_ahead import ReadAhead
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths, find_files
 from trireme.data.text_parser import TextFormat, TextParser

@@ -20,8 +20,7 @@ from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.job.default import default
 from trireme.nn.ids import Columns
-from trireme.nn.lookup import Lookup
-from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.lookup import Lookup, LookupSpec
 from trireme.nn.op import gather_rows
 from trireme.nn.planner import Planner
 from trireme.table import Table
