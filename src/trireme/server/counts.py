@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from trireme.protocol.wire import Push
 
@@ -55,16 +56,7 @@ class Counts:
             now = time.monotonic()
             return {mode: now - saved_at for mode, saved_at in self._saved_at.items()}
 
-    def by_table(self) -> dict[str, dict[str, int]]:
-        """Copies of `pulled`, `missing` and `pushed`."""
+    def read(self, counter: str) -> dict[Any, int]:
+        """A copy of one of the counters, by its name."""
         with self._lock:
-            return {
-                "pulled": dict(self.pulled),
-                "missing": dict(self.missing),
-                "pushed": dict(self.pushed),
-            }
-
-    def by_stream(self) -> dict[str, dict[int, int]]:
-        """Copies of `pushes` and `examples`."""
-        with self._lock:
-            return {"pushes": dict(self.pushes), "examples": dict(self.examples)}
+            return dict(getattr(self, counter))

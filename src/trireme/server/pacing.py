@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.protocol.membership import (
-    Member,
-    Members,
-    Pace,
-    members_from_wire,
-    members_to_wire,
-)
+from trireme.protocol.membership import Member, Members, Pace, members_from_wire, members_to_wire
 
 Waiter = Callable[[], None]
 WAITERS_MAX = 1 << 14
@@ -44,7 +38,6 @@ class Pacing:
             self._release()
 
     def is_newer(self, version: int) -> bool:
-        """Whether a group of this version is newer than the current one."""
         return version > self._version
 
     def record(self, stream: int, step: int) -> None:
@@ -57,9 +50,6 @@ class Pacing:
     def when_within(self, stream: int, pace: Pace, waiter: Waiter) -> bool:
         """True if no other member is too far behind. Otherwise `waiter` is called once when that
         is so.
-
-        Raises:
-            BadRequest: the stream is no member. ResourceExhausted: too many pulls wait.
         """
         if stream not in self._members:
             raise BadRequest(f"pull: expected a member of the pass, found stream {stream}")
@@ -117,10 +107,7 @@ class Pacing:
             self._release()
 
     def _release(self) -> None:
-        ready = [
-            (stream, step)
-            for (stream, step), (bound, _) in self._waiters.items()
-            if not self._behind(stream, step - bound)
-        ]
-        for waiter in [self._waiters.pop(key)[1] for key in ready]:
-            waiter()
+        for (stream, step), (bound, waiter) in list(self._waiters.items()):
+            if not self._behind(stream, step - bound):
+                del self._waiters[stream, step]
+                waiter()

@@ -14,18 +14,12 @@ alone: workers ask all servers for their shares (`norm_of`) and send the norm wi
 Not thread-safe: the server locks around it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import NormReply
-from trireme.protocol.membership import (
-    Member,
-    Members,
-    Stop,
-    members_from_wire,
-    members_to_wire,
-)
+from trireme.protocol.membership import Member, Members, Stop, members_from_wire, members_to_wire
 from trireme.protocol.wire import Push
 
 Waiter = Callable[[], None]
@@ -63,9 +57,7 @@ class Staging:
 
     def set_group(self, version: int, members: Members, *, advance: bool = True) -> None:
         """Adopt the coordinator's group if it is newer. A stream that has left has staged all its
-        pushes.
-
-        advance: apply the steps that waited for it.
+        pushes. `advance`: apply the steps that waited for the group.
         """
         if version <= self._version:
             return
@@ -86,7 +78,7 @@ class Staging:
         if push.step <= self.applied:
             return
         member = self._members.get(push.stream)
-        if member is None or not self._includes(member, push.step) or push.step > self.applied + 1:
+        if member is None or not member.includes(push.step) or push.step > self.applied + 1:
             raise BadRequest(
                 f"push: step {self.applied + 1} is being staged and stream {push.stream} is"
                 f" {member}, found step {push.step}"
@@ -95,10 +87,7 @@ class Staging:
             _check_same_rates(push, other)
 
     def stage(self, push: Push) -> None:
-        """Hold a push. Staging it again, or after its step has been applied, changes nothing.
-
-        Raises: as `check`.
-        """
+        """Hold a push. Staging it again, or after its step has been applied, changes nothing."""
         self.check(push)
         if push.step <= self.applied:
             return
@@ -110,7 +99,7 @@ class Staging:
     def declare(self, stream: int, step: int) -> None:
         """`stream` has staged its pushes up to `step` on every server."""
         member = self._members.get(stream)
-        is_expected = member is not None and self._includes(member, step) and step > self.applied
+        is_expected = member is not None and member.includes(step) and step > self.applied
         if is_expected and stream not in self._staged.get(step, {}):
             raise BadRequest(
                 f"pull: stream {stream} says that step {step} is staged, it is not here"
@@ -133,8 +122,6 @@ class Staging:
     def when_complete(self, stream: int, step: int, waiter: Waiter) -> bool:
         """True if all members have staged `step` everywhere, or it has been applied. Otherwise
         `waiter` is called once when that is so; it replaces an earlier waiter of the stream.
-
-        Raises BadRequest: the stream is no member.
         """
         if stream not in self._members:
             raise BadRequest(f"norm: expected a member of the pass, found stream {stream}")
@@ -153,8 +140,7 @@ class Staging:
 
     def num_held(self) -> dict[str, int]:
         """How many pushes are staged, and how many pulls wait."""
-        staged = sum(len(pushes) for pushes in self._staged.values())
-        return {"staged": staged, "waiting": len(self._waiters)}
+        return {"staged": len(self.staged()), "waiting": len(self._waiters)}
 
     def waiting_for(self) -> str:
         """What the next step waits for, as text for errors."""
@@ -162,13 +148,9 @@ class Staging:
         missing = [
             stream
             for stream, member in self._members.items()
-            if self._includes(member, step) and not self._has_declared(stream, member, step)
+            if member.includes(step) and not self._has_declared(stream, member, step)
         ]
         return f"step {step} waits for {f'streams {missing}' if missing else 'its norm'}"
-
-    @staticmethod
-    def _includes(member: Member, step: int) -> bool:
-        return member.first <= step and (member.end is None or step < member.end)
 
     def _has_declared(self, stream: int, member: Member, step: int) -> bool:
         return self._declared.get(stream, 0) >= step or member.end is not None
@@ -188,7 +170,7 @@ class Staging:
         self._wake()
 
     def _members_of(self, step: int) -> dict[int, Member]:
-        return {s: member for s, member in self._members.items() if self._includes(member, step)}
+        return {s: member for s, member in self._members.items() if member.includes(step)}
 
     def _is_complete(self, step: int) -> bool:
         """Whether all members of the step have declared it staged everywhere."""
@@ -216,8 +198,7 @@ class Staging:
         """Apply the staged pushes of the next step."""
         # Marks make this safe to repeat if it fails halfway (for example, in a full bucket).
         self._apply(self._pushes_of(step), norm)
-        reasons = [push.stops for push in self._pushes_of(step) if push.stops]
-        if reasons:
+        if reasons := [push.stops for push in self._pushes_of(step) if push.stops]:
             self.stop = Stop(step, reasons[0])
         del self._staged[step]
         self._norms.pop(step, None)
@@ -245,10 +226,9 @@ class Staging:
         self.stop = Stop.from_wire(state.get("stop"))
         self._members = dict(members_from_wire(state["members"]))
 
-    def staged(self) -> Iterator[Push]:
+    def staged(self) -> list[Push]:
         """The pushes that are held."""
-        for pushes in self._staged.values():
-            yield from pushes.values()
+        return [push for pushes in self._staged.values() for push in pushes.values()]
 
 
 def _check_same_rates(push: Push, other: Push) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import NotReady, SchemaMismatch, UnknownTable, WrongMap
@@ -26,7 +27,7 @@ from trireme.protocol.identity import lost
 from trireme.protocol.membership import Group
 from trireme.protocol.routing import BucketMap, Floats, Keys
 from trireme.protocol.server_limits import CapacityLimits
-from trireme.protocol.wire import Push
+from trireme.protocol.wire import Array, Push
 from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
 from trireme.server.journal import Journal
@@ -40,8 +41,6 @@ STALENESS_MAX = 1024
 
 @dataclass
 class ServedTable:
-    """A table of a server: its schema, and the rows in the core."""
-
     schema: TableSchema
     rows: _core.Table
 
@@ -99,13 +98,17 @@ class ServerState:
 
     @property
     def is_in_a_job(self) -> bool:
-        """Whether workers have brought a bucket map."""
+        """Whether workers have sent a bucket map."""
         return self._map is not None
 
     def map(self) -> BucketMap:
         if self._map is None:
             raise NotReady("server: no bucket map yet; the coordinator's first worker brings it")
         return self._map
+
+    def owned_buckets(self) -> npt.NDArray[np.int64]:
+        """Buckets of this server, ascending."""
+        return self.map().owned_by(self.index)
 
     def set_map(self, bucket_map: BucketMap, index: int) -> None:
         """Adopt a bucket map if it is newer than the current one."""
@@ -130,10 +133,7 @@ class ServerState:
         return self._map
 
     def set_group(self, group: Group, *, advance: bool) -> None:
-        """Adopt a group that is newer than the current one.
-
-        advance: apply the staged steps that waited for it.
-        """
+        """Adopt a group that is newer than the current one. `advance`: as in `Staging`."""
         self.pacing.set_group(group.version, group.members)
         if group.staged:
             self.staging.set_group(group.version, group.members, advance=advance)
@@ -149,11 +149,7 @@ class ServerState:
         return table
 
     def create_table(self, schema: TableSchema) -> None:
-        """Make the table unless it exists.
-
-        Raises:
-            SchemaMismatch: the name exists with another schema; the message shows both.
-        """
+        """Make the table unless it exists. Raises SchemaMismatch: it has another schema."""
         with self.journal.changing(), self.lock:
             existing = self.tables.get(schema.name)
             if existing is not None:
@@ -228,12 +224,11 @@ class ServerState:
 
     def _update_table(self, table: ServedTable, gradient: StepGradient) -> None:
         keys_K, gradients, columns = gradient.of_table(table.schema)
-        rule_values: dict[str, Any] = gradient.rule_values(table.schema.name)
         table.rows.update(
             keys_K,
             gradients,
             gradient.ids,
-            _core.RuleValues(**rule_values),
+            gradient.rule_values(table.schema.name),
             self.pool,
             time=gradient.time,
             show_click=columns.get("show_click"),
@@ -291,20 +286,16 @@ class ServerState:
     def applied_streams(self) -> list[list[Any]]:
         """[stream, last sequence, position after it], which all buckets and blocks have applied."""
         with self.lock:
-            return [
-                [number, stream.last, list(stream.position)]
-                for number, stream in self.streams.items()
-                if stream.last
-            ]
+            ids = self.applied_ids()
+            return [[number, last, list(self.streams[number].position)] for number, last in ids]
 
     def reset_streams(self, streams: Mapping[int, tuple[int, tuple[int, ...]]]) -> None:
         """After a load: set the last sequence and the position of each stream; streams that are not
         named start at the beginning.
         """
         with self.lock:
-            for number in streams:
-                self.streams.setdefault(number, StreamState())
-            for number, stream in self.streams.items():
+            for number in {**streams, **self.streams}:
+                stream = self.stream(number)
                 stream.last, stream.position = streams.get(number, (0, ()))
 
     # ---- versions ----
@@ -354,10 +345,7 @@ class ServerState:
             return self.staging.num_held()
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start: rows and bytes per table, pushes, missing keys, and two
-        histograms of pushes: by the number of pushes applied between their pull and themselves
-        (staleness), and by the steps that they were ahead of the slowest stream.
-        """
+        """Counts since the start; `staleness` and `ahead` are histograms of pushes."""
         with self.lock:
             return {
                 "tables": {
@@ -367,10 +355,16 @@ class ServerState:
                 "blocks": len(self.blocks),
                 "block_bytes": self.blocks.num_bytes,
                 "pushes": self.num_pushes,
-                "missing": sum(self.counts.by_table()["missing"].values()),
+                "missing": sum(self.counts.read("missing").values()),
                 "staleness": _histogram(self.staleness),
                 "ahead": _histogram(self.pacing.ahead),
             }
+
+
+def consecutive(buckets: Array) -> list[Array]:
+    """Ascending buckets, split where numbers are missing."""
+    is_end = np.diff(buckets) != 1
+    return np.split(buckets, np.flatnonzero(is_end) + 1) if len(buckets) else []
 
 
 def _histogram(counts: Counter[int]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The gradient of a step: the sum of the pushes of one sync step, or a single push."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,9 +50,10 @@ class StepGradient:
         """Tables that have rows in the step."""
         return list(dict.fromkeys(part.table for push in self._pushes for part in push.tables))
 
-    def rule_values(self, name: str) -> dict[str, float | int]:
+    def rule_values(self, name: str) -> _core.RuleValues:
         """The values of a table's rule in this step."""
-        return next(part.values for part, _ in self._parts(name))
+        values: dict[str, Any] = next(part.values for part, _ in self._parts(name))
+        return _core.RuleValues(**values)
 
     def of_table(self, schema: TableSchema) -> SummedTable:
         """Sums per key, clipped."""

@@ -66,7 +66,7 @@ class CheckpointLoad:
         self.manifest, self.plan = manifest, plan
         self._staged: dict[str, _core.Table] = {}
         self._owned = np.zeros(NUM_BUCKETS, bool)
-        self._owned[server.map().owned_by(server.index)] = True
+        self._owned[server.owned_buckets()] = True
 
     # ---- checking ----
 

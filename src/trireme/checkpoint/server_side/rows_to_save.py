@@ -102,7 +102,7 @@ def bins_of(statistics: Array, newest: int) -> Bins:
 
 def count_bins(server: ServerState, progress: OperationProgress) -> dict[str, Any]:
     """Table -> [bins that have rows, number of rows in each]."""
-    owned = server.map().owned_by(server.index)
+    owned = server.owned_buckets()
     counts: dict[str, Counter[int]] = {}
     lock = threading.Lock()
 

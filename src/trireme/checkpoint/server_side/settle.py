@@ -21,7 +21,7 @@ def settle(
     """Subtract what the saved rows had gained from this server's rows; what pushes have added
     since stays.
     """
-    owned = set(server.map().owned_by(server.index).tolist())
+    owned = set(server.owned_buckets().tolist())
     tasks = []
     for name, saved in manifest.tables.items():
         table = server.tables.get(name)

@@ -45,7 +45,7 @@ class StagedRows:
     @classmethod
     def of(cls, server: ServerState, table: ServedTable) -> StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
-        wanted[server.map().owned_by(server.index)] = 1
+        wanted[server.owned_buckets()] = 1
         return cls(table.schema, make_core_table(table.schema), wanted)
 
     @property
