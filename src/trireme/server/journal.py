@@ -22,7 +22,7 @@ _NOTHING = nullcontext()
 
 
 class LogLag(NamedTuple):
-    """What a recovery would replay: bytes of the log after the last snapshot, and seconds since that
+    """What a recovery would replay after the last snapshot: bytes of the log, and seconds since the
     snapshot (or the log, if there is none) was begun.
     """
 

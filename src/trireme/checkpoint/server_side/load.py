@@ -7,7 +7,7 @@ bucket by bucket, because two such tables might not fit in memory.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -19,7 +19,6 @@ from trireme.checkpoint.format.manifest import BlockFile, CheckpointManifest, Ro
 from trireme.checkpoint.format.row_files import (
     BucketLines,
     RowColumns,
-    cells_of,
     read_checked_rows,
     read_rows,
 )
@@ -53,9 +52,8 @@ class LoadPlan:
 
 
 class CheckpointLoad:
-    """One server's load of one checkpoint: `check`, then `apply`.
-
-    Raises Corruption and SchemaMismatch.
+    """One server's load of one checkpoint: `check`, then `apply`. Raises Corruption and
+    SchemaMismatch.
     """
 
     def __init__(
@@ -173,28 +171,19 @@ class CheckpointLoad:
         rows: _core.Table,
         name: str,
         files: RowFiles,
-        buckets: BucketLines,
+        lines: BucketLines,
         batch: pa.RecordBatch,
     ) -> None:
         """Put these buckets into a table. Raises Corruption for invalid keys and rows."""
         manifest = self.manifest
+        if not self.plan.resumes:
+            lines = replace(lines, mark_offsets=NO_OFFSETS)
         try:
-            _core.restore_columns(
+            self._columns[name].restore(
                 rows,
-                buckets=buckets.buckets,
-                num_rows=buckets.num_rows,
-                wanted=self._owned[buckets.buckets],
-                keys=batch["key"].to_numpy(),
-                classes=batch["row_class"].to_numpy(),
-                columns=cells_of(batch),
-                widths=list(self._columns[name].widths),
-                mark_offsets=buckets.mark_offsets if self.plan.resumes else NO_OFFSETS,
-                streams=buckets.streams,
-                sequences=buckets.sequences,
-                removed_offsets=buckets.removed_offsets,
-                removed=buckets.removed,
-                pending_offsets=buckets.pending_offsets,
-                pending=buckets.pending,
+                lines,
+                batch,
+                wanted=self._owned[lines.buckets],
                 removed_at=manifest.version,
                 removed_since=min(manifest.chain.values(), default=manifest.version),
                 apply=manifest.mode == "delta",
@@ -245,8 +234,8 @@ class CheckpointLoad:
 
     def _num_rows(self, name: str) -> int:
         """About how many rows of a table it gets: keys are spread evenly over buckets."""
-        shares = ((f, self._owned[f.low : f.high + 1].mean()) for f in self._row_files(name))
-        return int(sum(files.num_rows * share for files, share in shares))
+        files = self._row_files(name)
+        return int(sum(f.num_rows * self._owned[f.low : f.high + 1].mean() for f in files))
 
     def _blocks(self) -> list[BlockSpec]:
         """Wanted blocks of this server."""

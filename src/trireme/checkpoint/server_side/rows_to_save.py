@@ -25,7 +25,6 @@ from trireme.checkpoint.format.row_writer import ChooseRows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.errors import BadRequest
 from trireme.protocol.row_selection import MODES, selected
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array, need
 from trireme.server.state import ServedTable, ServerState
 
@@ -107,7 +106,7 @@ def count_bins(server: ServerState, progress: OperationProgress) -> dict[str, An
     lock = threading.Lock()
 
     def count(name: str, table: ServedTable, buckets: Array) -> None:
-        columns = RowColumns.of(RowLayout.of(table.schema, table.rows))
+        columns = RowColumns.of_schema(table.schema, table.rows)
         newest = table.rows.version
         for bucket in buckets.tolist():
             snapshot = _core.snapshot_columns(table.rows, bucket, 1, 0, 0, columns.widths)

@@ -18,7 +18,6 @@ from trireme.checkpoint.format.row_writer import BATCH_BYTES, BUCKETS_PER_BATCH_
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
 from trireme.server.state import ServedTable, ServerState, consecutive
 from trireme.storage.checked_file import FILE_THREADS, written
@@ -106,7 +105,7 @@ class _TableSave:
         """Each writes one pair of row files and appends them to `files`."""
         self.progress.expect(len(owned))
         rows, plan = self.table.rows, self.plan
-        columns = RowColumns.of(RowLayout.of(self.table.schema, rows))
+        columns = RowColumns.of_schema(self.table.schema, rows)
         choose = plan.rows.of(self.table)
         writer = RowWriter(rows, columns, plan.since, plan.removed_since, choose)
         per_bucket = max(rows.rows * rows.row_bytes // max(len(owned), 1), 1)

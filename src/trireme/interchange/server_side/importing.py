@@ -24,6 +24,7 @@ from trireme.interchange.formats.lines import line_chunks
 from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
 from trireme.interchange.formats.parquet import batches
 from trireme.interchange.server_side.staged_rows import StagedRows
+from trireme.protocol.routing import buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
@@ -158,10 +159,8 @@ class ImportHandlers:
             key instead of the row's number.
         """
         self._check_room(staged)
-        buckets = np.empty(len(columns["key"]), np.uint16)
-        _core.buckets(columns["key"], buckets)
-        owned = np.flatnonzero(staged.wanted[buckets])
-        if len(owned) < len(buckets):
+        owned = np.flatnonzero(staged.wanted[buckets_of(columns["key"])])
+        if len(owned) < len(columns["key"]):
             columns = {name: values[owned] for name, values in columns.items()}
         try:
             classes, rows = rows_of(staged.schema, staged.layout, staged.rows.dims, columns, stamp)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from trireme import _core
 from trireme.errors import BadRequest, DataError
 from trireme.protocol.core_table import make_core_table
-from trireme.protocol.routing import NUM_BUCKETS, Keys
+from trireme.protocol.routing import NUM_BUCKETS, Keys, buckets_of
 from trireme.protocol.wide_rows import RowLayout, WideRows
 from trireme.server.state import ServedTable, ServerState
 from trireme.table import TableSchema
@@ -80,8 +80,7 @@ class StagedRows:
         if not ready:
             return
         keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
-        buckets = np.empty(len(keys), np.uint16)
-        _core.buckets(keys, buckets)
+        buckets = buckets_of(keys)
         order = np.argsort(buckets, kind="stable")
         keys, classes, rows, buckets = keys[order], classes[order], rows[order], buckets[order]
         ends = np.flatnonzero(np.diff(buckets)) + 1

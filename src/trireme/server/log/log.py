@@ -46,11 +46,6 @@ class Log:
             self._syncer.start()
 
     @property
-    def number(self) -> int:
-        """The number of the segment that is being written."""
-        return self._segment.number
-
-    @property
     def num_bytes(self) -> int:
         """Bytes appended since the start."""
         return self._position
