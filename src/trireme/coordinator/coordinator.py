@@ -2,9 +2,7 @@
 server 0.
 
 It handles no keys and no gradients. Its parts hold the state; this file locks, keeps the state and
-lists the handlers.
-
-Threads: any; one lock guards everything.
+lists the handlers. Threads: any; one lock guards all parts.
 """
 
 import threading
@@ -44,7 +42,6 @@ class Coordinator:
         self._exports = Exports()
 
     def handlers(self) -> dict[str, Handler]:
-        """Methods by their names on the wire."""
         for_workers = {
             "coord.states": self.facts.on_states,
             "coord.add_blocks": self.facts.on_add_blocks,
@@ -101,7 +98,6 @@ class Coordinator:
                 self._leases.note_heartbeat(worker)
 
     def note_goodbye(self, worker: int) -> None:
-        """A worker has said goodbye."""
         with self._lock:
             self._joining.note_goodbye(worker)
 

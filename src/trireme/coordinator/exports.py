@@ -8,8 +8,6 @@ full checkpoint.
 Exports for inference have chains of their own: a delta follows one export, whose version is kept
 here, and in checkpoints, until the next one follows it. A run that resumes from a checkpoint knows
 only the exports of that checkpoint: later ones belong to another history.
-
-Not thread-safe: the coordinator locks.
 """
 
 from collections.abc import Mapping
@@ -50,7 +48,6 @@ class Exports:
         self._loaded = state["loaded"]
 
     def handlers(self) -> dict[str, Any]:
-        """Methods by their names on the wire."""
         return {
             "coord.export": self._on_export,
             "coord.published": self._on_published,

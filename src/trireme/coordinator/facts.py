@@ -1,7 +1,6 @@
 """What is the same for all workers of a job: facts on which they agree, and the bucket map.
 
-The first worker fixes a fact; the others must report the same value. Not thread-safe: the
-coordinator locks.
+The first worker fixes a fact; the others must report the same value.
 """
 
 import uuid
@@ -21,12 +20,7 @@ _RECOVERED = (
 
 
 class Facts:
-    """Facts of one job.
-
-    Attributes:
-        job: its id, drawn at random.
-        bucket_map: None until the first worker has joined.
-    """
+    """job: its id, drawn at random. bucket_map: None until the first worker has joined."""
 
     def __init__(self) -> None:
         self.job = uuid.uuid4().hex

@@ -1,7 +1,4 @@
-"""How workers join a job, and how its script ends.
-
-Not thread-safe: the coordinator locks.
-"""
+"""How workers join a job, and how its script ends."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -121,11 +118,10 @@ class Joining:
         return worker
 
     def check_late(self, method: str, worker: int) -> None:
-        """Whether a worker that does not take part yet may do so.
-
-        Raises:
-            BadRequest: the job is ending. ResourceExhausted: no stream would be left for a worker
-                that comes late. Those that the job begins with always have room.
+        """Whether a worker that does not take part yet may do so. Raises BadRequest: the job is
+        ending.
+        ResourceExhausted: no stream would be left for a worker that comes late; those that the job
+        begins with always have room.
         """
         self._check_not_ending(method)
         self._check_room(method, worker)
@@ -156,7 +152,6 @@ class Joining:
         return Reply({})
 
     def on_end(self, worker: int, request: Request) -> Reply:
-        """The script of a worker has ended."""
         if need(request.body, "run", int) == self._num_runs:
             self._workers.records[worker].has_ended = True
         return self._leases.end(worker)

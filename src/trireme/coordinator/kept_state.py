@@ -1,7 +1,4 @@
-"""When the coordinator's state is written: before any answer that relies on it.
-
-Not thread-safe: the coordinator locks.
-"""
+"""When the coordinator's state is written: before any answer that relies on it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +8,8 @@ State = dict[str, Any]
 
 
 class KeptState:
-    """collect: returns the state.
-
-    Attributes:
-        write: writes the state, or raises; None: it is not kept.
-        is_changed: since it was last written. A write that failed is tried again.
+    """collect: returns the state. write: writes it, or raises; None: it is not kept.
+    is_changed: since it was last written. A write that failed is tried again.
     """
 
     def __init__(self, collect: Callable[[], State]) -> None:

@@ -3,8 +3,6 @@
 A worker that starts again runs its script from the beginning, and so comes to meetings that have
 ended: it gets the answers that its predecessor got. These are kept within bounds; those of old
 passes are dropped first, of these the largest.
-
-Not thread-safe: the coordinator locks.
 """
 
 from __future__ import annotations
@@ -35,11 +33,8 @@ DROPPED_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class MeetingName:
-    """Which meeting.
-
-    Attributes:
-        number: of the pass that the workers are in, 0 before the first.
-        path: the same in the script of all workers; empty: the meeting that begins the pass.
+    """number: of the pass that the workers are in, 0 before the first.
+    path: the same in the script of all workers; empty: the meeting that begins the pass.
     """
 
     number: int
@@ -120,17 +115,15 @@ class Meetings:
     def attend(
         self, name: MeetingName, contribution: Contribution, conclude: Callable[[Meeting], Reply]
     ) -> Reply | Deferred:
-        """Wait for all workers that take part, then answer all.
+        """Wait for all workers that take part, then answer all with the result of `conclude`, or
+        with its error.
 
         A repeated request and a worker's successor get the same answer after the end; of what they
         bring, the first counts. A worker that does not take part gets the answer and contributes
         nothing.
 
-        conclude: makes the answer. If it raises, all get its error.
-
-        Raises:
-            BadRequest: others came for another purpose. ResourceExhausted: the meeting has ended,
-                and its answer is not kept any more.
+        Raises BadRequest: others came for another purpose. ResourceExhausted: the meeting has
+        ended, and its answer is not kept any more.
         """
         self._check_purpose(name, contribution)
         if name in self._outcomes:

@@ -1,7 +1,4 @@
-"""The passes of a job: which one each worker is in, and the group of streams that advance together.
-
-Not thread-safe: the coordinator locks.
-"""
+"""The passes of a job: in which one each worker is, and the streams that advance together."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,9 +36,8 @@ class Passes:
 
     def on_begin_pass(self, worker: int, request: Request) -> Reply | Deferred:
         """Enter a pass. `together`: answer when all workers have come; their streams are members
-        from the same step on.
-
-        A successor enters the pass of its predecessor at once, and gets the predecessor's note.
+        from the same step on. A successor enters the pass of its predecessor at once, and gets the
+        predecessor's note.
         """
         body = request.body
         number, together = need(body, "pass", int), need(body, "together", bool)

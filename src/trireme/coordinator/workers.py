@@ -2,8 +2,6 @@
 
 Meetings wait for the workers that take part. These are the ones that the job begins with; where
 streams are leased, workers may also join late, leave early, or be given up after a silence.
-
-Not thread-safe: the coordinator locks.
 """
 
 import math
@@ -23,12 +21,10 @@ TOKENS_MAX = 16
 class WorkerRecord:
     """One worker. The fields are those of the kept state.
 
-    Attributes:
-        tokens: incarnation by token, of the last processes; a repeated join has a known token.
-        call: number of the last call. Calls are sequential: a lower number was delayed.
-        first: incarnation that began this run of the script.
-        passes: the last pass begun. note: what the worker noted there for a successor.
-        has_ended: the script has ended.
+    tokens: incarnation by token, of the last processes; a repeated join has a known token.
+    call: number of the last call. Calls are sequential: a lower number was delayed.
+    first: incarnation that began this run of the script.
+    passes: the last pass begun. note: what the worker noted there for a successor.
     """
 
     incarnation: int = 0
@@ -48,11 +44,8 @@ class WorkerRecord:
 
 
 class Workers:
-    """All workers by index.
-
-    Attributes:
-        participants: indices of those that take part. given_up: of those that have been given up.
-        silence_s: a participant that sends no heartbeat for so long may be given up.
+    """participants: indices of those that take part. given_up: of those that have been given up.
+    silence_s: a participant that sends no heartbeat for so long may be given up.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -65,11 +58,9 @@ class Workers:
         self._last_heartbeat = -math.inf
 
     def caller(self, request: Request) -> int:
-        """Index of the worker that calls.
-
-        Raises:
-            Corruption: it has not joined this coordinator. Fenced: it has a successor, or was given
-                up. BadRequest: a later call of it has arrived before this one.
+        """Index of the worker that calls. Raises Corruption: it has not joined this coordinator.
+        Fenced: it has a successor, or was given up. BadRequest: a later call of it has arrived
+        before this one.
         """
         index = need(request.body, "worker", int)
         incarnation = need(request.body, "incarnation", int)
@@ -123,7 +114,6 @@ class Workers:
         self._heartbeats[index] = self._last_heartbeat = now
 
     def forget_heartbeats(self, index: int) -> None:
-        """Expect no more heartbeats of a worker."""
         self._heartbeats.pop(index, None)
 
     def silent(self) -> list[int]:
@@ -138,7 +128,6 @@ class Workers:
     # ---- kept state ----
 
     def state(self) -> dict[int, Any]:
-        """The records, in msgpack's types."""
         return {index: vars(record) for index, record in self.records.items()}
 
     def install(

@@ -54,7 +54,6 @@ class Attendance:
         return Reply()
 
     def take_back(self, worker: int) -> None:
-        """A successor of a worker that had said goodbye has started."""
         with self._changed:
             self._gone.pop(worker, None)
             self._is_over, self._members = False, None  # it sends members when it ends
@@ -73,9 +72,8 @@ class Attendance:
         return Reply()
 
     def _note_goodbye(self, worker: int, incarnation: int, members: list[int] | None) -> None:
-        """members: the workers that take part, as the coordinator listed them at the end of a
-        script; None: those that the job began with. From then on nobody joins, so the shorter of
-        two lists is the newer.
+        """members: those that take part, as listed at the end of a script; None: those of the
+        beginning. From then on nobody joins, so the shorter of two lists is the newer.
         """
         if members is not None:
             self._members = set(members) & (self._members or set(members))
@@ -157,10 +155,8 @@ class Attendance:
             self._changed.notify_all()
 
     def wait(self, silence_s: float) -> str:
-        """Wait for the end of the job; returns why it is over.
-
-        Raises:
-            Unavailable: workers have not said goodbye, and none has been heard for `silence_s`.
+        """Wait for the end of the job; returns why it is over. Raises Unavailable: workers have not
+        said goodbye, and none has sent a heartbeat for `silence_s`.
         """
         with self._changed:
             while True:

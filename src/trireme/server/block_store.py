@@ -1,7 +1,7 @@
 """The dense blocks of one server, updated by torch.optim.
 
-Workers cut parameters into blocks (`trireme.protocol.block_spec`). The cut depends on the parameter
-alone, never on the number of servers, so every number of servers computes the same bits.
+Their cut depends on the parameter alone (`trireme.protocol.block_spec`), never on the number of
+servers, so every number of servers computes the same bits.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -81,9 +81,8 @@ class BlockStore:
     ) -> None:
         """Make the blocks that do not exist yet. Raises what `check` raises.
 
-        Args:
-            values: (sum of sizes,) float32, the initial weights in the order of `specs`.
-            marks: the pushes applied before these blocks existed.
+        values: (sum of sizes,) float32, the initial weights in the order of `specs`.
+        marks: the pushes applied before these blocks existed.
         """
         self.check(class_name, groups, specs, values)
         start = 0
@@ -188,10 +187,9 @@ class BlockStore:
         """Take one optimizer step on the blocks that have not seen these pushes; returns the number
         of slices updated. The caller has checked sizes with `size_of`.
 
-        Args:
-            gradients: (sum of sizes,) float32 in the order of `block_ids`.
-            ids: (stream, sequence) of the pushes, which are applied together.
-            absent: blocks without a gradient: the optimizer skips them, as torch does.
+        gradients: (sum of sizes,) float32 in the order of `block_ids`.
+        ids: (stream, sequence) of the pushes, which are applied together.
+        absent: blocks without a gradient: the optimizer skips them, as torch does.
         """
         num_updated = 0
         for block_id, live, gradient in self._unseen(block_ids, gradients, ids):
@@ -298,11 +296,9 @@ class BlockStore:
         return dict(join(self.slices_of(block_id)).tensors)
 
     def state_with(self, block_id: str, replaced: Tensors) -> dict[str, Tensor]:
-        """The state of a block with some tensors replaced by flat ones of the same name.
-
-        Raises:
-            SchemaMismatch: the optimizer could not continue: the tensors are not all that it has
-                now or makes in a step, or have other sizes.
+        """The state of a block with some tensors replaced by flat ones of the same name. Raises
+        SchemaMismatch: the optimizer could not continue, because the tensors are not all that it
+        has now or makes in a step, or have other sizes.
         """
         kept, spec, optimizer = self.state_of(block_id), self._specs[block_id], self._optimizer
         assert optimizer is not None

@@ -12,11 +12,9 @@ from trireme.protocol.wire import Push
 class Counts:
     """Counts by table and by stream, and the times of the last checkpoints. Threads: any.
 
-    Attributes:
-        pulled, missing, pushed: by table, keys that were pulled, keys pulled that had no row, and
-            keys with a gradient in applied pushes.
-        pushes, examples: by stream, in applied pushes.
-        num_pulls: pulls answered.
+    pulled, missing, pushed: by table, keys that were pulled, keys pulled that had no row, and keys
+    with a gradient in applied pushes. pushes, examples: by stream, in applied pushes.
+    num_pulls: pulls answered.
     """
 
     def __init__(self) -> None:
@@ -46,7 +44,6 @@ class Counts:
                 self.pushed[part.table] += len(part.keys)
 
     def note_checkpoint(self, mode: str) -> None:
-        """A checkpoint of the contents has just been published."""
         with self._lock:
             self._saved_at[mode] = time.monotonic()
 

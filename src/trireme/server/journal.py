@@ -63,10 +63,8 @@ class Journal:
         return _NOTHING
 
     def record(self, method: str, body: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
-        """Log a request that has been checked and is about to be executed.
-
-        Raises:
-            ResourceExhausted: the disk is full; the caller must change nothing.
+        """Log a request that has been checked and is about to be executed. Raises
+        ResourceExhausted: the disk is full; the caller must change nothing.
         """
 
     def answered(self, reply: Reply) -> Reply | Deferred:
@@ -91,10 +89,8 @@ class Journal:
         action(None)
 
     def wait_kept(self) -> None:
-        """Return when everything recorded so far is durable.
-
-        Raises:
-            DeadlineExceeded: the disk needs more than a minute. Or the error of writing.
+        """Return when everything recorded so far is durable. Raises the error of writing, or
+        DeadlineExceeded if the disk needs more than a minute.
         """
         outcome: SimpleQueue[Exception | None] = SimpleQueue()
         self.when_kept(outcome.put)

@@ -19,8 +19,7 @@ WAITERS_MAX = 1 << 14
 class Pacing:
     """The last step applied of each stream, and the pulls that wait.
 
-    Attributes:
-        ahead: number of pushes by how many steps they were ahead of the slowest member.
+    ahead: number of pushes by how many steps they were ahead of the slowest member.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,6 @@ class Pacing:
         return version > self._version
 
     def record(self, stream: int, step: int) -> None:
-        """A push of this step has been applied."""
         if stream in self._members:
             others = [applied for _, applied in self._others(stream)]
             self.ahead[max(0, step - min(others, default=step))] += 1

@@ -30,7 +30,6 @@ class RequestHandlers:
         self._state = state
 
     def handlers(self) -> dict[str, Handler]:
-        """Methods by their names on the wire."""
         return {
             "ps.map": self._on_map,
             "ps.group": self._on_group,

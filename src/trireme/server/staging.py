@@ -2,14 +2,13 @@
 then apply them as one update.
 
 Step t is applied when every member of it has declared that its pushes up to t are staged on all
-servers. A stream declares this with its next pull, or by leaving. A worker that dies between two
-servers therefore never splits a step: no server has applied it.
+servers. A stream declares this with its next pull, or by leaving. So a worker that dies between
+two servers never splits a step: no server has applied it.
 
-A push may ask all members to stop after its step. Each worker learns of it from the pull that waits
-for that step, so all stop after the same one.
-
-If a step's gradient is clipped by its norm, the step also waits for the norm, which no server knows
-alone: workers ask all servers for their shares (`norm_of`) and send the norm with the pull.
+A push may ask all members to stop after its step. The pull that waits for the step returns this
+request, so all stop after the same one. If a step's gradient is clipped by its norm, the step also
+waits for the norm: workers ask all servers for their shares (`norm_of`) and send the norm with the
+pull.
 
 Not thread-safe: the server locks around it.
 """
@@ -28,13 +27,10 @@ Waiter = Callable[[], None]
 class Staging:
     """The staged pushes, and the pulls that wait for a step.
 
-    Attributes:
-        applied: the last step applied.
-        stop: the step after which all stop in the running pass, once it is applied.
-
-    Args:
-        apply: applies the pushes of a step, given its norm if it is clipped by norm.
-        square_sum: the exact sum of squares of a step's gradient here; None: not finite.
+    applied: the last step applied.
+    stop: the step after which all stop in the running pass, once it is applied.
+    apply: applies the pushes of a step, given its norm if it is clipped by norm.
+    square_sum: the exact sum of squares of a step's gradient here; None: not finite.
     """
 
     def __init__(

@@ -47,11 +47,8 @@ class ServedTable:
 
 @dataclass
 class StreamState:
-    """The last push of a stream that was applied. `lock` admits one push of the stream at a time.
-
-    Attributes:
-        last: its sequence number.
-        position: of the stream in the data, after that push.
+    """The last push of a stream that was applied: its sequence number, and the position of the
+    stream in the data after it. `lock` admits one push of the stream at a time.
     """
 
     last: int = 0
@@ -63,13 +60,11 @@ class StreamState:
 class ServerState:
     """Everything that one server owns.
 
-    Attributes:
-        journal: makes changes durable, see `Journal`.
-        state_id: random name of the contents. A server at the same address that started without
-            them has another one.
-        num_pushes: pushes and steps applied since the start.
-        pushes_at_load: `num_pushes` at the last load; None: there was none, or rows were imported.
-        settled: the id of the last checkpoint that was settled, and which parts of it.
+    journal: makes changes durable.
+    state_id: random name of the contents; a server that started without them has another one.
+    num_pushes: pushes and steps applied since the start.
+    pushes_at_load: `num_pushes` at the last load; None: there was none, or rows were imported.
+    settled: the id of the last checkpoint that was settled, and which parts of it.
     """
 
     def __init__(self, pool: _core.Pool, limits: CapacityLimits | None = None) -> None:
@@ -117,11 +112,9 @@ class ServerState:
                 self._map, self.index = bucket_map, index
 
     def map_of_version(self, version: int) -> BucketMap:
-        """The current map, if a request was planned with it.
-
-        Raises:
-            WrongMap: it was planned with another one. Corruption: this server has none, so it has
-                lost its state: workers bring a map before any other request.
+        """The current map, if a request was planned with it. Raises WrongMap: it was planned with
+        another one. Corruption: this server has none, so it has lost its state: workers send a map
+        before any other request.
         """
         if self._map is None:
             raise lost()
@@ -270,7 +263,6 @@ class ServerState:
     # ---- streams ----
 
     def stream(self, number: int) -> StreamState:
-        """The state of a stream, which may be new."""
         with self.lock:
             return self.streams.setdefault(number, StreamState())
 

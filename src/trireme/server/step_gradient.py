@@ -32,9 +32,8 @@ class SummedBlocks(NamedTuple):
 
 class StepGradient:
     """Sums pushes. Each is the gradient of a mean over its stream's examples; it is weighted so
-    that the sum is the gradient of the mean over all examples.
-
-    norm: of the whole step; needed if its pushes are clipped by norm.
+    that the sum is the gradient of the mean over all examples. `norm`: of the whole step; needed
+    if its pushes are clipped by norm.
     """
 
     def __init__(self, pushes: Sequence[Push], pool: _core.Pool, norm: float | None = None) -> None:
@@ -51,12 +50,10 @@ class StepGradient:
         return list(dict.fromkeys(part.table for push in self._pushes for part in push.tables))
 
     def rule_values(self, name: str) -> _core.RuleValues:
-        """The values of a table's rule in this step."""
         values: dict[str, Any] = next(part.values for part, _ in self._parts(name))
         return _core.RuleValues(**values)
 
     def of_table(self, schema: TableSchema) -> SummedTable:
-        """Sums per key, clipped."""
         summed = self._sum_table(schema)
         return summed._replace(gradients=[self._clipped(values) for values in summed.gradients])
 

@@ -14,9 +14,8 @@ _SHOWN_CHARACTERS = 120
 
 
 class JsonObject:
-    """A JSON object and where it is, as "PATH/manifest.json: tables.t", for errors.
-
-    Every method raises Corruption for a value of another kind or range.
+    """A JSON object and where it is, as "PATH/manifest.json: tables.t", for errors. Every method
+    raises Corruption for a value of another kind or range.
     """
 
     def __init__(self, value: Any, where: str) -> None:

@@ -38,8 +38,6 @@ _INVALID = (BadRequest, ArithmeticError, AttributeError, TypeError)
 
 
 class FileEntry(NamedTuple):
-    """A file of the checkpoint: its path within the folder, length and checksum."""
-
     path: str
     num_bytes: int
     xxh3_128: str
@@ -147,19 +145,16 @@ class BlockFile:
 class CheckpointManifest:
     """The content of a checkpoint's manifest.
 
-    Attributes:
-        id: drawn at random.
-        mode: see modes.py.
-        version: number of saves of this run and of the runs that it continues.
-        since: a delta has all changes since this version; None in other modes.
-        chain: id -> version. Of a delta: the checkpoints that it may be loaded on top of. Of a
-            full or batch one: those that the next delta may follow besides this one.
-        time: data time in seconds of the newest push when saving began, 0 if the data has none.
-        saved_at: ISO 8601, by the clock of the worker that saved.
-        num_servers: servers that wrote it; any number of servers may read it.
-        optimizer: class name of the blocks' optimizer; None if there are no blocks.
-        streams: stream -> (last sequence that all rows and blocks have, position after it).
-        extra, tensors: the caller's JSON values and named tensors.
+    mode: see modes.py. version: number of saves of this run and of the runs that it continues.
+    since: a delta has all changes since this version; None in other modes.
+    chain: id -> version. Of a delta: the checkpoints that it may be loaded on top of. Of a full or
+        batch one: those that the next delta may follow besides this one.
+    time: data time in seconds of the newest push when saving began, 0 if the data has none.
+    saved_at: ISO 8601, by the clock of the worker that saved.
+    num_servers: servers that wrote it; any number of servers may read it.
+    optimizer: class name of the blocks' optimizer; None if there are no blocks.
+    streams: stream -> (last sequence that all rows and blocks have, position after it).
+    extra, tensors: the caller's JSON values and named tensors.
     """
 
     id: str
@@ -194,7 +189,6 @@ class CheckpointManifest:
 
     @staticmethod
     def from_json(value: Any, where: str) -> CheckpointManifest:
-        """Raises Corruption for a missing field or an invalid value."""
         fields = JsonObject(value, where)
         mode = fields.text("mode")
         if mode not in MODES:
@@ -272,10 +266,8 @@ def write_manifest(storage: Storage, manifest: Mapping[str, Any]) -> None:
 
 
 def read_manifest(storage: Storage) -> CheckpointManifest:
-    """Read the manifest of a checkpoint.
-
-    Raises:
-        BadRequest: there is none. Corruption: it is damaged, or of another format.
+    """Read the manifest of a checkpoint. Raises BadRequest: there is none. Corruption: it is
+    damaged, or of another format.
     """
     where = f"{storage.name}/{MANIFEST}"
     size = storage.size(MANIFEST)

@@ -47,10 +47,7 @@ BUCKET_LINES = pa.schema(
 
 @dataclass(frozen=True)
 class RowColumns:
-    """The parts of a wide row as columns of a file, after `key` and `row_class`.
-
-    widths: bytes of each column. statistics: the type of their records.
-    """
+    """The parts of a wide row as columns of a file, behind key and row class; `widths` in bytes."""
 
     schema: pa.Schema
     widths: tuple[int, ...]
@@ -134,9 +131,8 @@ def read_rows(
 ) -> Iterator[tuple[BucketLines, pa.RecordBatch]]:
     """The buckets of two row files, some at a time, with their rows.
 
-    Raises:
-        Corruption: the files are not what the manifest says, or not Arrow; names the file.
-        SchemaMismatch: the columns differ from `schema`.
+    Raises Corruption: the files are not what the manifest says, or not Arrow; names the file.
+    SchemaMismatch: the columns differ from `schema`.
     """
     where = f"{storage.name}/{files.rows.path}"
     with (

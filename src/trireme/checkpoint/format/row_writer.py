@@ -26,9 +26,8 @@ ChooseRows = Callable[[Array], npt.NDArray[np.bool_]]
 
 @dataclass(frozen=True)
 class RowWriter:
-    """Writes buckets of a table, each with the content of one moment.
-
-    since, removed_since: as in snapshot_columns. choose: which rows to write; None: all.
+    """Writes buckets of a table, each with the content of one moment. `since`, `removed_since`: as
+    in snapshot_columns. `choose`: which rows to write; None: all.
     """
 
     rows: _core.Table
@@ -47,11 +46,8 @@ class RowWriter:
         note: Callable[[int], None],
     ) -> dict[str, Any]:
         """Write buckets low..high to `stem`.arrow and `stem`.buckets.arrow; returns their RowFiles
-        in JSON.
-
-        Args:
-            buckets_per_batch: at the beginning; it grows while batches are small.
-            note: called with the number of buckets of each batch.
+        in JSON. `buckets_per_batch` grows while batches are small. `note` is called with the number
+        of buckets of each batch.
         """
         num_rows = num_removed = 0
         first = low

@@ -24,11 +24,7 @@ Action = Callable[[Storage, Body, OperationProgress], Result]
 
 
 class CheckpointHandlers:
-    """The methods `checkpoint.*`.
-
-    Args:
-        root: local checkpoints must be below this folder.
-    """
+    """The methods `checkpoint.*`; local checkpoints must be below `root`."""
 
     def __init__(self, server: ServerState, root: Path) -> None:
         self._server, self._root = server, root

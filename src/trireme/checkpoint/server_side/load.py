@@ -1,5 +1,4 @@
-"""A server's share of a load: first everything that it will read is checked, then rows and blocks
-change.
+"""A server's share of a load: first all that it will read is checked, then rows and blocks change.
 
 Rows of a table that is empty so far are read into a staged table while they are checked, which
 replaces the empty one in the end: so files are read once. Rows of any other table are read again,
@@ -39,9 +38,7 @@ NO_OFFSETS = np.empty(0, np.int32)
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What to load.
-
-    tables: names; None: all, and the model must have no others.
+    """tables: names; None: all, and the model must have no others.
     parameters: names of dense parameters; None: all of the model, which must be in the checkpoint.
     resumes: streams continue after what the checkpoint holds; else they begin anew.
     """
@@ -52,7 +49,7 @@ class LoadPlan:
 
 
 class CheckpointLoad:
-    """One server's load of one checkpoint: `check`, then `apply`. Raises Corruption and
+    """One server's load of one checkpoint: `check`, then `apply`, once. Raises Corruption and
     SchemaMismatch.
     """
 

@@ -85,8 +85,7 @@ def _two_numbers(values: Any) -> tuple[int, int]:
 
 def bins_of(statistics: Array, newest: int) -> Bins:
     """(n,) the higher, the more shown; of tables without shows, the more recently pushed.
-
-    newest: version of the table.
+    `newest`: version of the table.
     """
     if "show" in (statistics.dtype.names or ()):
         shows = np.maximum(statistics["show"], 0).astype(np.float32)

@@ -8,9 +8,7 @@ from typing import Any
 def hot_budgets(counts: Sequence[Mapping[str, Any]], hot: float) -> dict[str, list[Any]]:
     """Table -> [bin, [rows above that bin and in it that each server may save]].
 
-    Args:
-        counts: of each server: table -> [bins, rows in each].
-        hot: a number of rows, or a share of them.
+    counts: of each server: table -> [bins, rows in each]. hot: a number of rows, or a share.
     """
     budgets: dict[str, list[Any]] = {}
     for name in {name for server in counts for name in server}:

@@ -90,10 +90,8 @@ def _check_follows(client: WorkerClient, source: Storage, manifest: CheckpointMa
 def saved_tensors(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Tensor]:
-    """The tensors that were saved besides rows and blocks. Any worker may call it.
-
-    Raises:
-        Corruption: their file is missing or damaged.
+    """The tensors that were saved besides rows and blocks. Any worker may call it. Raises
+    Corruption: their file is missing or damaged.
     """
     source = open_storage(path, storage_options)
     entry = read_manifest(source).tensors

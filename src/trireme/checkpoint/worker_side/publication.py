@@ -39,10 +39,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint being written.
-
-    id: of the checkpoint. storage: where its files go. prefix: the beginning of their paths.
-    """
+    """A checkpoint being written: where its files go, and the beginning of their paths."""
 
     id: str
     storage: Storage
@@ -52,10 +49,8 @@ class Draft:
 @contextmanager
 def open_draft(target: Storage) -> Iterator[Draft]:
     """Where to write the files of a checkpoint that `publish` will show at `target`. Unless it is
-    published, all of it is removed when the block ends.
-
-    Raises:
-        BadRequest: `target` exists or cannot be written. ResourceExhausted: the disk is full.
+    published, all of it is removed when the block ends. Raises BadRequest: `target` exists or
+    cannot be written. ResourceExhausted: the disk is full.
     """
     with writing(f"checkpoint: cannot write {target.name}"):
         remove_abandoned(target)

@@ -21,9 +21,8 @@ def verify_checkpoint(
     storage: Storage, watch: Watch | None = None
 ) -> tuple[CheckpointManifest | None, list[str]]:
     """Read a whole checkpoint. Returns its manifest, None if that is damaged, and the problems:
-    messages that name the files, each damaged file once.
-
-    watch: called with the number of bytes read, and of all bytes.
+    messages that name the files, each damaged file once. `watch` is called with the number of bytes
+    read, and of all bytes.
     """
     try:
         manifest = read_manifest(storage)

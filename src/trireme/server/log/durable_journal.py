@@ -27,11 +27,8 @@ class DurableJournal(Journal):
     """Durability "process" or, if the log is synced, "machine". Threads: any.
 
     Locks, in this order: `_writing` (held while a snapshot is written), `_changes` (pushes share
-    it), then the server's.
-
-    Args:
-        log_bytes: a snapshot is due when the log has grown by this many bytes, or by the size of
-            the last snapshot if that is larger.
+    it), then the server's. A snapshot is due when the log has grown by `log_bytes`, or by the size
+    of the last snapshot if that is larger.
     """
 
     def __init__(

@@ -16,16 +16,11 @@ Kept = Callable[[Exception | None], None]
 
 class Log:
     """Writes segments. A record that is appended survives the process. With `is_synced` it is
-    "kept" when it also survives the machine: one fsync serves all waiting callers.
+    "kept" when it also survives the machine: one fsync serves all waiting callers. Threads: any.
 
-    Args:
-        number: of the first segment.
-        state: 16 bytes, the id of the server's state.
+    number: of the first segment. state: 16 bytes, the id of the server's state.
 
-    Threads: any.
-
-    Raises:
-        ResourceExhausted: the disk is full.
+    Raises ResourceExhausted: the disk is full.
     """
 
     def __init__(self, folder: Path, number: int, state: bytes, *, is_synced: bool) -> None:
@@ -47,7 +42,6 @@ class Log:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes appended since the start."""
         return self._position
 
     def append(self, record: Record) -> None:

@@ -76,10 +76,8 @@ def install_state(server: ServerState, attendance: Attendance, body: Mapping[str
 
 
 def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
-    """Execute a recorded request again. What it did before the snapshot stays as it is.
-
-    Raises:
-        BadRequest: a method that changes nothing.
+    """Execute a recorded request again. What it did before the snapshot stays as it is. Raises
+    BadRequest: a method that changes nothing.
     """
     method, body, arrays = record
     if method == "ps.push":
