@@ -1,6 +1,5 @@
-"""The Predictor: a trained model that answers from the files of an export.
-
-Shapes: B examples, K distinct keys of a batch, W floats per row.
+"""The Predictor: a trained model that answers from the files of an export. Shapes: B examples, K
+distinct keys of a batch, W floats per row.
 """
 
 import os
@@ -49,9 +48,8 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class _ServedVersion:
-    """All that an answer depends on. Replaced as a whole, never changed.
-
-    id, version: of the export that was opened or applied last.
+    """All that an answer depends on. Replaced as a whole, never changed. `id` and `version` are
+    those of the export that was opened or applied last.
     """
 
     id: str

@@ -26,10 +26,8 @@ Layers: TypeAlias = tuple[_core.FrozenRows, ...]
 def map_rows(
     folder: Path, table: ExportedTable, *, has_flags: bool, verify: bool
 ) -> _core.FrozenRows:
-    """Map the rows of one table of an export, without reading them.
-
-    Raises:
-        Corruption: a file is missing or damaged, or the files lack something; names the file.
+    """Map the rows of one table of an export, without reading them. Raises Corruption: a file is
+    missing or damaged, or the files lack something; names the file.
     """
     paths = [str(folder / file.path) for file in table.files]
     rows = _core.FrozenRows(paths, [_checked(folder, file, verify) for file in table.files])

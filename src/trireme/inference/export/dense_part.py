@@ -32,13 +32,10 @@ def export_program(
 ) -> tuple[ExportedProgram, tuple[ProgramInput, ...], dict[str, Tensor]]:
     """The program, its inputs, and the outputs for the batch.
 
-    Args:
-        model: in evaluation mode.
-        batch: an example of what it will be given, without sizes of 1.
-        specs: of its embedding modules. gathered: what these return for the batch.
+    model: in evaluation mode. specs: of its embedding modules.
+    batch: an example without sizes of 1. gathered: what the embedding modules return for it.
 
-    Raises:
-        BadRequest: torch cannot export the model, or only for batches of this size.
+    Raises BadRequest: torch cannot export the model, or only for batches of this size.
     """
     recorded = _RecordedBatch(batch, gathered)
     with torch.no_grad():
@@ -79,10 +76,7 @@ def program_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 class _DensePart(nn.Module):
-    """The model as a function of plain tensors.
-
-    sized: name of a lookup with one row per example, if there is one.
-    """
+    """The model as a function of plain tensors. `sized` names a lookup with one row per example."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[ProgramInput], sized: str | None) -> None:
         super().__init__()
@@ -160,10 +154,8 @@ def _varying_axes(one: ProgramInput, tensor: Tensor, bags: Collection[str]) -> r
 def _with_sizes(
     inputs: Sequence[ProgramInput], program: ExportedProgram, num_examples: int
 ) -> tuple[ProgramInput, ...]:
-    """The inputs with the sizes that the program fixes.
-
-    Raises:
-        BadRequest: the program takes no other number of examples than the example batch has.
+    """The inputs with the sizes that the program fixes. Raises BadRequest: the program takes no
+    other number of examples than the example batch has.
     """
     from torch.fx.experimental.symbolic_shapes import is_concrete_int
 

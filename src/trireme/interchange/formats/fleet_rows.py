@@ -67,10 +67,8 @@ def need_betas(body: Any) -> Betas:
 class FleetText:
     """The format of the text of one table.
 
-    Attributes:
-        head, tail: states of the rule.
-        at: positions of each field in a line, not counting the key.
-        num_numbers: of a line with a tail.
+    head, tail: states of the rule. at: positions of each field in a line, not counting the key.
+    num_numbers: of a line with a tail.
     """
 
     schema: TableSchema
@@ -84,20 +82,18 @@ class FleetText:
 
     @classmethod
     def of(cls, schema: TableSchema, rows: _core.Table, accessor: str, betas: Betas) -> FleetText:
-        """Raises BadRequest for an unknown accessor, a rule that Fleet does not have, or dims per
+        """Raises BadRequest: an unknown accessor, a rule that Fleet does not have, or dims per
         feature.
         """
-        if len(schema.dims) != 1:
+        name, dims, dim = schema.name, schema.dims, schema.dim
+        if len(dims) != 1:
             raise BadRequest(
-                f"Fleet's text: expected a table of one dim, found {schema.name!r} with"
-                f" {schema.dims}"
+                f"Fleet's text: expected a table of one dim, found {name!r} with {dims}"
             )
         if accessor not in ACCESSORS:
-            raise BadRequest(
-                f"Fleet's text: expected accessor {', '.join(ACCESSORS)}, found {accessor!r}"
-            )
+            known = ", ".join(ACCESSORS)
+            raise BadRequest(f"Fleet's text: expected accessor {known}, found {accessor!r}")
         head, tail = head_and_tail(schema)
-        dim = schema.dim
         sizes = {
             "head_state": head.num_numbers,
             "tail": dim - 1,
@@ -118,24 +114,19 @@ class FleetText:
     def read(
         self, keys: Array, numbers: Array, wide: Array, is_full: Array, stamp: Stamp
     ) -> tuple[npt.NDArray[np.uint8], WideRows]:
-        """Row classes (n,) and wide rows from what `_core.parse_rows` returns.
-
-        Raises:
-            RowError: invalid statistics; names the row.
+        """Row classes (n,) and wide rows from what `_core.parse_rows` returns. Raises RowError:
+        invalid statistics; names the row.
         """
         rows = np.zeros((len(keys), self.layout.row_bytes), np.uint8)
         weights, state = self.layout.weights(rows), self.layout.state(rows)
         weights[:, 0] = numbers[:, self.at["head"].start]
-        self.head.read(numbers[:, self.at["head_state"]], state, self.betas, least=1)
+        self.head.read(numbers[:, self.at["head_state"]], state, self.betas)
         full = np.flatnonzero(is_full)
         if self.schema.dim > 1 and len(full):
             rows_with_tail = slice(None) if len(full) == len(keys) else full
             weights[rows_with_tail, 1:] = numbers[rows_with_tail, self.at["tail"]]
-            tail_numbers, tail_state = (
-                numbers[rows_with_tail, self.at["tail_state"]],
-                state[rows_with_tail],
-            )
-            self.tail.read(tail_numbers, tail_state, self.betas, least=1)
+            tail_state = state[rows_with_tail]
+            self.tail.read(numbers[rows_with_tail, self.at["tail_state"]], tail_state, self.betas)
             state[rows_with_tail] = tail_state
         self._read_statistics(numbers, wide, self.layout.statistics(rows), stamp)
         classes = np.zeros(len(keys), np.uint8)
@@ -184,10 +175,8 @@ class FleetText:
     def write(
         self, keys: Array, classes: Array, rows: WideRows, time: int
     ) -> npt.NDArray[np.uint8]:
-        """The lines of these rows, as of a data time in seconds.
-
-        Raises:
-            BadRequest: the table has no ScorePolicy.
+        """The lines of these rows, as of a data time in seconds. Raises BadRequest: the table has
+        no ScorePolicy.
         """
         policy = policy_of(self.schema.policy)
         if not isinstance(policy, ScorePolicy):

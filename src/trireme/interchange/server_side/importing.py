@@ -69,7 +69,6 @@ class ImportHandlers:
         return [resolve_path(self._root, path, options) for path in files]
 
     def _on_fleet(self, request: Request) -> Reply:
-        """Read files of Fleet's text."""
         staged, stamp = self._staged_rows(request), self._stamp(request)
         options = need(request.body, "storage_options", dict)
         accessor = need(request.body, "accessor", str)
@@ -85,7 +84,6 @@ class ImportHandlers:
         return self._read_files(request, staged, stage)
 
     def _on_parquet(self, request: Request) -> Reply:
-        """Read Parquet files."""
         staged, stamp = self._staged_rows(request), self._stamp(request)
         options = need(request.body, "storage_options", dict)
         columns = need(request.body, "columns", dict)
@@ -103,9 +101,8 @@ class ImportHandlers:
         self, request: Request, staged: StagedRows, stage: Callable[[str], Iterator[int]]
     ) -> Reply:
         """Stage the rows of the files on several threads; returns how many lines they have. The
-        first error stops all threads, and is raised.
-
-        stage: stages the rows of a file in parts, and yields the number of lines of each.
+        first error stops all threads, and is raised. `stage` yields the number of lines of each
+        part.
         """
         stop = threading.Event()
 
@@ -155,8 +152,7 @@ class ImportHandlers:
     ) -> None:
         """Stage the rows whose buckets this server owns.
 
-        where: the file, for messages. before: rows of the file before these; None: errors name the
-            key instead of the row's number.
+        where: the file. before: rows of the file before these; None: errors name the key instead.
         """
         self._check_room(staged)
         owned = np.flatnonzero(staged.wanted[buckets_of(columns["key"])])

@@ -29,9 +29,8 @@ NO_KEYS = np.empty(0, np.uint64)
 class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
-    Attributes:
-        wanted: (4096,) uint8: 1 for the buckets that this server owns.
-        num_put: rows put so far; a key that comes twice counts twice.
+    wanted: (4096,) uint8: 1 for the buckets that this server owns.
+    num_put: rows put so far; a key that comes twice counts twice.
     """
 
     schema: TableSchema
@@ -53,10 +52,8 @@ class StagedRows:
         return RowLayout.of(self.schema, self.rows)
 
     def put(self, keys: Keys, classes: npt.NDArray[np.uint8], rows: WideRows) -> None:
-        """Add rows of keys that this server owns.
-
-        Raises:
-            DataError: a key occurs twice, as far as that is known already.
+        """Add rows of keys that this server owns. Raises DataError: a key occurs twice, as far as
+        that is known already.
         """
         with self._lock:
             self._pending.append((keys, classes, rows))

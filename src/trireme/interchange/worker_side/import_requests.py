@@ -30,9 +30,7 @@ Watch = Callable[[float], None]
 def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> Iterator[None]:
     """Rows that the block sends come into the tables when it ends without an error; else none do.
 
-    Args:
-        replace: True: the tables have these rows alone afterwards. False: they replace rows of the
-            same keys.
+    replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     """
     for table in tables:
         client.servers.everywhere("import.begin", {"table": table}, timeout_s=TIMEOUT_S)
@@ -67,13 +65,10 @@ def read_files(
 ) -> int:
     """Have the servers read files; returns how many rows they have. Within `importing`.
 
-    Args:
-        method: import.fleet or import.parquet.
-        options: of the method: how to read a file.
+    method: import.fleet or import.parquet, with its options.
 
-    Raises:
-        DataError: a line is wrong, or a key occurs twice. Corruption: the servers do not see the
-            same files.
+    Raises DataError: a line is wrong, or a key occurs twice. Corruption: the servers do not see the
+    same files.
     """
     lines = [0] * len(client.servers.map.servers)
     replies: Sequence[Reply] = []
@@ -89,9 +84,8 @@ def read_files(
 
 
 def _count(table: str, files: Sequence[str], lines: set[int], replies: Sequence[Reply]) -> int:
-    """The number of rows: every server has read every line, and each row belongs to one server.
-
-    replies: the last ones, with the rows and keys of all requests.
+    """The number of rows: every server has read every line, and each row belongs to one server. The
+    last replies have the rows and keys of all requests.
     """
     num_rows, num_keys = (
         sum(int(reply.body[field]) for reply in replies) for field in ("rows", "keys")
@@ -113,9 +107,8 @@ def send_rows(
     client: WorkerClient, table: str, arrays: Mapping[str, Array], *, time: int, pool: _core.Pool
 ) -> int:
     """Send rows in arrays to the servers that own them; returns how many. Within `importing`.
-
-    Raises:
-        BadRequest: columns that do not fit. DataError: a key occurs twice.
+    Raises
+    BadRequest: columns that do not fit. DataError: a key occurs twice.
     """
     missing = {"key", "weights"} - arrays.keys()
     if missing:
