@@ -20,13 +20,15 @@ _RECOVERED = (
 
 
 class Facts:
-    """job: its id, drawn at random. bucket_map: None until the first worker has joined."""
+    """job: its id, drawn at random. bucket_map: None until the first worker has joined.
+    server_states: per server a name that changes when it loses its state; empty at first.
+    """
 
     def __init__(self) -> None:
         self.job = uuid.uuid4().hex
         self.bucket_map: BucketMap | None = None
         self._facts: dict[str, Any] = {}
-        self._server_states: list[str] = []
+        self.server_states: list[str] = []
         self._hint = ""  # appended to errors
 
     @property
@@ -38,13 +40,6 @@ class Facts:
     def num_streams(self) -> int:
         """Leased streams of each pass; 0: none are leased."""
         return int(self._facts["streams"])
-
-    @property
-    def server_states(self) -> list[str]:
-        """Per server a name that changes when it loses its state; empty until a worker has
-        reported them.
-        """
-        return self._server_states
 
     def agree(self, fact: str, value: Any, worker: int) -> None:
         """Fix a fact. Raises SchemaMismatch if it has another value."""
@@ -74,8 +69,8 @@ class Facts:
             raise BadRequest(
                 f"coord.states: expected those of {num_servers} servers, found {len(states)}"
             )
-        self._server_states = self._server_states or states
-        for server, (known, reported) in enumerate(zip(self._server_states, states, strict=True)):
+        self.server_states = self.server_states or states
+        for server, (known, reported) in enumerate(zip(self.server_states, states, strict=True)):
             if known != reported:
                 raise Corruption(f"coordinator: server {server} has lost its state")
         return Reply()
@@ -131,13 +126,13 @@ class Facts:
         """In msgpack's types."""
         return {
             "job": self.job,
-            "states": self._server_states,
+            "states": self.server_states,
             "facts": self._facts,
             "map": None if self.bucket_map is None else self.bucket_map.to_wire(),
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
-        self.job, self._server_states, self._facts = state["job"], state["states"], state["facts"]
+        self.job, self.server_states, self._facts = state["job"], state["states"], state["facts"]
         self.bucket_map = None if state["map"] is None else BucketMap.from_wire(state["map"])
         self._hint = _RECOVERED

@@ -34,7 +34,7 @@ class Joining:
         token, is_late = need(body, "token", str), need({"late": False, **body}, "late", bool)
         if not servers:
             raise BadRequest("coord.join: expected at least one server, found none")
-        worker = self._late_worker(servers, token) if is_late else self._worker(body)
+        worker = self._late_worker(token) if is_late else self._worker(body)
         self._facts.agree("servers", list(servers), worker)
         bucket_map = self._facts.begin_map(servers)
         record = self._workers.records.setdefault(worker, WorkerRecord(passes=self._begun))
@@ -97,7 +97,7 @@ class Joining:
 
     # ---- late workers ----
 
-    def _late_worker(self, servers: tuple[str, ...], token: str) -> int:
+    def _late_worker(self, token: str) -> int:
         """Index of a worker that joins a running job: the next free one."""
         for worker, record in self._workers.records.items():
             if token in record.tokens:  # its answer was lost
@@ -110,11 +110,8 @@ class Joining:
                 " others may join later, found one in which each worker has one of"
                 f" {self._facts.num_workers}"
             )
-        self._check_not_ending("coord.join")
-        worker = max(self._workers.records) + 1
-        self._facts.agree("servers", list(servers), worker)
-        worker = max(worker, self._facts.num_workers)
-        self._check_room("coord.join", worker)
+        worker = max(max(self._workers.records) + 1, self._facts.num_workers)
+        self.check_late("coord.join", worker)
         return worker
 
     def check_late(self, method: str, worker: int) -> None:
@@ -123,23 +120,17 @@ class Joining:
         ResourceExhausted: no stream would be left for a worker that comes late; those that the job
         begins with always have room.
         """
-        self._check_not_ending(method)
-        self._check_room(method, worker)
-
-    def _check_not_ending(self, method: str) -> None:
-        records = self._workers.records
-        if any(records[w].has_ended for w in self._workers.participants if w in records):
+        records, participants = self._workers.records, self._workers.participants
+        if any(records[w].has_ended for w in participants if w in records):
             raise BadRequest(
                 f"{method}: expected a job that goes on, found one whose workers end their scripts"
             )
-
-    def _check_room(self, method: str, worker: int) -> None:
-        num_workers, num_present = self._facts.num_workers, len(self._workers.participants)
+        num_workers = self._facts.num_workers
         at_a_time = max(num_workers, self._facts.num_streams)
-        if worker >= num_workers and (worker >= WORKERS_MAX or num_present >= at_a_time):
+        if worker >= num_workers and (worker >= WORKERS_MAX or len(participants) >= at_a_time):
             raise ResourceExhausted(
                 f"{method}: expected at most {at_a_time} workers at a time, one for each stream,"
-                f" and {WORKERS_MAX} in all, found worker {worker} beside {num_present}"
+                f" and {WORKERS_MAX} in all, found worker {worker} beside {len(participants)}"
             )
 
     # ---- options, end ----

@@ -102,15 +102,16 @@ class Meetings:
             raise _dropped_error(name, purpose)
 
         def conclude(meeting: Meeting) -> Reply:
-            reply = _gathered(meeting)
+            contributions = [one for _, one in sorted(meeting.contributions.items())]
+            bodies = [[one.body, len(one.arrays)] for one in contributions]
+            arrays = [array for one in contributions for array in one.arrays]
+            reply = Reply({"bodies": bodies}, arrays)
             self._keep_outcome(name, purpose, reply)
             self._kept.flush_change()
             return reply
 
-        arrays = list(request.arrays)
-        return self.attend(
-            name, Contribution(worker, purpose, need(body, "body", dict), arrays), conclude
-        )
+        brought = Contribution(worker, purpose, need(body, "body", dict), list(request.arrays))
+        return self.attend(name, brought, conclude)
 
     def attend(
         self, name: MeetingName, contribution: Contribution, conclude: Callable[[Meeting], Reply]
@@ -254,14 +255,6 @@ def _dropped_error(name: MeetingName, purpose: str) -> ResourceExhausted:
         f"{name}: it ({purpose}) is over, and of its answers the coordinator keeps at most"
         f" {KEPT_MAX} and {KEPT_BYTES_MAX >> 20} MiB; a worker that starts again cannot go on from"
         " here: start the job again and load the newest checkpoint"
-    )
-
-
-def _gathered(meeting: Meeting) -> Reply:
-    contributions = [one for _, one in sorted(meeting.contributions.items())]
-    return Reply(
-        {"bodies": [[one.body, len(one.arrays)] for one in contributions]},
-        [array for one in contributions for array in one.arrays],
     )
 
 

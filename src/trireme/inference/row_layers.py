@@ -31,22 +31,15 @@ def map_rows(
     """
     paths = [str(folder / file.path) for file in table.files]
     rows = _core.FrozenRows(paths, [_checked(folder, file, verify) for file in table.files])
-    actual = {
-        "dim": rows.dim,
-        "statistics": rows.statistics,
-        "dtype": rows.encoding,
-        "flags": rows.has_flags,
-        "rows": rows.rows,
-        "buckets": rows.num_buckets,
-    }
     expected = {
         "dim": table.dim,
         "statistics": table.statistics,
-        "dtype": table.dtype,
-        "flags": has_flags,
+        "encoding": table.dtype,
+        "has_flags": has_flags,
         "rows": table.rows + table.removed,
-        "buckets": _core.NUM_BUCKETS,
+        "num_buckets": _core.NUM_BUCKETS,
     }
+    actual = {name: getattr(rows, name) for name in expected}
     if actual != expected:
         raise Corruption(
             f"{folder / MANIFEST}: expected files of table {table.name!r} with {expected},"

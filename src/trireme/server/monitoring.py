@@ -101,79 +101,83 @@ def _field(read: Callable[[], object], field: str) -> Read:
     return lambda: {} if (value := read()) is None else {"": getattr(value, field)}
 
 
+Gauges = dict[str, tuple[str, Read]]
+"""Documentation and numbers by name."""
+
+
 def watch_state(registry: Registry, state: ServerState) -> None:
     """Add gauges of a server's tables, blocks, streams, checkpoints and log."""
+    gauges = {"table": _by_table(state), "": _of_server(state), "stream": _by_stream(state)}
+    gauges["what"] = {
+        "trireme_sync_held": (
+            "Sync: pushes staged and not applied (staged), pulls that wait for a step (waiting).",
+            state.sync_waits,
+        ),
+    }
+    gauges["mode"] = {
+        "trireme_checkpoint_age_seconds": (
+            "Time since the last checkpoint of this mode was published; absent before one.",
+            state.counts.checkpoint_ages_s,
+        ),
+    }
+    for label, of_label in gauges.items():
+        for name, (documentation, read) in of_label.items():
+            _register(registry, name, documentation, read, label)
+    registry.register(_Staleness(state))
 
+
+def _by_table(state: ServerState) -> Gauges:
     def rows(field: str) -> Read:
         return lambda: {n: getattr(t.rows, field) for n, t in list(state.tables.items())}
 
-    def counts(kind: str) -> Read:
+    def keys(kind: str) -> Read:
         return lambda: state.counts.read(kind)
 
-    by_label: dict[str, dict[str, tuple[str, Read]]] = {
-        "table": {
-            "trireme_table_rows": ("Rows of a table on this server.", rows("rows")),
-            "trireme_table_bytes": (
-                "Memory of a table on this server, index included.",
-                rows("bytes"),
-            ),
-            "trireme_table_pulled_keys_total": ("Keys that pulls asked for.", counts("pulled")),
-            "trireme_table_missing_keys_total": (
-                "Keys that pulls asked for and that had no row.",
-                counts("missing"),
-            ),
-            "trireme_table_pushed_keys_total": (
-                "Keys with a gradient in applied pushes.",
-                counts("pushed"),
-            ),
-        },
-        "": {
-            "trireme_blocks": ("Dense blocks here.", lambda: {"": len(state.blocks)}),
-            "trireme_block_bytes": (
-                "Memory of the dense blocks here, without their optimizers' state.",
-                _field(lambda: state.blocks, "num_bytes"),
-            ),
-            "trireme_pulls_total": (
-                "Pulls that were answered.",
-                _field(lambda: state.counts, "num_pulls"),
-            ),
-            "trireme_log_bytes": (
-                "Log behind the last snapshot, which a recovery would replay; absent without one.",
-                _field(lambda: state.journal.lag(), "num_bytes"),
-            ),
-            "trireme_log_age_seconds": (
-                "Time since that snapshot was begun, or the log if there is none yet.",
-                _field(lambda: state.journal.lag(), "age_s"),
-            ),
-        },
-        "stream": {
-            "trireme_pushes_total": (
-                "Pushes of a stream that were applied; one that comes again does not count.",
-                counts("pushes"),
-            ),
-            "trireme_examples_total": (
-                "Examples of a stream whose gradients were applied.",
-                counts("examples"),
-            ),
-        },
-        "what": {
-            "trireme_sync_held": (
-                "Sync: pushes staged and not applied (staged), pulls that wait for a step"
-                " (waiting).",
-                state.sync_waits,
-            ),
-        },
-        "mode": {
-            "trireme_checkpoint_age_seconds": (
-                "Time since the last checkpoint of this mode was published; absent before one.",
-                state.counts.checkpoint_ages_s,
-            ),
-        },
+    memory = "Memory of a table on this server, index included."
+    missing = "Keys that pulls asked for and that had no row."
+    pushed = "Keys with a gradient in applied pushes."
+    return {
+        "trireme_table_rows": ("Rows of a table on this server.", rows("rows")),
+        "trireme_table_bytes": (memory, rows("bytes")),
+        "trireme_table_pulled_keys_total": ("Keys that pulls asked for.", keys("pulled")),
+        "trireme_table_missing_keys_total": (missing, keys("missing")),
+        "trireme_table_pushed_keys_total": (pushed, keys("pushed")),
     }
-    for label, gauges in by_label.items():
-        for name, (documentation, read) in gauges.items():
-            _register(registry, name, documentation, read, label)
-    registry.register(_Staleness(state))
+
+
+def _of_server(state: ServerState) -> Gauges:
+    return {
+        "trireme_blocks": ("Dense blocks here.", lambda: {"": len(state.blocks)}),
+        "trireme_block_bytes": (
+            "Memory of the dense blocks here, without their optimizers' state.",
+            _field(lambda: state.blocks, "num_bytes"),
+        ),
+        "trireme_pulls_total": (
+            "Pulls that were answered.",
+            _field(lambda: state.counts, "num_pulls"),
+        ),
+        "trireme_log_bytes": (
+            "Log behind the last snapshot, which a recovery would replay; absent without one.",
+            _field(lambda: state.journal.lag(), "num_bytes"),
+        ),
+        "trireme_log_age_seconds": (
+            "Time since that snapshot was begun, or the log if there is none yet.",
+            _field(lambda: state.journal.lag(), "age_s"),
+        ),
+    }
+
+
+def _by_stream(state: ServerState) -> Gauges:
+    return {
+        "trireme_pushes_total": (
+            "Pushes of a stream that were applied; one that comes again does not count.",
+            lambda: state.counts.read("pushes"),
+        ),
+        "trireme_examples_total": (
+            "Examples of a stream whose gradients were applied.",
+            lambda: state.counts.read("examples"),
+        ),
+    }
 
 
 class _Staleness:

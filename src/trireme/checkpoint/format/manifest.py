@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -242,16 +243,12 @@ def _read_streams(fields: JsonObject) -> dict[int, tuple[int, tuple[int, ...]]]:
 
 def _check_distinct(manifest: CheckpointManifest, where: str) -> None:
     """No file and no block may occur twice."""
-    paths, blocks = set[str](), set[str]()
-    for entry in manifest.files():
-        if entry.path in paths or entry.path == MANIFEST:
-            raise Corruption(f"{where}: expected distinct files, found {entry.path} twice")
-        paths.add(entry.path)
-    for block_file in manifest.blocks:
-        for block in block_file.blocks:
-            if block.spec.id in blocks:
-                raise Corruption(f"{where}: expected distinct blocks, found {block.spec.id} twice")
-            blocks.add(block.spec.id)
+    paths = [MANIFEST, *(entry.path for entry in manifest.files())]
+    ids = [block.spec.id for file in manifest.blocks for block in file.blocks]
+    for what, names in (("files", paths), ("blocks", ids)):
+        name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+        if count > 1:
+            raise Corruption(f"{where}: expected distinct {what}, found {name} twice")
 
 
 def write_manifest(storage: Storage, manifest: Mapping[str, Any]) -> None:

@@ -13,9 +13,8 @@ from trireme.checkpoint.server_side.settle import settle
 from trireme.errors import BadRequest, Corruption, writing
 from trireme.protocol.wire import need, need_list, need_version
 from trireme.rpc import Handler, Reply, Request
-from trireme.server.paths import check_path, check_store_location
+from trireme.server.paths import check_path, resolve_path
 from trireme.server.state import ServerState
-from trireme.storage.local import LocalStorage
 from trireme.storage.storage import Storage, checked_path, open_storage
 
 Body = Mapping[str, Any]
@@ -70,17 +69,8 @@ class CheckpointHandlers:
     def _storage(self, body: Body) -> Storage:
         path, options = check_path(need(body, "path", str)), need(body, "options", dict)
         storage = open_storage(path, options)
-        if not isinstance(storage, LocalStorage):
-            check_store_location(path, options)
-        if isinstance(storage, LocalStorage) and not self._is_allowed(storage.folder):
-            raise BadRequest(
-                f"checkpoint: expected a path under {self._root}, found {storage.folder};"
-                " --root or TRIREME_ROOT of the servers says where checkpoints may be"
-            )
+        resolve_path(self._root, storage.name, options)
         return storage
-
-    def _is_allowed(self, folder: Path) -> bool:
-        return folder.resolve().is_relative_to(self._root.resolve())
 
     # ---- actions ----
 

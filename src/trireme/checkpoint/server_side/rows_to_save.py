@@ -3,7 +3,7 @@
 The hot set is the most shown rows of all servers, within a given number. Rows fall into bins by a
 number of 32 bits. Those of one bin count as equal: shows that differ by less than 0.05 percent,
 times by less than 1.2 hours. Servers count their rows per bin; the worker finds the bin in which
-the number is reached, and what each server may save (worker_side/hot_budgets.py). So a save never
+the number is reached, and what each server may save (worker_side/save.py). So a save never
 has more rows, though training continues.
 """
 

@@ -22,8 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trireme.checkpoint.format.manifest import MANIFEST, read_manifest, write_manifest
-from trireme.errors import BadRequest, writing
+from trireme.checkpoint.format.manifest import (
+    MANIFEST,
+    CheckpointManifest,
+    read_manifest,
+    write_manifest,
+)
+from trireme.errors import BadRequest, Corruption, writing
 from trireme.storage.atomic_folder import partial_path, publish_folder
 from trireme.storage.checked_file import written
 from trireme.storage.local import LocalStorage, sync_folder
@@ -221,3 +226,40 @@ def _is_old(target: Storage, marker: str) -> bool:
             log.warning("checkpoint: expected a time in %s/%s, found none", target.name, marker)
             return False
     return (_now() - begun_at).total_seconds() > ABANDONED_S
+
+
+# ---- which checkpoints of a folder are kept ----
+
+
+def retain(newest: Storage, keep: int) -> list[str]:
+    """Remove all but the newest `keep` complete checkpoints of the parent folder of `newest`.
+
+    A checkpoint that a kept delta must be loaded on top of stays too, and so does everything that
+    is damaged or not a checkpoint. Returns the names of those removed.
+    """
+    parent, own = newest.parent()
+    manifests: dict[str, CheckpointManifest] = {}
+    for name in parent.folders():
+        try:
+            manifests[name] = read_manifest(parent.below(name))
+        except (BadRequest, Corruption) as error:
+            log.debug("retention: passes over %s/%s: %s", parent.name, name, error)
+    order = sorted(manifests, key=lambda name: (manifests[name].saved_at, manifests[name].version))
+    order = [name for name in order if name != own] + [own]
+    kept = set(order[-keep:])
+    for name in reversed(order):
+        if name in kept and (needed := _predecessor(name, manifests)) is not None:
+            kept.add(needed)
+    removed = [name for name in order if name not in kept]
+    for name in removed:
+        remove_checkpoint(parent.below(name))
+    return removed
+
+
+def _predecessor(name: str, manifests: dict[str, CheckpointManifest]) -> str | None:
+    """The newest checkpoint that a delta may be loaded on top of; None for other modes."""
+    delta = manifests[name]
+    if delta.mode != "delta":
+        return None
+    earlier = [other for other, manifest in manifests.items() if manifest.id in delta.chain]
+    return max(earlier, key=lambda other: manifests[other].version, default=None)

@@ -2,7 +2,8 @@
 
 import datetime
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from safetensors.torch import save as save_tensors
@@ -10,9 +11,7 @@ from torch import Tensor
 
 from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
 from trireme.checkpoint.format.modes import check_hot, mode_of
-from trireme.checkpoint.worker_side.hot_budgets import hot_budgets
-from trireme.checkpoint.worker_side.publication import Draft, open_draft, publish
-from trireme.checkpoint.worker_side.retention import retain
+from trireme.checkpoint.worker_side.publication import Draft, open_draft, publish, retain
 from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
 from trireme.errors import BadRequest, Corruption
 from trireme.storage.checked_file import written
@@ -63,7 +62,7 @@ def save_checkpoint(
     operations = ServerOperations(client, target, watch)
     options = {"mode": name, "time": time, "budgets": {}}
     if hot is not None:
-        options["budgets"] = hot_budgets(retry("save", lambda: operations.run("count")), hot)
+        options["budgets"] = _hot_budgets(retry("save", lambda: operations.run("count")), hot)
 
     def attempt() -> CheckpointManifest:
         export = client.servers.ask_coordinator("coord.export", {"mode": name})
@@ -183,3 +182,36 @@ def _check_visible(manifest: CheckpointManifest, draft: Draft) -> None:
                 " found none or another; the folder must be on storage that all servers and"
                 " worker 0 share"
             )
+
+
+# ---- how many rows of a hot set each server may save ----
+
+
+def _hot_budgets(counts: Sequence[Mapping[str, Any]], hot: float) -> dict[str, list[Any]]:
+    """Table -> [bin, [rows above that bin and in it that each server may save]].
+
+    counts: of each server: table -> [bins, rows in each]. hot: a number of rows, or a share.
+    """
+    budgets: dict[str, list[Any]] = {}
+    for name in {name for server in counts for name in server}:
+        bins = [dict(zip(*server.get(name, ([], [])), strict=True)) for server in counts]
+        all_bins = sum(map(Counter, bins), Counter[int]())
+        total = all_bins.total()
+        wanted = int(hot * total) if type(hot) is float else min(int(hot), total)
+        above, last = 0, 0
+        for last in sorted(all_bins, reverse=True):
+            if above + all_bins[last] >= wanted:
+                break
+            above += all_bins[last]
+        budgets[name] = [last, _server_budgets(bins, last, wanted - above)]
+    return budgets
+
+
+def _server_budgets(bins: Sequence[Mapping[int, int]], last: int, left: int) -> list[list[int]]:
+    """All rows above the last bin; of the rows in it `left`, those of the first servers first."""
+    budgets = []
+    for server in bins:
+        within = min(left, server.get(last, 0))
+        left -= within
+        budgets.append([sum(number for bin, number in server.items() if bin > last), within])
+    return budgets

@@ -15,7 +15,6 @@ from trireme.server.attendance import Attendance
 from trireme.server.journal import Journal, LogLag
 from trireme.server.log.log import Log
 from trireme.server.log.replay import state_records
-from trireme.server.log.shared_lock import SharedLock
 from trireme.server.log.snapshot import write_snapshot
 from trireme.server.log.state_folder import StateFolder
 from trireme.server.state import ServerState
@@ -134,3 +133,46 @@ class DurableJournal(Journal):
         self._begun = (start, begun)
         self._next_at = start + max(self._log_bytes, size)
         logger.info("log: snapshot %d of %d MiB is written", number, size >> 20)
+
+
+class SharedLock:
+    """A readers-writer lock: a thread that waits to hold it alone goes before new sharers. One
+    thread may not enter it twice. Threads: any.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_sharing = 0
+        self._is_exclusive = False
+        self._num_waiting = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            while self._is_exclusive or self._num_waiting:
+                self._changed.wait()
+            self._num_sharing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_sharing -= 1
+                if not self._num_sharing:
+                    self._changed.notify_all()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        with self._changed:
+            self._num_waiting += 1
+            try:
+                while self._is_exclusive or self._num_sharing:
+                    self._changed.wait()
+            finally:
+                self._num_waiting -= 1
+            self._is_exclusive = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_exclusive = False
+                self._changed.notify_all()
