@@ -57,7 +57,7 @@ def parse(schema: Schema, text: bytes) -> tuple[list[Batch], int]:
     while begin < len(text):
         begin += parser.parse(data[begin:], len(text) - begin, True)
         batches.append(parser.take())
-    return batches, parser.num_broken_lines
+    return batches, parser.core.num_broken_lines
 
 
 @pytest.mark.parametrize("format", ["criteo", "csv", "libsvm", "multislot"])

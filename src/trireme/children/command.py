@@ -54,12 +54,10 @@ class ChildCommand:
         return self._handle.fileno()
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit code, or minus the signal that killed the command; None while it runs.
-
-        Raises:
-            ResourceExhausted: the system could not start the command.
+        """The exit code, or minus the signal that killed the command; None while it runs. Raises
+        ResourceExhausted: the system could not start the command.
         """
-        if self._status is None and self._is_readable(timeout_s):
+        if self._status is None and select.select([self._handle], [], [], timeout_s)[0]:
             report = self._handle.recv(256)
             if not report:
                 raise Internal(
@@ -70,11 +68,6 @@ class ChildCommand:
             except ValueError:
                 raise ResourceExhausted(f"ChildCommand: {self.name}: {report.decode()}") from None
         return self._status
-
-    def _is_readable(self, timeout_s: float) -> bool:
-        poll = select.poll()
-        poll.register(self._handle, select.POLLIN)
-        return bool(poll.poll(timeout_s * 1000))
 
     def kill(self) -> None:
         """Kill the command and everything it started, without waiting for their end."""
@@ -92,9 +85,8 @@ class ChildCommand:
                 while handle.recv(256):
                     pass
             except TimeoutError as error:
-                raise Internal(
-                    f"ChildCommand: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
-                ) from error
+                message = f"expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
+                raise Internal(f"ChildCommand: {message}") from error
 
 
 class _KeeperProcess:

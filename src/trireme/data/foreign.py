@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +46,7 @@ def as_batch(source: Any) -> Batch:
         if _is_keyed_jagged(value):
             parts.append(_bags(value))
         elif isinstance(value, list) and value and all(isinstance(text, str) for text in value):
-            columns[name] = _strings(value)
+            columns[name] = Strings.encode(value)
         else:
             columns[name] = value
     bags = _joined(parts) if parts else None
@@ -107,11 +106,3 @@ def _weights(part: Bags) -> Tensor:
     if part.weights is None:
         return torch.ones(len(_values(part)))
     return part.weights[int(part.offsets[0]) : int(part.offsets[-1])]
-
-
-def _strings(texts: list[str]) -> Strings:
-    encoded = [text.encode() for text in texts]
-    offsets = torch.zeros(len(texts) + 1, dtype=torch.int64)
-    torch.cumsum(torch.tensor([len(text) for text in encoded]), 0, out=offsets[1:])
-    data = np.frombuffer(bytearray(b"".join(encoded)), np.uint8)  # torch refuses an empty one
-    return Strings(torch.from_numpy(data), offsets)

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from trireme import _core
-from trireme.data.batch import Batch
+from trireme.data.batch import Batch, check_stream
 from trireme.data.column_layout import ColumnLayout
 from trireme.data.global_shuffle import deal_examples
 from trireme.data.in_memory_stream import InMemoryStream
-from trireme.data.loading import LoadedExamples, Preload, load
+from trireme.data.loading import LoadedExamples, load, preload
 from trireme.data.queue_dataset import QueueDataset
+from trireme.data.read_ahead import ReadAhead
 from trireme.data.schema import Schema
 from trireme.data.shuffle_history import ShuffleHistory
 from trireme.data.sources import Paths
@@ -87,7 +88,7 @@ class InMemoryDataset:
         self._pool = _core.Pool(threads)
         self._lock = threading.Lock()  # a batch is made in one order
         self._history = ShuffleHistory(seed)
-        self._preload: Preload | None = None
+        self._preload: ReadAhead[LoadedExamples] | None = None
         self._store: _core.ColumnStore | None = None
         self._forget()
 
@@ -115,7 +116,7 @@ class InMemoryDataset:
         files, pool = self._files, self._pool
         if thread_num is not None and thread_num != self._threads:
             files, pool = self._open(thread_num), _core.Pool(thread_num)
-        self._preload = Preload(self._stream_of_files(files), self._layout, pool)
+        self._preload = preload(self._stream_of_files(files), self._layout, pool)
 
     def wait_preload_done(self) -> None:
         """Wait until everything is loaded. Raises NotReady without preload_into_memory; DataError
@@ -126,8 +127,8 @@ class InMemoryDataset:
                 "InMemoryDataset.wait_preload_done: expected a load under way, found none; "
                 "call preload_into_memory() first"
             )
-        preload, self._preload = self._preload, None
-        self._take(preload.wait())
+        under_way, self._preload = self._preload, None
+        self._take(next(under_way))
 
     def release_memory(self) -> None:
         """Drop the examples and free their memory; streams over them end with an error."""
@@ -160,9 +161,8 @@ class InMemoryDataset:
 
     def _take(self, loaded: LoadedExamples) -> None:
         with self._lock:
-            self._store = loaded.store
-            self._num_loaded = loaded.store.num_rows
-            self.num_broken_lines = loaded.num_broken_lines
+            self._store, self.num_broken_lines = loaded
+            self._num_loaded = self._store.num_rows
             self._history.begin(*self._place, self._num_loaded)
 
     def _forget(self) -> None:
@@ -316,11 +316,7 @@ class InMemoryDataset:
             out of range, or a position in another order.
         """
         store = self._loaded("stream")
-        if not 0 <= index < num_streams or epoch < 0:
-            raise BadRequest(
-                "InMemoryDataset.stream: expected 0 <= index < num_streams and epoch >= 0, "
-                f"found {index}, {num_streams} and {epoch}"
-            )
+        check_stream("InMemoryDataset", index, num_streams, epoch)
         begin, end = 0, store.num_rows
         if self._place[1] == 1:
             begin, end = (store.num_rows * i // num_streams for i in (index, index + 1))

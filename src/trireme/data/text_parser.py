@@ -44,7 +44,8 @@ class TextParser:
     several files.
 
     Args:
-        core: a parser whose columns are the fields of the schema.
+        core: a parser whose columns are the fields of the schema; it counts examples and broken
+            lines. A line of more than its max_line_bytes is broken.
         field_names: names of the core's fields in messages.
     """
 
@@ -59,7 +60,7 @@ class TextParser:
     ) -> None:
         self.skips_broken = skip_broken
         self._schema = schema
-        self._core = core
+        self.core = core
         self._pool = _core.Pool(threads)
         self._field_names = tuple(field_names or schema.names)
 
@@ -79,39 +80,21 @@ class TextParser:
         """Parse whole lines that begin before `limit`, until the batch is full; returns the number
         of bytes parsed. `is_end`: the text ends the file, so that its rest is a line.
         """
-        return self._core.parse(text, limit, is_end, self._pool)
-
-    @property
-    def max_line_bytes(self) -> int:
-        """A longer line is broken. parse() makes progress with more bytes, or with the end."""
-        return self._core.max_line_bytes
-
-    @property
-    def num_examples(self) -> int:
-        """Examples in the batch so far."""
-        return self._core.num_examples
-
-    @property
-    def is_full(self) -> bool:
-        return self._core.is_full
+        return self.core.parse(text, limit, is_end, self._pool)
 
     @property
     def broken_line(self) -> tuple[int, str] | None:
         """The first broken line of the latest parse(): its offset, and the error."""
-        broken = self._core.broken_line
+        broken = self.core.broken_line
         if broken is None:
             return None
         offset, field, expected, text = broken
         where = "" if field < 0 else f"field {field + 1} ({self._field_names[field]}): "
         return offset, f"{where}expected {expected}, found {text}"
 
-    @property
-    def num_broken_lines(self) -> int:
-        return self._core.num_broken_lines
-
     def take(self) -> Batch:
         """The examples parsed since the last take(), as a batch."""
-        return to_batch(self._schema, self._core.take(self._pool))
+        return to_batch(self._schema, self.core.take(self._pool))
 
 
 def core_fields(schema: Schema) -> list[tuple[str, str, int]]:

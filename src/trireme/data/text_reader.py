@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class TextReader:
-    """The batches of one range of the files, from `start` on; see StreamReader.
+    """The batches of one range of the files, from `start` on.
 
     Args:
         pipe: gives the text of a file, from its beginning, instead of the file itself; closed by
@@ -81,7 +81,7 @@ class TextReader:
         )
         self._stream: ByteStream | None = None
         # Always room for more than a line, so that the parser makes progress.
-        num_bytes = max(_BUFFER_BYTES, parser.max_line_bytes + HEAD_BYTES)
+        num_bytes = max(_BUFFER_BYTES, parser.core.max_line_bytes + HEAD_BYTES)
         self._buffer: NDArray[np.uint8] = np.empty(num_bytes, np.uint8)
         self._num_lines = 0  # before _offset; counted only where the text cannot be read again
         self._first_broken = ""
@@ -112,7 +112,7 @@ class TextReader:
 
     @property
     def num_broken_lines(self) -> int:
-        return self._parser.num_broken_lines
+        return self._parser.core.num_broken_lines
 
     def stop(self) -> None:
         """Make batches() end or raise soon."""
@@ -134,7 +134,7 @@ class TextReader:
                     self._file, self._offset, self._num_lines = number, 0, 0
                 yield from self._batches_of_file(self._files[number])
             self._is_finished = True
-            if self._parser.num_examples and not drop_last:
+            if self._parser.core.num_examples and not drop_last:
                 yield self._take()
         if self.num_broken_lines:
             log.warning(
@@ -177,7 +177,7 @@ class TextReader:
             self._note_broken_line(file, text)
             begin += done
             self._advance(text[:done])
-            if not self._parser.is_full:
+            if not self._parser.core.is_full:
                 break
             yield self._take()
         return begin

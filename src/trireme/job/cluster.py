@@ -72,7 +72,7 @@ class Cluster:
         self.is_prefetching = False
         self._closing: list[Callable[[], None]] = []
         self._running: list[Callable[[], None]] = []
-        self._closed = False
+        self.is_closed = False
         self.stop_request = StopRequest()
         self._heartbeat: Heartbeat | None = None
         if heartbeat is not None:
@@ -97,9 +97,7 @@ class Cluster:
         self._thread.pending = pending
 
     def ensure_table(self, table: Table) -> None:
-        """Create the table on the servers if they lack it. Raises SchemaMismatch: they have another
-        table of that name.
-        """
+        """Create the table where servers lack it. Raises SchemaMismatch: they have another one."""
         self.client.create_table(table.schema)
 
     def pull(self, keys: KeysByClass, *, training: bool = False) -> Pulled:
@@ -124,14 +122,11 @@ class Cluster:
 
     def close(self) -> None:
         """Finish what is in flight, say goodbye to the servers, close the connections. A second
-        call does nothing.
-
-        Raises:
-            The error of what was in flight: the last pushes may be lost.
+        call does nothing. Raises the error of what was in flight: the last pushes may be lost.
         """
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         try:
             for action in reversed(self._closing):
                 action()
@@ -140,16 +135,12 @@ class Cluster:
             raise
         self._end(goodbye=True)
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
     def abandon(self) -> None:
-        """Close without goodbye, as after an error: the servers wait for a successor until their
+        """Close without goodbye, as after an error: servers wait for a successor until their
         deadline.
         """
-        if not self._closed:
-            self._closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._end()
 
     def _end(self, *, goodbye: bool = False) -> None:
@@ -158,17 +149,13 @@ class Cluster:
             stop()
         if self._heartbeat is not None:
             self._heartbeat.stop()
-            if goodbye:
-                self._say_goodbye(self._heartbeat.body)
+            try:
+                if goodbye:
+                    self.client.say_goodbye(self._heartbeat.body)
+            except TriremeError as error:  # all pushes of this worker have been applied
+                log.warning("worker %d ends without goodbye: %s", self.worker, error)
         self.client.close()
         self.metrics.close()
-
-    def _say_goodbye(self, body: dict[str, int]) -> None:
-        """A failure is only logged: all pushes of this worker have been applied."""
-        try:
-            self.client.say_goodbye(body)
-        except TriremeError as error:
-            log.warning("worker %d ends without goodbye: %s", self.worker, error)
 
     def __enter__(self) -> Cluster:
         return self

@@ -19,11 +19,8 @@ from trireme.server.state import ServerState
 def handlers_of(
     server: ServerState, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
 ) -> dict[str, Handler]:
-    """The methods of all parts of a server.
-
-    Args:
-        attendance: the methods for heartbeats and goodbyes of workers.
-        root: folder below which files are written and read.
+    """The methods of all parts of a server. attendance: those for heartbeats and goodbyes of
+    workers. root: folder below which files are written and read.
     """
     goodbye, alive = attendance["server.goodbye"], attendance["server.alive"]
 

@@ -115,16 +115,12 @@ def binary_examples(
             raise BadRequest(
                 f"{subject}: expected {len(scores_B)} {name}, one per score, found {len(array)}"
             )
-    if from_logits is not False:
+    if from_logits is False:
+        what = "probabilities in [0, 1] (for logits: from_logits=True)"
+        _require(subject, what, scores_B, (scores_B >= 0) & (scores_B <= 1))
+    else:
         what = "finite logits" if from_logits else "finite scores"
         _require(subject, what, scores_B, _is_finite(scores_B))
-    else:
-        _require(
-            subject,
-            "probabilities in [0, 1] (for logits: from_logits=True)",
-            scores_B,
-            (scores_B >= 0) & (scores_B <= 1),
-        )
     if from_logits is None:
         _require(subject, "finite labels", labels_B, _is_finite(labels_B))
     else:

@@ -42,8 +42,15 @@ class SumMetric(ScoredMetric):
     def sums(self) -> dict[str, float]:
         """The sums by name, each rounded once."""
         return {
-            name: _value(limbs.tolist()) for name, limbs in zip(self.SUMS, self._limbs, strict=True)
+            # Python divides integers with one rounding.
+            name: sum(digit << (32 * i) for i, digit in enumerate(limbs)) / (1 << 1074)
+            for name, limbs in zip(self.SUMS, self._limbs.tolist(), strict=True)
         }
+
+    def _ratio(self, above: str, below: str) -> float:
+        """The ratio of two sums; NaN if the second is 0."""
+        sums = self.sums()
+        return sums[above] / sums[below] if sums[below] else float("nan")
 
     def state(self) -> State:
         """sums: (number of SUMS, EXACT_LIMBS) int64; the options: (1,) each."""
@@ -58,13 +65,3 @@ class SumMetric(ScoredMetric):
 
     def reset(self) -> None:
         self._limbs = np.zeros((len(self.SUMS), _core.EXACT_LIMBS), np.int64)
-
-
-def ratio(above: float, below: float) -> float:
-    """NaN if the denominator is 0."""
-    return above / below if below else float("nan")
-
-
-def _value(limbs: list[int]) -> float:
-    """The number with these digits: Python divides integers with one rounding."""
-    return sum(digit << (32 * i) for i, digit in enumerate(limbs)) / (1 << 1074)

@@ -13,7 +13,6 @@ from trireme.errors import BadRequest
 @dataclass(frozen=True)
 class BlockSpec:
     """Elements [start, start + size) of the flattened parameter `param`, in param group `group`.
-
     shape: of the parameter, for optimizers that need whole parameters; empty: flat.
     """
 

@@ -122,9 +122,7 @@ class NormReply:
 
 def norm_of_step(step: int, replies: Sequence[NormReply]) -> float | None:
     """The norm of a step's gradient from the answers of all servers; None: all have applied it.
-
-    Raises:
-        NotFinite: the gradient is not finite; no server has applied it.
+    Raises NotFinite: the gradient is not finite; no server has applied it.
     """
     for reply in replies:
         if reply.is_applied:  # with a norm that another worker sent

@@ -47,11 +47,8 @@ Members = Mapping[int, Member]
 
 @dataclass(frozen=True)
 class Group:
-    """The members of the running pass, from the coordinator.
-
-    Attributes:
-        version: a group replaces one of a lower version.
-        staged: whether their pushes are staged (sync), or applied on arrival (bounded).
+    """The members of the running pass. version: a group replaces one of a lower version. staged:
+    whether their pushes are staged (sync), or applied on arrival (bounded).
     """
 
     version: int
@@ -107,7 +104,7 @@ class Pace:
         """None for nil. Raises BadRequest."""
         if body is None:
             return None
-        pace = Pace(need(body, "step", int), need(body, "done", int), need(body, "bound", int))
+        pace = Pace(*(need(body, name, int) for name in ("step", "done", "bound")))
         if not (0 <= pace.done < pace.step and pace.bound >= 1):
             raise BadRequest(f"pull: expected 0 <= done < step and bound >= 1, found {body!r}")
         return pace
@@ -115,11 +112,8 @@ class Pace:
 
 @dataclass(frozen=True)
 class LeasedStream:
-    """A stream that a worker may train on.
-
-    Attributes:
-        lease: how often the stream has been taken: the incarnation of its pushes.
-        begun_at: the sequence of its last push before the pass.
+    """A stream that a worker may train on. lease: how often the stream has been taken: the
+    incarnation of its pushes. begun_at: the sequence of its last push before the pass.
     """
 
     stream: int

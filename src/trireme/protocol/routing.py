@@ -44,9 +44,8 @@ class BucketMap:
     def with_blocks(
         self, block_ids: Sequence[str], owners: Sequence[int] | None = None
     ) -> BucketMap:
-        """This map plus the blocks that it lacks; itself if it lacks none.
-
-        owners: of these blocks; None: round robin.
+        """This map plus the blocks that it lacks; itself if it lacks none. owners: of these blocks;
+        None: round robin.
         """
         blocks = dict(self.blocks)
         for number, block_id in enumerate(block_ids):
@@ -102,9 +101,8 @@ def buckets_of(keys: Keys) -> npt.NDArray[np.uint16]:
 
 
 class Split:
-    """Splits the keys of one table by server, and joins the answers.
-
-    If the owners are in bucket order (no bucket was moved), parts are slices without a copy.
+    """Splits the keys of one table by server, and joins the answers. If the owners are in bucket
+    order (no bucket was moved), parts are slices without a copy.
     """
 
     def __init__(self, keys_K: Keys, bucket_map: BucketMap, pool: _core.Pool) -> None:

@@ -127,14 +127,21 @@ class TablePush:
 
 @dataclass(frozen=True)
 class BlocksPush:
-    """A push to blocks: one flat gradient over the server's blocks in the map's order.
-
-    absent: blocks without a gradient in this step, as zeros in `gradients`: torch skips them.
+    """A push to blocks: one flat gradient over the server's blocks in the map's order. absent:
+    blocks without a gradient in this step, as zeros in `gradients`: torch skips them.
     """
 
     groups: list[GroupValues]
     gradients: Floats
     absent: list[str]
+
+
+# The fields of a push that travel as they are, in this order.
+_PLAIN: dict[str, Any] = {
+    **dict.fromkeys(("stream", "sequence", "incarnation", "step"), int),
+    "staged": bool,
+    **dict.fromkeys(("computed_at", "examples"), int),
+}
 
 
 @dataclass(frozen=True)
@@ -184,13 +191,7 @@ class Push:
             arrays.append(self.blocks.gradients)
         body = {
             "kind": self.kind,
-            "stream": self.stream,
-            "sequence": self.sequence,
-            "incarnation": self.incarnation,
-            "step": self.step,
-            "staged": self.staged,
-            "computed_at": self.computed_at,
-            "examples": self.examples,
+            **{name: getattr(self, name) for name in _PLAIN},
             "position": list(self.position),
             "time": self.time,
             "map": self.map_version,
@@ -221,19 +222,13 @@ class Push:
             blocks = BlocksPush(groups, gradients, need_list(body, "absent", str))
         rest.end()
         push = Push(
-            stream=need(body, "stream", int),
-            sequence=need(body, "sequence", int),
-            incarnation=need(body, "incarnation", int),
-            step=need(body, "step", int),
-            staged=need(body, "staged", bool),
-            computed_at=need(body, "computed_at", int),
-            examples=need(body, "examples", int),
+            kind=kind,
+            **{name: need(body, name, kind) for name, kind in _PLAIN.items()},
             position=tuple(need_list(body, "position", int, POSITION_MAX)),
             time=need_time(body),
             map_version=need(body, "map", int),
             tables=tables,
             blocks=blocks,
-            kind=kind,
             clip=Clip.from_wire(body.get("clip")),
             stops=need_reason(body, "stops"),
         )
@@ -258,24 +253,14 @@ def _table_push(part: Any, arrays: Arrays) -> TablePush:
     names = need_list(part, "columns", str, len(FORMS))
     if len(set(names)) != len(names) or not set(names) <= set(FORMS):
         raise BadRequest(f"push: expected columns among {tuple(FORMS)}, each once, found {names}")
-    columns = {}
-    for column in names:
-        dtype, shape = FORMS[column]
-        columns[column] = arrays.take(f"{column} of {name}", dtype, (len(keys), *shape))
+    forms = [(column, *FORMS[column]) for column in names]
+    columns = {c: arrays.take(f"{c} of {name}", kind, (len(keys), *s)) for c, kind, s in forms}
     return TablePush(name, keys, gradients, values, columns, need(part, "class", int))
 
 
 RULE_VALUES = (
-    "lr",
-    "weight_decay",
-    "eps",
-    "beta1",
-    "beta2",
-    "l1",
-    "l2",
-    "lower",
-    "upper",
-    "step",
+    *("lr", "weight_decay", "eps", "beta1", "beta2"),
+    *("l1", "l2", "lower", "upper", "step"),
 )
 
 

@@ -119,9 +119,8 @@ class AddressFilter:
             self._log.warning("this system cannot block addresses, so all may connect: %s", error)
 
     def _attach_what_fits(self) -> None:
-        """Attach a filter of as many addresses as the kernel has room for. It limits filters per
-        socket (net.core.optmem_max), and needs room for both while one replaces another. A filter
-        that cannot be replaced is detached.
+        """Attach a filter of as many addresses as the kernel has room for (net.core.optmem_max),
+        for two filters while one replaces another. A filter that cannot be replaced is detached.
         """
         if self._takes_filter():
             return

@@ -302,8 +302,7 @@ class Server:
 
     def _accept(self, received: ReceivedRequest) -> None:
         peer, request = received.peer, received.request
-        excess = self._credit_excess(received)
-        if excess:
+        if excess := self._credit_excess(received):
             self._socket.fault(peer, request.id, ResourceExhausted(excess))
             return
         now = time.monotonic()
@@ -318,8 +317,7 @@ class Server:
             request,
         )
         self._count(pending, 1)
-        full = self._full()
-        if full:
+        if full := self._full():
             self._answer(pending, ResourceExhausted(full), handled=False)
             return
         peer.queue.append(pending)

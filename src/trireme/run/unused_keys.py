@@ -10,6 +10,11 @@ from trireme.config import Config
 log = logging.getLogger("trireme")
 
 _ONLINE = "it belongs to `trireme stream`; `trireme run` reads all files, in natural order"
+_ONLINE_KEYS = (
+    "checkpoint_keep", "checkpoint_per_pass", "data_donefile", "data_sleep_second",
+    "data_timeout_second", "end_day", "prefetch", "preload_thread_num", "save_delta_frequency",
+    "save_first_base", "split_interval", "split_per_pass", "start_day",
+)  # fmt: skip
 _THREADS = "runner.thread_num threads read, shuffle and make batches; torch's own threads train"
 _EXPORT = "an exported model has all inputs that it reads and all outputs that it returns"
 _TABLES = "tables are on the servers, if there are any, and have no fixed size"
@@ -20,21 +25,9 @@ _BUCKETS = "a table has 4096 buckets, divided among the servers"
 # Patterns of keys that PaddleRec reads and Trireme does not: the reason, and the values besides
 # False, 0 and "" that need no warning.
 _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "runner.checkpoint_keep": (_ONLINE, ()),
-    "runner.checkpoint_per_pass": (_ONLINE, ()),
-    "runner.data_donefile": (_ONLINE, ()),
-    "runner.data_sleep_second": (_ONLINE, ()),
-    "runner.data_timeout_second": (_ONLINE, ()),
+    **{f"runner.{key}": (_ONLINE, ()) for key in _ONLINE_KEYS},
     "runner.days": ("runner.start_day and end_day of `trireme stream` select the days", ()),
-    "runner.end_day": (_ONLINE, ()),
-    "runner.prefetch": (_ONLINE, ()),
-    "runner.preload_thread_num": (_ONLINE, ()),
-    "runner.save_delta_frequency": (_ONLINE, ()),
-    "runner.save_first_base": (_ONLINE, ()),
     "runner.shuffle_thread_num": (_THREADS, ()),
-    "runner.split_interval": (_ONLINE, ()),
-    "runner.split_per_pass": (_ONLINE, ()),
-    "runner.start_day": (_ONLINE, ()),
     "runner.train_thread_num": (_THREADS, ()),
     "runner.save_inference_*": (_EXPORT, ()),
     "runner.staleness": ("it belongs to sync_mode bounded", ()),

@@ -89,11 +89,7 @@ class DumpFile:
             self._examples = self._part(f"part-{worker:05d}")
 
     def observe(self, model: nn.Module, scored: Scored) -> None:
-        """Write the lines of a batch.
-
-        Raises:
-            BadRequest: no such output or column. ResourceExhausted: the disk is full.
-        """
+        """Write the lines of a batch. Raises BadRequest, ResourceExhausted: the disk is full."""
         del model
         batch = scored.batch
         columns = [dump_text.field(name, _find(name, scored)) for name in self._dump.fields]

@@ -43,10 +43,8 @@ class PendingRows(Sequence[Tensor]):
 
 
 def unscale(optimizer: torch.optim.Optimizer) -> bool:
-    """Divide the gradients by the scale of a GradScaler, if one calls the step.
-
-    Returns:
-        False: the scaler found a gradient that is not finite; all gradients are dropped.
+    """Divide the gradients by the scale of a GradScaler, if one calls the step. Returns False: the
+    scaler found a gradient that is not finite; all gradients are dropped.
     """
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None and bool(found_inf):

@@ -51,10 +51,9 @@ class PassState:
         self.entered, self.is_repeating = entered, False
         return entered, progress
 
-    def enter_shared(self, entered: EnteredPass, num_steps: int) -> None:
-        """Come to a pass of shared streams. num_steps: of workers that were there from the
-        beginning; a worker that was not counts on from there.
-        """
+    def enter_shared(self, entered: EnteredPass) -> None:
+        """Come to a pass of shared streams. A late worker counts on from the others' steps."""
         self.entered = entered
         if self._is_new:
-            self.num_steps, self._is_new = max(self.num_steps, num_steps), entered.is_over
+            self.num_steps = max(self.num_steps, entered.num_steps)
+            self._is_new = entered.is_over

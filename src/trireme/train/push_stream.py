@@ -31,9 +31,7 @@ class PushStream:
         self.stand_at(StreamPosition())
 
     def resume(self) -> None:
-        """Go on where the servers stand with this stream; a shared stream says where when it is
-        taken.
-        """
+        """Go on where the servers stand; a shared stream says where when it is taken."""
         is_shared = self._cluster.num_streams > 0
         self.stand_at(StreamPosition() if is_shared else self._cluster.client.stream_position())
 

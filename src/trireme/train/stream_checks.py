@@ -13,8 +13,8 @@ from trireme.worker.dense_parameters import DenseParameters
 def agree_on_model(
     cluster: Cluster, tables: Sequence[Table], dense: DenseParameters, optimizer: str
 ) -> None:
-    """Raises SchemaMismatch: a worker that joins later has another model, before it has changed
-    anything.
+    """Raises SchemaMismatch, before anything has changed: a worker that joins later has another
+    model.
     """
     if not cluster.num_streams:
         return

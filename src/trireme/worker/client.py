@@ -275,9 +275,7 @@ class WorkerClient:
         self.servers.until_current("push", attempt)
 
     def stream_position(self) -> StreamPosition:
-        """What every server has applied of this worker's stream; ask after joining and after
-        loading.
-        """
+        """What every server has applied of this worker's stream; ask after joining or loading."""
         return self.stream_positions([self.stream])[0]
 
     def stream_positions(self, streams: Sequence[int]) -> list[StreamPosition]:
@@ -365,10 +363,7 @@ class WorkerClient:
         return silent
 
     def say_goodbye(self, body: dict[str, Any]) -> None:
-        """End the script of this worker: a successor has nothing left to do.
-
-        body: of `server.goodbye`.
-        """
+        """End the script of this worker, for successors too. body: of `server.goodbye`."""
         end = self.coordinate("coord.end", {"run": self.script.run})
         body = {**body, "members": end.body.get("members")}
         goodbyes = [Call(server, "server.goodbye", body, []) for server in self.servers.endpoints]

@@ -33,9 +33,7 @@ class RowLookup:
     columns: KeyColumns = field(default_factory=dict)
 
     def gradients(self) -> Floats | None:
-        """(K, D): gradients of the weights, without the columns of shows and clicks; None if the
-        loss did not depend on the rows.
-        """
+        """(K, D): gradients of the weights alone; None if the loss did not depend on the rows."""
         if self.rows.grad is None:
             return None
         grad_KW = self.rows.grad if self.scale is None else self.rows.grad * self.scale

@@ -36,12 +36,15 @@ class EnteredPass:
         first_step: its number; 0 where streams do not advance together.
         note: of a predecessor that had begun the pass; None: there was none.
         end: a predecessor has left, and contributes to the steps before this one; None: not.
+        num_steps: with leased streams, about the steps of a worker that was there from the
+            beginning.
     """
 
     is_over: bool = False
     first_step: int = 0
     note: tuple[int, ...] | None = None
     end: int | None = None
+    num_steps: int = 0
 
 
 def begin_pass(
@@ -79,27 +82,12 @@ def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
 # ---- leased streams ----
 
 
-@dataclass(frozen=True)
-class EnteredLeasedPass:
-    """A pass with leased streams that this worker has entered.
-
-    Attributes:
-        is_over: nothing is left to do.
-        num_steps: steps that a worker has made which takes part from the beginning, about.
-    """
-
-    is_over: bool
-    num_steps: int
-
-
-def enter(client: WorkerClient, num_steps: int) -> EnteredLeasedPass:
-    """Enter the next pass, with so many steps made; from then on this worker takes part, if
-    anything is left to do.
-    """
+def enter(client: WorkerClient, num_steps: int) -> EnteredPass:
+    """Enter the next pass, with so many steps made, and take part if anything is left to do."""
     number = client.script.number + 1
     if client.script.is_next_behind:
         client.script.number = number
-        return EnteredLeasedPass(is_over=True, num_steps=0)
+        return EnteredPass(is_over=True)
     positions = client.stream_positions(range(client.num_streams))
     sequences = [position.sequence for position in positions]
     body = {"pass": number, "num_steps": num_steps, "sequences": sequences}
@@ -107,7 +95,8 @@ def enter(client: WorkerClient, num_steps: int) -> EnteredLeasedPass:
     client.script.number = number
     begun_at, members = sum(reply["begun_at"]), max(1, int(reply["members"]))
     made = (sum(sequences) - begun_at) // members
-    return EnteredLeasedPass(bool(reply["is_over"]), int(reply["num_steps"]) + max(0, made))
+    num_steps = int(reply["num_steps"]) + max(0, made)
+    return EnteredPass(is_over=bool(reply["is_over"]), num_steps=num_steps)
 
 
 def take(
@@ -142,8 +131,8 @@ def take(
 
 
 class _Patience:
-    """How long a worker asks for a stream: PATIENCE timeouts while the coordinator answers, one
-    while it does not.
+    """Asks for a stream for PATIENCE timeouts while the coordinator answers, for one while it does
+    not.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -169,8 +158,6 @@ class _Patience:
 
 def give_back(client: WorkerClient, *, parts: bool) -> None:
     """Stop in the middle of a pass, after all pushes have been applied; other workers take the
-    stream.
-
-    parts: this worker leaves the job alone; meetings do not wait for it.
+    stream. parts: this worker leaves the job alone; meetings do not wait for it.
     """
     client.coordinate("coord.give_back", {"parts": parts})

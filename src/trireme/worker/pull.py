@@ -33,9 +33,8 @@ class Pulled:
 
 
 class PullPlan:
-    """The keys of a pull divided among the servers.
-
-    keys: per `Table.class_id` (K,) uint64, distinct, in bucket order.
+    """The keys of a pull, (K,) per `Table.class_id`, distinct and in bucket order, divided among
+    the servers.
     """
 
     def __init__(self, keys: KeysByClass, bucket_map: BucketMap, pool: _core.Pool) -> None:

@@ -98,10 +98,8 @@ class Script:
 
     @contextmanager
     def section(self, name: str | None = None) -> Iterator[None]:
-        """A part of the script with its own numbers of meetings. So a successor may attend fewer of
-        them, or none if the section is over.
-
-        name: default its number.
+        """A part of the script with its own numbers of meetings, so that a successor may attend
+        fewer of them, or none if the section is over. name: default its number.
         """
         if name is None:
             self._counts[-1] += 1

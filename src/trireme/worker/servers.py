@@ -63,10 +63,8 @@ class Servers:
         timeout_s: float | None = None,
         aside: bool = False,
     ) -> list[Reply]:
-        """Call a method on every server, in parallel; replies in the order of the servers.
-
-        Args:
-            aside: over a transport of its own, because it takes long and other calls go on.
+        """Call a method on every server, in parallel; replies in the order of the servers. aside:
+        over a transport of its own, because it takes long and other calls go on.
         """
         calls = [Call(endpoint, method, body, []) for endpoint in self.endpoints]
         transport = self._aside if aside else self._control
@@ -105,9 +103,7 @@ class Servers:
     def until_current(
         self, what: str, attempt: Callable[[float], T], timeout_s: float | None = None
     ) -> T:
-        """Try until it succeeds or the deadline passes; refresh the map after WRONG_MAP, wait after
-        NOT_READY.
-        """
+        """Try until success or the deadline; refresh the map after WRONG_MAP, wait at NOT_READY."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = monotonic() + timeout_s
         error: TriremeError | None = None

@@ -24,9 +24,8 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Location:
-    """A path, or an fsspec location with the options to open it.
-
-    shows_progress: worker 0 shows the progress of saving and loading.
+    """A path, or an fsspec location with its options. shows_progress: worker 0 shows the progress
+    of saving and loading.
     """
 
     path: str | Path

@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass
 class FitProgress:
-    """begun_at: epochs made before the fit. num_epochs: epochs made until now. is_under_way:
-    whether an epoch has begun and not ended. figures: of the last epoch.
+    """How far a fit is. begun_at, num_epochs: epochs made before it, and until now. is_under_way:
+    an epoch has begun and not ended. figures: of the last epoch.
     """
 
     begun_at: int = 0

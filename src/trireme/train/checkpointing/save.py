@@ -104,11 +104,8 @@ def write(
     extra: Mapping[str, Any],
     options: SaveOptions = FULL,
 ) -> None:
-    """Worker 0's part of a save; other workers may train meanwhile.
-
-    Args:
-        states: of all workers, or of worker 0 alone.
-        groups: the optimizer's state_dict.
+    """Worker 0's part of a save; other workers may train meanwhile. states: of all workers, or of
+    worker 0 alone. groups: the optimizer's state_dict.
     """
     # Streams have unequal lengths: the job has made as many steps as the longest.
     num_steps = max(state.num_steps for state in states.values())
@@ -127,7 +124,7 @@ def write(
             tensors=checkpoint_tensors(states),
             mode=options.mode,
             hot=options.hot,
-            time=optimizer.data_time(),
+            time=optimizer.stream.data_time(),
             keep=options.keep,
             storage_options=location.storage_options,
             watch=report,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
 from trireme.train.loop.reporting import Report, Reporter
 from trireme.train.loop.scoring import ExampleIds, Scored, Scorer, check_finite
-from trireme.train.loop.staleness import StalenessReport
+from trireme.train.loop.staleness import described, staleness
 from trireme.train.loop.tally import Tally
 from trireme.train.loop.timing import TimeReport
 from trireme.train.optimizer import DistributedOptimizer
@@ -32,9 +33,7 @@ Observer = Callable[[nn.Module, Scored], None]
 
 @dataclass(frozen=True)
 class PassOptions:
-    """What a pass does besides its figures.
-
-    report: what worker 0 prints. dump: gets every batch. ids: names the examples whose outputs are
+    """Prints `report`, and writes every batch to `dump`. ids: names the examples whose outputs are
     not finite, which end the run before anything is pushed; None: outputs are not checked.
     """
 
@@ -73,11 +72,7 @@ class DataPass:
     saver: Saver | None = None
 
     def train(self) -> dict[str, float]:
-        """Train; returns the figures of all workers. All pushes have been applied then.
-
-        Raises:
-            DataError: no worker had an example.
-        """
+        """Train; returns the figures of all workers. Raises DataError: no worker had an example."""
         return self._run(self._train, training=True)
 
     def evaluate(self) -> dict[str, float]:
@@ -93,7 +88,7 @@ class DataPass:
         is_quiet = not self.shows or cluster.worker != 0
         with display(self.title, is_quiet=is_quiet) as shown:
             report = self._report(shown, progress, training)
-            pushes = StalenessReport(self.optimizer) if report is not None and training else None
+            before = staleness(self.optimizer) if report is not None and training else None
             observers = self._observers(shown, progress, report)
             with _mode(self.model, training=training), settled():
                 for stream in self.streams:
@@ -106,8 +101,8 @@ class DataPass:
                     self.saver.end_epoch()
             if report is not None:
                 report.end()
-            if pushes is not None:
-                shown.say(pushes.end())
+            if before is not None:
+                shown.say(described(Counter(staleness(self.optimizer)) - Counter(before)))
             self.tally.merge(cluster, self.title)
             if training and self.tally.num_examples == 0 and not self.continues:
                 raise DataError(

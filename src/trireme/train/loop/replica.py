@@ -27,9 +27,7 @@ from trireme.worker.pull import Pulled
 @dataclass(eq=False)
 class Replica:
     """What one training thread works on: a model, its dense parameters, and its pending lookups.
-
-    Attributes:
-        number: of its batch, from 0 in the order of the stream; -1: it has none yet.
+    number: of its batch, from 0 in the order of the stream; -1: it has none yet.
     """
 
     model: nn.Module
@@ -49,9 +47,8 @@ class Replica:
 
 
 class BatchOrder:
-    """Lets threads act in the order of their batches, so that positions of the stream only grow.
-
-    A thread waits without a deadline while the others live: a model may compute for long.
+    """Lets threads act in the order of their batches, so that positions of the stream only grow. A
+    thread waits without a deadline while the others live: a model may compute for long.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -61,9 +58,7 @@ class BatchOrder:
 
     @contextmanager
     def turn(self, replica: Replica) -> Iterator[None]:
-        """Run the block after the blocks of all batches before the replica's. Raises Closed: the
-        thread of one of them has failed.
-        """
+        """Run the block after those of all batches before. Raises Closed: one of them failed."""
         number = replica.number
         with self._changed:
             self._changed.wait_for(lambda: self._next == number or self._is_hopeless(number))

@@ -1,6 +1,7 @@
 """What a mode works on: one worker's model, its stream of pushes and its place in the passes."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -9,13 +10,14 @@ from trireme.blocks import Blocks
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.protocol.clipping import Clip
-from trireme.protocol.dense_optimizers import GroupValues, group_values
+from trireme.protocol.dense_optimizers import GroupValues, group_values, optimizer_spec
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
 from trireme.table import RowClassId, Table
 from trireme.train.loop.replica import Replica
 from trireme.train.pass_state import PassState
 from trireme.train.push_stream import PushStream
+from trireme.train.stream_checks import agree_on_model
 from trireme.worker.dense_parameters import DenseParameters
 
 TableGradients: TypeAlias = dict[RowClassId, TableGradient]
@@ -46,7 +48,6 @@ class LocalTraining:
     Attributes:
         replica: the model and its dense parameters.
         optimizer: of the dense parameters, as the user made it; None: there are none.
-        groups: the param groups of `optimizer`. defaults: what groups leave out.
         clip: what gradients are clipped by. blocks: as the user gave them.
     """
 
@@ -69,6 +70,24 @@ class LocalTraining:
                 f" {why_not}"
             )
 
+    def create_on_servers(self) -> None:
+        """Create the tables and blocks, with worker 0's weights. Every worker calls it. Raises
+        SchemaMismatch: workers differ in the strategy, blocks or model, or the servers have another
+        table of that name.
+        """
+        client, optimizer, dense = self.cluster.client, self.optimizer, self.replica.dense
+        blocks = self.blocks or Blocks()
+        client.agree("strategy", repr(self.strategy))
+        kind = "no optimizer" if optimizer is None else type(optimizer).__name__
+        agree_on_model(self.cluster, self.tables, dense, kind)
+        for table in self.tables:
+            self.cluster.ensure_table(table)
+        if optimizer is not None:
+            client.agree("blocks", repr(blocks))
+            names = [block.param for block in dense.specs]
+            owners = partial(blocks.owners, names)
+            client.create_blocks(optimizer_spec(optimizer), self.group_values(), dense, owners)
+
     def group_values(self) -> list[GroupValues]:
         """The values of the optimizer's groups as they are now."""
         if self.optimizer is None:
@@ -77,9 +96,5 @@ class LocalTraining:
         return [group_values(group, defaults) for group in self.optimizer.param_groups]
 
     def dense_gradient(self, dense: DenseParameters) -> DenseGradient | None:
-        """The gradients of a replica's dense parameters, which are left without; None: it has no
-        dense parameters.
-        """
-        if len(dense) == 0:
-            return None
-        return DenseGradient(dense.take_gradients(), self.group_values())
+        """Take the gradients of a replica's dense parameters away; None: it has none."""
+        return DenseGradient(dense.take_gradients(), self.group_values()) if len(dense) else None

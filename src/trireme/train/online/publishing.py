@@ -58,10 +58,9 @@ class Publishing:
 
 
 class Publisher:
-    """Writes what a `Publishing` asks for; every worker calls the same methods.
-
-    key: of the base that deltas belong to. last_export: folder of the export that the next delta
-    follows. example: a batch of the newest data, to export with. can_export: worker 0 has one.
+    """Writes what a `Publishing` asks for; every worker calls the same methods. key: of the base
+    that deltas belong to. last_export: folder of the export that the next delta follows. example: a
+    batch of the newest data, to export with. can_export: worker 0 has one.
     """
 
     def __init__(self, trainer: Trainer, settings: Publishing) -> None:

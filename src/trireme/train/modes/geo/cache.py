@@ -50,10 +50,8 @@ class RowCache:
         return {part: self.tables[part].find(keys_K, self.window) for part, keys_K in keys.items()}
 
     def make_room(self, cached: Mapping[RowClassId, CachedKeys]) -> bool:
-        """Evict rows until all missing ones fit. Returns False: the window must end first.
-
-        Raises:
-            ResourceExhausted: they do not fit into the whole budget.
+        """Evict rows until all missing ones fit. Returns False: the window must end first. Raises
+        ResourceExhausted: they do not fit into the whole budget.
         """
         needed = sum(len(keys.missing) * self.tables[p].row_bytes for p, keys in cached.items())
         while self.num_bytes + needed > self.budget and self._queue:

@@ -63,7 +63,9 @@ class CachedRows:
                 policy=Policy().fixed(),
             )
         )
-        self._clocks = _clocks()
+        # A table without a rule: only assigned to.
+        clocks = TableSchema("clocks", (2,), "float32", {"name": "sgd"}, ("constant", 0.0, 0.0), 0)
+        self._clocks = make_core_table(clocks)
         self._num_changes = 0
         self._touched: CachedKeys | None = None  # last in this window
         self.values: dict[str, float | int] = {}
@@ -101,9 +103,7 @@ class CachedRows:
         return self._clock(keys_K)[:, 0]
 
     def touch(self, cached: CachedKeys, weights_MD: Floats, window: int) -> None:
-        """Put these rows into the window. weights_MD: of `cached.missing`, as the servers have
-        them.
-        """
+        """Put these rows into the window. weights_MD: of `cached.missing`, from the servers."""
         if len(missing_M := cached.missing):
             slots_M = self._window.add(missing_M, weights_MD)
             clocks_M2 = np.empty((len(missing_M), 2), np.float32)
@@ -229,12 +229,6 @@ class _WindowRows:
         keys: Keys = self._keys[: self.size].copy()
         self.size = 0
         return keys
-
-
-def _clocks() -> _core.Table:
-    """A table without a rule: only assigned to."""
-    schema = TableSchema("clocks", (2,), "float32", {"name": "sgd"}, ("constant", 0.0, 0.0), 0)
-    return make_core_table(schema)
 
 
 def _check(schema: TableSchema) -> None:

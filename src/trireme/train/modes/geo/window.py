@@ -74,14 +74,13 @@ class Window:
 
     def fetch(self, keys: KeysByClass, time: int) -> None:
         """Pull what the next `touch`, of these arrays, will lack, while the batch touched last is
-        trained on. Does nothing if the window ends with that batch: rows from before the exchange
-        would lack this worker's own differences.
+        trained on. Does nothing if the window ends there: rows pulled before the exchange would
+        lack this worker's own differences.
         """
         version = self._version
-        if self._is_last:
-            return
-        cached = self.cache.find(keys)
-        self._fetched = _Fetched(version, cached, self._pull(cached, time))
+        if not self._is_last:
+            cached = self.cache.find(keys)
+            self._fetched = _Fetched(version, cached, self._pull(cached, time))
 
     def touch(self, keys: KeysByClass, time: int) -> bool:
         """Bring these rows into the window. The first call in a window also brings dense weights.

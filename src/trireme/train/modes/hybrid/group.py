@@ -58,11 +58,9 @@ class WorkerGroup:
             raise self._error("the workers' process group", error) from error
 
     def sum(self, values: Tensor) -> None:
-        """Replace the values by the sum over all workers, which has the same bits everywhere. Every
-        worker calls it with values of the same shape.
-
-        Raises:
-            DeadlineExceeded: a worker is missing. Unavailable: a worker has gone.
+        """Replace the values by the sum over all workers, with the same bits everywhere. Every
+        worker calls it with the same shape. Raises DeadlineExceeded: a worker is missing.
+        Unavailable: one has gone.
         """
         try:
             self._group.allreduce([values], dist.AllreduceOptions()).wait()
