@@ -106,8 +106,6 @@ class Coordinator:
         with self._lock:
             return [worker for worker in workers if worker in self._workers.participants]
 
-    # ---- kept state ----
-
     def keep(self, write: Callable[[State], None]) -> None:
         """From now on write the state before any answer that relies on it. `write` raises if it
         cannot.
@@ -127,16 +125,9 @@ class Coordinator:
 
     def install(self, state: Mapping[str, Any]) -> None:
         """Begin with a kept state."""
-        shared = state["shared"]
-        leases = shared["sharing"]
         self.facts.install(state)
-        self._leases.install(leases)
-        self._workers.install(
-            state["workers"],
-            participants=range(self.facts.num_workers) if leases is None else leases["members"],
-            given_up=shared["given_up"],
-            silence_s=0.0 if leases is None else leases["silence_s"],
-        )
+        self._leases.install(state["shared"]["sharing"])
+        self._workers.install(state["workers"], state["shared"], self.facts.num_workers)
         self._joining.install(state["run"])
         self._passes.install(state)
         self._meetings.install(state["meetings"])

@@ -4,7 +4,7 @@ The first worker fixes a fact; the others must report the same value.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from trireme.errors import BadRequest, Corruption, NotReady, SchemaMismatch
@@ -77,12 +77,6 @@ class Facts:
 
     # ---- bucket map ----
 
-    def begin_map(self, servers: tuple[str, ...]) -> BucketMap:
-        """The map; made when the first worker joins."""
-        if self.bucket_map is None:
-            self.bucket_map = BucketMap.even(servers)
-        return self.bucket_map
-
     def on_map(self, request: Request) -> Reply:
         del request
         return Reply({"map": self._existing_map().to_wire()})
@@ -94,7 +88,19 @@ class Facts:
         bucket_map, owners = self._existing_map(), None
         if request.body.get("owners") is not None:
             owners = need_list(request.body, "owners", int)
-            self._check_owners(bucket_map, ids, owners)
+            num_servers = len(bucket_map.servers)
+            if len(owners) != len(ids) or not all(0 <= owner < num_servers for owner in owners):
+                raise BadRequest(
+                    f"coord.add_blocks: expected {len(ids)} owners below {num_servers}, found"
+                    f" {len(owners)}, from {min(owners, default=0)} to {max(owners, default=0)}"
+                )
+            for block_id, owner in zip(ids, owners, strict=True):
+                known = bucket_map.blocks.get(block_id, owner)
+                if known != owner:
+                    raise SchemaMismatch(
+                        f"coordinator: block {block_id} is on server {known}, found {owner}:"
+                        f" workers must place blocks alike{self._hint}"
+                    )
         self.bucket_map = bucket_map.with_blocks(ids, owners)
         return Reply({"map": self.bucket_map.to_wire()})
 
@@ -103,27 +109,7 @@ class Facts:
             raise NotReady("coordinator: no worker has joined yet")
         return self.bucket_map
 
-    def _check_owners(
-        self, bucket_map: BucketMap, ids: Sequence[str], owners: Sequence[int]
-    ) -> None:
-        num_servers = len(bucket_map.servers)
-        if len(owners) != len(ids) or not all(0 <= owner < num_servers for owner in owners):
-            raise BadRequest(
-                f"coord.add_blocks: expected {len(ids)} owners below {num_servers}, found"
-                f" {len(owners)}, from {min(owners, default=0)} to {max(owners, default=0)}"
-            )
-        for block_id, owner in zip(ids, owners, strict=True):
-            known = bucket_map.blocks.get(block_id, owner)
-            if known != owner:
-                raise SchemaMismatch(
-                    f"coordinator: block {block_id} is on server {known}, found {owner}: workers"
-                    f" must place blocks alike{self._hint}"
-                )
-
-    # ---- kept state ----
-
     def state(self) -> dict[str, Any]:
-        """In msgpack's types."""
         return {
             "job": self.job,
             "states": self.server_states,
@@ -132,7 +118,6 @@ class Facts:
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
         self.job, self.server_states, self._facts = state["job"], state["states"], state["facts"]
         self.bucket_map = None if state["map"] is None else BucketMap.from_wire(state["map"])
         self._hint = _RECOVERED

@@ -9,6 +9,7 @@ from trireme.coordinator.meetings import Meetings
 from trireme.coordinator.workers import WorkerRecord, Workers
 from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.protocol.membership import WORKERS_MAX
+from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import STREAMS_MAX, need
 from trireme.rpc import Reply, Request
 
@@ -36,7 +37,8 @@ class Joining:
             raise BadRequest("coord.join: expected at least one server, found none")
         worker = self._late_worker(token) if is_late else self._worker(body)
         self._facts.agree("servers", list(servers), worker)
-        bucket_map = self._facts.begin_map(servers)
+        bucket_map = self._facts.bucket_map or BucketMap.even(servers)
+        self._facts.bucket_map = bucket_map
         record = self._workers.records.setdefault(worker, WorkerRecord(passes=self._begun))
         if token not in record.tokens:
             record.begin_incarnation(token)
@@ -164,11 +166,8 @@ class Joining:
             record.first = record.incarnation + 1
         self._gone.clear()
 
-    # ---- kept state ----
-
     def state(self) -> list[int]:
         return [self._num_runs, self._begun]
 
     def install(self, state: list[int]) -> None:
-        """The inverse of `state`."""
         self._num_runs, self._begun = state

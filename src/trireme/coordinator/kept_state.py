@@ -1,10 +1,12 @@
-"""When the coordinator's state is written: before any answer that relies on it."""
+"""When the coordinator's state is written: before any answer that relies on it.
+
+Each part returns its `state` in msgpack's types; its `install` is the inverse.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 State = dict[str, Any]
-"""In msgpack's types."""
 
 
 class KeptState:

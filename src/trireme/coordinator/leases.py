@@ -249,10 +249,8 @@ class StreamLeases:
         self._keep()
         self._meetings.end_complete()
 
-    # ---- kept state ----
-
     def state(self) -> dict[str, Any] | None:
-        """In msgpack's types; None if no streams are leased. Workers that wait ask again."""
+        """None if no streams are leased. Workers that wait ask again."""
         if not self.is_in_use:
             return None
         return {
@@ -263,7 +261,6 @@ class StreamLeases:
         }
 
     def install(self, state: Mapping[str, Any] | None) -> None:
-        """The inverse of `state`, for passes and leases."""
         if state is not None:
             self.pass_number, self._num_steps = state["pass"]
             self._leases = [Lease(**lease) for lease in state["leases"]]

@@ -228,23 +228,17 @@ class Meetings:
         names += [name for name, meeting in self._open.items() if worker in meeting.contributions]
         return [name.path for name in names if name.number == number]
 
-    # ---- kept state ----
-
     def state(self) -> dict[str, Any]:
         """In msgpack's types, without open meetings: workers that wait there ask again."""
         return {
             "over": [
-                [
-                    *(name.number, name.path, outcome.purpose, outcome.reply.body),
-                    *_packed(outcome.reply.arrays),
-                ]
-                for name, outcome in self._outcomes.items()
+                [name.number, name.path, one.purpose, one.reply.body, *_packed(one.reply.arrays)]
+                for name, one in self._outcomes.items()
             ],
             "forgotten": [[name.number, name.path] for name in self._dropped],
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
         for number, path, purpose, body, *arrays in state["over"]:
             self._keep_outcome(MeetingName(number, path), purpose, Reply(body, _unpacked(arrays)))
         self._dropped |= {MeetingName(number, path): None for number, path in state["forgotten"]}

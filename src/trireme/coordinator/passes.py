@@ -108,10 +108,7 @@ class Passes:
         group = {"version": self._version, "members": members_to_wire(self._members)}
         return Reply({"note": note, "group": group})
 
-    # ---- kept state ----
-
     def state(self) -> dict[str, Any]:
-        """In msgpack's types."""
         return {
             "group_version": self._version,
             "pass": self._number,
@@ -119,6 +116,5 @@ class Passes:
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
         self._version, self._number = state["group_version"], state["pass"]
         self._members = dict(members_from_wire(state["members"]))

@@ -5,7 +5,7 @@ streams are leased, workers may also join late, leave early, or be given up afte
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,21 +125,15 @@ class Workers:
             if now - self._heartbeats.get(index, now) > self.silence_s
         ]
 
-    # ---- kept state ----
-
     def state(self) -> dict[int, Any]:
         return {index: vars(record) for index, record in self.records.items()}
 
     def install(
-        self,
-        records: Mapping[int, Any],
-        *,
-        participants: Iterable[int],
-        given_up: Iterable[int],
-        silence_s: float,
+        self, records: Mapping[int, Any], shared: Mapping[str, Any], num_workers: int
     ) -> None:
-        """Begin with a kept state. Participants get `silence_s` to send a heartbeat."""
+        """Participants get `silence_s` to send a heartbeat."""
+        leases = shared["sharing"] or {"members": range(num_workers), "silence_s": 0.0}
         self.records = {index: WorkerRecord(**record) for index, record in records.items()}
-        self.participants, self.given_up = set(participants), set(given_up)
-        self.silence_s, self._last_heartbeat = silence_s, self._clock()
+        self.participants, self.given_up = set(leases["members"]), set(shared["given_up"])
+        self.silence_s, self._last_heartbeat = leases["silence_s"], self._clock()
         self._heartbeats = dict.fromkeys(self.participants, self._last_heartbeat)

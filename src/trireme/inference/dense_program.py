@@ -69,18 +69,14 @@ def update_program(
             raise Corruption(
                 f"{path}: expected {name} as {own.dtype} of {tuple(own.shape)}, found {actual}"
             )
-        _rebind(module, name, tensor)
+        # A new tensor in place of the old one, which other programs may use.
+        prefix, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(prefix)
+        if leaf in owner._parameters:
+            owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            owner._buffers[leaf] = tensor
     return DenseProgram(old.program, module, delta.inputs)
-
-
-def _rebind(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace a parameter or buffer by a new tensor; other programs may use the old one."""
-    path, _, leaf = name.rpartition(".")
-    owner = module.get_submodule(path)
-    if leaf in owner._parameters:
-        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-    else:
-        owner._buffers[leaf] = tensor
 
 
 def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]) -> Tensor:

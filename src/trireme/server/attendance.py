@@ -29,7 +29,7 @@ class Attendance:
         self._reports: dict[int, dict[str, int]] = {}
         self._stopped: str | None = None
         self._stop_reason = ""  # of a worker that asks all to stop
-        self._is_over = False
+        self.is_over = False  # whether all workers have said goodbye
         self._default_heard = -math.inf  # of workers that this process has not heard
 
     def handlers(self) -> dict[str, Handler]:
@@ -56,7 +56,7 @@ class Attendance:
     def take_back(self, worker: int) -> None:
         with self._changed:
             self._gone.pop(worker, None)
-            self._is_over, self._members = False, None  # it sends members when it ends
+            self.is_over, self._members = False, None  # it sends members when it ends
 
     def _on_goodbye(self, request: Request) -> Reply:
         with self.journal.changing(), self._changed:
@@ -83,7 +83,7 @@ class Attendance:
         return set(range(self._num_workers or 0)) if self._members is None else self._members
 
     def _end_if_all_are_gone(self) -> None:
-        self._is_over = self._expected() <= self._gone.keys()
+        self.is_over = self._expected() <= self._gone.keys()
         self._changed.notify_all()
 
     def gone(self) -> list[list[Any]]:
@@ -142,11 +142,6 @@ class Attendance:
         with self._changed:
             known = sorted(self._reports.items())
             return {worker: dict(report) for worker, report in known if worker not in self._gone}
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all workers have said goodbye."""
-        return self._is_over
 
     def stop(self, reason: str) -> None:
         """End `wait`, from another thread or a signal handler."""

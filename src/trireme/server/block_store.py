@@ -45,7 +45,7 @@ class BlockStore:
     """The blocks that one server owns, and their optimizer. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._class_name: str | None = None
+        self.class_name: str | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._specs: dict[str, BlockSpec] = {}
         self._weights: dict[str, Tensor] = {}
@@ -61,10 +61,6 @@ class BlockStore:
     @property
     def num_bytes(self) -> int:
         return sum(4 * weights.numel() for weights in self._weights.values())
-
-    @property
-    def class_name(self) -> str | None:
-        return self._class_name
 
     def specs(self) -> list[BlockSpec]:
         return list(self._specs.values())
@@ -126,14 +122,14 @@ class BlockStore:
             return None
         names = self._optimizer.defaults
         groups = [group_values(group, names) for group in self._optimizer.param_groups]
-        return [self._class_name, groups, [spec.to_wire() for spec in self._specs.values()]]
+        return [self.class_name, groups, [spec.to_wire() for spec in self._specs.values()]]
 
     def _check_optimizer(self, class_name: str, groups: Sequence[GroupValues]) -> None:
         if self._optimizer is not None:
             num_groups = len(self._optimizer.param_groups)
-            if (self._class_name, num_groups) != (class_name, len(groups)):
+            if (self.class_name, num_groups) != (class_name, len(groups)):
                 raise SchemaMismatch(
-                    f"blocks: they exist with {self._class_name} and {num_groups} groups,"
+                    f"blocks: they exist with {self.class_name} and {num_groups} groups,"
                     f" found {class_name} and {len(groups)}"
                 )
         if not groups:
@@ -156,7 +152,7 @@ class BlockStore:
         optimizer = make(cls, values, **arguments_of(cls, as_group(groups[0])), **kernel)
         if self._optimizer is not None:
             optimizer.state.update(self._optimizer.state)
-        self._class_name, self._optimizer, self._is_stale = class_name, optimizer, False
+        self.class_name, self._optimizer, self._is_stale = class_name, optimizer, False
 
     # ---- pull and push ----
 
@@ -234,14 +230,14 @@ class BlockStore:
         for group, values in zip(known, groups, strict=True):
             for key, value in as_group(values).items():
                 if key not in group:
-                    raise BadRequest(f"blocks: {self._class_name} knows no {key}, found {value!r}")
+                    raise BadRequest(f"blocks: {self.class_name} knows no {key}, found {value!r}")
                 check_change(key, group[key], value)
 
     def _step(self, groups: Sequence[GroupValues]) -> None:
         """Requires: `check_groups`."""
         if self._is_stale:
-            assert self._class_name is not None
-            self._rebuild(self._class_name, groups)
+            assert self.class_name is not None
+            self._rebuild(self.class_name, groups)
         optimizer = self._optimizer
         assert optimizer is not None
         for group, values in zip(optimizer.param_groups, groups, strict=True):

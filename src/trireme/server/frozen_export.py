@@ -110,7 +110,10 @@ class _TableExport:
             keys, rows = keys[is_ours], rows[is_ours]
         weights = self._layout.weights(rows)[:, : self._dim]
         encoded, decoded = encode(weights, self._dtype, self._table.schema.name)
-        self._count(weights, decoded)
+        error = np.abs(decoded - weights)
+        self._num_rows += len(weights)
+        self._max_error = max(self._max_error, float(error.max(initial=0.0)))
+        self._sum_of_squares += float(np.square(error, dtype=np.float64).sum())
         values = np.zeros((len(keys), value_bytes), np.uint8)
         start = FLAG_BYTES if since else 0
         for part in (self._statistics(keys), encoded):
@@ -130,9 +133,3 @@ class _TableExport:
         if self._num_statistics:
             self._table.rows.statistics(keys, shows_N2, self._time, False, self._pool)
         return shows_N2[:, : self._num_statistics].astype(np.float32).view(np.uint8)
-
-    def _count(self, weights: Array, decoded: Array) -> None:
-        self._num_rows += len(weights)
-        difference = np.abs(decoded - weights)
-        self._max_error = max(self._max_error, float(difference.max(initial=0.0)))
-        self._sum_of_squares += float(np.square(difference, dtype=np.float64).sum())

@@ -82,7 +82,6 @@ class Pacing:
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
         self._version = int(state["version"])
         self._members = dict(members_from_wire(state["members"]))
         self._applied = dict(state["applied"])

@@ -216,7 +216,6 @@ class Staging:
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
         self.applied, self._version = int(state["applied"]), int(state["version"])
         self._norm = state.get("norm")
         self.stop = Stop.from_wire(state.get("stop"))

@@ -79,11 +79,14 @@ class CheckpointHandlers:
         return count_bins(self._server, progress)
 
     def _save(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
+        prefix = need(body, "prefix", str)
+        if prefix:  # folders within the checkpoint's
+            checked_path(prefix.removesuffix("/"))
         plan = SavePlan(
             version=need_version(body, "version"),
             since=need_version(body, "since"),
             removed_since=need_version(body, "removed_since"),
-            prefix=_prefix(body),
+            prefix=prefix,
             rows=RowsToSave.from_wire(body, self._server.index),
         )
         with writing(f"checkpoint: cannot write {storage.name}"):
@@ -122,14 +125,6 @@ class CheckpointHandlers:
         self._server.forget_removed(need_version(body, "forget"))
         self._server.journal.wait_kept()
         return {}
-
-
-def _prefix(body: Body) -> str:
-    """The beginning of the paths of files: nothing, or folders within the checkpoint's."""
-    prefix = need(body, "prefix", str)
-    if prefix:
-        checked_path(prefix.removesuffix("/"))
-    return prefix
 
 
 def _load_plan(body: Body) -> LoadPlan:

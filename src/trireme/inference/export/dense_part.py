@@ -53,7 +53,8 @@ def export_program(
     bags = {spec.name for spec in specs if spec.mode != "none"}
     axes = [_varying_axes(one, t, bags) for one, t in zip(inputs, tensors, strict=True)]
     shapes = tuple(dict.fromkeys(varying, torch.export.Dim.AUTO) for varying in axes)
-    dense = _DensePart(model, inputs, _lookup_by_example(specs, batch))
+    sized = [s.name for s in specs if s.mode != "none" or isinstance(batch[s.features[0]], Tensor)]
+    dense = _DensePart(model, inputs, sized[0] if sized else None)
     try:
         with torch.no_grad():
             program = torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
@@ -121,13 +122,6 @@ class _RecordedBatch(Batch):
         column = super().__getitem__(name)
         self.used[name] = None
         return column
-
-
-def _lookup_by_example(specs: Sequence[LookupSpec], batch: Batch) -> str | None:
-    for spec in specs:
-        if spec.mode != "none" or isinstance(batch[spec.features[0]], Tensor):
-            return spec.name
-    return None
 
 
 def _column_inputs(name: str, column: Column) -> list[ProgramInput]:

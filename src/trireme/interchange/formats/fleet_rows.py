@@ -133,7 +133,10 @@ class FleetText:
         if len(full) < len(keys) and self.schema.dim > 1:
             heads = np.flatnonzero(is_full == 0)
             if self.schema.head_class is None:
-                weights[heads, 1:] = initial_weights(self.schema, keys[heads])[:, 1:]
+                new = make_core_table(replace(self.schema, absent="initial"))
+                initial = np.empty((len(heads), self.schema.dim), np.float32)
+                new.lookup(np.ascontiguousarray(keys[heads]), initial, _core.Pool(1))
+                weights[heads, 1:] = initial[:, 1:]
             else:
                 classes[heads] = self.schema.head_class
         return classes, rows
@@ -199,14 +202,6 @@ class FleetText:
         shows[:], clicks[:] = faded(policy, statistics, time, day_over=False)
         is_full = (classes != self.schema.head_class).astype(np.uint8)
         return _core.write_rows(keys, numbers, wide, is_full, self.format)
-
-
-def initial_weights(schema: TableSchema, keys: Array) -> Array:
-    """The initial weights (n, D) of rows of these keys."""
-    table = make_core_table(replace(schema, absent="initial"))
-    weights = np.empty((len(keys), schema.dim), np.float32)
-    table.lookup(np.ascontiguousarray(keys), weights, _core.Pool(1))
-    return weights
 
 
 def _refuse(is_wrong: Array, values: Array, expected: str) -> None:

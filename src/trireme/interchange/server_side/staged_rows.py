@@ -59,21 +59,14 @@ class StagedRows:
             self._pending.append((keys, classes, rows))
             self._pending_bytes += rows.nbytes
             self.num_put += len(keys)
-            ready = self._take() if self._pending_bytes >= PENDING_BYTES else []
-        self._insert(ready)
+            is_full = self._pending_bytes >= PENDING_BYTES
+        if is_full:
+            self.flush()
 
     def flush(self) -> None:
-        """Put all pending rows into the table. Raises DataError as `put`."""
+        """Put all pending rows into the table, bucket by bucket. Raises DataError as `put`."""
         with self._lock:
-            ready = self._take()
-        self._insert(ready)
-
-    def _take(self) -> list[KeyedRows]:
-        ready, self._pending, self._pending_bytes = self._pending, [], 0
-        return ready
-
-    def _insert(self, ready: list[KeyedRows]) -> None:
-        """Put rows into the table bucket by bucket."""
+            ready, self._pending, self._pending_bytes = self._pending, [], 0
         if not ready:
             return
         keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))

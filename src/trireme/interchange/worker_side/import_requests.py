@@ -38,20 +38,16 @@ def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> 
         yield
     except BaseException:
         for table in tables:
-            _cancel(client, table)
+            body = {"table": table, "commit": False, "replace": False}
+            try:
+                client.servers.everywhere("import.end", body)
+            except TriremeError as error:  # the next import discards unfinished rows too
+                message = "import: the servers keep unfinished rows of table %r: %s"
+                log.warning(message, table, error)
         raise
     for table in tables:
         body = {"table": table, "commit": True, "replace": replace}
         client.servers.everywhere("import.end", body, timeout_s=TIMEOUT_S)
-
-
-def _cancel(client: WorkerClient, table: str) -> None:
-    """Only logs an error: the next import discards unfinished rows too."""
-    try:
-        body = {"table": table, "commit": False, "replace": False}
-        client.servers.everywhere("import.end", body)
-    except TriremeError as error:
-        log.warning("import: the servers keep unfinished rows of table %r: %s", table, error)
 
 
 def read_files(
@@ -80,17 +76,12 @@ def read_files(
         lines = [n + int(reply.body["lines"]) for n, reply in zip(lines, replies, strict=True)]
         if watch is not None:
             watch((begin + len(part)) / len(files))
-    return _count(table, files, set(lines), replies)
-
-
-def _count(table: str, files: Sequence[str], lines: set[int], replies: Sequence[Reply]) -> int:
-    """The number of rows: every server has read every line, and each row belongs to one server. The
-    last replies have the rows and keys of all requests.
-    """
+    # The last replies have the rows and keys of all requests. Every server has read every line, and
+    # each row belongs to one server.
     num_rows, num_keys = (
         sum(int(reply.body[field]) for reply in replies) for field in ("rows", "keys")
     )
-    if lines != {num_rows}:
+    if set(lines) != {num_rows}:
         raise Corruption(
             f"import of table {table!r}: the servers have read {sorted(lines)} rows, of which"
             f" {num_rows} have an owner; the files must be on storage that all servers share"

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from trireme.checkpoint.server_side.operations import OperationProgress
@@ -56,15 +56,11 @@ class DurableJournal(Journal):
         num_bytes, begun = self._begun
         return LogLag(self._log.num_bytes - num_bytes, time.monotonic() - begun)
 
-    @contextmanager
-    def pushing(self) -> Iterator[None]:
-        with self._changes.shared():
-            yield
+    def pushing(self) -> AbstractContextManager[None]:
+        return self._changes.shared()
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        with self._changes.exclusive():
-            yield
+    def changing(self) -> AbstractContextManager[None]:
+        return self._changes.exclusive()
 
     @contextmanager
     def changing_once(self) -> Iterator[None]:

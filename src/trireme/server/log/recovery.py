@@ -71,7 +71,9 @@ class Recovery:
                 self._execute(path, at, record, snapshot)
                 snapshot = None
                 self._num_records += 1
-                self._report_progress()
+                if time.monotonic() - self._reported_at > PROGRESS_S:
+                    self._reported_at = time.monotonic()
+                    log.info("log: recovering, %d records so far", self._num_records)
         if snapshot is not None:
             raise Corruption(f"{path}: expected the state that goes with {snapshot}, found none")
         self._num_bytes += reader.end
@@ -106,12 +108,6 @@ class Recovery:
         )
         os.truncate(reader.path, reader.end)
         sync_folder(reader.path.parent)
-
-    def _report_progress(self) -> None:
-        now = time.monotonic()
-        if now - self._reported_at > PROGRESS_S:
-            self._reported_at = now
-            log.info("log: recovering, %d records so far", self._num_records)
 
     def _summary(self) -> str:
         server = self._server
