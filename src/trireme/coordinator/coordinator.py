@@ -8,6 +8,7 @@ lists the handlers. Threads: any; one lock guards all parts.
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from trireme.coordinator.exports import Exports
@@ -74,19 +75,16 @@ class Coordinator:
                     self._kept.is_changed = True
                 answer = handler(request)
                 if isinstance(answer, Deferred):
-                    answer.describe = self._locked(answer.describe)
+                    answer.describe = partial(self._describe, answer.describe)
                 else:
                     self._kept.flush()
                 return answer
 
         return handle
 
-    def _locked(self, describe: Callable[[], str]) -> Callable[[], str]:
-        def locked() -> str:
-            with self._lock:
-                return describe()
-
-        return locked
+    def _describe(self, describe: Callable[[], str]) -> str:
+        with self._lock:
+            return describe()
 
     # ---- what the server reports ----
 

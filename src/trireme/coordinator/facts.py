@@ -75,8 +75,6 @@ class Facts:
                 raise Corruption(f"coordinator: server {server} has lost its state")
         return Reply()
 
-    # ---- bucket map ----
-
     def on_map(self, request: Request) -> Reply:
         del request
         return Reply({"map": self._existing_map().to_wire()})

@@ -57,20 +57,16 @@ class Joining:
                 "map": bucket_map.to_wire(),
                 "job": self._facts.job,
                 "states": self._facts.server_states,
-                "script": self._script(worker, record, token),
+                "script": {  # how far the predecessors of this process have come in it
+                    "run": self._num_runs,
+                    "begun": self._begun,
+                    "met": self._meetings.attended(worker, record.passes),
+                    "entered": record.passes,
+                    "is_successor": record.tokens[token] > record.first,
+                    "has_ended": record.has_ended,
+                },
             }
         )
-
-    def _script(self, worker: int, record: WorkerRecord, token: str) -> dict[str, Any]:
-        """How far the predecessors of this process have come in the script."""
-        return {
-            "run": self._num_runs,
-            "begun": self._begun,
-            "met": self._meetings.attended(worker, record.passes),
-            "entered": record.passes,
-            "is_successor": record.tokens[token] > record.first,
-            "has_ended": record.has_ended,
-        }
 
     def _worker(self, body: Mapping[str, Any]) -> int:
         """Index of a worker that names it."""
@@ -96,8 +92,6 @@ class Joining:
             self._workers.silence_s = silence_s
             self._leases.begin(num_streams)
         return worker
-
-    # ---- late workers ----
 
     def _late_worker(self, token: str) -> int:
         """Index of a worker that joins a running job: the next free one."""
@@ -134,8 +128,6 @@ class Joining:
                 f"{method}: expected at most {at_a_time} workers at a time, one for each stream,"
                 f" and {WORKERS_MAX} in all, found worker {worker} beside {len(participants)}"
             )
-
-    # ---- options, end ----
 
     def on_agree(self, worker: int, request: Request) -> Reply:
         """Every worker must name the same value for an option of the job."""

@@ -230,17 +230,22 @@ class Meetings:
 
     def state(self) -> dict[str, Any]:
         """In msgpack's types, without open meetings: workers that wait there ask again."""
-        return {
-            "over": [
-                [name.number, name.path, one.purpose, one.reply.body, *_packed(one.reply.arrays)]
-                for name, one in self._outcomes.items()
-            ],
-            "forgotten": [[name.number, name.path] for name in self._dropped],
-        }
+        over = []
+        for name, one in self._outcomes.items():
+            arrays = one.reply.arrays
+            forms = [[array.dtype.str, list(array.shape)] for array in arrays]
+            contents = [array.tobytes() for array in arrays]
+            over.append([name.number, name.path, one.purpose, one.reply.body, forms, contents])
+        forgotten = [[name.number, name.path] for name in self._dropped]
+        return {"over": over, "forgotten": forgotten}
 
     def install(self, state: Mapping[str, Any]) -> None:
-        for number, path, purpose, body, *arrays in state["over"]:
-            self._keep_outcome(MeetingName(number, path), purpose, Reply(body, _unpacked(arrays)))
+        for number, path, purpose, body, forms, contents in state["over"]:
+            arrays = [
+                np.frombuffer(content, np.dtype(kind)).reshape(shape)
+                for (kind, shape), content in zip(forms, contents, strict=True)
+            ]
+            self._keep_outcome(MeetingName(number, path), purpose, Reply(body, arrays))
         self._dropped |= {MeetingName(number, path): None for number, path in state["forgotten"]}
 
 
@@ -250,16 +255,3 @@ def _dropped_error(name: MeetingName, purpose: str) -> ResourceExhausted:
         f" {KEPT_MAX} and {KEPT_BYTES_MAX >> 20} MiB; a worker that starts again cannot go on from"
         " here: start the job again and load the newest checkpoint"
     )
-
-
-def _packed(arrays: Sequence[Array]) -> tuple[Any, list[bytes]]:
-    """Arrays in msgpack's types: [[dtype, shape]], bytes."""
-    return [[a.dtype.str, list(a.shape)] for a in arrays], [a.tobytes() for a in arrays]
-
-
-def _unpacked(packed: Sequence[Any]) -> list[Array]:
-    specs, data = packed
-    return [
-        np.frombuffer(values, np.dtype(kind)).reshape(shape)
-        for (kind, shape), values in zip(specs, data, strict=True)
-    ]

@@ -83,8 +83,6 @@ class Workers:
         record.call = call
         return index
 
-    # ---- participants ----
-
     def begin_run(self, num_workers: int) -> None:
         """Only the workers that the job begins with take part, until others join late."""
         self.participants = set(range(num_workers))
@@ -101,8 +99,6 @@ class Workers:
             f"worker {index}: it sent no heartbeat for {self.silence_s:g} s, and others take over"
             " its streams: start it again"
         )
-
-    # ---- heartbeats ----
 
     def note_heartbeat(self, index: int) -> None:
         """Record a heartbeat. After a pause of all heartbeats this process itself had stopped, so

@@ -271,19 +271,16 @@ class BlockStore:
 
     def slices_of(self, block_id: str) -> list[BlockSlice]:
         """Copies of weights, optimizer state and marks of a block's slices."""
-        start = self._specs[block_id].start
-        return [
-            BlockSlice(start + live.start, self._tensors_of(live), dict(live.marks))
-            for live in self._slices[block_id]
-        ]
-
-    def _tensors_of(self, live: _LiveSlice) -> dict[str, Tensor]:
         assert self._optimizer is not None
-        state = {"weights": live.weights, **self._optimizer.state.get(live.weights, {})}
-        return {
-            name: value.clone() if isinstance(value, Tensor) else torch.tensor(value)
-            for name, value in state.items()
-        }
+        start, slices = self._specs[block_id].start, []
+        for live in self._slices[block_id]:
+            state = {"weights": live.weights, **self._optimizer.state.get(live.weights, {})}
+            tensors = {
+                name: value.clone() if isinstance(value, Tensor) else torch.tensor(value)
+                for name, value in state.items()
+            }
+            slices.append(BlockSlice(start + live.start, tensors, dict(live.marks)))
+        return slices
 
     def state_of(self, block_id: str) -> dict[str, Tensor]:
         """Copies of weights and optimizer state of a block as named tensors. If slices differ in a

@@ -70,8 +70,6 @@ class Pacing:
             f" {streams or 'none any more'}"
         )
 
-    # ---- the log ----
-
     def state(self) -> dict[str, Any]:
         """All but the waiting pulls, which are repeated, in msgpack's types."""
         return {

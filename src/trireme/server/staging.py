@@ -160,7 +160,9 @@ class Staging:
             missing = self._members_of(step).keys() - self._staged.get(step, {}).keys()
             if missing:
                 raise BadRequest(f"step {step}: streams {sorted(missing)} left without staging it")
-            if self._needs_norm(step) and step not in self._norms:
+            clips = (push.clip for push in self._staged[step].values())
+            needs_norm = any(clip is not None and clip.kind == "norm" for clip in clips)
+            if needs_norm and step not in self._norms:
                 break
             self.apply_step(step, self._norms.get(step))
         self._wake()
@@ -174,10 +176,6 @@ class Staging:
         return bool(members) and all(
             self._has_declared(stream, member, step) for stream, member in members.items()
         )
-
-    def _needs_norm(self, step: int) -> bool:
-        clips = (push.clip for push in self._staged[step].values())
-        return any(clip is not None and clip.kind == "norm" for clip in clips)
 
     def _pushes_of(self, step: int) -> list[Push]:
         return [self._staged[step][stream] for stream in sorted(self._staged[step])]
@@ -200,8 +198,6 @@ class Staging:
         self._norms.pop(step, None)
         self._sums.pop(step, None)
         self.applied, self._norm = step, norm
-
-    # ---- the log ----
 
     def state(self) -> dict[str, Any]:
         """All but the staged pushes, in msgpack's types. Streams repeat what they have declared

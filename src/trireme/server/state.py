@@ -141,16 +141,20 @@ class ServerState:
             )
         return table
 
+    def check_schema(self, schema: TableSchema) -> None:
+        """Raises SchemaMismatch if the table exists with another schema; shows both."""
+        existing = self.tables.get(schema.name)
+        if existing is not None and existing.schema != schema:
+            raise SchemaMismatch(
+                f"table {schema.name!r}: it exists as {existing.schema.to_wire()},"
+                f" found {schema.to_wire()}"
+            )
+
     def create_table(self, schema: TableSchema) -> None:
-        """Make the table unless it exists. Raises SchemaMismatch: it has another schema."""
+        """Make the table unless it exists. Raises as `check_schema`."""
         with self.journal.changing(), self.lock:
-            existing = self.tables.get(schema.name)
-            if existing is not None:
-                if existing.schema != schema:
-                    raise SchemaMismatch(
-                        f"table {schema.name!r}: it exists as {existing.schema.to_wire()},"
-                        f" found {schema.to_wire()}"
-                    )
+            self.check_schema(schema)
+            if schema.name in self.tables:
                 return
             self.limits.check_new_table(len(self.tables), schema.admission)
             rows = make_core_table(schema)

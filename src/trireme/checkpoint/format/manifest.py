@@ -280,7 +280,11 @@ def read_manifest(storage: Storage) -> CheckpointManifest:
 def _checked_body(data: bytes, where: str) -> Any:
     head = _HEAD.match(data)
     if head is None:
-        raise _headless(data, where)
+        value = _parsed(data, where)
+        number = value.get("format") if isinstance(value, dict) else None
+        if type(number) is int and number != FORMAT:  # older formats have no first line
+            raise _other_format(number, where)
+        raise Corruption(f"{where}: expected a first line with format and checksum, found none")
     if int(head[1]) != FORMAT:
         raise _other_format(int(head[1]), where)
     body = data[head.end() : -len(_TAIL)]
@@ -288,15 +292,6 @@ def _checked_body(data: bytes, where: str) -> Any:
     if digest != head[2].decode() or not data.endswith(_TAIL):
         raise Corruption(f"{where}: expected XXH3 {head[2].decode()}, found {digest}")
     return _parsed(body, where)
-
-
-def _headless(data: bytes, where: str) -> Corruption:
-    """The error for a manifest without the first line; older formats have none."""
-    value = _parsed(data, where)
-    number = value.get("format") if isinstance(value, dict) else None
-    if type(number) is int and number != FORMAT:
-        return _other_format(number, where)
-    return Corruption(f"{where}: expected a first line with format and checksum, found none")
 
 
 def _other_format(number: int, where: str) -> Corruption:

@@ -84,12 +84,15 @@ class RowColumns:
         apply: bool,
     ) -> None:
         """Put the wanted buckets of a file into a table, see `_core.restore_columns`."""
+        columns = [
+            c.flatten() if pa.types.is_fixed_size_list(c.type) else c for c in batch.columns[2:]
+        ]
         _core.restore_columns(
             rows,
             **vars(lines),
             keys=batch["key"].to_numpy(),
             classes=batch["row_class"].to_numpy(),
-            columns=_cells_of(batch),
+            columns=[column.to_numpy().view(np.uint8) for column in columns],
             widths=list(self.widths),
             wanted=wanted,
             removed_at=removed_at,
@@ -104,9 +107,6 @@ class RowColumns:
         for name, column in zip(names, snapshot.columns[-len(names) :], strict=True):
             records[name] = column.view(self.statistics[name])
         return records
-
-
-# ---- reading ----
 
 
 @dataclass(frozen=True)
@@ -219,12 +219,3 @@ def _bucket_lines(batch: pa.RecordBatch) -> BucketLines:
         removed_offsets=removed.offsets.to_numpy(),
         removed=removed.values.to_numpy(),
     )
-
-
-def _cells_of(batch: pa.RecordBatch) -> list[npt.NDArray[np.uint8]]:
-    """The bytes of each column after key and row_class, without a copy."""
-    cells = []
-    for column in batch.columns[2:]:
-        values = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
-        cells.append(values.to_numpy().view(np.uint8))
-    return cells

@@ -128,12 +128,8 @@ class CheckpointHandlers:
 
 
 def _load_plan(body: Body) -> LoadPlan:
-    return LoadPlan(
-        tables=_names(body, "tables"),
-        parameters=_names(body, "parameters"),
-        resumes=need(body, "resumes", bool),
+    tables, parameters = (
+        None if body.get(field) is None else frozenset(need_list(body, field, str))
+        for field in ("tables", "parameters")
     )
-
-
-def _names(body: Body, field: str) -> frozenset[str] | None:
-    return None if body.get(field) is None else frozenset(need_list(body, field, str))
+    return LoadPlan(tables, parameters, need(body, "resumes", bool))

@@ -68,7 +68,12 @@ class CheckpointLoad:
     def check(self, progress: OperationProgress) -> None:
         """Read all files of this server, and compare them with manifest, schemas and blocks."""
         self._check_tables()
-        self._check_optimizer()
+        if self._blocks() and self.manifest.optimizer != self._server.blocks.class_name:
+            raise SchemaMismatch(
+                f"{self._where}: its optimizer is {self.manifest.optimizer},"
+                f" the model's is {self._server.blocks.class_name}"
+            )
+        self._assembly()
         tasks: list[Callable[[], None]] = []
         for name in self._tables():
             if self._is_new(name):
@@ -90,12 +95,7 @@ class CheckpointLoad:
                 f"{self._where}: expected tables {sorted(missing)}, found {sorted(saved)}"
             )
         for name in self._tables():
-            existing = served.get(name)
-            if existing is not None and existing.schema != saved[name].schema:
-                raise SchemaMismatch(
-                    f"table {name!r}: it exists as {existing.schema.to_wire()},"
-                    f" found {saved[name].schema.to_wire()}"
-                )
+            self._server.check_schema(saved[name].schema)
         if self.manifest.mode != "delta":
             return
         if absent := set(self._tables()) - served.keys():
@@ -107,14 +107,6 @@ class CheckpointLoad:
                 f"load: expected no training between a checkpoint and the delta"
                 f" {self._storage.name} on top of it, found server {self._server.index} changed"
             )
-
-    def _check_optimizer(self) -> None:
-        if self._blocks() and self.manifest.optimizer != self._server.blocks.class_name:
-            raise SchemaMismatch(
-                f"{self._where}: its optimizer is {self.manifest.optimizer},"
-                f" the model's is {self._server.blocks.class_name}"
-            )
-        self._assembly()
 
     def _check_rows(self, name: str, files: RowFiles, progress: OperationProgress) -> None:
         for entry in (files.rows, files.buckets):

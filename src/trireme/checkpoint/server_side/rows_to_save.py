@@ -48,9 +48,15 @@ class RowsToSave:
         for name, budget in need(body, "budgets", dict).items():
             match budget:
                 case [int(bin), list(servers)] if 0 <= server < len(servers):
-                    budgets[str(name)] = HotBudget(bin, *_two_numbers(servers[server]))
+                    share = servers[server]
                 case _:
                     raise BadRequest(f"checkpoint: expected a bin and shares, found {budget!r}")
+            match share:
+                case [int(above), int(within)]:
+                    budgets[str(name)] = HotBudget(bin, above, within)
+                case _:
+                    shown = repr(share)[:150]
+                    raise BadRequest(f"checkpoint: expected two numbers as a share, found {shown}")
         mode = need(body, "mode", str)
         if mode not in MODES:
             raise BadRequest(f"checkpoint: expected a mode of {MODES}, found {mode!r}")
@@ -71,13 +77,6 @@ class RowsToSave:
             day_over = self.mode == "base"  # a base is of the end of the day
             return lambda statistics: selected(schema, statistics, self.mode, self.time, day_over)
         return None
-
-
-def _two_numbers(values: Any) -> tuple[int, int]:
-    match values:
-        case [int(above), int(within)]:
-            return above, within
-    raise BadRequest(f"checkpoint: expected two numbers as a share, found {values!r}"[:200])
 
 
 # ---- the hot set ----

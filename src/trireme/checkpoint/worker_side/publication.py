@@ -59,12 +59,9 @@ def open_draft(target: Storage) -> Iterator[Draft]:
     """
     with writing(f"checkpoint: cannot write {target.name}"):
         remove_abandoned(target)
-        if isinstance(target, LocalStorage):
-            with _local_draft(target) as draft:
-                yield draft
-        else:
-            with _remote_draft(target) as draft:
-                yield draft
+        local = target if isinstance(target, LocalStorage) else None
+        with _local_draft(local) if local else _remote_draft(target) as draft:
+            yield draft
 
 
 def publish(draft: Draft, target: Storage, manifest: Mapping[str, Any]) -> None:
@@ -97,7 +94,9 @@ def remove_abandoned(target: Storage) -> list[str]:
     its parent folder; logs and returns their names.
     """
     if isinstance(target, LocalStorage):
-        names = [str(path) for path in _partials(target.folder.parent) if _remove_partial(path)]
+        parent = target.folder.parent
+        partials = [path for path in parent.glob(".*.partial") if _PARTIAL.fullmatch(path.name)]
+        names = [str(path) for path in sorted(partials) if path.is_dir() and _remove_partial(path)]
     else:
         drafts = _unnamed(target)
         for draft in drafts:
@@ -158,14 +157,6 @@ def _locked_marker(folder: Path) -> int:
     marker = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return marker
-
-
-def _partials(parent: Path) -> list[Path]:
-    if not parent.is_dir():
-        return []
-    return sorted(
-        path for path in parent.iterdir() if _PARTIAL.fullmatch(path.name) and path.is_dir()
-    )
 
 
 def _remove_partial(partial: Path) -> bool:

@@ -38,21 +38,17 @@ def save_checkpoint(
     """Write tables, blocks and marks of the cluster to a new folder. One worker calls it; others
     train on, and so may other threads of this one.
 
-    Args:
-        path: a folder that all processes share, or a location such as s3://bucket/key.
-        extra: JSON values that `load_checkpoint` returns.
-        tensors: by name, which `saved_tensors` returns.
-        mode: which rows, see `mode_of`.
-        hot: with mode hot, a number of rows of each table, or a share of them.
-        time: data time at which rows are judged.
-        keep: keep only so many of the newest checkpoints in the parent folder, and those that they
-            need; None: all.
-        watch: called with the progress of the servers.
+    path: a folder that all processes share, or a location such as s3://bucket/key.
+    extra: JSON values. tensors: by name, which `saved_tensors` returns.
+    mode: which rows, see `mode_of`. hot: with mode hot, a number of rows of each table, or a share.
+    time: data time at which rows are judged.
+    keep: keep only so many of the newest checkpoints in the parent folder, and those that they
+        need; None: all.
+    watch: called with the progress of the servers.
 
-    Raises:
-        BadRequest: `path` exists, or servers may not write there; a delta without a base.
-        ResourceExhausted: the disk is full; nothing is left.
-        Corruption: a server's files are not visible on this worker.
+    Raises BadRequest: `path` exists, or servers may not write there; a delta without a base.
+    ResourceExhausted: the disk is full; nothing is left. Corruption: a server's files are not
+    visible on this worker.
     """
     name = mode_of(mode)
     check_hot(name, hot)
@@ -203,15 +199,11 @@ def _hot_budgets(counts: Sequence[Mapping[str, Any]], hot: float) -> dict[str, l
             if above + all_bins[last] >= wanted:
                 break
             above += all_bins[last]
-        budgets[name] = [last, _server_budgets(bins, last, wanted - above)]
-    return budgets
-
-
-def _server_budgets(bins: Sequence[Mapping[int, int]], last: int, left: int) -> list[list[int]]:
-    """All rows above the last bin; of the rows in it `left`, those of the first servers first."""
-    budgets = []
-    for server in bins:
-        within = min(left, server.get(last, 0))
-        left -= within
-        budgets.append([sum(number for bin, number in server.items() if bin > last), within])
+        # All rows above the last bin; of the rows in it, those of the first servers first.
+        left, shares = wanted - above, []
+        for of_server in bins:
+            within = min(left, of_server.get(last, 0))
+            left -= within
+            shares.append([sum(n for bin, n in of_server.items() if bin > last), within])
+        budgets[name] = [last, shares]
     return budgets

@@ -55,12 +55,6 @@ class ExportHandlers:
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _target(self, request: Request) -> str:
-        """A folder, or a location of an object store."""
-        options = need(request.body, "storage_options", dict)
-        path = resolve_path(self._root, need(request.body, "folder", str), options)
-        return path if "://" in path else str(self._folder(request))
-
     def _table(self, request: Request) -> ServedTable:
         return self._server.table(need(request.body, "table", str))
 
@@ -71,8 +65,10 @@ class ExportHandlers:
         return [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
 
     def _on_parquet(self, request: Request) -> Reply:
-        table, folder = self._table(request), self._target(request)
-        options = need(request.body, "storage_options", dict)
+        table, options = self._table(request), need(request.body, "storage_options", dict)
+        folder = resolve_path(self._root, need(request.body, "folder", str), options)
+        if "://" not in folder:
+            folder = str(self._folder(request))
         layout = RowLayout.of(table.schema, table.rows)
         dims = np.array(table.rows.dims)
         arrow = arrow_schema(layout, state=need(request.body, "state", bool))
