@@ -18,7 +18,7 @@ from trireme.inference.export import export_model
 from trireme.inspect.difference import compare
 from trireme.inspect.opening import open_saved
 from trireme.inspect.saved_export import ExportTable
-from trireme.inspect.saved_model import buckets_of
+from trireme.protocol.routing import buckets_of
 from trireme.inspect.value_statistics import QUANTILES, ValueStatistics
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
