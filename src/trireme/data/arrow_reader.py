@@ -109,11 +109,9 @@ class ArrowReader:
         """Do nothing: files do not wait, and a server has its own time limits."""
 
     def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
-        """Full batches, then a short one of the rest unless `drop_last`, each with
-        `num_bytes_read` behind it.
-
-        Raises:
-            DataError: a column or row that does not fit the schema, or a file that cannot be read.
+        """Full batches, then a short one of the rest unless `drop_last`, each with `num_bytes_read`
+        behind it. Raises DataError: a column or row that does not fit the schema, or a file that
+        cannot be read.
         """
         first = self._start[0] if self._start else self._range.first
         for number in range(first, self._range.last + 1):

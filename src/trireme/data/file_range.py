@@ -42,10 +42,8 @@ def range_of_stream(
     can_seek: bool,
     own_files: bool = False,
 ) -> FileRange:
-    """What stream `index` of `num_streams` reads: its part, or everything with `own_files`.
-
-    Raises:
-        BadRequest: fewer files than streams, where files cannot be cut.
+    """What stream `index` of `num_streams` reads: its part, or everything with `own_files`. Raises
+    BadRequest: fewer files than streams, where files cannot be cut.
     """
     starts = file_starts(files)
     if own_files:

@@ -55,11 +55,9 @@ def find_files(
     A list keeps its order; the matches of one pattern come in natural order (part-2 before
     part-10). A local path that exists is not treated as a pattern.
 
-    Raises:
-        DataError: no path, no file, or not a regular file that can be read; names the path or
-            pattern.
-        BadRequest: a protocol that is unknown or not installed, or storage options with local paths
-            only.
+    Raises DataError: no path, no file, or not a regular file that can be read; names the path or
+    pattern. BadRequest: a protocol that is unknown or not installed, or storage options with local
+    paths only.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]

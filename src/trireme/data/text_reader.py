@@ -119,11 +119,8 @@ class TextReader:
         self._streams.stop()
 
     def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
-        """Full batches, then a short one of the rest unless `drop_last`, each with
-        `num_bytes_read` behind it.
-
-        Raises:
-            DataError: a broken line (unless skipped), or a file that cannot be read.
+        """Full batches, then a short one of the rest unless `drop_last`, each with `num_bytes_read`
+        behind it. Raises DataError: a broken line (unless skipped), or a file that cannot be read.
         """
         with ExitStack() as stack:
             if self._pipe is not None:

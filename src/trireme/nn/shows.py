@@ -20,8 +20,7 @@ def read_shows(
 
     None if it names none: then each occurrence of a key is one show and no click.
 
-    Raises:
-        BadRequest: a column is missing, or not B finite numbers >= 0; the message names it.
+    Raises BadRequest: a column is missing, or not B finite numbers >= 0; the message names it.
     """
     assert isinstance(table.policy, ScorePolicy)
     names = table.policy.show_click
