@@ -17,9 +17,8 @@ import pyarrow as pa
 from trireme.data.arrow_columns import ConvertedRows, convert, join_rows
 from trireme.data.arrow_files import next_batch, open_arrow
 from trireme.data.batch import Batch
-from trireme.data.file_range import FileRange
 from trireme.data.schema import Field, Schema
-from trireme.data.sources import DataFile, file_starts
+from trireme.data.sources import DataFile, FileRange, file_starts
 from trireme.errors import BadRequest, DataError
 
 T = TypeVar("T")

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from trireme.data.batch import Batch
 from trireme.data.byte_streams import ByteStream, StreamsAhead, open_bytes, read_full
-from trireme.data.file_range import FileRange
 from trireme.data.pipe import Pipe
 from trireme.data.schema import Schema
-from trireme.data.sources import DataFile, file_starts
+from trireme.data.sources import DataFile, FileRange, file_starts
 from trireme.data.text_parser import HEAD_BYTES, TextParser
 from trireme.errors import BadRequest, DataError
 

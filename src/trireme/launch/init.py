@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trireme import torch_compiler
 from trireme.errors import BadRequest, Corruption
@@ -83,28 +83,26 @@ def init(
 def connect(process: ProcessRole) -> Cluster:
     """Join the job as a worker, or embed everything."""
     torch_compiler.keep_unloaded()
+    options: dict[str, Any] = {
+        "streams": process.streams,
+        "threads": process.threads or 0,
+        "timeout_s": process.timeout_s,
+        "metrics": process.metrics,
+    }
     if process.role == "embedded":
         from trireme.job.embedded import embedded
 
-        return embedded(
-            streams=process.streams,
-            threads=process.threads or 0,
-            timeout_s=process.timeout_s,
-            metrics=process.metrics,
-        )
+        return embedded(**options)
     from trireme.job import connecting
 
     return connecting.connect(
         process.servers,
         worker=process.index,
         num_workers=process.num_workers,
-        streams=process.streams,
         late=process.is_late,
-        threads=process.threads or 0,
-        timeout_s=process.timeout_s,
         keys=None if process.keys is None else client_keys(Path(process.keys)),
         insecure=process.insecure,
-        metrics=process.metrics,
+        **options,
     )
 
 
