@@ -59,17 +59,7 @@ def init(
             worker's key.
     """
     log_to_stderr()
-    process = read_role(
-        role=role,
-        servers=servers,
-        index=index,
-        num=num,
-        streams=streams,
-        join=join,
-        keys=keys,
-        timeout_s=timeout_s,
-        metrics=metrics,
-    )
+    process = read_role(**locals())  # so far these are the arguments
     log.info("%s", process.describe())
     if process.role == "server":
         sys.exit(serve_role(process))
