@@ -31,12 +31,7 @@ class StopRequest:
 
 class Heartbeat:
     """A thread that sends heartbeats to all servers and exchanges stop requests through them.
-
-    Args:
-        report: gives the numbers that each heartbeat carries.
-
-    Attributes:
-        body: what names this worker to the servers.
+    report: gives the numbers that each heartbeat carries. body: names this worker to the servers.
     """
 
     def __init__(

@@ -96,12 +96,8 @@ def norm_from_wire(body: Any) -> float | None:
 
 @dataclass(frozen=True)
 class NormReply:
-    """A server's answer about the norm of a step.
-
-    Attributes:
-        total: its share of the sum of squares; None: not finite, or the step has been applied.
-        norm: of the last step applied, if it was clipped by norm.
-        is_applied: whether the server has applied the step.
+    """A server's answer about the norm of a step. total: its share of the sum of squares; None: not
+    finite, or the step has been applied. norm: of the last applied step, if it was clipped by norm.
     """
 
     total: int | None

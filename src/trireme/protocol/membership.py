@@ -81,12 +81,9 @@ def members_to_wire(members: Members) -> list[list[int | None]]:
 
 @dataclass(frozen=True)
 class Pace:
-    """The progress of a stream in a pull of mode bounded.
-
-    Attributes:
-        step: that the rows are for.
-        done: all servers have applied the stream's steps up to this one.
-        bound: how many steps it may be ahead of the slowest stream.
+    """The progress of a stream in a pull of mode bounded. step: that the rows are for. done: all
+    servers have applied its steps up to this one. bound: how far it may be ahead of the slowest
+    stream.
     """
 
     step: int

@@ -60,12 +60,9 @@ Answer: TypeAlias = "Reply | TriremeError"
 
 
 class Deferred:
-    """A handler returns this to answer later, from any thread.
-
-    The first of `reply`, `fail` and the request's deadline answers; later ones are ignored.
-
-    Args:
-        describe: what the answer waits for: the text of the error at the deadline.
+    """A handler returns this to answer later, from any thread. The first of `reply`, `fail` and the
+    request's deadline answers; later ones are ignored. describe: what the answer waits for: the
+    text of the error at the deadline.
     """
 
     def __init__(self, describe: Callable[[], str] | None = None) -> None:

@@ -12,16 +12,12 @@ from trireme.worker.client import StreamPosition
 
 
 class PushStream:
-    """Numbers the pushes of this worker, and sends them in the training thread or behind it.
+    """Numbers the pushes of this worker, and sends them in the training thread or behind it. One
+    thread pushes at a time; any may flush.
 
-    Args:
-        watch: counts the time of pushes behind the training loop.
-
-    Attributes:
-        sequence: number of the last push. position: where the stream of data stands after it.
-        time: data time that pushes carry, in seconds, or what returns it; 0: the data has none.
-
-    Threads: one thread pushes at a time; any may flush.
+    watch: counts the time of pushes behind the training loop. sequence: number of the last push.
+    position: of the stream of data after it. time: data time of pushes in seconds, or what returns
+    it; 0: none.
     """
 
     def __init__(self, cluster: Cluster, watch: Stopwatch) -> None:
@@ -66,12 +62,8 @@ class PushStream:
         staged: bool = False,
         kind: str = "gradient",
     ) -> None:
-        """Make a push.
-
-        Args:
-            behind: return when it is on its way, not when all servers have it. Errors are then
-                raised by a later push or flush.
-            staged, kind: see WorkerClient.push.
+        """Make a push. behind: return when it is on its way, not when all servers have it; a later
+        push or flush then raises its error. staged, kind: see WorkerClient.push.
         """
         if behind:
             self._running_pusher().submit(step, tables, dense)

@@ -139,10 +139,8 @@ class WorkerClient:
         owners: Callable[[int], list[int] | None] = lambda num_servers: None,
     ) -> None:
         """Make the blocks of these parameters with worker 0's weights, and take part in their
-        updates.
-
-        Every worker calls it; all return when the blocks exist. Blocks that a predecessor has
-        trained stay as they are.
+        updates. Every worker calls it; all return when the blocks exist. Blocks that a predecessor
+        has trained stay.
 
         owners: number of servers -> the server of each block, or None: they are dealt in turn.
         """

@@ -17,13 +17,9 @@ PENDING_MAX = 1024
 
 @dataclass(frozen=True, eq=False)
 class RowLookup:
-    """Rows of one table that a forward pass has looked up for training.
-
-    Attributes:
-        keys: (K,) distinct.
-        rows: (K, W), a leaf; its gradient, times `scale`, is the push.
-        scale: (K, 1), or None for 1.
-        columns: what the push says about each key (trireme.protocol.columns).
+    """Rows (K, W) of one table that a forward pass has looked up for training, by distinct keys
+    (K,): a leaf whose gradient, times `scale` (K, 1), is the push. columns: what the push says
+    about each key (trireme.protocol.columns).
     """
 
     table: Table

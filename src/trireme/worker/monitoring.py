@@ -13,15 +13,11 @@ from trireme.telemetry.registry import Registry, new_registry
 
 
 class WorkerMetrics:
-    """The metrics and the health of a worker process.
+    """The metrics and the health of a worker process; `calls` counts the calls to servers.
 
-    Args:
-        listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint.
-
-    Attributes:
-        calls: counts the calls to servers.
-        num_steps, num_examples: of the pushes so far; written by one thread at a time.
-        queues: name of a queue of the training loop -> its length.
+    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. num_steps,
+    num_examples: of the pushes so far; written by one thread at a time. queues: name of a queue of
+    the training loop -> its length.
     """
 
     def __init__(self, role: str, listen: str | None, name: str = "worker") -> None:

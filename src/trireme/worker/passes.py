@@ -50,12 +50,9 @@ class EnteredPass:
 def begin_pass(
     client: WorkerClient, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
 ) -> EnteredPass:
-    """Enter the next pass.
-
-    Args:
-        note: kept for a successor that enters the pass.
-        together: become a member of the pass with all other workers; else nobody waits.
-        staged: pushes are staged (sync); else they are applied on arrival (bounded).
+    """Enter the next pass. note: kept for a successor that enters it. together: become a member of
+    the pass with all other workers; else nobody waits. staged: pushes are staged (sync); else they
+    are applied on arrival (bounded).
     """
     number = client.script.number + 1
     if client.script.is_next_behind:

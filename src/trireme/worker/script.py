@@ -17,16 +17,10 @@ from trireme.protocol.wire import need, need_list
 class Script:
     """Used by the one thread that runs the script.
 
-    Args:
-        run: how often all workers have ended their scripts.
-        begun: number of the pass with which they ended.
-        entered: the last pass that a predecessor has begun since.
-        has_ended: a predecessor has ended the script.
-        attended: paths of the meetings in that pass to which a predecessor has come.
-
-    Attributes:
-        number: of the pass that the worker is in.
-        is_successor: another process has run this script before, up to some place.
+    run: how often all workers have ended their scripts. begun: number of the pass with which they
+    ended; `number`: of the pass that the worker is in. entered: the last pass that a predecessor
+    (another process that ran this script) has begun since; attended: paths of the meetings in it to
+    which it has come. has_ended: it has ended the script.
     """
 
     def __init__(

@@ -22,15 +22,9 @@ RETRY_S = 0.02
 class Servers:
     """Calls servers, again if the map was old.
 
-    Args:
-        endpoints: the first hosts the coordinator.
-        connect: makes a transport for one thread's calls, given a name for it.
-        timeout_s: seconds that a call may take by default.
-
-    Attributes:
-        pulls, pushes: transports of these calls.
-        map: the bucket map. job: the coordinator's id of the job.
-        states: per server, a name that changes when it loses its state.
+    endpoints: the first hosts the coordinator. connect: makes a transport for one thread's calls,
+    given a name for it. pulls, pushes: transports of these calls. map: the bucket map. job: the
+    coordinator's id of the job. states: per server, a name that changes when it loses its state.
     """
 
     def __init__(

@@ -54,13 +54,9 @@ def load_newest(
     storage_options: Mapping[str, Any] | None,
     random: RandomState,
 ) -> LoadedCheckpoint | None:
-    """Load the first of several checkpoints that is whole; None: there are no candidates. Logs a
-    warning for each damaged one.
-
-    candidates: called on worker 0; returns locations with these storage_options, best first.
-
-    Raises:
-        Corruption: all of them are damaged. Others as `load`.
+    """Load the first of several checkpoints that is whole, and warn of each damaged one; None:
+    there are none. candidates: called on worker 0; returns locations with these storage_options,
+    best first. Raises Corruption: all of them are damaged. Others as `load`.
     """
 
     def choose(load_one: LoadOne) -> dict[str, Any]:

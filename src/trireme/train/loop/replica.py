@@ -83,13 +83,9 @@ class BatchOrder:
 def train_replicas(
     replicas: Sequence[Replica], work: Callable[[Replica], None], fail: Callable[[Replica], None]
 ) -> None:
-    """Run `work` on each replica, the first in this thread; returns when all have ended.
-
-    Args:
-        fail: called when `work` on a replica has failed, to make the others end soon.
-
-    Raises:
-        The first error; those of other threads follow from it.
+    """Run `work` on each replica, the first in this thread; returns when all have ended. When one
+    fails, `fail` is called to make the others end soon. Raises the first error; those of other
+    threads follow from it.
     """
     errors: list[BaseException] = []
 

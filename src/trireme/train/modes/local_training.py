@@ -25,13 +25,9 @@ TableGradients: TypeAlias = dict[RowClassId, TableGradient]
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
-    """The gradients of one step of this worker.
-
-    Attributes:
-        header: what a push of the step says about it.
-        dense: the parameters, with their gradients.
-        behind: the mode may return when the step is on its way.
-        is_skipped: loss scaling found a gradient that is not finite, so there are none.
+    """The gradients of one step of this worker: of rows, and in the parameters `dense`. header:
+    what a push says about it. behind: the mode may return when the step is on its way. is_skipped:
+    loss scaling found a gradient that is not finite, so there are none.
     """
 
     header: Step
@@ -43,12 +39,8 @@ class WorkerStep:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """One worker's side of training.
-
-    Attributes:
-        replica: the model and its dense parameters.
-        optimizer: of the dense parameters, as the user made it; None: there are none.
-        clip: what gradients are clipped by. blocks: as the user gave them.
+    """One worker's side of training: its model in `replica`; `optimizer` of the dense parameters
+    and `blocks` as the user gave them; `clip`, by which gradients are clipped.
     """
 
     strategy: Strategy

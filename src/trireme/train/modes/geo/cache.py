@@ -16,12 +16,8 @@ WINDOWS_MAX = 1 << 24  # clocks are floats
 class RowCache:
     """Rows of several tables, by `Table.class_id`. One thread uses it; any may `find`.
 
-    Args:
-        budget: bytes of all rows. The rows of one window stay until it has ended.
-
-    Attributes:
-        window: number of the window, from 1.
-        num_evicted: rows that have left. num_lost: those of them that had optimizer state.
+    budget: bytes of all rows; those of one window stay until it has ended. window: its number, from
+    1. num_evicted, num_lost: rows that have left, and those of them that had optimizer state.
     """
 
     def __init__(self, tables: Iterable[Table], pool: _core.Pool, budget: int) -> None:

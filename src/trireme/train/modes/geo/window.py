@@ -33,14 +33,9 @@ class _Fetched(NamedTuple):
 class Window:
     """The steps between two exchanges. One thread uses it; another may `fetch` meanwhile.
 
-    Args:
-        tables: of the model. dense: its parameters, which `optimizer` steps here.
-        k: steps of a window. cache_bytes: see RowCache.
-
-    Attributes:
-        num_steps, num_examples: made in the window.
-        has_ended: whether a window has ended since the last step was over.
-        versions: per server, its push counter when the window began.
+    k: steps of a window. cache_bytes: see RowCache. num_steps, num_examples: made in the window.
+    has_ended: whether a window has ended since the last step was over. versions: per server, its
+    push counter when the window began.
     """
 
     def __init__(
@@ -83,13 +78,9 @@ class Window:
             self._fetched = _Fetched(version, cached, self._pull(cached, time))
 
     def touch(self, keys: KeysByClass, time: int) -> bool:
-        """Bring these rows into the window. The first call in a window also brings dense weights.
-
-        Returns:
-            False: there is no room until the window has ended: exchange, and call again.
-
-        Raises:
-            ResourceExhausted: the rows do not fit into the whole cache.
+        """Bring these rows into the window; the first call in a window also brings dense weights.
+        Returns False: there is no room until the window has ended: exchange, and call again. Raises
+        ResourceExhausted: the rows do not fit into the whole cache.
         """
         fetched, self._fetched = self._fetched, None
         if fetched is not None and not (fetched.version == self._version and fetched.is_of(keys)):

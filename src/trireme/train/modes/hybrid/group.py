@@ -14,18 +14,12 @@ from trireme.job.cluster import Cluster
 
 
 class WorkerGroup:
-    """Sums over all workers: gloo for CPU tensors, NCCL for CUDA tensors.
+    """Sums over all workers: gloo for CPU tensors, NCCL for CUDA tensors. Every worker makes one;
+    they find each other through a meeting. Tensors are not encrypted, and workers do not check each
+    other's keys.
 
-    Every worker makes one; they find each other through a meeting at the coordinator. Tensors are
-    not encrypted, and the workers do not check each other's keys.
-
-    Args:
-        device: of the tensors.
-
-    Raises:
-        BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`; or
-            torch lacks the backend.
-        DeadlineExceeded, Unavailable: the workers did not find each other in time.
+    Raises BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`;
+    or torch lacks the backend. DeadlineExceeded, Unavailable: the workers did not find each other.
     """
 
     def __init__(self, cluster: Cluster, device: torch.device) -> None:
