@@ -139,8 +139,8 @@ def _parameters_to_load(
         return []
     own = parameter_shapes(optimizer)
     matching = [name for name, shape in own.items() if saved.get(name) == shape]
-    if dense == "strict" and len(matching) < len(own):
-        name = next(name for name in own if name not in matching)
+    if dense == "strict" and (others := [name for name in own if name not in matching]):
+        name = others[0]
         raise SchemaMismatch(
             f"checkpoint {location.path}: expected parameter {name} of shape {own[name]},"
             f" found {saved.get(name)}"
