@@ -1,6 +1,4 @@
-"""Calls and replies, their forms in a handler (requests and deferred replies), and what observers of
-both are given.
-"""
+"""Calls and replies, requests and deferred replies, and what observers of them are given."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -101,20 +99,14 @@ Handler: TypeAlias = Callable[[Request], "Reply | Deferred | None"]
 
 
 class Ended(NamedTuple):
-    """A call of a client that has ended.
-
-    seconds: until all calls of one `call_all` had ended, retries included. error: the name of its
-    error (RESOURCE_EXHAUSTED), "" after a reply. num_retries: times that it was sent again, after a
-    lost connection or because the server was full. num_bytes_sent, num_bytes_received: of its
-    messages.
-    """
+    """A call of a client that has ended."""
 
     method: str
-    seconds: float
-    error: str
-    num_retries: int
-    num_bytes_sent: int
-    num_bytes_received: int
+    seconds: float  # until all calls of one `call_all` had ended, retries included
+    error: str  # its name (RESOURCE_EXHAUSTED); "" after a reply
+    num_retries: int  # the connection was lost, or the server was full
+    num_bytes_sent: int  # of its messages
+    num_bytes_received: int  # of its messages
 
 
 CallObserver: TypeAlias = Callable[[Ended], None]
@@ -128,19 +120,13 @@ lock: it must be quick and must not wait.
 
 
 class Usage(NamedTuple):
-    """The requests that a server holds, and its traffic since the start.
+    """The requests that a server holds, and its traffic since the start."""
 
-    queued: requests that wait for a thread. running: requests in a handler. deferred: handled
-    requests that wait for their answer. num_bytes: of all these. connections: open ones.
-    num_bytes_in, num_bytes_out: of whole messages, with their framing. num_faults: messages against
-    the protocol, or beyond a connection's credit.
-    """
-
-    queued: int
-    running: int
-    deferred: int
-    num_bytes: int
-    connections: int
-    num_bytes_in: int
-    num_bytes_out: int
-    num_faults: int
+    queued: int  # requests that wait for a thread
+    running: int  # requests in a handler
+    deferred: int  # handled requests that wait for their answer
+    num_bytes: int  # of all these
+    connections: int  # open ones
+    num_bytes_in: int  # of whole messages, with their framing
+    num_bytes_out: int  # the same
+    num_faults: int  # messages against the protocol, or beyond a connection's credit

@@ -11,16 +11,14 @@ from trireme.worker.passes import EnteredPass
 
 
 class PassState:
-    """The pass and the step count of a worker. entered: the pass, whose `note` is what counting
-    went on from; None between passes. num_steps: of this worker, or of the job where all workers
-    make each step together. is_repeating: a loop that begins no pass would repeat a predecessor's
-    pushes.
-    """
+    """The pass and the step count of a worker."""
 
     def __init__(self, client: WorkerClient, stream: PushStream) -> None:
         self._client, self._stream = client, stream
+        # Its `note` is what counting went on from. None: between passes.
         self.entered: EnteredPass | None = None
-        self.num_steps = 0
+        self.num_steps = 0  # of the job, where all workers make each step together
+        # A loop that begins no pass would repeat what a predecessor has pushed.
         self.is_repeating = False
         self._is_new = client.script.is_successor
 

@@ -25,13 +25,11 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(frozen=True)
 class PredecessorProgress:
-    """How much of a pass predecessors have done. is_over: all. num_pushes: pushes that they made.
-    has_left: they have trained on all their batches, and may not have finished the pass.
-    """
+    """How much of a pass predecessors have done."""
 
-    is_over: bool = False
-    num_pushes: int = 0
-    has_left: bool = False
+    is_over: bool = False  # they have finished it
+    num_pushes: int = 0  # that they made
+    has_left: bool = False  # they trained on all their batches, and may not have finished the pass
 
     @property
     def has_begun(self) -> bool:

@@ -12,17 +12,13 @@ from trireme.worker.client import StreamPosition
 
 
 class PushStream:
-    """Numbers the pushes of this worker, and sends them in the training thread or behind it. One
-    thread pushes at a time; any may flush.
-
-    watch: counts the time of pushes behind the training loop. sequence: number of the last push.
-    position: of the stream of data after it. time: data time of pushes in seconds, or what returns
-    it; 0: none.
+    """Numbers the pushes of this worker, and sends them in the training thread or behind it, which
+    `watch` measures. One thread pushes at a time; any may flush.
     """
 
     def __init__(self, cluster: Cluster, watch: Stopwatch) -> None:
         self._cluster, self._watch = cluster, watch
-        self.time: float | Callable[[], float] = 0
+        self.time: float | Callable[[], float] = 0  # data time in seconds, or what returns it
         self._pusher: Pusher | None = None
         self.stand_at(StreamPosition())
 
@@ -33,7 +29,8 @@ class PushStream:
 
     def stand_at(self, position: StreamPosition) -> None:
         """The next push is of the batch after this position."""
-        self.sequence, self.position = position.sequence, position.position
+        self.sequence = position.sequence  # the number of the last push
+        self.position = position.position  # of the stream of data after it
         self._error: BaseException | None = None
 
     def data_time(self) -> int:

@@ -17,10 +17,12 @@ from trireme.protocol.wire import need, need_list
 class Script:
     """Used by the one thread that runs the script.
 
-    run: how often all workers have ended their scripts. begun: number of the pass with which they
-    ended; `number`: of the pass that the worker is in. entered: the last pass that a predecessor
-    (another process that ran this script) has begun since; attended: paths of the meetings in it to
-    which it has come. has_ended: it has ended the script.
+    Args:
+        run: how often all workers have ended their scripts.
+        begun: number of the pass with which they ended.
+        entered: the last pass that a predecessor has begun since.
+        has_ended: a predecessor has ended the script.
+        attended: paths of the meetings in that pass to which a predecessor has come.
     """
 
     def __init__(
@@ -33,9 +35,9 @@ class Script:
         has_ended: bool = False,
         attended: frozenset[str] = frozenset(),
     ) -> None:
-        self.run, self.number = run, begun
+        self.run, self.number = run, begun  # number: of the pass that the worker is in
         self._entered, self._has_ended, self._attended = entered, has_ended, attended
-        self.is_successor = is_successor
+        self.is_successor = is_successor  # another process has run this script up to some place
         self._path = [f"run {run}"] if run else []
         self._counts = [0]
 

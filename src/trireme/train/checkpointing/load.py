@@ -27,14 +27,12 @@ LoadOne = Callable[[Location], dict[str, Any]]
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that this run goes on from. extra: the JSON values that `save` got. num_streams:
-    streams per pass in the run that saved it. random: this worker's random numbers, if saved.
-    """
+    """A checkpoint that this run goes on from."""
 
     path: str
-    extra: dict[str, Any]
-    num_streams: int
-    random: dict[str, Tensor]
+    extra: dict[str, Any]  # the JSON values that `save` got
+    num_streams: int  # per pass in the run that saved it
+    random: dict[str, Tensor]  # the random numbers of this worker, if it has them
 
 
 def load(

@@ -33,43 +33,31 @@ Observer = Callable[[nn.Module, Scored], None]
 
 @dataclass(frozen=True)
 class PassOptions:
-    """Prints `report`, and writes every batch to `dump`. ids: names the examples whose outputs are
-    not finite, which end the run before anything is pushed; None: outputs are not checked.
-    """
+    """What a pass does besides its figures."""
 
-    report: Report
-    dump: DumpFile | None
-    ids: ExampleIds | None
+    report: Report  # what worker 0 prints
+    dump: DumpFile | None  # gets every batch
+    ids: ExampleIds | None  # name those whose outputs are not finite, an error; None: no check
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPass:
-    """One pass over data.
-
-    streams: what is trained on or evaluated, one after the other.
-    model: the optimizer's or a part of it.
-    threads: training threads; see Trainer.
-    shows: worker 0 shows its progress.
-    epoch: its number, which the servers keep with the position of each stream.
-    begun: called before the first batch is trained on.
-    continues: the pass was begun before, and may have no examples left.
-    saver: takes checkpoints meanwhile.
-    """
+    """One pass over data."""
 
     title: str
-    streams: Iterable[StreamBatches]
-    model: nn.Module
+    streams: Iterable[StreamBatches]  # one after the other
+    model: nn.Module  # the optimizer's or a part of it
     score: Scorer
     tally: Tally
     optimizer: DistributedOptimizer
     options: PassOptions
     depth: int
-    threads: int
-    shows: bool
-    epoch: int = 0
-    begun: Callable[[], None] | None = None
-    continues: bool = False
-    saver: Saver | None = None
+    threads: int  # see Trainer
+    shows: bool  # worker 0 shows its progress
+    epoch: int = 0  # which the servers keep with the position of each stream
+    begun: Callable[[], None] | None = None  # called before the first batch is trained on
+    continues: bool = False  # it was begun before, and may have no examples left
+    saver: Saver | None = None  # takes checkpoints meanwhile
 
     def train(self) -> dict[str, float]:
         """Train; returns the figures of all workers. Raises DataError: no worker had an example."""

@@ -26,14 +26,12 @@ from trireme.worker.pull import Pulled
 
 @dataclass(eq=False)
 class Replica:
-    """What one training thread works on: a model, its dense parameters, and its pending lookups.
-    number: of its batch, from 0 in the order of the stream; -1: it has none yet.
-    """
+    """What one training thread works on."""
 
     model: nn.Module
-    dense: DenseParameters
+    dense: DenseParameters  # the model's
     pending: PendingLookups
-    number: int = -1
+    number: int = -1  # of its batch, from 0 in the order of the stream; -1: it has none yet
 
     def install(self, pulled: Pulled) -> None:
         """Write pulled dense weights into the model's parameters."""

@@ -22,13 +22,11 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A batch with the model's outputs by name, without gradients, each (B, ...), and the scalar
-    loss with its gradient; None: the scorer has no loss.
-    """
+    """A batch with the outputs and the loss of the model."""
 
     batch: Batch
-    outputs: dict[str, Tensor]
-    loss: Tensor | None
+    outputs: dict[str, Tensor]  # by name, without gradients, each (B, ...)
+    loss: Tensor | None  # scalar, with its gradient; None: the scorer has no loss
 
 
 class Scorer:

@@ -38,13 +38,10 @@ class CachedKeys(NamedTuple):
 
 
 class CachedRows:
-    """Rows of one row class of a table: weights and optimizer state, as servers have them.
-
-    Each row has a clock: the window that touched it last, and its slot in that window, which keeps
-    the weights that the row had when the window began. One thread uses it; any may `find`.
-
-    Raises:
-        BadRequest: rows of this table cannot be trained apart from the servers.
+    """Rows of one row class of a table: weights and optimizer state, as servers have them. Each has
+    a clock: the window that touched it last, and its slot there, which keeps the weights that the
+    row had when the window began. One thread uses it; any may `find`. Raises BadRequest: rows of
+    this table cannot be trained apart from the servers.
     """
 
     def __init__(self, table: Table, pool: _core.Pool) -> None:

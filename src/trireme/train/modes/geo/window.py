@@ -31,12 +31,7 @@ class _Fetched(NamedTuple):
 
 
 class Window:
-    """The steps between two exchanges. One thread uses it; another may `fetch` meanwhile.
-
-    k: steps of a window. cache_bytes: see RowCache. num_steps, num_examples: made in the window.
-    has_ended: whether a window has ended since the last step was over. versions: per server, its
-    push counter when the window began.
-    """
+    """The `k` steps between two exchanges. One thread uses it; another may `fetch` meanwhile."""
 
     def __init__(
         self,
@@ -50,9 +45,9 @@ class Window:
         cache_bytes: int,
     ) -> None:
         self.cache = RowCache(tables, pool, cache_bytes)
-        self.num_steps = self.num_examples = 0
-        self.versions: list[int] = []
-        self.has_ended = False
+        self.num_steps = self.num_examples = 0  # made in the window
+        self.versions: list[int] = []  # per server, its push counter when the window began
+        self.has_ended = False  # whether a window has ended since the last step was over
         self._client, self._dense, self._optimizer, self._k = client, dense, optimizer, k
         self._base: dict[str, Tensor] = {}  # dense weights when the window began
         self._is_open = False
