@@ -32,10 +32,14 @@ FORMS: dict[str, tuple[type, tuple[int, ...]]] = {
 def merge(
     parts: Sequence[tuple[Keys, Floats, KeyColumns, float]], pool: _core.Pool
 ) -> tuple[Keys, Floats, KeyColumns]:
-    """Sum several pushes to one table. parts: of each push: distinct keys (K_i,), gradients (K_i,
-    D), columns, and the weight of its gradients. Returns the union of the keys; the weighted sums
-    of their gradients; the sums of shows, clicks and counts; the feature in the first push that has
-    the key.
+    """Sum several pushes to one table.
+
+    parts: of each push: distinct keys (K_i,), gradients (K_i, D), columns, and the weight of its
+    gradients.
+
+    Returns:
+        The union of the keys; the weighted sums of their gradients; the sums of shows, clicks and
+        counts; the feature in the first push that has the key.
     """
     if len(parts) == 1 and parts[0][3] == 1.0:
         return parts[0][:3]

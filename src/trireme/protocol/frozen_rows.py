@@ -13,10 +13,16 @@ INT8_MAX = 127.0
 
 
 def encode(weights: Array, dtype: str, name: str) -> tuple[Array, Array]:
-    """Encode rows of the table `name`: (n, D) float32, as float32; float16; or int8: the row's
-    scale, max(|row|) / 127 as float32, followed by round(weight / scale). Returns (n, bytes) uint8,
-    and the (n, D) float32 that a reader decodes. Raises BadRequest: weights that are not finite, or
-    too large for float16.
+    """Encode rows of the table `name`; also returns the weights that a reader decodes.
+
+    weights: (n, D) float32. dtype: float32; float16; or int8: the row's scale, max(|row|) / 127 as
+    float32, followed by round(weight / scale).
+
+    Returns:
+        (n, bytes) uint8, and (n, D) float32.
+
+    Raises:
+        BadRequest: weights that are not finite, or too large for float16.
     """
     weights = np.ascontiguousarray(weights)
     largest = np.abs(weights).max(axis=1, initial=0.0, keepdims=True)

@@ -17,7 +17,7 @@ class PassState:
         self._client, self._stream = client, stream
         # Its `note` is what counting went on from. None: between passes.
         self.entered: EnteredPass | None = None
-        self.num_steps = 0  # of the job, where all workers make each step together
+        self.num_steps = 0  # of this worker; of the job where all workers make each together
         # A loop that begins no pass would repeat what a predecessor has pushed.
         self.is_repeating = False
         self._is_new = client.script.is_successor

@@ -234,8 +234,9 @@ class WorkerClient:
         """Send one step's gradients to every server; returns when all have applied (or, in sync,
         staged) them. kind: "delta": differences to add to the weights stand in place of gradients.
 
-        Raises Fenced: a successor of this worker has taken over. DeadlineExceeded, Unavailable:
-        unknown whether it was applied; calling again with the same step is safe.
+        Raises:
+            Fenced: a successor of this worker has taken over. DeadlineExceeded, Unavailable:
+                unknown whether it was applied; calling again with the same step is safe.
         """
 
         def attempt(left_s: float) -> None:
@@ -321,13 +322,16 @@ class WorkerClient:
         patient: bool = False,
     ) -> list[tuple[dict[str, Any], list[Array]]]:
         """Meet all workers; returns what each of them contributed, in the order of the workers.
-        timeout_s: how long to wait for the others; default the client's. patient: wait up to
-        PATIENCE times as long while all workers send heartbeats: they may have more to do than this
-        one.
 
-        Raises BadRequest: another worker came to this meeting for another purpose.
-        DeadlineExceeded: workers did not come; the message says which. ResourceExhausted: a
-        predecessor attended, and the answers are not kept any more.
+        Args:
+            timeout_s: how long to wait for the others; default the client's.
+            patient: wait up to PATIENCE times as long while all workers send heartbeats: they may
+                have more to do than this one.
+
+        Raises:
+            BadRequest: another worker came to this meeting for another purpose. DeadlineExceeded:
+                workers did not come; the message says which. ResourceExhausted: a predecessor
+                attended, and the answers are not kept any more.
         """
         place = {"pass": self.script.number, "name": self.script.next_meeting()}
         message = self._signed({**place, "purpose": purpose, "body": body})

@@ -37,7 +37,7 @@ class PassOptions:
 
     report: Report  # what worker 0 prints
     dump: DumpFile | None  # gets every batch
-    ids: ExampleIds | None  # name those whose outputs are not finite, an error; None: no check
+    ids: ExampleIds | None  # name examples whose outputs are not finite; None: no check
 
 
 @dataclass(frozen=True, kw_only=True)
