@@ -38,6 +38,9 @@ class Member:
     first: int
     end: int | None
 
+    def includes(self, step: int) -> bool:
+        return self.first <= step and (self.end is None or step < self.end)
+
 
 Members = Mapping[int, Member]
 

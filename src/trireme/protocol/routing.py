@@ -86,6 +86,13 @@ class BucketMap:
         return [block for block, owner in self.blocks.items() if owner == server]
 
 
+def buckets_of(keys: Keys) -> npt.NDArray[np.uint16]:
+    """(n,) the bucket of each key."""
+    buckets = np.empty(len(keys), np.uint16)
+    _core.buckets(keys, buckets)
+    return buckets
+
+
 class Split:
     """Splits the keys of one table by server, and joins the answers. If the owners are in bucket
     order (no bucket was moved), parts are slices without a copy.

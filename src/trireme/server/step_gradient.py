@@ -1,7 +1,7 @@
 """The gradient of a step: the sum of the pushes of one sync step, or a single push."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,9 +32,8 @@ class SummedBlocks(NamedTuple):
 
 class StepGradient:
     """Sums pushes. Each is the gradient of a mean over its stream's examples; it is weighted so
-    that the sum is the gradient of the mean over all examples.
-
-    norm: of the whole step; needed if its pushes are clipped by norm.
+    that the sum is the gradient of the mean over all examples. `norm`: of the whole step; needed
+    if its pushes are clipped by norm.
     """
 
     def __init__(self, pushes: Sequence[Push], pool: _core.Pool, norm: float | None = None) -> None:
@@ -50,12 +49,11 @@ class StepGradient:
         """Tables that have rows in the step."""
         return list(dict.fromkeys(part.table for push in self._pushes for part in push.tables))
 
-    def rule_values(self, name: str) -> dict[str, float | int]:
-        """The values of a table's rule in this step."""
-        return next(part.values for part, _ in self._parts(name))
+    def rule_values(self, name: str) -> _core.RuleValues:
+        values: dict[str, Any] = next(part.values for part, _ in self._parts(name))
+        return _core.RuleValues(**values)
 
     def of_table(self, schema: TableSchema) -> SummedTable:
-        """Sums per key, clipped."""
         summed = self._sum_table(schema)
         return summed._replace(gradients=[self._clipped(values) for values in summed.gradients])
 
