@@ -42,9 +42,6 @@ class ShowClick:
         )
 
 
-# ---- admission ----
-
-
 @dataclass(frozen=True)
 class Admission:
     """Base of the rules that decide which new keys get a row. Without a rule all do.
@@ -111,9 +108,6 @@ class ScoreFilter(Admission):
 
     def __post_init__(self) -> None:
         _check(self, "finite", _is_number, "threshold")
-
-
-# ---- life ----
 
 
 @dataclass(frozen=True, kw_only=True)

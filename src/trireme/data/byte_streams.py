@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from trireme.data.read_ahead import ReadAhead
+from trireme.bounded_queue import ReadAhead
 from trireme.data.sources import DataFile, filesystem, reason
 from trireme.errors import DataError, Internal
 

@@ -63,7 +63,8 @@ def _is_keyed_jagged(value: Any) -> bool:
 def _bags(jagged: Any) -> Bags:
     names = tuple(jagged.keys())
     values, offsets, weights = jagged.values(), jagged.offsets(), jagged.weights_or_none()
-    if not names or (offsets.numel() - 1) % len(names) or _varies(jagged):
+    varies = getattr(jagged, "variable_stride_per_key", lambda: False)
+    if not names or (offsets.numel() - 1) % len(names) or (callable(varies) and varies()):
         raise BadRequest(
             f"KeyedJaggedTensor: expected the same number of examples of every feature, found "
             f"{offsets.numel() - 1} bags of the features {', '.join(names)}"
@@ -71,11 +72,6 @@ def _bags(jagged: Any) -> Bags:
     if weights is not None:
         weights = weights.to(torch.float32)
     return Bags(names, values.to(torch.int64), offsets.to(torch.int64), weights)
-
-
-def _varies(jagged: Any) -> bool:
-    varies = getattr(jagged, "variable_stride_per_key", None)
-    return bool(callable(varies) and varies())
 
 
 def _joined(parts: Sequence[Bags]) -> Bags:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from trireme import _core
+from trireme.bounded_queue import ReadAhead
 from trireme.data.batch import Batch, check_stream
 from trireme.data.column_layout import ColumnLayout
 from trireme.data.global_shuffle import deal_examples
 from trireme.data.in_memory_stream import InMemoryStream
 from trireme.data.loading import LoadedExamples, load, preload
 from trireme.data.queue_dataset import QueueDataset
-from trireme.data.read_ahead import ReadAhead
 from trireme.data.schema import Schema
 from trireme.data.shuffle_history import ShuffleHistory
 from trireme.data.sources import Paths
@@ -60,9 +60,6 @@ class InMemoryDataset:
         reading: options of QueueDataset on reading files: on_error, own_files, pipe_command,
             storage_options.
 
-    Raises:
-        As QueueDataset.
-
     Threads: calls one at a time; streams may be read from several.
     """
 
@@ -92,8 +89,6 @@ class InMemoryDataset:
         self._store: _core.ColumnStore | None = None
         self._forget()
 
-    # ---- loading ----
-
     def load_into_memory(self, is_shuffle: bool = False) -> None:
         """Load this worker's part; with `is_shuffle`, then shuffle it (local_shuffle).
 
@@ -107,10 +102,8 @@ class InMemoryDataset:
             self.local_shuffle()
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Begin to load in the background, with `thread_num` threads; see wait_preload_done.
-
-        Raises:
-            As load_into_memory, but for errors of the data, which wait_preload_done raises.
+        """Begin to load in the background, with `thread_num` threads. Raises as load_into_memory;
+        wait_preload_done raises the errors of the data.
         """
         self._check_empty("preload_into_memory")
         files, pool = self._files, self._pool
@@ -168,8 +161,6 @@ class InMemoryDataset:
     def _forget(self) -> None:
         self._place = (0, 1)
         self._num_loaded = self._num_shuffled = self.num_broken_lines = 0
-
-    # ---- shuffling ----
 
     def local_shuffle(self) -> None:
         """Put this worker's examples into a random order, another one at each call after a load.
@@ -270,8 +261,6 @@ class InMemoryDataset:
             )
         return cluster if place[1] > 1 else None
 
-    # ---- sizes ----
-
     def get_memory_data_size(self, cluster: Cluster | None = None) -> int:
         """Examples that the latest load gave this worker; with a cluster, all workers together
         (every worker calls it). 0 after release_memory.
@@ -293,8 +282,6 @@ class InMemoryDataset:
     def num_value_bytes(self) -> int:
         """Memory of their values alone: 8 bytes a key, 4 a number, 1 a character."""
         return 0 if self._store is None else self._store.num_value_bytes
-
-    # ---- reading ----
 
     def __iter__(self) -> InMemoryStream:
         """All examples that this worker holds."""
@@ -353,8 +340,6 @@ class InMemoryDataset:
                     "shuffled or released; make another stream"
                 )
             return self._layout.batch(self._store, begin, end, self._pool)
-
-    # ---- what a call expects ----
 
     def _loaded(self, what: str) -> _core.ColumnStore:
         self._check_idle(what)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 
 from trireme import _core
+from trireme.bounded_queue import ReadAhead
 from trireme.data.column_layout import ColumnLayout, has_weights
 from trireme.data.queue_dataset import Stream
-from trireme.data.read_ahead import ReadAhead
 from trireme.errors import Unavailable
 
 log = logging.getLogger(__name__)

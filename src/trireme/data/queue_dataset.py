@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from trireme.bounded_queue import ReadAhead
 from trireme.data.arrow_reader import ArrowReader, ArrowTable
 from trireme.data.batch import Batch, check_stream
 from trireme.data.file_range import FileRange, range_of_stream
 from trireme.data.pipe import Pipe
 from trireme.data.pipe_process import checked_command
-from trireme.data.read_ahead import ReadAhead
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths, find_files
-from trireme.data.text_parser import TextFormat
+from trireme.data.text_parser import TextFormat, TextParser
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest
 
@@ -147,8 +147,9 @@ class QueueDataset:
                 skip_broken=self._skip_broken,
                 start=start,
             )
-        parser = self._format.open(
+        parser = TextParser(
             self.schema,
+            self._format,
             batch_size=self.batch_size,
             threads=self._threads,
             skip_broken=self._skip_broken,

@@ -126,15 +126,8 @@ class SkipGramDataset:
     def stream(
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> SkipGramStream:
-        """Stream `index` of `num_streams`: every chunk of the text in exactly one.
-
-        Args:
-            start: the `position` of a batch of this stream and epoch: the stream continues behind
-                that batch. None or (): from its beginning.
-            epoch: determines the random numbers; any number >= 0.
-
-        Raises:
-            BadRequest: index, num_streams, start or epoch out of range.
+        """Stream `index` of `num_streams`: every chunk of the text in exactly one. `start` and
+        `epoch`, which determines the random numbers, are as in ArrayDataset.stream.
         """
         check_stream("SkipGramDataset", index, num_streams, epoch)
         begin, end = (self.num_chunks * i // num_streams for i in (index, index + 1))

@@ -112,7 +112,7 @@ class TextReader:
 
     @property
     def num_broken_lines(self) -> int:
-        return self._parser.core.num_broken_lines
+        return int(self._parser.core.num_broken_lines)
 
     def stop(self) -> None:
         """Make batches() end or raise soon."""
@@ -209,14 +209,13 @@ class TextReader:
 
     def _location(self, file: DataFile, text: NDArray[np.uint8]) -> str:
         """File and number, from 1, of the line behind `text`, which begins at _offset."""
-        line = f"{file.path} line {self._line_number(file, text)}"
+        if self._range.can_seek:
+            blocks = _blocks(file, 0, self._offset + len(text))
+            number = sum(block.count(b"\n") for block in blocks) + 1
+        else:
+            number = self._num_lines + int(np.count_nonzero(text == _NEWLINE)) + 1
+        line = f"{file.path} line {number}"
         return f"{line} of what {self._pipe.command!r} makes of it" if self._pipe else line
-
-    def _line_number(self, file: DataFile, text: NDArray[np.uint8]) -> int:
-        if not self._range.can_seek:
-            return self._num_lines + int(np.count_nonzero(text == _NEWLINE)) + 1
-        end = self._offset + len(text)
-        return sum(block.count(b"\n") for block in _blocks(file, 0, end)) + 1
 
     @contextmanager
     def _opened(self, file: DataFile) -> Iterator[tuple[ByteStream, int]]:
@@ -279,11 +278,8 @@ class TextReader:
             )
         number, offset = start
         file = self._files[number]
-        if offset < 0:
-            raise _not_at_line(file, offset, f"{file.num_bytes} bytes")
-        if self._range.can_seek and (
-            offset > file.num_bytes or _line_start(file, offset) != offset
-        ):
+        is_inside = offset >= 0 and (not self._range.can_seek or offset <= file.num_bytes)
+        if not is_inside or (self._range.can_seek and _line_start(file, offset) != offset):
             raise _not_at_line(file, offset, f"{file.num_bytes} bytes")
         return number, offset
 

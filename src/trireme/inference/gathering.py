@@ -6,8 +6,7 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.data.batch import Batch
-from trireme.nn.lookup import gather
-from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.lookup import LookupSpec, gather
 from trireme.nn.planner import BatchPlan
 from trireme.table import RowClassId
 

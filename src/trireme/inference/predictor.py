@@ -19,7 +19,7 @@ from trireme.inference.export_manifest import ExportedTable, ExportManifest, rea
 from trireme.inference.gathering import gather_lookups
 from trireme.inference.input_batch import batch_of
 from trireme.inference.row_layers import Layers, map_rows, merge_deltas
-from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.lookup import LookupSpec
 from trireme.nn.planner import BatchPlan, Planner
 from trireme.policy import ScorePolicy
 from trireme.table import RowClassId, Table

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme import _core
-from trireme.metrics.binary import Examples, ScoredMetric, probabilities
+from trireme.metrics.binary import Examples, ScoredMetric
 from trireme.metrics.metric import State, Values, check_state
 
 
@@ -37,7 +37,13 @@ class SumMetric(ScoredMetric):
             _core.exact_add(term, limbs)
 
     def _probabilities(self, examples: Examples) -> NDArray[np.float64]:
-        return probabilities(examples, from_logits=self._from_logits)
+        """(B,); logits go through a sigmoid that does not overflow."""
+        x = examples.scores.astype(np.float64)
+        if not self._from_logits:
+            return x
+        small = np.exp(-np.abs(x))
+        p: NDArray[np.float64] = np.where(x >= 0, 1, small) / (1 + small)
+        return p
 
     def sums(self) -> dict[str, float]:
         """The sums by name, each rounded once."""

@@ -27,8 +27,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.nn.distinct_keys import DistinctKeys
 from trireme.nn.ids import read_ids
-from trireme.nn.lookup import Lookup
-from trireme.nn.lookup_spec import LookupSpec, specs_by_class, specs_of
+from trireme.nn.lookup import Lookup, LookupSpec, specs_by_class, specs_of
 from trireme.table import RowClassId, Table
 
 if TYPE_CHECKING:  # planning for inference needs nothing of servers

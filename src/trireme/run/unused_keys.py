@@ -51,19 +51,15 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 _EVALUATED = "every pass is evaluated before training, with the values of runner.train_*"
+_INFER_KEYS = ("data_dir", "batch_size", "reader_path", "thread_num")
 _LISTED = "donefile.txt has the place to continue from"
 
 # Keys of `trireme run` that a stream reads but does not need.
 _NOT_OF_STREAMS = {
     "runner.epochs": "every pass is trained on once",
     "runner.test_data_dir": _EVALUATED,
-    "runner.infer_data_dir": _EVALUATED,
-    "runner.infer_batch_size": _EVALUATED,
-    "runner.infer_reader_path": _EVALUATED,
-    "runner.infer_thread_num": _EVALUATED,
-    "runner.infer_load_path": _LISTED,
-    "runner.infer_start_epoch": _LISTED,
-    "runner.infer_end_epoch": _LISTED,
+    **{f"runner.infer_{key}": _EVALUATED for key in _INFER_KEYS},
+    **{f"runner.infer_{key}": _LISTED for key in ("load_path", "start_epoch", "end_epoch")},
     "runner.use_inference": "base and deltas are written as save_delta_frequency says",
 }
 

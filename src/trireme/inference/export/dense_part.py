@@ -18,7 +18,7 @@ from trireme.data.batch import Batch, Column, Ragged
 from trireme.errors import BadRequest
 from trireme.inference.dense_program import input_tensor, program_input
 from trireme.inference.export_manifest import ProgramInput
-from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.lookup import LookupSpec
 from trireme.train.loop.scoring import outputs_by_name
 
 if TYPE_CHECKING:
