@@ -45,7 +45,8 @@ struct Ftrl {
 }  // namespace
 
 Rule make_ftrl(const RuleConfig&) {
-  return {.state = {.per_weight = 2, .per_row = 0}, .initial_state = 0, .kernels = kernels<Ftrl>};
+  return {
+      .state = {.per_weight = 2, .per_row = 0}, .initial_state = 0, .make_step = make_step<Ftrl>};
 }
 
 }  // namespace trireme

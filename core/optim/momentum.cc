@@ -40,7 +40,7 @@ struct Momentum {
 Rule make_momentum(const RuleConfig& config) {
   return {.state = {.per_weight = 1, .per_row = 1},
           .initial_state = 0,
-          .kernels = config.nesterov ? kernels<Momentum<true>> : kernels<Momentum<false>>};
+          .make_step = config.nesterov ? make_step<Momentum<true>> : make_step<Momentum<false>>};
 }
 
 }  // namespace trireme
