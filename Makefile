@@ -1,15 +1,15 @@
-# make demo     the main job, from nothing (DATA=path/to/train.txt: Criteo's own file)
-# make test     the whole suite (TESTS=tests/unit: a part of it)
-# make chaos    KILLS=100 processes of real jobs are killed, and more: minutes (SEED=n; ROUND=n.m: one alone)
-# make long     those tests alone that try much more than `make test` lets them: minutes
-# make check    formatters, linters, types; the C++ tests under sanitizers
-# make bench    benchmarks (BENCH=name: one of them; RIVAL=name: beside a rival)
-# make format   rewrite the sources as `make check` wants them
-# make fuzz     SECONDS=150 of random text for each parser (needs clang and libFuzzer)
+# make demo       train on generated data, from nothing (DATA=path/to/train.txt: a file of Criteo)
+# make test       the test suite (TESTS=tests/unit: a part of it; TRIREME_TEST_SEED=n: the sample of run n)
+# make long       every case of the tests that `make test` samples or shortens: tens of minutes
+# make chaos      KILLS=100 kills of processes of real jobs, and other faults: minutes (SEED=n; ROUND=n.m: one round)
+# make check      formatters, linters, types; the C++ tests under sanitizers
+# make bench      benchmarks (BENCH=name: one of them; RIVAL=name: beside a rival)
+# make format     rewrite the sources as `make check` wants them
+# make fuzz       SECONDS=150 of random text for each parser (needs clang and libFuzzer)
 # make fuzz-wire  SECONDS=150 of mutated messages for the handlers of a server
-# make core     build the C++ core in place, quick while working on it (PYTHONPATH=src finds it)
+# make core       build the C++ core in place, for work on it (PYTHONPATH=src finds it)
 #
-# Each sets up .venv first, if need be: Python >= 3.10 with venv, make and a C++20 compiler suffice.
+# Each sets up .venv first if necessary. Python >= 3.10 with venv, make and a C++20 compiler suffice.
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,11 +20,10 @@ SECONDS ?= 150
 CXX_FILES := $(shell find core bind -name '*.h' -o -name '*.cc' | sort)
 BUILD_FILES := $(shell find core bind -type f) CMakeLists.txt pyproject.toml constraints.txt
 
-# TSan of older compilers cannot live with the address randomization of newer kernels.
+# TSan of older compilers fails under the address randomization of newer kernels.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-# Hundreds of processes of the tests import the same modules: compile these once, whatever the
-# environment says.
+# Hundreds of processes of the tests import the same modules, which are therefore compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test chaos long check bench paddle setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
@@ -35,10 +34,10 @@ help:
 demo: setup
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
 
-# Two files at a time: tests wait for processes of theirs more than they compute. In their own order,
-# in which those of unit/, each a second or less, come last: so neither of the two ends alone.
+# Four files at a time, even on two cores: many tests wait for their processes. The files run in the
+# order of their folders; the short ones of unit/ come last, so that all four end at about one time.
 test: setup
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 KILLS ?= 100
 chaos: setup
@@ -53,7 +52,8 @@ check: lint cxx-asan cxx-tsan
 bench: setup $(if $(filter paddle%,$(RIVAL)),paddle)
 	@$(BIN)/python -m benchmarks $(BENCH) $(if $(RIVAL),--rival $(RIVAL))
 
-# The rival that Python environments cannot share with us: the last release with a parameter server.
+# The last release of Paddle with a parameter server. Its dependencies exclude ours, so it has an
+# environment of its own.
 paddle: build/paddle/ready
 build/paddle/ready:
 	@echo "setup: Paddle in build/paddle, to measure beside it"
@@ -64,7 +64,7 @@ build/paddle/ready:
 
 setup: $(VENV)/ready
 
-# torch comes first and alone: asked for by exactly this version it is the build for CPUs.
+# torch is installed first and alone: this exact version is the build for CPUs.
 $(VENV)/tools: constraints.txt
 	@echo "setup: a virtual environment in $(VENV), torch and the other dependencies (minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -74,8 +74,8 @@ $(VENV)/tools: constraints.txt
 	  echo "setup: dependencies took $$(($$(date +%s) - start)) s"
 	@touch $@
 
-# The editable install builds the C++ core, again when its sources change. It knows the Python files
-# by name, so a new one needs it too: $(VENV)/names changes with the list.
+# The editable install builds the C++ core, again when its sources change. It lists the Python files
+# by name, so a new file needs it too: $(VENV)/names changes with the list.
 $(VENV)/ready: $(VENV)/tools $(VENV)/names $(BUILD_FILES)
 	@echo "setup: building the C++ core ($(JOBS) cores)"
 	@start=$$(date +%s) && \
@@ -114,7 +114,7 @@ format: setup
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/clang-format -i $(CXX_FILES)
 
-# Inputs that reach new code stay in build/fuzz; the smallest set that reaches all of it is the corpus.
+# Inputs that reach new code stay in build/fuzz. The corpus is the smallest set that reaches all of it.
 FUZZ := core/tests/fuzz
 FUZZ_SOURCES := core/tests/fuzz/fuzz.cc core/base/pool.cc $(addprefix core/feed/,columns.cc criteo.cc csv.cc \
   fields.cc libsvm.cc multislot.cc numbers.cc rows.cc strings.cc text.cc)
@@ -132,7 +132,7 @@ fuzz:
 	  rm -rf $(FUZZ)/corpus/$$format && mv build/fuzz/kept $(FUZZ)/corpus/$$format || exit 1; \
 	done
 
-# Messages whose answers differ from all before become the corpus that the tests replay.
+# Messages with a new kind of answer are added to the corpus that the tests replay.
 fuzz-wire: setup
 	@PYTHONPATH=. $(BIN)/python -m tests.hostile.fuzzing --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) --keep
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks [NAME ...] [--rival NAME]`: run benchmarks, one JSON line per result.
 
-Results go to stdout, everything for people to stderr.
+Results go to stdout, messages for people to stderr.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _PADDLE_MADE = _ROOT / "build" / "paddle" / "bin" / "python"  # by `make paddle`
 # Name: module with `contests(settings)`, what it measures.
 BENCHES = {
     "ctr": ("benchmarks.macro.ctr", "CTR-DNN jobs: examples/s and held-out AUC"),
+    "startup": ("benchmarks.macro.startup", "seconds to the first batch, beside torch's import"),
     "service": ("benchmarks.macro.service", "the parameter service alone: examples/s"),
     "fleet": ("benchmarks.macro.fleet_rows", "Fleet's rules beside Paddle's: distance of rows"),
     "zoo": ("benchmarks.macro.zoo", "each model, beside itself with torch's embeddings: scores"),

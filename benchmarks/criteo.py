@@ -1,6 +1,6 @@
-"""The data: a folder as the rivals' gen_criteo.py makes it (tsv, multislot, npz, the same in test).
+"""The data: the folder of the rivals' gen_criteo.py (tsv, multislot, npz, and the same in test).
 
-In smoke mode, which the rivals' data is too large for, a few small TSV files of our own.
+Smoke mode uses a few small TSV files of its own instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Files:
 
 
 def tsv_files(settings: Settings) -> Files:
-    """The files that we train on: the same examples as the rivals', as text.
+    """Our training files: the same examples as the rivals', as text.
 
     Raises:
         Absent: the data is not here and cannot be made.
@@ -48,7 +48,7 @@ def tsv_files(settings: Settings) -> Files:
 
 
 def rivals_folder(settings: Settings) -> Path:
-    """The folder that all contestants read; made now if nobody named one.
+    """The folder that all contestants read; created unless --data names one.
 
     Raises:
         Absent: no --data, and no generator among the rivals' scripts; or smoke mode.
@@ -78,7 +78,7 @@ def _smoke_folder() -> Path:
 
 
 def _write(path: Path, *, seed: int) -> None:
-    """Random labels, small integers and ids: enough to run everything, nothing to learn."""
+    """Write random labels, small integers and ids: enough to run everything, nothing to learn."""
     if path.is_file():
         return
     rng = np.random.default_rng(seed)

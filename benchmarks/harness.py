@@ -1,8 +1,8 @@
 """Measures contestants alternately, A, B, A, B, ..., and compares them round by round.
 
 A benchmark is a function that returns contests. A contest is a set of contestants, measured once
-each per round, and the claims read off them: "metric m of ours, against these rivals". The ratio of
-a claim is taken within each round, so that a change of the machine's speed between rounds cancels.
+each per round, and of claims: "metric m of ours, against these rivals". The ratio of a claim is
+taken within each round, so that changes of the machine's speed between rounds cancel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class BenchError(Exception):
-    """A contestant failed, or did not compute what it should."""
+    """A contestant failed, or computed a wrong result."""
 
 
 class Absent(Exception):
@@ -32,8 +32,8 @@ class Absent(Exception):
 class Run:
     """One measurement.
 
-    hash: of what was computed. Equal in every round, or the benchmark fails; None where the
-        computation is not deterministic.
+    hash: of the result. It must be equal in every round; None if the computation is not
+        deterministic.
     detail: more about the run, for people.
     """
 
@@ -47,14 +47,14 @@ class Claim:
     """A metric of one contestant, against others of the same contest."""
 
     metric: str
-    of: str
+    contestant: str
     rivals: tuple[str, ...] = ()
     unit: str = "examples/s"
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Contestants by name, in order of running; each takes the round's number, its seed."""
+    """Contestants by name, in the order they run; each takes the round's number as its seed."""
 
     contestants: Mapping[str, Callable[[int], Run]]
     claims: Sequence[Claim]
@@ -64,21 +64,21 @@ class Contest:
 
     def __post_init__(self) -> None:
         for claim in self.claims:
-            for name in (claim.of, *claim.rivals):
+            for name in (claim.contestant, *claim.rivals):
                 if name not in self.contestants:
                     raise BenchError(f"Contest: claim {claim.metric} names no contestant: {name}")
 
     def only(self, claims: Iterable[Claim]) -> Contest:
         """The part of the contest that these claims need."""
         kept = list(claims)
-        names = {name for claim in kept for name in (claim.of, *claim.rivals)}
+        names = {name for claim in kept for name in (claim.contestant, *claim.rivals)}
         contestants = {n: run for n, run in self.contestants.items() if n in names}
         return Contest(contestants, kept, self.num_rounds, self.num_warm_ups, self.statistic)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a benchmark may vary: its size, by mode, and where things outside the project are.
+    """The size of benchmarks, by mode, and the places of files outside the project.
 
     data: folder made by the rivals' gen_criteo.py, or None.
     """
@@ -99,18 +99,18 @@ class Settings:
 
 
 def say(text: str) -> None:
-    """To people, apart from the results on stdout."""
+    """Print a message for people on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def run_contest(bench: str, contest: Contest) -> list[dict[str, Any]]:
     """Measure everything and return one result per claim and rival.
 
-    A contestant that is absent is left out, with its reason printed; a claim left without rivals
-    still reports its value.
+    An absent contestant is skipped, and its reason printed. A claim without rivals still reports
+    its value.
 
     Raises:
-        BenchError: a contestant failed, or computed something else than in another round.
+        BenchError: a contestant failed, or its result differs from that of another round.
     """
     present = dict(contest.contestants)
     runs: dict[str, list[Run]] = {name: [] for name in present}
@@ -141,7 +141,7 @@ def _rounded(value: float) -> float:
 def _results(
     claim: Claim, runs: Mapping[str, list[Run]], statistic: str
 ) -> Iterable[dict[str, Any]]:
-    ours = runs[claim.of]
+    ours = runs[claim.contestant]
     if not ours:
         return
     middle = statistics.median if statistic == "median" else statistics.fmean
@@ -159,48 +159,48 @@ def _results(
     if not rivals:
         yield {**head, **no_rival, **tail}
     for name in rivals:
-        theirs = [run.value for run in runs[name]]
-        ratios = [a / b for a, b in zip(values, theirs, strict=True)]
+        rival_values = [run.value for run in runs[name]]
+        ratios = [a / b for a, b in zip(values, rival_values, strict=True)]
         yield {
             **head,
             "vs": name,
             "ratio": _rounded(middle(ratios)),
             "ratio_min": _rounded(min(ratios)),
             "ratio_max": _rounded(max(ratios)),
-            "vs_value": _rounded(middle(theirs)),
-            **(_difference(values, theirs) if statistic == "mean" else {}),
+            "vs_value": _rounded(middle(rival_values)),
+            **(_difference(values, rival_values) if statistic == "mean" else {}),
             **tail,
             "vs_detail": dict(runs[name][-1].detail),
         }
 
 
-def _difference(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
-    """Of the means over the seeds, with the standard error of such a difference, if there are
-    several.
-    """
+def _difference(ours: Sequence[float], rival_values: Sequence[float]) -> dict[str, float | None]:
+    """The difference of the means over the seeds, and its standard error if there are several."""
     error = None
     if len(ours) > 1:
-        variances = statistics.variance(ours) + statistics.variance(theirs)
+        variances = statistics.variance(ours) + statistics.variance(rival_values)
         error = _rounded(math.sqrt(variances / len(ours)))
-    difference = statistics.fmean(ours) - statistics.fmean(theirs)
+    difference = statistics.fmean(ours) - statistics.fmean(rival_values)
     return {"difference": _rounded(difference), "standard_error": error}
 
 
 def _same_hash(claim: Claim, runs: Sequence[Run]) -> str | None:
     hashes = {run.hash for run in runs}
     if len(hashes) > 1:
-        raise BenchError(f"{claim.of}: expected one result in every round, found hashes {hashes}")
+        raise BenchError(
+            f"{claim.contestant}: expected one result in every round, found hashes {hashes}"
+        )
     return hashes.pop()
 
 
 class ForeignLoad:
-    """How much of the machine others used meanwhile: CPU time of all processes but ours."""
+    """CPU time of all other processes of the machine since the start."""
 
     def __init__(self) -> None:
         self._start = _clocks()
 
     def cores(self) -> float | None:
-        """Cores that others kept busy, on average since the start; None where unknown."""
+        """Cores that other processes kept busy, on average since the start; None if unknown."""
         now = _clocks()
         if now is None or self._start is None:
             return None
@@ -209,7 +209,7 @@ class ForeignLoad:
 
 
 def _clocks() -> tuple[float, float, float] | None:
-    """Seconds: of wall time; of CPU, the whole machine; of CPU, this process and ended children."""
+    """Seconds of wall time, CPU of the whole machine, CPU of this process and its children."""
     try:
         with open("/proc/stat") as file:
             ticks = sum(int(field) for field in file.readline().split()[1:4])

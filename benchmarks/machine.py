@@ -1,4 +1,4 @@
-"""What a result depends on besides the code: the header line of every run."""
+"""The header line of every run: what results depend on besides the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_LOADED_ABOVE = 0.3  # runnable processes on average over the last minute, before we start
+_LOADED_ABOVE = 0.3  # mean number of runnable processes in the minute before the start
 _DISTRIBUTIONS = ("trireme-ps", "torch", "numpy", "pyzmq")
 
 

@@ -1,4 +1,4 @@
-"""Runs one contestant in processes of its own, and ends them all whatever happens."""
+"""Runs a contestant in processes of its own, which always end with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_process(
     """Run a command to its end and return its stdout.
 
     Raises:
-        BenchError: it failed or took longer than `timeout_s`; with the last lines it wrote.
+        BenchError: it failed or took longer than `timeout_s`; with its last lines of output.
     """
     with subprocess.Popen(
         command,
@@ -49,7 +49,7 @@ def run_process(
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Ask first: a launcher then ends its own children, which have sessions of their own."""
+    """SIGTERM first: a launcher then ends its children, which have sessions of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""The rivals' scripts, which live outside the project: found, run, and their JSON line read.
+"""Runs the rivals' scripts, which are outside the project, and reads their JSON line.
 
 `torch_ctr.py` is the same model in plain PyTorch, `paddle_ctr.py` on Paddle's parameter server.
 Both read the folder that `gen_criteo.py` makes.
@@ -26,7 +26,7 @@ _TIMEOUT_S = 900
 _PADDLE_TIMEOUT_S = 400
 _JOB_VARIABLES = ("TRIREME_", "PADDLE_", "TRAINING_ROLE", "POD_IP", "OMP_NUM_THREADS")
 
-# Runs a script with another seed than the one it sets itself.
+# Runs a script with a seed other than its own.
 _WITH_SEED = """
 import runpy, sys, torch
 seed, set_seed = int(sys.argv[1]), torch.manual_seed
@@ -37,7 +37,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def dense_bound(settings: Settings, *, batch: int) -> Run:
-    """Forward, backward and Adam of the MLP alone, on one in-memory batch: what nobody can beat."""
+    """Forward, backward and Adam of the MLP alone, on one in-memory batch: the upper bound."""
     out = _torch(settings, "dense", batch=batch)
     return Run(out["ex_s_with_opt"], detail=out)
 
@@ -49,7 +49,7 @@ def torch_step(settings: Settings, *, batch: int) -> Run:
 
 
 def torch_auc(settings: Settings, *, batch: int, seed: int) -> Run:
-    """The same: held-out AUC after one pass over the data."""
+    """Held-out AUC of the same after one pass over the data."""
     out = _torch(settings, "auc", batch=batch, data=rivals_folder(settings), seed=seed)
     return Run(out["test_auc"], detail=out)
 
@@ -59,7 +59,7 @@ def paddle(
 ) -> Run:
     """Paddle's parameter server, one server and one worker, async; the better of 1 and 2 threads.
 
-    The first two files warm it up, untimed.
+    The first two files are an untimed warm-up.
     """
     outs = [
         _paddle(settings, net=net, batch=batch, dim=dim, files=num_files, flags=flags, threads=n)
@@ -71,7 +71,7 @@ def paddle(
 
 
 def paddle_rows(settings: Settings, *, data: str, out: str, rule: str) -> None:
-    """The rows that Paddle pulls while training by one of Fleet's rules, written to `out`."""
+    """Write to `out` the rows that Paddle pulls while it trains with one of Fleet's rules."""
     script = str(_OWN_SCRIPTS / "rows.py")
     _run([_paddle_python(settings), script], {"--data": data, "--out": out, "--rule": rule})
 
@@ -147,7 +147,7 @@ def _script(settings: Settings, name: str) -> str:
 
 
 def _run(command: list[str], options: dict[str, Any]) -> dict[str, Any]:
-    """Run a script that ends with one line of JSON, without our own variables around it."""
+    """Run a script that ends with one line of JSON, without our environment variables."""
     env = {name: v for name, v in os.environ.items() if not name.startswith(_JOB_VARIABLES)}
     env.pop("PYTHONPATH", None)
     for name, value in options.items():

@@ -24,7 +24,7 @@ _IDS_PER_FEATURE = 1 << 20
 
 
 def slot_files(settings: Settings) -> tuple[str, ...]:
-    """Ten files of equal size, made now where they are missing; tiny ones in smoke mode."""
+    """Ten files of equal size, created if missing; tiny ones in smoke mode."""
     num_examples = settings.pick(smoke=64, real=EXAMPLES_PER_FILE)
     folder = MADE_HERE / settings.pick(smoke="slot_smoke", real="slot")
     paths = [folder / f"part-{number}.txt" for number in range(10)]

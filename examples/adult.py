@@ -62,8 +62,8 @@ def read_csv(path: str) -> dict[str, np.ndarray]:
 
 
 def prepare(raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The columns of SCHEMA. Features stay strings: the dataset makes each a 64-bit key, a hash of
-    the feature's name and the value.
+    """The columns of SCHEMA. Features stay strings; the dataset turns each into a 64-bit key, a
+    hash of the feature's name and the value.
     """
     columns = {name: raw[name] for name in CATEGORIES}
     for name, bounds in BUCKETS.items():

@@ -1,4 +1,4 @@
-"""CTR-DNN on Criteo's TSV: train, evaluate, save; or load a checkpoint and evaluate.
+"""CTR-DNN on Criteo's TSV: train, evaluate and save, or load a checkpoint and evaluate.
 
 trireme launch --server_num 2 --worker_num 2 examples/ctr_dnn.py
     --train 'train/*.tsv' --test 'test/*.tsv'
@@ -19,7 +19,7 @@ from trireme.models import CtrDnn
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--train", help="files to train on (a glob); leave out to evaluate only")
+    parser.add_argument("--train", help="files to train on (a glob); default: only evaluate")
     parser.add_argument("--test", required=True, help="held-out files (a glob)")
     parser.add_argument("--load", help="checkpoint to start from")
     parser.add_argument("--save", help="where to write the checkpoint")
@@ -27,8 +27,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--mode", default="async", choices=("sync", "async"))
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=1e-3, help="of the dense layers, Adam")
-    parser.add_argument("--rows_lr", type=float, default=0.1, help="of the rows, Adagrad")
+    parser.add_argument("--lr", type=float, default=1e-3, help="rate of the dense layers (Adam)")
+    parser.add_argument("--rows_lr", type=float, default=0.1, help="rate of the rows (Adagrad)")
     return parser.parse_args()
 
 

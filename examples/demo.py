@@ -1,5 +1,5 @@
-"""The main job: CTR-DNN on 2 servers and 2 workers, then the same evaluation from its checkpoint on
-1 server.
+"""The demo: CTR-DNN on 2 servers and 2 workers, then the same evaluation from its checkpoint on 1
+server.
 
 python examples/demo.py                          # 500,000 examples of a planted model
 python examples/demo.py --data path/train.txt    # Criteo's own file; its last tenth is held out
@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trireme.data.planted import write_planted_criteo
+from planted.clicks import write_planted_criteo
 
 SCRIPT = Path(__file__).with_name("ctr_dnn.py")
 HELD_OUT = 0.1
@@ -28,8 +28,8 @@ WRITTEN = ("data", "checkpoint", "train", "reload")
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--data", type=Path, help="Criteo's TSV; left out: a planted model's data")
-    add("--out", type=Path, default=Path("demo"), help="folder for all that is written, anew")
+    add("--data", type=Path, help="Criteo's TSV; default: data of a planted model")
+    add("--out", type=Path, default=Path("demo"), help="folder for all output, which is replaced")
     add("--examples", type=int, default=500_000, help="planted examples to train on")
     add("--mode", default="async", choices=("sync", "async"))
     arguments = parser.parse_args()
@@ -39,7 +39,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def split_file(source: Path, folder: Path) -> None:
-    """Hold the last tenth of a file's lines out: Criteo's lines are in the order of time."""
+    """Hold out the last tenth of a file's lines, because Criteo's lines are in order of time."""
     with source.open("rb") as lines:
         count = sum(1 for _ in lines)
     num_train = count - max(1, int(HELD_OUT * count))
@@ -51,10 +51,10 @@ def split_file(source: Path, folder: Path) -> None:
 
 
 def launch(num_servers: int, out: Path, name: str, *arguments: str) -> dict[str, Any]:
-    """Run the training script as a job of real processes; returns what worker 0 reports."""
+    """Run the training script as a job of real processes; returns the report of worker 0."""
     folder = out / name
     folder.mkdir()
-    command = [sys.executable, "-m", "trireme.cli", "launch"]
+    command = [sys.executable, "-m", "trireme", "launch"]
     command += ["--server_num", str(num_servers), "--worker_num", "2"]
     command += ["--log_dir", str(folder / "log"), "--root", str(out), str(SCRIPT)]
     command += ["--test", str(out / "data/test/*.tsv"), "--result", str(folder / "result.json")]
@@ -67,7 +67,7 @@ def launch(num_servers: int, out: Path, name: str, *arguments: str) -> dict[str,
 def main() -> None:
     arguments = parse_arguments()
     out = arguments.out
-    for name in WRITTEN:  # by an earlier run
+    for name in WRITTEN:  # output of an earlier run
         shutil.rmtree(out / name, ignore_errors=True)
     auc_possible = None
     if arguments.data is None:

@@ -1,11 +1,11 @@
-"""Two-tower recall, from training to an index: vectors of all items, and how often they are found.
+"""Two-tower recall, from training to an index: the vectors of all items, and their recall.
 
 trireme launch --server_num 1 --worker_num 2 examples/two_tower.py index
 
-Choices of users are planted (trireme.data.planted_behaviour). After training, the workers run the
-item tower over all items and write their vectors, a file per worker, in order: index/part-00000 and
-so on. Worker 0 reads them back, searches for the items that users of the test have chosen, and
-prints RESULT and a JSON object as its last line.
+The users' choices come from a planted model (planted/behaviour.py). After training, the workers run
+the item tower over all items and write the vectors, one file per worker, in order: index/part-00000
+and so on. Worker 0 reads them, searches for the items that the test users chose, and prints RESULT
+and a JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from planted.behaviour import Choices, choices
 from torch import Tensor, nn
 
 import trireme as tr
-from trireme.data.planted_behaviour import Choices, choices
 from trireme.models import TwoTower
 from trireme.models.two_tower import ITEM, USER, InBatchSoftmax
 
@@ -29,7 +29,7 @@ FEATURES = [tr.data.Sparse(name) for name in (*USER, *ITEM)]
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("index", type=Path, help="folder of the item vectors; must not exist")
-    parser.add_argument("--choices", type=int, default=100_000, help="to train on")
+    parser.add_argument("--choices", type=int, default=100_000, help="choices to train on")
     parser.add_argument("--users", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--k", type=int, default=20, help="items to find for each user")
@@ -67,9 +67,9 @@ def recall(tower: nn.Module, made: Choices, index: tuple[list[int], Tensor], k: 
     ids, vectors = index
     users = torch.as_tensor(made.columns["user_id"])
     with torch.no_grad():
-        found = (tower({"user_id": users}) @ vectors.T).topk(k).indices
+        nearest = (tower({"user_id": users}) @ vectors.T).topk(k).indices
     chosen = torch.as_tensor(made.columns["item_id"])
-    return float((torch.tensor(ids)[found] == chosen[:, None]).any(1).float().mean())
+    return float((torch.tensor(ids)[nearest] == chosen[:, None]).any(1).float().mean())
 
 
 def train(model: nn.Module, arguments: argparse.Namespace, made: Choices) -> tr.Trainer:
@@ -95,7 +95,7 @@ def main() -> None:
     made = choices(arguments.choices, seed=1, users=arguments.users)
     model = TwoTower(table("user"), table("item"), layers=(64, 32))
     trainer = train(model, arguments, made)
-    trainer.infer_from_dataset(
+    trainer.evaluate(
         all_items(made),
         model=model.item,
         labels=False,
@@ -104,11 +104,11 @@ def main() -> None:
     if cluster.worker == 0:
         index = read_index(arguments.index)
         test = choices(5000, seed=2, users=arguments.users)
-        found = recall(model.user.eval(), test, index, arguments.k)
+        share = recall(model.user.eval(), test, index, arguments.k)
         result = {
             "items": len(index[0]),
             "k": arguments.k,
-            "recall": found,
+            "recall": share,
             "by_chance": arguments.k / len(index[0]),
             "workers": cluster.num_workers,
         }

@@ -1,4 +1,4 @@
-"""Word2vec: vectors of words from text files; prints the nearest neighbours of some.
+"""Word2vec: vectors of words from text files. It prints the nearest neighbours of some words.
 
 trireme launch --server_num 1 --worker_num 2 examples/word2vec.py book.txt --words sea,ship
 
@@ -22,8 +22,8 @@ from trireme.models.word2vec import skip_gram_loss
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", help="texts; default Python's reference pages")
-    parser.add_argument("--words", default="class,integer,import,loop", help="with a comma between")
+    parser.add_argument("files", nargs="*", help="texts; default: Python's reference pages")
+    parser.add_argument("--words", default="class,integer,import,loop", help="separated by commas")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--min_count", type=int, default=5)

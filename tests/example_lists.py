@@ -1,4 +1,4 @@
-"""The plain model of a dataset: a list of examples; and the way to batches and back."""
+"""A plain model of a dataset: a list of examples, with conversions to and from batches."""
 
 from __future__ import annotations
 

@@ -13,20 +13,21 @@ from types import TracebackType
 from typing import TypeVar
 
 from trireme import _core
-from trireme.cluster import Cluster, connect
-from trireme.ps.attendance import Attendance
-from trireme.ps.coordinator import Coordinator
-from trireme.ps.handlers import handlers_of
-from trireme.ps.limits import ServerLimits
-from trireme.ps.shard import Shard
+from trireme.coordinator.coordinator import Coordinator
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
+from trireme.job.handlers import handlers_of
+from trireme.protocol.server_limits import ServerLimits
 from trireme.rpc import Server
+from trireme.server.attendance import Attendance
+from trireme.server.state import ServerState
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0
 
 
 class InProcessServer:
-    """What a server process holds, with its parts in reach of the test."""
+    """The parts of a server process, accessible to the test."""
 
     def __init__(
         self,
@@ -35,12 +36,12 @@ class InProcessServer:
         limits: ServerLimits | None = None,
     ) -> None:
         limits = limits or ServerLimits()
-        self.shard = Shard(_core.Pool(2), limits.shard)
+        self.state = ServerState(_core.Pool(2), limits.capacity)
         self.coordinator = Coordinator()
         self.attendance = Attendance()
         self.rpc = Server(
             listen,
-            handlers_of(self.shard, self.coordinator, self.attendance.handlers(), root),
+            handlers_of(self.state, self.coordinator, self.attendance.handlers(), root),
             name="server",
             limits=limits.messages,
         )

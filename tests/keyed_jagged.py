@@ -1,5 +1,6 @@
-"""TorchRec's KeyedJaggedTensor, and one of our own with the same methods: TorchRec brings a dozen
-packages and seconds of imports, so the suite does not install it.
+"""A class with the methods of TorchRec's KeyedJaggedTensor, and TorchRec's own where installed.
+
+The suite does not install TorchRec: it brings a dozen packages and seconds of imports.
 """
 
 from __future__ import annotations

@@ -117,13 +117,13 @@ def examples_of(schema: Schema, batch: Batch) -> list[Example]:
 
 def read(schema: Schema, text: bytes, read_line: Any) -> list[Example | Broken]:
     """What read_line(schema, line) makes of each line."""
-    found: list[Example | Broken] = []
+    actual: list[Example | Broken] = []
     for number, line in lines_of(text):
         try:
-            found.append(read_line(schema, line))
+            actual.append(read_line(schema, line))
         except Wrong as wrong:
-            found.append(Broken(number, wrong.field))
-    return found
+            actual.append(Broken(number, wrong.field))
+    return actual
 
 
 def damaged(line: bytes, random: Random) -> bytes:

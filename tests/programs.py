@@ -1,4 +1,4 @@
-"""Programs under test: real processes whose output is read line by line, and which end with the
+"""Programs under test: real processes whose output is read line by line and which end with the
 test.
 """
 
@@ -9,13 +9,15 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -25,13 +27,17 @@ WAIT_S = 60.0
 """A program that neither prints the line nor ends in this time hangs."""
 
 TEMPLATE = Path(__file__).with_name("template.py")
+QUICK_PYTHON = Path(__file__).with_name("quick_python.py")
 
 
 class Template:
-    """Starts programs by forking a process that has imported torch already."""
+    """Starts programs by forking a process that has imported torch already.
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    python: a command to be used as sys.executable, whose scripts are forked from it too.
+    """
+
+    def __init__(self, control: socket.socket, python: str) -> None:
+        self._control, self.python = control, python
 
     def start(
         self,
@@ -42,19 +48,26 @@ class Template:
         listener: socket.socket | None = None,
         namespace: str = "",
         folder: Path | None = None,
+        is_quick: bool = False,
     ) -> Program:
-        """Run `python ARGUMENTS` in the folder, or where the tests run; `listener` is handed over
-        as TRIREME_LISTEN_FD, `namespace` is that of `ip netns` where it runs.
+        """Run `python ARGUMENTS`.
+
+        folder: where it runs; without, where the tests run.
+        listener: handed over as TRIREME_LISTEN_FD.
+        namespace: of `ip netns`, where it runs.
+        is_quick: the Python programs that it starts are forked from the template too.
         """
         child_stdin, stdin = os.pipe()
         output, child_output = os.pipe()
-        lent = [child_stdin, child_output]
+        lent = [child_stdin, child_output, child_output]
         order = {"arguments": list(arguments), "env": {**clean_environment(), **env}}
-        order |= {"namespace": namespace, "folder": "" if folder is None else str(folder)}
+        order |= {"network": f"/run/netns/{namespace}" if namespace else ""}
+        order |= {"folder": "" if folder is None else str(folder)}
+        order["executable"] = self.python if is_quick else sys.executable
         fds = lent if listener is None else [*lent, listener.fileno()]
         socket.send_fds(self._control, [json.dumps(order).encode()], fds)
         _, [pidfd, status], _, _ = socket.recv_fds(self._control, 16, 2)
-        for fd in lent:
+        for fd in set(lent):
             os.close(fd)
         return Program(name, pidfd, status, stdin, output)
 
@@ -68,7 +81,9 @@ class Template:
         wait_s: float = WAIT_S,
     ) -> str:
         """What `python ARGUMENTS` prints, both streams, until it ends with this code."""
-        with self.start(arguments[0], arguments, env or {}, folder=folder) as program:
+        with self.start(
+            arguments[0], arguments, env or {}, folder=folder, is_quick=True
+        ) as program:
             assert program.finish(wait_s) == code
             return program.output
 
@@ -79,18 +94,35 @@ def template(env: Mapping[str, str] | None = None) -> Iterator[Template]:
 
     env: what it has in its environment beside ours, and its programs do not inherit.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
+    ours, given_away = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        for one in (ours, given_away):
+            stack.enter_context(one)
+        address, python = os.path.join(folder, "door"), os.path.join(folder, "python")
+        door = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        door.bind(address)
+        door.listen(64)
+        with open(python, "w", opener=_executable) as script:
+            bare = shlex.join([sys.executable, "-I", "-S", str(QUICK_PYTHON)])
+            script.write(f'#!/bin/sh\nexec {bare} {sys.executable} {address} "$@"\n')
+        fds = [given_away.fileno(), door.fileno()]
         process = subprocess.Popen(
-            [sys.executable, "-u", str(TEMPLATE), str(theirs.fileno())],
+            [sys.executable, "-u", str(TEMPLATE), *map(str, fds), python],
             env={**clean_environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=fds,
         )
-        theirs.close()
+        given_away.close()
+        door.close()
         ours.settimeout(WAIT_S)
-        yield Template(ours)
-    process.wait(WAIT_S)
+        yield Template(ours, python)
+        ours.close()
+        process.wait(WAIT_S)
+
+
+def _executable(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o700)
 
 
 class Program:
@@ -130,7 +162,7 @@ class Program:
             return "\n".join(self._lines)
 
     def wait_line(self, pattern: str) -> re.Match[str]:
-        """The next line in which `pattern` is found, behind the one that the last call found."""
+        """The next line that matches `pattern`, after the line that the last call returned."""
         with self._changed:
             while True:
                 while self._seen < len(self._lines):
@@ -159,9 +191,9 @@ class Program:
     def pid(self) -> int:
         """-1 if it has ended."""
         described = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text()
-        found = re.search(r"^Pid:\s*(-?\d+)$", described, re.MULTILINE)
-        assert found, described
-        return int(found[1])
+        match = re.search(r"^Pid:\s*(-?\d+)$", described, re.MULTILINE)
+        assert match, described
+        return int(match[1])
 
     @property
     def has_ended(self) -> bool:

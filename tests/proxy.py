@@ -1,7 +1,7 @@
 """A misbehaving network for tests: a TCP proxy that loses, repeats, delays and reorders messages.
 
-It stands between clients and one server, takes ZMTP apart into messages, and does with some of them
-what a network with retrying clients can do:
+It stands between clients and one server, splits ZMTP into messages, and does to some of them what a
+network with retrying clients can do:
 
   - lose_request: the request is lost and the connection cut (TCP loses nothing else);
   - lose_reply: the request was handled, its reply is lost and the connection cut;

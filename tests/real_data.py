@@ -1,4 +1,4 @@
-"""Real data of tests: it lies beside the repository, in ../shared/data, and is no part of it."""
+"""Real data for tests, in ../shared/data beside the repository and not part of it."""
 
 from __future__ import annotations
 

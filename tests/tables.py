@@ -1,4 +1,4 @@
-"""Tables of the core as the tests make and compare them."""
+"""Core tables as the tests make and compare them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest
+from trireme.table import RowClassId
 
 MASK = 2**64 - 1
+T_ROWS = RowClassId("t")
 POOL = _core.Pool(2)
 RULES: dict[str, dict[str, Any]] = {
     "sgd": {"rule": "sgd"},
@@ -81,11 +83,11 @@ def buckets_of(keys: np.ndarray) -> np.ndarray:
 def keys_in(buckets: list[int], num_keys: int, seed: int = 0) -> np.ndarray:
     """So many random keys of these buckets together."""
     rng = np.random.default_rng(seed)
-    found = np.empty(0, np.uint64)
-    while len(found) < num_keys:
+    actual = np.empty(0, np.uint64)
+    while len(actual) < num_keys:
         keys = rng.integers(0, 2**64, 1 << 20, np.uint64)
-        found = np.concatenate([found, keys[np.isin(buckets_of(keys), buckets)]])
-    return found[:num_keys]
+        actual = np.concatenate([actual, keys[np.isin(buckets_of(keys), buckets)]])
+    return actual[:num_keys]
 
 
 def lookup(table: _core.Table, keys: np.ndarray, pool: _core.Pool = POOL) -> np.ndarray:
@@ -105,9 +107,9 @@ def snapshot(table: _core.Table) -> Snapshot:
     """Everything in a table: keys, classes, rows, pending state and marks of each bucket."""
     content = {}
     for bucket in range(_core.NUM_BUCKETS):
-        found = table.snapshot(bucket)
-        arrays = (found.keys, found.classes, found.rows, found.pending)
-        content[bucket] = (*(array.tobytes() for array in arrays), found.marks)
+        actual = table.snapshot(bucket)
+        arrays = (actual.keys, actual.classes, actual.rows, actual.pending)
+        content[bucket] = (*(array.tobytes() for array in arrays), actual.marks)
     return content
 
 

@@ -1,8 +1,10 @@
-"""A Python process that has imported everything, and forks a program under test when told to.
+"""A Python process that has imported everything, and forks a program under test for each order.
 
-Run by tests/programs.py as `template.py FD`. A forked child leaves the loop and becomes the program
-as `python PROGRAM` would: output, exit code, atexit handlers and all; only the seconds of importing
-torch are saved. When the test process goes away, however it does, every program is killed.
+Run by tests/programs.py as `template.py CONTROL DOOR PYTHON`. A forked child leaves the loop and
+becomes the program as `python PROGRAM` would: output, exit code, atexit handlers and all; only the
+seconds of importing torch are saved. Orders come from the test, through the socket CONTROL, and
+from processes that run PYTHON (tests/quick_python.py), which connect to the listening socket DOOR.
+When the test process ends, every program is killed.
 """
 
 from __future__ import annotations
@@ -17,90 +19,155 @@ import select
 import signal
 import socket
 import sys
+from dataclasses import dataclass
+
+import torch._dynamo  # torch itself imports it with the first optimizer
 
 import trireme
 
 ORDER_BYTES_MAX = 1 << 17
 
 
-def main() -> None:
+@dataclass
+class Child:
+    """A forked program that runs.
+
+    status: where its exit code is written. is_group: whether it leads a process group of its own.
+    """
+
+    pid: int
+    status: int
+    is_group: bool
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if self.is_group else os.kill)(self.pid, signal.SIGKILL)
+
+
+class Loop:
+    """Forks, watches and reaps."""
+
+    def __init__(self, control: socket.socket, door: socket.socket, python: str) -> None:
+        self.control, self.door, self.python = control, door, python
+        self.running: dict[int, Child] = {}  # by pidfd
+        self.poll = select.poll()
+        for listened in (control, door):
+            self.poll.register(listened, select.POLLIN)
+
+    def run(self) -> tuple[dict, list[int]]:
+        """Serve orders. Returns in each forked child, with its order."""
+        while True:
+            for fd, _ in self.poll.poll():
+                if fd in self.running:
+                    self.report(fd)
+                elif fd == self.control.fileno():
+                    order, fds, _, _ = socket.recv_fds(self.control, ORDER_BYTES_MAX, 8)
+                    if not order:
+                        self.end()
+                    status_read, status = os.pipe()
+                    if (pidfd := self.fork(status, is_group=False)) is None:
+                        os.close(status_read)
+                        return json.loads(order), fds
+                    socket.send_fds(self.control, [b"started"], [pidfd, status_read])
+                    for done in (*fds, status_read):
+                        os.close(done)
+                elif fd == self.door.fileno():
+                    connection, _ = self.door.accept()
+                    order, fds, _, _ = socket.recv_fds(connection, ORDER_BYTES_MAX, 8)
+                    if not order:  # killed before it could ask
+                        connection.close()
+                        continue
+                    if (pidfd := self.fork(connection.fileno(), is_group=True)) is None:
+                        connection.detach()
+                        os.setsid()
+                        return {**json.loads(order), "executable": self.python}, fds
+                    socket.send_fds(connection, [b"started"], [pidfd])
+                    self.poll.register(connection.detach(), 0)  # its end is always reported
+                    for done in fds:
+                        os.close(done)
+                else:  # the process that runs PYTHON was killed
+                    self.poll.unregister(fd)
+                    for child in self.running.values():
+                        if child.status == fd:
+                            child.kill()
+
+    def fork(self, status: int, *, is_group: bool) -> int | None:
+        """The pidfd of a new child; None in the child."""
+        pid = os.fork()
+        if pid == 0:
+            # A status that others could still write would never end for its reader.
+            statuses = [child.status for child in self.running.values()]
+            for fd in (status, *self.running, *statuses):
+                os.close(fd)
+            self.control.close()
+            self.door.close()
+            return None
+        pidfd = os.pidfd_open(pid)
+        self.running[pidfd] = Child(pid, status, is_group)
+        self.poll.register(pidfd, select.POLLIN)
+        return pidfd
+
+    def report(self, pidfd: int) -> None:
+        self.poll.unregister(pidfd)
+        child = self.running.pop(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        with contextlib.suppress(BrokenPipeError):  # nobody reads it any more
+            os.write(child.status, str(code).encode())
+        with contextlib.suppress(KeyError):
+            self.poll.unregister(child.status)
+        os.close(child.status)
+        os.close(pidfd)
+
+    def end(self) -> None:
+        for child in self.running.values():
+            child.kill()
+        os._exit(0)
+
+
+def become(order: dict, fds: list[int]) -> None:
+    """Take the program's standard streams and environment, and the socket it listens on; its
+    folder and its network.
+    """
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+    for fd in set(fds[:3]):
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    wanted = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in wanted if path and path not in sys.path]
+    if len(fds) > 3:
+        os.environ["TRIREME_LISTEN_FD"] = str(fds[3])
+    if order["folder"]:
+        os.chdir(order["folder"])
+    if order["network"]:
+        enter(order["network"])
+    sys.argv = order["arguments"]
+    sys.executable = order["executable"]
+
+
+def enter(network: str) -> None:
+    """Go over to the network namespace at this path, unless it is that of this process."""
+    if os.path.samefile(network, "/proc/self/ns/net"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(network) as file:
+        if libc.setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"setns: {network}")
+
+
+def serve(control_fd: int, door_fd: int, python: str) -> None:
     for name in trireme.__all__:
         getattr(trireme, name)
     # Else each child, at its collections and at its end, walks through all that was imported, and
     # so copies it.
     gc.freeze()
-    control = socket.socket(fileno=int(sys.argv[1]))
-    running: dict[int, tuple[int, int]] = {}  # pidfd -> pid, pipe for the exit status
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    while True:
-        for fd, _ in poll.poll():
-            if fd in running:
-                poll.unregister(fd)
-                report(fd, *running.pop(fd))
-                continue
-            order, fds, _, _ = socket.recv_fds(control, ORDER_BYTES_MAX, 8)
-            if not order:
-                end(running)
-            status_read, status_write = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                # A status that others could still write would never end for its reader.
-                statuses = [status for _, status in running.values()]
-                for fd in (status_read, status_write, *running, *statuses):
-                    os.close(fd)
-                become(json.loads(order), fds)
-                return
-            pidfd = os.pidfd_open(pid)
-            running[pidfd] = (pid, status_write)
-            poll.register(pidfd, select.POLLIN)
-            socket.send_fds(control, [b"started"], [pidfd, status_read])
-            for done in (*fds, status_read):
-                os.close(done)
+    loop = Loop(socket.socket(fileno=control_fd), socket.socket(fileno=door_fd), python)
+    become(*loop.run())
 
 
-def report(pidfd: int, pid: int, status_write: int) -> None:
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with contextlib.suppress(BrokenPipeError):  # the test has ended and asks no more
-        os.write(status_write, str(code).encode())
-    os.close(status_write)
-    os.close(pidfd)
-
-
-def end(running: dict[int, tuple[int, int]]) -> None:
-    for pid, _ in running.values():
-        os.kill(pid, signal.SIGKILL)
-    os._exit(0)
-
-
-def become(order: dict, fds: list[int]) -> None:
-    """Take the program's standard input, output and environment, and the socket it listens on; its
-    folder and its network.
-    """
-    for fd, own in zip(fds[:2], ((0,), (1, 2)), strict=True):
-        for number in own:
-            os.dup2(fd, number)
-        os.close(fd)
-    os.environ.clear()
-    os.environ.update(order["env"])
-    if len(fds) > 2:
-        os.environ["TRIREME_LISTEN_FD"] = str(fds[2])
-    if order["folder"]:
-        os.chdir(order["folder"])
-    if order["namespace"]:
-        enter(f"/run/netns/{order['namespace']}")
-    sys.argv = order["arguments"]
-
-
-def enter(namespace: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open(namespace) as file:
-        if libc.setns(file.fileno(), 0):
-            raise OSError(ctypes.get_errno(), f"setns: {namespace}")
-
-
-main()
+assert torch._dynamo
+serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
 # Only children come here.
 if sys.argv[0] == "-m":
     del sys.argv[0]

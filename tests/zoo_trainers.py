@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 import trireme as tr
-from trireme.cluster import Cluster
 from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
+from trireme.job.cluster import Cluster
 from trireme.models import zoo
 
 NUM_KEYS = 500

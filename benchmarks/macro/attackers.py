@@ -1,14 +1,14 @@
 """Hostile peers, one kind a run: `python -m benchmarks.macro.attackers KIND --at HOST:PORT ...`.
 
-Each goes on as fast as its threads can until its time is over, and prints how often it tried.
+Each attacks as fast as its threads can until its time is over, and prints its number of attempts.
 
 no_key         ZMTP's greeting without CURVE, again and again
 wrong_key      a whole CURVE handshake with a key that is not listed
 replay         the recorded bytes of an admitted client's connection
-huge_header    frames that announce 2 GB, and bytes behind them
+huge_header    frames that announce 2 GB, followed by bytes
 endless_parts  parts without an end
 tiny_requests  small messages without a handshake, a million if there is time
-nothing        connections that stay silent, as many as are let in
+nothing        connections that stay silent, as many as are accepted
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ import msgpack
 import zmq
 
 from trireme.launch.key_folder import client_keys
-from trireme.rpc import Client, ClientKeys
+from trireme.rpc import ClientKeys, RpcClient
 from trireme.rpc.auth import secure_client
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 _MORE, _LONG = 1, 2
 _SILENT = 1000
-_THREADS = 8  # so many connections break the protocol at a time
-_CONNECT_S = 0.5  # whoever is not heard tries again
+_THREADS = 8  # connections that break the protocol at the same time
+_CONNECT_S = 0.5  # after this a connection is tried again
 _BLOCK = 1 << 16
 _CALL = msgpack.packb({"t": "call", "id": 1, "m": "server.ready", "ms": 1000, "b": {}})
 
@@ -48,7 +48,7 @@ def greeting(mechanism: bytes) -> bytes:
 
 
 class Target:
-    """Where the server is, and until when it is attacked."""
+    """The address of the server, and the end time of the attack."""
 
     def __init__(self, at: str, seconds: float, keys: Path | None) -> None:
         host, _, port = at.rpartition(":")
@@ -65,7 +65,7 @@ class Target:
         return socket.create_connection(self.address, timeout=_CONNECT_S)
 
     def recorded(self) -> bytes:
-        """What a good client sends; of one connection for all threads."""
+        """The bytes of one connection of an admitted client, for all threads."""
         with self._lock:
             self._recorded = self._recorded or record(self)
             return self._recorded
@@ -148,13 +148,13 @@ def nothing(target: Target) -> int:
 
 
 def record(target: Target) -> bytes:
-    """What a good client sends in one connection, taken down by a proxy on the way."""
+    """Record with a proxy what an admitted client sends in one connection."""
     recorded: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         at = "{}:{}".format(*listener.getsockname())
         thread = threading.Thread(target=_pass_on, args=(listener, target, recorded), daemon=True)
         thread.start()
-        with Client(name="recorded", keys=target.own_keys()) as client:
+        with RpcClient(name="recorded", keys=target.own_keys()) as client:
             client.call(at, "server.ready", timeout_s=10)
     thread.join(10)
     return b"".join(recorded)

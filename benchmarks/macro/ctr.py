@@ -15,10 +15,10 @@ from benchmarks.macro.ours import run_job
 
 DIM = 9
 _NUM_WARM = 2
-_NUM_TIMED = 8  # 200 k examples: in a shorter pass Paddle has queued its pushes, not applied them
+_NUM_TIMED = 8  # 200 k examples: after a shorter pass most of Paddle's pushes are still queued
 _NUM_SEEDS = 3
-# Trainer(threads=): two compute while their pulls and pushes are on the way; with small batches and
-# a server process that way takes as long as a third batch. The AUC is measured with as many.
+# Trainer(threads=): two compute while others pull and push. With small batches and a server process
+# pulls and pushes take as long as a third batch. The AUC is measured with the same number.
 _THREADS = 2
 _THREADS_SPAWNED = {512: 3, 4096: 2}
 

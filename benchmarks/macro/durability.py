@@ -1,10 +1,9 @@
-"""What it costs that a server outlives its process, and how long it takes to come back.
+"""The cost of durability, and the time that a server needs to recover.
 
-process      CTR-DNN, async, one server and one worker, batch 4096: examples/s of training whose
-machine      server keeps what it acknowledges when it is killed, or when the machine goes down,
-             beside one that keeps nothing; batch 512 as process_b512 and machine_b512
-recovery_s   seconds until a server of 10 million rows of 16 floats with Adagrad's state is back,
-             from a snapshot and some pushes behind it
+process      CTR-DNN, async, one server and one worker, batch 4096: examples/s of training with
+machine      --durability process or machine, beside none; batch 512 as process_b512, machine_b512
+recovery_s   seconds until a server of 10 million rows of 16 floats with Adagrad's state has
+             recovered, from a snapshot and some later pushes
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from benchmarks.criteo import tsv_files
 from benchmarks.harness import Claim, Contest, Run, Settings
 from benchmarks.macro.ours import need_plain_job, run_job
 from trireme import _core
+from trireme.coordinator.coordinator import Coordinator
+from trireme.job.durability import Durability, kept
+from trireme.job.handlers import handlers_of
 from trireme.optim import values_of_group
-from trireme.ps.attendance import Attendance
-from trireme.ps.coordinator import Coordinator
-from trireme.ps.handlers import handlers_of
-from trireme.ps.log.durability import Durability, kept
-from trireme.ps.process import start_pool
-from trireme.ps.routing import BucketMap
-from trireme.ps.shard import Shard
-from trireme.ps.wire import Push, TablePush
+from trireme.protocol.routing import BucketMap
+from trireme.protocol.wire import Push, TablePush
 from trireme.rpc import Request
+from trireme.server.attendance import Attendance
+from trireme.server.state import ServerState
+from trireme.threads import start_pool
 
 DIM = 16
 ROWS_PER_PUSH = 500_000
@@ -92,7 +91,7 @@ def _recover(num_rows: int) -> Run:
         server = _Server(folder)
         for low in range(0, num_rows, ROWS_PER_PUSH):
             server.push(np.arange(low, min(low + ROWS_PER_PUSH, num_rows), dtype=np.uint64))
-        with server.shard.journal.replacing():
+        with server.state.journal.replacing():
             pass
         rng = np.random.default_rng(1)
         for _ in range(NUM_PUSHES_BEHIND):
@@ -103,23 +102,27 @@ def _recover(num_rows: int) -> Run:
         started = time.monotonic()
         again = _Server(folder)
         elapsed_s = time.monotonic() - started
-        found = again.shard.tables["rows"].rows.rows
-        assert found == num_rows, f"expected {num_rows} rows, found {found}"
+        recovered = again.state.tables["rows"].rows.rows
+        assert recovered == num_rows, f"expected {num_rows} rows, found {recovered}"
         again.close()
     return Run(elapsed_s, detail={"bytes": num_bytes, "rows": num_rows})
 
 
 class _Server:
-    """A server without a network, which keeps what it is told."""
+    """A server without a network, with durability."""
 
     def __init__(self, folder: Path) -> None:
         self._exit, self._table = ExitStack(), tr.Table("rows", dim=DIM, optimizer=_rule())
-        self.shard, coordinator, attendance = Shard(start_pool(0)), Coordinator(), Attendance()
+        self.state, coordinator, attendance = (
+            ServerState(start_pool(0)),
+            Coordinator(),
+            Attendance(),
+        )
         durability = Durability(mode="process", folder=folder, log_bytes=1 << 40)
-        self._exit.enter_context(kept(durability, self.shard, coordinator, attendance))
-        self._handlers = handlers_of(self.shard, coordinator, attendance.handlers(), folder)
+        self._exit.enter_context(kept(durability, self.state, coordinator, attendance))
+        self._handlers = handlers_of(self.state, coordinator, attendance.handlers(), folder)
         self._num_pushes = 0
-        if not self.shard.is_in_a_job:
+        if not self.state.is_in_a_job:
             body = {"servers": ["a:1"], "worker": 0, "num_workers": 1, "token": "a"}
             self._ask("coord.join", body, [])
             bucket_map = BucketMap.even(("a:1",)).to_wire()
@@ -128,12 +131,12 @@ class _Server:
 
     def push(self, keys: np.ndarray) -> None:
         self._num_pushes += 1
-        distinct = _core.unique(keys, self.shard.pool)[0]
+        distinct = _core.unique(keys, self.state.pool)[0]
         gradients = np.full((len(distinct), DIM), 0.5, np.float32)
         values = values_of_group(_rule().group(), self._num_pushes)
         push = Push(
             stream=0, sequence=self._num_pushes, incarnation=1, step=0, staged=False, computed_at=0,
-            examples=1, position=(), time=0, map_version=1, export_version=0,
+            examples=1, position=(), time=0, map_version=1,
             tables=[TablePush("rows", distinct, gradients, values)], blocks=None,
         )  # fmt: skip
         self._ask("ps.push", *push.to_wire())

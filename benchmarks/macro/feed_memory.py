@@ -1,4 +1,4 @@
-"""Batches from memory: an InMemoryDataset of Criteo's rows, shuffled, read again and again.
+"""Batches from memory: an InMemoryDataset of Criteo's rows, shuffled, and read repeatedly.
 
 inmemory_batches    examples per second of CPU time, one thread, batches of 4096
 """
@@ -30,7 +30,7 @@ def _batches(settings: Settings) -> Run:
     )
     dataset.load_into_memory()
     dataset.local_shuffle()
-    digest, found = hashlib.sha256(), dataset.get_memory_data_size()
+    digest, num_examples = hashlib.sha256(), dataset.get_memory_data_size()
     for batch in dataset:  # warm up
         assert batch.bags is not None
         digest.update(batch.bags.values.numpy().tobytes())
@@ -40,7 +40,7 @@ def _batches(settings: Settings) -> Run:
         num_examples += sum(batch.num_examples for batch in dataset)
     elapsed_s = time.process_time() - started
     detail = {
-        "examples": found,
+        "examples": num_examples,
         "bytes": dataset.num_bytes,
         "bytes_per_byte_of_values": dataset.num_bytes / dataset.num_value_bytes,
     }

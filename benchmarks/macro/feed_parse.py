@@ -1,8 +1,8 @@
 """Parsing: bytes of text per second of CPU time, from memory into batches of 4096 examples.
 
 `parse_tsv`: Criteo's TSV. `parse_multislot`: the same examples as MultiSlot text. `pyarrow_csv`:
-the TSV into columns of integers and strings whose types are given, so that nothing is inferred; it
-makes neither keys out of the categories nor batches of equal size.
+the TSV into columns of integers and strings with given types, so that none are inferred. It neither
+makes keys of the categories nor batches of equal size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import trireme as tr
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme.data import Batch, Dense, Label, Schema, Sparse
-from trireme.data.schema import TextFormat
+from trireme.data.text_parser import TextFormat
 
 _BATCH = 4096
 _NUM_FILES = 2
@@ -51,7 +51,7 @@ def contest(settings: Settings) -> Contest:
 
 
 class _Texts:
-    """The same examples as TSV and as MultiSlot text; made when first asked for."""
+    """The same examples as TSV and as MultiSlot text; made when first needed."""
 
     multislot_schema = tr.data.multislot(
         [Label("label"), *(Sparse(f"C{i}") for i in range(1, 27)), Dense("dense", 13)]
@@ -72,7 +72,7 @@ class _Texts:
 
 
 def _lines(batch: Batch) -> list[str]:
-    """MultiSlot text; a category that is missing makes an empty bag."""
+    """MultiSlot text; a missing category becomes an empty bag."""
     assert batch.bags is not None
     B = batch.num_examples
     keys, ends = batch.bags.values.tolist(), batch.bags.offsets.tolist()
@@ -125,7 +125,7 @@ def _measured(call: Callable[[], Iterable[object]], text: NDArray[np.uint8], sec
 
 
 def _hash(batches: Iterable[object]) -> str:
-    """Of the numbers of examples, and of what batches of ours hold."""
+    """A hash of the numbers of examples, and of the values of our batches."""
     digest = hashlib.sha256()
     for batch in batches:
         if isinstance(batch, Batch) and batch.bags is not None:

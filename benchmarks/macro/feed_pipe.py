@@ -1,7 +1,7 @@
-"""What a Python pipe_command costs: CPU time of reading batches through it, all processes together,
-beside that of the script alone, run by hand over the same files with its output thrown away.
+"""The cost of a Python pipe_command: CPU time of reading batches through it, in all processes,
+beside that of the script alone, over the same files with its output discarded.
 
-Run as a program it is the reading process; what it costs to import torch is not counted.
+As a program this file is the reading process; the import of torch is not counted.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def contest(settings: Settings) -> Contest:
 
 
 def _pipe(files: Sequence[str]) -> Run:
-    said = json.loads(
+    report = json.loads(
         run_process(
             [sys.executable, "-m", "benchmarks.macro.feed_pipe", *files], timeout_s=_TIMEOUT_S
         )
     )
-    cpu_s = said["reading_s"] + said["script_s"]
-    return Run(1e6 * cpu_s / said["examples"], hash=str(said["sum"]), detail=said)
+    cpu_s = report["reading_s"] + report["script_s"]
+    return Run(1e6 * cpu_s / report["examples"], hash=str(report["sum"]), detail=report)
 
 
 def _script(files: Sequence[str]) -> Run:
@@ -65,15 +65,15 @@ def _script(files: Sequence[str]) -> Run:
 
 
 def _cpu_of_children_s() -> float:
-    """Of all that have ended, theirs included."""
+    """CPU seconds of all ended children and their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def main(files: Sequence[str]) -> None:
-    """Read the files through the script; print what it cost here."""
+    """Read the files through the script; print the CPU time of this process."""
     from benchmarks.macro.feed_reader import FEATURES
-    from trireme.children import keeper
+    from trireme.children import command as keeper
     from trireme.data import Dense, Label, QueueDataset, Sparse, multislot
 
     schema = multislot([Label(), *map(Sparse, FEATURES), Dense("dense", 13)])
@@ -87,8 +87,8 @@ def main(files: Sequence[str]) -> None:
         total += int(batch.bags.values.numpy().sum())
     reading_s = time.process_time() - begin
     keeper.close()
-    said = {"reading_s": reading_s, "script_s": _cpu_of_children_s()}
-    print(json.dumps({**said, "examples": examples, "sum": total}), flush=True)
+    report = {"reading_s": reading_s, "script_s": _cpu_of_children_s()}
+    print(json.dumps({**report, "examples": examples, "sum": total}), flush=True)
 
 
 if __name__ == "__main__":

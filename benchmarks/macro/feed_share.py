@@ -1,4 +1,4 @@
-"""What feeding costs of a job: CTR-DNN from Criteo TSV, batch 4096, one server and one worker.
+"""The share of feeding in a job: CTR-DNN from Criteo TSV, batch 4096, one server and one worker.
 
 The CPU time of reading and parsing alone, per example, as a share of the job's.
 """

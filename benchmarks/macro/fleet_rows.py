@@ -1,4 +1,4 @@
-"""Fleet's rules beside Fleet itself: how far the rows that we pull are from those Paddle pulls.
+"""Fleet's rules beside Fleet itself: the distance of our pulled rows from those of Paddle.
 
 The same file, order and constants; per rule, the largest distance of any batch, relative to the
 length of Paddle's rows of that batch. Nothing in smoke mode, as it needs Paddle; the tests compare
@@ -20,7 +20,8 @@ from benchmarks import rivals
 from benchmarks.criteo import rivals_folder
 from benchmarks.harness import Claim, Contest, Run, Settings
 from benchmarks.paddle.rows import RULES, Shape, constants, read
-from trireme import cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 _RULES: dict[str, Any] = {
     "sgd": tr.optim.FleetSGD,
@@ -50,22 +51,22 @@ def _distance(settings: Settings, rule: str, _: int) -> Run:
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "rows.npz"
         rivals.paddle_rows(settings, data=str(data), out=str(out), rule=rule)
-        theirs = np.load(out)["rows"]
-    distances = distances_of(rule, data, shape, theirs)
+        paddle_rows = np.load(out)["rows"]
+    distances = distances_of(rule, data, shape, paddle_rows)
     return Run(float(distances.max()), detail={"batches": len(distances)})
 
 
-def distances_of(rule: str, data: Path, shape: Shape, theirs: np.ndarray) -> np.ndarray:
-    """Train as Paddle did; per batch |ours - theirs| / |theirs| of the rows that it pulled.
+def distances_of(rule: str, data: Path, shape: Shape, paddle_rows: np.ndarray) -> np.ndarray:
+    """Train as Paddle did; returns |ours - Paddle's| / |Paddle's| of the rows pulled per batch.
 
     Args:
-        theirs: (batches, batch, features, dim), as benchmarks/paddle/rows.py writes it.
+        paddle_rows: (batches, batch, features, dim), as benchmarks/paddle/rows.py writes it.
     """
     names = [f"C{i}" for i in range(shape.features)]
     first, bias, last = map(torch.from_numpy, constants(shape))
     distances = []
-    with cluster.embedded(threads=1) as home:
-        cluster.set_default(home)
+    with embedded(threads=1) as home:
+        set_default(home)
         table = tr.Table(
             "embedding",
             dim=shape.dim,
@@ -75,7 +76,7 @@ def distances_of(rule: str, data: Path, shape: Shape, theirs: np.ndarray) -> np.
         )
         bags = tr.nn.EmbeddingBag(table, features=names)
         optimizer = tr.DistributedOptimizer(None, bags, cluster=home)
-        for labels_B1, ids_BF, theirs_BFD in zip(*read(data, shape), theirs, strict=True):
+        for labels_B1, ids_BF, paddle_BFD in zip(*read(data, shape), paddle_rows, strict=True):
             columns = torch.from_numpy(ids_BF).unbind(1)
             rows_BFD = bags(dict(zip(names, columns, strict=True)))
             logits_B1 = torch.tanh(rows_BFD.flatten(1) @ first + bias) @ last
@@ -83,7 +84,7 @@ def distances_of(rule: str, data: Path, shape: Shape, theirs: np.ndarray) -> np.
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits_B1, targets_B1)
             loss.backward()
             optimizer.step()
-            apart = float(np.linalg.norm(rows_BFD.detach().numpy() - theirs_BFD))
-            # Before the first push all rows are zeros: no distance, or an infinite one.
-            distances.append(apart and apart / float(np.linalg.norm(theirs_BFD)))
+            apart = float(np.linalg.norm(rows_BFD.detach().numpy() - paddle_BFD))
+            # Before the first push all rows are zeros: the distance is 0 or infinite.
+            distances.append(apart and apart / float(np.linalg.norm(paddle_BFD)))
     return np.array(distances)

@@ -1,4 +1,4 @@
-"""word2vec on one server and two workers: how soon geo reaches the loss that async ends with."""
+"""word2vec on one server and two workers: the time until geo reaches the final loss of async."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def contests(settings: Settings) -> list[Contest]:
 
 
 class _Race:
-    """Each round async runs first and sets the loss to reach."""
+    """In each round async runs first, and its loss is the target."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -51,7 +51,7 @@ class _Race:
         return Run(1 / self._seconds_to_target(curve), detail={"curve": curve})
 
     def _seconds_to_target(self, curve: Curve) -> float:
-        """Behind the first epoch with a loss as good, so in favour of async."""
+        """Seconds after the first epoch that reaches the target; whole epochs favour async."""
         for seconds, loss in curve:
             if loss <= self._target or self._settings.is_smoke:
                 return seconds
@@ -60,7 +60,7 @@ class _Race:
     def _train(self, strategy: dict[str, Any], seed: int, epochs: int) -> Curve:
         with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
             out = Path(folder) / "curve.json"
-            command = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+            command = [sys.executable, "-m", "trireme", "launch", "--server_num", "1"]
             command += ["--worker_num", "2", "--log_dir", folder, _JOB]
             command += [f"--strategy={json.dumps(strategy)}", f"--seed={seed}", f"--out={out}"]
             command += [f"--epochs={epochs}", *(["--smoke"] if self._settings.is_smoke else [])]

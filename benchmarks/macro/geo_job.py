@@ -1,6 +1,6 @@
 """A worker of the benchmark of geo: word2vec on text, epoch by epoch.
 
-Worker 0 writes [seconds of training, held-out loss] behind each epoch to --out.
+Worker 0 writes [seconds of training, held-out loss] to --out after each epoch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What hostile peers cost a server with keys: percent of one core that it spends on each kind.
+"""The cost of hostile peers for a server with keys: percent of one core for each kind.
 
-The server has a good client all the time, which calls it 200 times a second; what it spends on that
-alone is measured in every round just before the attack, and is not counted. The attacker is a
-process in a CPU cgroup of its own where one can be made, else nice; `detail` says which, how often
-it tried, the good client's latencies before and meanwhile, and the server's memory.
+An admitted client calls the server 200 times a second all the time. The cost of these calls is
+measured in every round just before the attack, and subtracted. The attacker is a process in a CPU
+cgroup of its own if one can be made, else with a higher nice value; `detail` has which, its number
+of attempts, the client's latencies before and during the attack, and the server's memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from benchmarks.macro.attackers import KINDS
 from benchmarks.macro.ours import environment
 from trireme.launch.key_folder import client_keys, make_folders, make_shared_folder
-from trireme.rpc import Client
+from trireme.rpc import RpcClient
 
 _CALLS_PER_S, _CALLS_MIN = 200, 10
 _PATIENCE_S = 60.0
@@ -50,7 +50,7 @@ def contests(settings: Settings) -> Sequence[Contest]:
 def _measure(settings: Settings, kind: str, number: int) -> Run:
     del number
     alone_s = settings.pick(smoke=0.3, real=4.0)
-    attacked_s = settings.pick(smoke=0.3, real=12.0)  # whoever is shunned comes back twice
+    attacked_s = settings.pick(smoke=0.3, real=12.0)  # a blocked attacker returns twice
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trireme_bench_")))
         keys = _Keys(folder, kind)
@@ -68,7 +68,7 @@ def _measure(settings: Settings, kind: str, number: int) -> Run:
 
 
 class _Keys:
-    """Folders of keys: of the server, of its good client, and what the attacker has."""
+    """Folders of keys: of the server, of its client, and of the attacker."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         make_folders(folder / "keys", ["good", "bad"])
@@ -85,7 +85,15 @@ class _Server:
     """`trireme server` in a process of its own."""
 
     def __init__(self, folder: Path, keys: Path) -> None:
-        command = [sys.executable, "-u", "-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"]
+        command = [
+            sys.executable,
+            "-u",
+            "-m",
+            "trireme",
+            "server",
+            "--listen",
+            "127.0.0.1:0",
+        ]
         self._log = (folder / "server.log").open("w+")
         self._process = subprocess.Popen(
             [*command, "--keys", str(keys), "--root", str(folder)],
@@ -105,7 +113,7 @@ class _Server:
         raise BenchError(f"expected the server to listen, found: {path.read_text()}")
 
     def cpu_s(self) -> float:
-        """Of all its threads, from the scheduler's clock."""
+        """CPU seconds of all its threads, from the scheduler's clock."""
         total_ns = 0
         for task in Path(f"/proc/{self._process.pid}/task").iterdir():
             with contextlib.suppress(OSError):  # a thread that has just ended
@@ -129,7 +137,7 @@ class _Server:
 
 
 class _GoodClient:
-    """Calls the server at a steady pace and notes how long each call takes."""
+    """Calls the server at a steady rate and records the latencies."""
 
     def __init__(self, at: str, keys: Path) -> None:
         self._at, self._keys = at, keys
@@ -138,7 +146,7 @@ class _GoodClient:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        with Client(name="good", keys=client_keys(self._keys)) as client:
+        with RpcClient(name="good", keys=client_keys(self._keys)) as client:
             while not self._stop.wait(1 / _CALLS_PER_S):
                 start = time.perf_counter()
                 client.call(self._at, "server.ready", timeout_s=30)
@@ -158,7 +166,7 @@ class _GoodClient:
 
 
 def _watch(server: _Server, client: _GoodClient, seconds: float) -> dict[str, float]:
-    """What the server spends in so many seconds, and how its good client fares."""
+    """The CPU time of the server in some seconds, and the latencies of its client."""
     client.take()
     cpu_s, log_bytes, peak = server.cpu_s(), server.log_bytes(), 0.0
     start = time.monotonic()
@@ -181,8 +189,8 @@ def _watch(server: _Server, client: _GoodClient, seconds: float) -> dict[str, fl
 
 @contextmanager
 def _attack(kind: str, at: str, seconds: float, keys: Path) -> Iterator[Any]:
-    """Runs the attacker; the value waits for it and tells how often it tried, and whether it ran in
-    a cgroup of its own.
+    """Run the attacker. The yielded function waits for it and returns its number of attempts, and
+    whether it ran in a cgroup of its own.
     """
     command = [sys.executable, "-m", "benchmarks.macro.attackers", kind, "--at", at]
     command += ["--seconds", str(seconds), "--keys", str(keys)]
@@ -192,7 +200,7 @@ def _attack(kind: str, at: str, seconds: float, keys: Path) -> Iterator[Any]:
         )
 
         assert process.stdout is not None
-        process.stdout.readline()  # it begins
+        process.stdout.readline()  # wait for its start
 
         def finish() -> tuple[int, bool]:
             out, _ = process.communicate(timeout=60)
@@ -209,7 +217,7 @@ def _attack(kind: str, at: str, seconds: float, keys: Path) -> Iterator[Any]:
 
 @contextmanager
 def _own_group() -> Iterator[Path | None]:
-    """A CPU cgroup, or None where this user may not make one."""
+    """A new CPU cgroup; None if this user may not make one."""
     for root in _CGROUPS:
         group = root / f"trireme_bench_{os.getpid()}"
         try:
@@ -219,14 +227,14 @@ def _own_group() -> Iterator[Path | None]:
         try:
             yield group
         finally:
-            with contextlib.suppress(OSError):  # its last process is still being taken down
+            with contextlib.suppress(OSError):  # its last process is still ending
                 group.rmdir()
         return
     yield None
 
 
 def _apart(group: Path | None) -> None:
-    """In the attacker, before it starts."""
+    """Set up the attacker process before it starts."""
     if group is None:
         os.nice(19)
     else:

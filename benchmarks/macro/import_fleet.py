@@ -1,8 +1,8 @@
-"""How fast the text of Fleet's tables comes into a table: megabytes of text per second of one core.
+"""The speed of importing Fleet's text tables: megabytes of text per second of one core.
 
 Rows of head, tail of 8 and a g2sum each, of Fleet's shared Adagrad, with statistics, in files as
 save_persistables writes them, uncompressed. One thread reads, checks and inserts; the files are in
-the page cache. The hash is of the rows that are there afterwards.
+the page cache. The hash is of the rows after the import.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import numpy as np
 
 import trireme as tr
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
-from trireme import _core, cluster
-from trireme.ps.interchange import orders
+from trireme import _core
+from trireme.interchange.formats.file_lists import list_files
+from trireme.interchange.worker_side.import_requests import importing, read_files
+from trireme.job.embedded import embedded
+from trireme.table import RowClassId
 
 TAIL = 8
 NUM_FILES = 10
@@ -34,7 +37,7 @@ def contests(settings: Settings) -> list[Contest]:
 def _measure(num_rows: int, _: int) -> Run:
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         num_bytes = _write(Path(folder), num_rows)
-        with cluster.embedded(threads=1) as home:
+        with embedded(threads=1) as home:
             table = tr.Table(
                 "embedding",
                 dim=TAIL + 1,
@@ -44,21 +47,20 @@ def _measure(num_rows: int, _: int) -> Run:
             )
             home.ensure_table(table)
             started, cpu_started = time.perf_counter(), time.process_time()
-            with orders.importing(home.client, [table.name], replace=True):
-                found = orders.read_fleet_rows(
+            with importing(home.client, [table.name], replace=True):
+                num_read = read_files(
                     home.client,
+                    "import.fleet",
                     table.name,
-                    orders.list_files(folder),
-                    accessor="SparseAccessor",
-                    betas=(0.0, 0.0),
-                    time=0,
+                    list_files(folder),
+                    {"accessor": "SparseAccessor", "betas": [0.0, 0.0], "time": 0},
                 )
             wall_s = time.perf_counter() - started
             cpu_s = time.process_time() - cpu_started
-            if found != num_rows:
-                raise BenchError(f"import_fleet: expected {num_rows} rows, found {found}")
+            if num_read != num_rows:
+                raise BenchError(f"import_fleet: expected {num_rows} rows, found {num_read}")
             keys = _core.unique(_keys(num_rows)[:1000], home.pool)[0]
-            rows = home.client.pull({table.name: keys}).rows[table.name]
+            rows = home.client.pull({RowClassId(table.name): keys}).rows[RowClassId(table.name)]
     digest = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
     detail = {"rows": num_rows, "bytes": num_bytes, "wall_s": round(wall_s, 3)}
     return Run(num_bytes / cpu_s / 1e6, hash=digest, detail=detail)
@@ -69,7 +71,7 @@ def _keys(num_rows: int) -> np.ndarray:
 
 
 def _write(folder: Path, num_rows: int) -> int:
-    """Files as Fleet writes them, six digits a number; returns their bytes."""
+    """Write files as Fleet does, six digits a number; returns their bytes."""
     rng = np.random.default_rng(2)
     form = _core.RowTextFormat(num_head=7, num_full=7 + TAIL + 1, wide=[0, 3, 4])
     num_bytes = 0

@@ -1,8 +1,8 @@
 """The training job that `ctr` and `service` measure. Runs alone (embedded) or under trireme launch.
 
-It is the model of the rivals' scripts, read from Criteo's text. After a pass over the warm-up files
-it times one `Trainer.fit`, which returns when every push has been applied, and writes one JSON
-object to --out. Of the processes of a job only worker 0 gets that far.
+The model is that of the rivals' scripts, and reads Criteo's text. After a pass over the warm-up
+files the job times one `Trainer.fit`, which returns when every push has been applied, and worker 0
+writes one JSON object to --out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import trireme as tr
 
 NUM_SPARSE, NUM_DENSE = 26, 13
 FEATURES = [f"C{i}" for i in range(1, NUM_SPARSE + 1)]
-SLOT_NAMES = [str(number) for number in range(2, 302)]  # as slot_data.NAMES, out of reach here
+SLOT_NAMES = [str(number) for number in range(2, 302)]  # as slot_data.NAMES, not importable here
 SHOWS = tr.policy.ShowClick("show", "click")
 HIDDEN = (512, 256, 128, 32)
 
@@ -50,7 +50,7 @@ class CTR(nn.Module):
 
 
 class Sum(nn.Module):
-    """Nothing but embeddings, summed: the parameter service alone. Its output is its own loss."""
+    """The sum of embeddings: the parameter service alone. The output is its own loss."""
 
     def __init__(
         self, rows: tr.Table, features: Sequence[str], padding_key: int | None = None
@@ -106,7 +106,7 @@ def arguments() -> argparse.Namespace:
 
 
 def make_trainer(args: argparse.Namespace) -> tr.Trainer:
-    """The model and how it is trained, as the rivals do."""
+    """The model and optimizers, as the rivals have them."""
     is_slot = args.data == "slot"
     rule = tr.optim.FleetAdagrad(lr=0.05) if is_slot else tr.optim.Adam(lr=1e-3)
     rows = tr.Table(

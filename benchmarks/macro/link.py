@@ -1,8 +1,7 @@
-"""Two network namespaces with a slow link between them: each packet waits for its turn, as the rate
-of the link has it, and then for the time that light takes.
+"""Two network namespaces with a slow link between them, which has a rate and a delay.
 
-The link is a thread that passes packets from one TUN device to another, so that it takes neither a
-kernel with netem nor a second machine; but Linux, root, iproute2 and /dev/net/tun.
+The link is a thread that passes packets from one TUN device to another. It needs neither a kernel
+with netem nor a second machine, but Linux, root, iproute2 and /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class End:
 
 @dataclass
 class Work:
-    """What a link has done, known when it has ended. num_bytes: sent by the first end and by the
+    """The traffic of a link, known when it has ended. num_bytes: sent by the first end and by the
     second.
     """
 
@@ -50,13 +49,13 @@ class Work:
 
 @contextmanager
 def slow_link(*, delay_s: float, bits_per_s: float) -> Iterator[tuple[tuple[End, End], Work]]:
-    """The two ends, and what passing packets between them takes.
+    """The two ends of a link, and its traffic.
 
     Args:
         delay_s: of each direction.
 
     Raises:
-        Absent: this machine or user cannot make one.
+        Absent: this machine or user cannot make a link.
     """
     if os.geteuid() != 0 or shutil.which("ip") is None or not Path("/dev/net/tun").exists():
         raise Absent("a slow link takes root, iproute2 and /dev/net/tun")
@@ -105,7 +104,7 @@ def _open_tun(name: str) -> int:
 
 
 class _Direction:
-    """Packets on their way."""
+    """Packets in flight in one direction."""
 
     def __init__(self, delay_s: float, bits_per_s: float) -> None:
         self._delay_s, self._s_per_byte = delay_s, 8 / bits_per_s
@@ -120,7 +119,7 @@ class _Direction:
 
     @property
     def due(self) -> float:
-        """When the first arrives; infinity: there is none."""
+        """Arrival time of the first packet; infinity if there is none."""
         return self._packets[0][0] if self._packets else float("inf")
 
     def put(self, packet: bytes, now: float) -> None:

@@ -1,5 +1,5 @@
-"""Each consistency mode on the demo's data with 2 workers: the held-out AUC beside sync's, as they
-are and with late pushes that make them as stale as 8 workers and as 32.
+"""The held-out AUC of each consistency mode beside that of sync, on the demo's data with 2 workers,
+without delays and with late pushes that make them as stale as 8 workers and as 32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.harness import Claim, Contest, Run, Settings, say
 from benchmarks.macro.ours import environment
 from benchmarks.process import run_process
-from trireme.data.planted import write_planted_criteo
+from examples.planted.clicks import write_planted_criteo
 
 _JOB = str(Path(__file__).with_name("modes_job.py"))
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -29,8 +29,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "geo": {"mode": "geo", "k": 8},
     "hybrid": {"mode": "hybrid"},
 }
-# As stale as so many workers -> steps by which each of two is late: they have as many pushes on
-# their way.
+# Number of workers -> mean delay in steps with which two workers have as many pushes in flight.
 DELAYS = {2: 0, 8: 3, 32: 15}
 
 
@@ -60,13 +59,13 @@ def _auc(settings: Settings, mode: str, delay: int, seed: int) -> Run:
         write_planted_criteo(
             data, examples=num_train, test_examples=num_test, files=4, seed=seed + 1, progress=False
         )
-        command = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+        command = [sys.executable, "-m", "trireme", "launch", "--server_num", "1"]
         command += ["--worker_num", "2", "--log_dir", folder, _JOB]
         command += [f"--strategy={json.dumps(STRATEGIES[mode])}", f"--delay={delay}"]
         command += [f"--seed={seed + 1}", f"--data={data}", f"--out={out}"]
         command += [f"--batch={settings.pick(smoke=64, real=512)}"]
         command += [f"--epochs={settings.pick(smoke=1, real=2)}"]
         run_process(command, timeout_s=_TIMEOUT_S, env={**environment(), "PYTHONPATH": _PATH})
-        found = json.loads(out.read_text())
-    say(f"modes: {mode}, late by {delay}: {json.dumps(found)}")
-    return Run(found["auc"], detail=found)
+        result = json.loads(out.read_text())
+    say(f"modes: {mode}, late by {delay}: {json.dumps(result)}")
+    return Run(result["auc"], detail=result)

@@ -1,6 +1,6 @@
 """A worker of the benchmark of modes: trains CTR-DNN on Criteo-shaped text with late pushes.
 
-Worker 0 writes the held-out AUC and what the servers measured to --out.
+Worker 0 writes the held-out AUC and the servers' measurements to --out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trireme.models.ctr_dnn import CtrDnn
 
 
 def mean_and_max(servers: list[dict[str, Any]], name: str) -> tuple[float, int]:
-    """Of a histogram, over all servers."""
+    """Mean and maximum of a histogram over all servers."""
     counts = [(int(steps), n) for server in servers for steps, n in server[name].items()]
     total = sum(n for _, n in counts)
     return (
@@ -55,8 +55,8 @@ def main() -> None:
         )
         for part in ("train", "test")
     )
-    # Such that sync scores best after two epochs. Rows for rare ids learn the examples by heart in
-    # the second: then whatever makes a mode slower makes it score better.
+    # With this rate sync scores best after two epochs. With others the rows of rare ids overfit in
+    # the second epoch, and a slower mode would score better.
     table = tr.Table(
         "ctr",
         dim=9,
@@ -81,8 +81,8 @@ def main() -> None:
     if cluster.worker == 0:
         staleness, staleness_max = mean_and_max(servers, "staleness")
         ahead, ahead_max = mean_and_max(servers, "ahead")
-        found = {"auc": auc, "staleness": staleness, "staleness_max": staleness_max}
-        args.out.write_text(json.dumps({**found, "ahead": ahead, "ahead_max": ahead_max}))
+        result = {"auc": auc, "staleness": staleness, "staleness_max": staleness_max}
+        args.out.write_text(json.dumps({**result, "ahead": ahead, "ahead_max": ahead_max}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from benchmarks.macro.ours import need_plain_job, run_job
 
 DELAY_S, BITS_PER_S = 1e-3, 1e9
 _NUM_WARM, _NUM_TIMED = 2, 8
-# As many as are quickest there on two cores: behind a slow network two wait while two compute.
+# The fastest number on two cores: behind a slow network two threads wait while two compute.
 _THREADS, _THREADS_SLOW = {512: 3, 4096: 2}, 4
 
 

@@ -1,4 +1,4 @@
-"""Starts macro/job.py, embedded or as one server and one worker, and reads what it measured."""
+"""Runs macro/job.py, embedded or as one server and one worker, and reads its result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_job(
 ) -> dict[str, Any]:
     """Train over the warm-up files, then over the timed ones, in processes of their own.
 
-    ends: where the server and where the worker runs, if not both here.
+    ends: network ends of the server and of the worker, if they are apart.
     """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
@@ -55,7 +55,7 @@ def run_job(
         command += ["--test", *test] if test else []
         if not is_embedded:
             wrapped = command
-            launch = ["-m", "trireme.cli", "launch", "--durability", durability]
+            launch = ["-m", "trireme", "launch", "--durability", durability]
             launch += [] if keys is None else ["--keys", keys]
             if ends is not None:
                 _run_apart(launch, wrapped, Path(folder), ends)
@@ -67,13 +67,13 @@ def run_job(
 
 
 def need_plain_job(settings: Settings) -> None:
-    """Before a job that stands beside ours, as it is without what is measured.
+    """Call this before a plain job, the reference of a measurement.
 
     Raises:
-        Absent: in smoke mode, where `ctr` runs such a job for all of them.
+        Absent: in smoke mode, where only `ctr` runs such a job.
     """
     if settings.is_smoke:
-        raise Absent("it is a plain job, which smoke mode runs for ctr alone")
+        raise Absent("it is a plain job, which smoke mode runs only for ctr")
 
 
 def _result(out: Path) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _result(out: Path) -> dict[str, Any]:
 def _run_apart(
     launch: Sequence[str], job: Sequence[str], folder: Path, ends: tuple[End, End]
 ) -> None:
-    """One command on two machines: each starts what belongs there."""
+    """Run one command at two network ends, each of which starts its own processes."""
     server, worker = ends
     place = ["--servers", f"{server.address}:6000", "--workers", f"{worker.address}:0"]
 
@@ -100,6 +100,6 @@ def _run_apart(
 
 
 def environment() -> dict[str, str]:
-    """Ours, less what it may say of a place in another job."""
+    """Our environment without the variables that place a process in a job."""
     prefixes = ("TRIREME_", "PADDLE_", "TRAINING_ROLE")
     return {name: v for name, v in os.environ.items() if not name.startswith(prefixes)}

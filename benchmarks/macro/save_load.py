@@ -1,9 +1,9 @@
-"""Checkpoints of a table beside the disk they lie on: 10 million rows of 16 floats with Adagrad's
+"""Checkpoints of a table beside the speed of the disk: 10 million rows of 16 floats with Adagrad's
 state.
 
 save_full    bytes per second until a full checkpoint is published, fsync included; the disk's:
              the same bytes written to one file, then fsync
-load_full    bytes per second from files that are not in memory to a table in a new cluster; the
+load_full    bytes per second from uncached files to a table in a new cluster; the
              disk's: the same files read one after the other
 save_delta   saves per second with 1 % of the rows changed, against full ones
 """
@@ -23,10 +23,13 @@ import numpy as np
 import trireme as tr
 from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme import _core
-from trireme.cluster import Cluster, embedded
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
-from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
-from trireme.ps.gradients import Step, TableGradient
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.table import RowClassId
 
 DIM = 16
 CHUNK_BYTES = 8 << 20
@@ -91,7 +94,7 @@ class _Subject:
         gradients = np.full((len(distinct), DIM), 0.5, np.float32)
         values = values_of_group({**self._table.optimizer.group()}, self._num_pushes)
         step = Step(self._num_pushes, 0, [], len(distinct))
-        cluster.client.push(step, {"rows": TableGradient(distinct, gradients, values)})
+        cluster.client.push(step, {RowClassId("rows"): TableGradient(distinct, gradients, values)})
 
     def _save(self, name: str, mode: str) -> Path:
         path = self._folder / name
@@ -132,8 +135,8 @@ class _Subject:
             _forget(self._saved)
             _settle(self._bytes_at_hand)
             elapsed_s = _seconds(lambda: load_checkpoint(cluster.client, self._saved))
-            found = cluster.client.stats()[0]["tables"]["rows"]["rows"]
-            assert found == self._num_rows, f"expected {self._num_rows} rows, found {found}"
+            num_rows = cluster.client.stats()[0]["tables"]["rows"]["rows"]
+            assert num_rows == self._num_rows, f"expected {self._num_rows} rows, found {num_rows}"
         num_bytes = _size(self._saved)
         return Run(num_bytes / elapsed_s, detail={"bytes": num_bytes, "seconds": elapsed_s})
 
@@ -173,8 +176,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _settle(num_bytes: int = 0) -> None:
-    """What others have written goes to the disk first, and so much memory is at hand: a virtual
-    machine may have to ask its host for every page, which takes longer than any disk.
+    """Flush pending writes to the disk, and touch enough memory: the host of a virtual machine may
+    provide it page by page, which takes longer than a disk.
     """
     os.sync()
     np.ones(num_bytes, np.uint8)
@@ -189,7 +192,7 @@ def _size(folder: Path) -> int:
 
 
 def _forget(folder: Path) -> None:
-    """The files are no longer in memory: what reads them next reads the disk."""
+    """Drop the files from the page cache, so that the next read is from the disk."""
     for path in _files(folder):
         with path.open("rb") as file:
             os.fsync(file.fileno())

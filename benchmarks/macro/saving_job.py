@@ -1,8 +1,8 @@
-"""CTR-DNN for some seconds, with or without checkpoints meanwhile. Runs under trireme launch.
+"""CTR-DNN for some seconds, with or without concurrent checkpoints. Runs under trireme launch.
 
-After a pass over all files, so that the tables grow no more, it trains on them again and again
-until the time is over, and writes one JSON object to --out: examples/s, and the servers' memory
-before and at its peak.
+After a pass over all files, so that the tables no longer grow, it trains on them repeatedly until
+the time is over. It writes one JSON object to --out: examples/s, and the servers' memory before and
+at its peak.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.macro.job import CTR, cross_entropy
 
 
 class Timed:
-    """A dataset's streams, one epoch behind the other until the time is over."""
+    """A dataset's streams, epoch after epoch until the time is over."""
 
     def __init__(self, dataset: tr.data.QueueDataset, seconds: float) -> None:
         self._dataset, self._seconds = dataset, seconds
@@ -39,16 +39,16 @@ class Timed:
 
 
 def servers() -> list[Path]:
-    """Their folders in /proc: the other processes of the launcher."""
-    found = []
+    """Folders in /proc of the servers: the other processes of the launcher."""
+    folders = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             text = status.read_text()
         except OSError:
             continue  # it has ended meanwhile
         if f"\nPPid:\t{os.getppid()}\n" in text and status.parent.name != str(os.getpid()):
-            found.append(status.parent)
-    return found
+            folders.append(status.parent)
+    return folders
 
 
 def kib(process: Path, field: str) -> int:
@@ -79,7 +79,7 @@ def main() -> None:
     trainer.fit(dataset)
     before = sum(kib(process, "VmRSS") for process in servers())
     for process in servers():
-        (process / "clear_refs").write_text("5")  # VmHWM begins anew
+        (process / "clear_refs").write_text("5")  # resets VmHWM
     with tempfile.TemporaryDirectory(prefix="saved_", dir=args.out.parent) as folder:
         saves: dict[str, Any] = {}
         if args.every_s is not None:
@@ -89,7 +89,7 @@ def main() -> None:
     peak = sum(kib(process, "VmHWM") for process in servers())
     result = {
         "examples_per_s": figures["examples_per_s"],
-        "saves": max(numbers, default=1) - 1,  # less the one when all is done
+        "saves": max(numbers, default=1) - 1,  # without the one at the end
         "server_mib": round(before / 1024, 1),
         "server_peak": round(peak / before, 3),
         "rows": sum(stats["tables"]["ctr"]["rows"] for stats in trainer.cluster.client.stats()),

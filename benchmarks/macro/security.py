@@ -1,4 +1,4 @@
-"""What encryption costs: CTR-DNN, async, one server and one worker, examples/s of training.
+"""The cost of encryption: CTR-DNN, async, one server and one worker, examples/s of training.
 
 curve_dim9, curve_dim64   with keys, batch 4096, beside the same without
 curve_dim9_b512           batch 512

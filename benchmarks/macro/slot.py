@@ -16,7 +16,7 @@ from benchmarks.slot_data import slot_files
 
 _BATCH = 512
 _DIM = 9
-_THREADS = 1  # two compete for the cores with the server, which has most to do
+_THREADS = 1  # two would compete for the cores with the server, which has more work
 _NUM_WARM = 2
 
 

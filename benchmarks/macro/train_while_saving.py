@@ -1,5 +1,5 @@
-"""CTR-DNN, async, one server and one worker: what a checkpoint every 30 s takes of the examples/s
-of two minutes, and of the server's memory.
+"""The cost of a checkpoint every 30 s for CTR-DNN, async, one server and one worker: examples/s
+over two minutes, and the server's memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _run(settings: Settings, seconds: float, every_s: float | None) -> Run:
     files = tsv_files(settings).train[:_NUM_FILES]
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
-        launch = ["-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "1"]
+        launch = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "1"]
         command = [*launch, "--log_dir", folder, _JOB, f"--batch={_BATCH}", f"--dim={_DIM}"]
         command += [f"--threads={_THREADS}", f"--seconds={seconds}", f"--out={out}"]
         command += [] if every_s is None else [f"--every_s={every_s}"]

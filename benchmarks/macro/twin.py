@@ -23,7 +23,7 @@ _READER = "twin"
 
 
 class PlainRows(nn.Module):
-    """What replaces the modules of one table: a row for each of K sorted keys, and one of zeros."""
+    """Replaces the modules of one table: a row for each of K sorted keys, and one of zeros."""
 
     def __init__(self, table: tr.Table, keys_K: np.ndarray[Any, Any]) -> None:
         super().__init__()
@@ -72,19 +72,19 @@ class PlainLookup(nn.Module):
 def make_twin(
     model: nn.Module, batches: Iterable[Columns], lr: float
 ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    """The twin, and its optimizers: Adam at `lr` for the dense part, one for each table's rows.
+    """The twin and its optimizers: Adam at `lr` for the dense part, and one for each table's rows.
 
     Args:
-        batches: with all ids that it will ever read. One may lack the features of some modules.
+        batches: have all ids that the twin will read. Some may lack the features of some modules.
     """
     modules = [part for part in model.modules() if isinstance(part, TableModule)]
-    found: dict[str, list[np.ndarray[Any, Any]]] = {part.table.name: [] for part in modules}
+    keys_by_table: dict[str, list[np.ndarray[Any, Any]]] = {part.table.name: [] for part in modules}
     for batch in batches:
         for part in (part for part in modules if set(part.features) <= set(batch.keys())):
-            found[part.table.name].append(read_ids(batch, part.features, _READER).values)
+            keys_by_table[part.table.name].append(read_ids(batch, part.features, _READER).values)
     tables = {part.table.name: part.table for part in modules}
     plain = {
-        name: PlainRows(table, np.unique(np.concatenate(found[name])))
+        name: PlainRows(table, np.unique(np.concatenate(keys_by_table[name])))
         for name, table in tables.items()
     }
     twin = copy.deepcopy(model)

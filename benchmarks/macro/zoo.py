@@ -1,7 +1,7 @@
 """The zoo beside itself: every model, and the same model with torch.nn.Embedding in one process.
 
-Both start from the same weights and see the same batches. Embedded and in sync they differ by
-rounding alone; with a server and a worker, async, by one step of staleness too.
+Both start with the same weights and train on the same batches. Embedded and in sync they differ
+only by rounding; with a server and a worker, async, also by one step of staleness.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from benchmarks.macro.twin import make_twin
 from benchmarks.macro.zoo_cases import CASES, Case, Place
 from benchmarks.macro.zoo_job import seeded, train, train_twin
 from benchmarks.process import run_process
-from trireme.cluster import embedded, set_default
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 _JOB = str(Path(__file__).with_name("zoo_job.py"))
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -78,10 +79,10 @@ def _torch(case: Case, place: Place, seed: int) -> Run:
 
 
 def _spawned(name: str, place: Place, seed: int) -> Run:
-    """One server and one worker."""
+    """Run a case with one server and one worker."""
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
-        launch = ["-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "1"]
+        launch = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "1"]
         options = [f"--case={name}", f"--seed={seed}", f"--real={place.folder}", f"--out={out}"]
         options += ["--smoke"] if place.is_smoke else []
         command = [sys.executable, *launch, "--log_dir", folder, _JOB, *options]

@@ -1,4 +1,4 @@
-"""The zoo on data: for each model what it learns from, with which sizes, and how it is scored."""
+"""The cases of the zoo: the data, sizes and score of each model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import trireme as tr
 from benchmarks.harness import Absent
 from benchmarks.macro import zoo_text
+from examples.planted import behaviour as planted
 from trireme.data import ArrayDataset, Batch, Dense, Label, Ragged, Schema, SkipGramDataset, Sparse
-from trireme.data import planted_behaviour as planted
 from trireme.models import (
     DIN,
     DLRM,
@@ -48,7 +48,7 @@ Make = Callable[[int], nn.Module]
 
 @dataclass(frozen=True)
 class Place:
-    """Where real data is, and whether it is needed: smoke mode plants its own."""
+    """The place of real data; smoke mode uses planted data instead."""
 
     is_smoke: bool
     folder: Path
@@ -102,14 +102,14 @@ def held_out_loss(model: nn.Module, data: Data) -> float:
 def recall(model: nn.Module, data: Data) -> float:
     """The share of choices whose item is among the nearest 20."""
     assert isinstance(model, TwoTower)
-    vectors, found = model.item(data.items), []
+    vectors, hits = model.item(data.items), []
     for batch in data.test:
         nearest = (model.user(batch) @ vectors.T).topk(_K).indices
         ids = batch["item_id"]
         assert isinstance(ids, Ragged)
         chosen = ids.values[int(ids.offsets[0]) : int(ids.offsets[-1])]
-        found.append((data.items["item_id"][nearest] == chosen[:, None]).any(1))
-    return float(torch.cat(found).float().mean())
+        hits.append((data.items["item_id"][nearest] == chosen[:, None]).any(1))
+    return float(torch.cat(hits).float().mean())
 
 
 # ---- data ----
@@ -120,7 +120,7 @@ _NUM_DENSE = len(_SCRIPT["NUMBERS"])
 
 
 def adult(place: Place, seed: int) -> Data:
-    """The census, without the crosses of examples/adult.py: models are to find them."""
+    """The census without the crosses of examples/adult.py, which models must learn."""
     train, test = _census(place)
     schema = Schema([Label(), Dense("dense", train["dense"].shape[1]), *map(Sparse, _FEATURES)])
     return _arrays(train, test, schema, batch_size=256, seed=seed)
@@ -131,7 +131,7 @@ _OF_THE_MARRIED = tuple(name for name in _FEATURES if name not in _ABOUT_MARRIAG
 
 
 def marriages(place: Place, seed: int) -> Data:
-    """The census: in place of the click, a marriage; of the conversion, that and a high income."""
+    """The census: the click is a marriage, the conversion a marriage and a high income."""
     fields = [Label("click"), Label("conversion"), Dense("dense", _NUM_DENSE)]
     schema = Schema([*fields, *map(Sparse, _OF_THE_MARRIED)])
     parts = []
@@ -225,7 +225,7 @@ def chosen_items(place: Place, seed: int) -> Data:
 
 
 def next_words(place: Place, seed: int) -> Data:
-    """Of a word, the one that follows it."""
+    """Prediction of the next word from a word."""
     schema = Schema([*map(Sparse, (*USER, *ITEM)), Dense("item_share")])
     words, *texts = zoo_text.parts(zoo_text.paragraphs(place.is_smoke))
     train, test = (zoo_text.next_words(words, text) for text in texts)
@@ -235,7 +235,7 @@ def next_words(place: Place, seed: int) -> Data:
 
 
 def words_after_others(place: Place, seed: int) -> Data:
-    """Whether a word is the next one after some others, or drawn."""
+    """Prediction whether a word follows some others, or was drawn at random."""
     schema = Schema([*map(Sparse, (*HISTORY, *TARGET)), Label()])
     words, *texts = zoo_text.parts(zoo_text.paragraphs(place.is_smoke))
     train, test = (zoo_text.words_after_others(words, t, i) for i, t in enumerate(texts))
@@ -243,7 +243,7 @@ def words_after_others(place: Place, seed: int) -> Data:
 
 
 def words(place: Place, seed: int) -> Data:
-    """Reference pages that come with Python. The test is pairs and negatives drawn anew."""
+    """Reference pages that come with Python. The test has newly drawn pairs and negatives."""
     dataset = SkipGramDataset(zoo_text.paragraphs(place.is_smoke), batch_size=1024, seed=seed)
     return Data(dataset, list(dataset.stream(0, 1, epoch=10_000)))
 
@@ -320,7 +320,7 @@ def _slot_dnn(seed: int) -> nn.Module:
 
 
 def _lr_ids(seed: int) -> nn.Module:
-    """LR on what slot_dnn reads."""
+    """LR on the inputs of slot_dnn."""
     return LR(_table("embedding", seed, 1), features=tr.data.criteo().sparse, num_dense=0)
 
 

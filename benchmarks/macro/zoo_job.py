@@ -39,7 +39,7 @@ def train(case: Case, model: nn.Module, data: Data, mode: str) -> float:
 def train_twin(
     case: Case, twin: nn.Module, optimizers: list[torch.optim.Optimizer], data: Data
 ) -> float:
-    """The same in plain torch, on the same batches."""
+    """Train the twin in plain torch, on the same batches."""
     for epoch in range(case.epochs):
         for batch in data.train.stream(0, 1, epoch=epoch):
             target: Any = batch if case.label is None else batch[case.label]

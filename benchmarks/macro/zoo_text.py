@@ -1,4 +1,4 @@
-"""Real text as what users do: of reference pages that come with Python, which word follows which.
+"""Real text as user behaviour: which word follows which in reference pages that come with Python.
 
 Words are items; their last two letters are their category. Every fifth paragraph is for the test.
 """
@@ -19,7 +19,7 @@ from trireme.data import Ragged, words_of
 
 _MIN_COUNT = 5
 _HISTORY = 8
-_PART = 5  # of the paragraphs one is for the test
+_PART = 5  # one of this number of paragraphs is for the test
 
 Columns = dict[str, Any]
 
@@ -31,7 +31,7 @@ def paragraphs(is_smoke: bool) -> list[list[str]]:
 
 
 class Words:
-    """The words that occur at least five times: numbers from 1, the frequent ones first."""
+    """The words that occur at least five times, numbered from 1 by falling frequency."""
 
     def __init__(self, text: list[list[str]]) -> None:
         counts = Counter(word for words in text for word in words)
@@ -61,7 +61,7 @@ def parts(text: list[list[str]]) -> tuple[Words, list[list[str]], list[list[str]
 
 def next_words(words: Words, text: list[list[str]]) -> Columns:
     """Columns user_id, a word; item_id, the next one, its item_cat and item_share."""
-    pairs = [pair for found in words.sentences(text) for pair in itertools.pairwise(found)]
+    pairs = [pair for sentence in words.sentences(text) for pair in itertools.pairwise(sentence)]
     user, item = np.array(pairs).T
     columns = {"user_id": user, "item_id": item, "item_cat": words.categories[item]}
     return {**columns, "item_share": words.shares[item]}
@@ -74,10 +74,10 @@ def words_after_others(words: Words, text: list[list[str]], seed: int) -> Column
     rng = np.random.default_rng(seed)
     history: list[int] = []
     ends, target = [0], []
-    for found in words.sentences(text):
-        for i in range(1, len(found)):
-            before = found[max(0, i - _HISTORY) : i]
-            for item in (found[i], -1):
+    for sentence in words.sentences(text):
+        for i in range(1, len(sentence)):
+            before = sentence[max(0, i - _HISTORY) : i]
+            for item in (sentence[i], -1):
                 history += before
                 ends.append(len(history))
                 target.append(item)

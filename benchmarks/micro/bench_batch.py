@@ -29,7 +29,7 @@ from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme import _core
 from trireme.data import Bags, Batch
 from trireme.nn import EmbeddingBag, Planner
-from trireme.table import Table
+from trireme.table import RowClassId, Table
 
 NUM_FEATURES = 26
 DIMS = (9, 16, 64)
@@ -101,7 +101,7 @@ def _ids(counts: np.ndarray) -> Tensor:
 
 @dataclass
 class Workload:
-    """The calls of one step over the ids of some bags; each returns what it computed."""
+    """The calls of one step over the ids of some bags; each returns its result."""
 
     bags: Bags
 
@@ -110,12 +110,12 @@ class Workload:
         return _core.Pool(1)
 
     @cached_property
-    def found(self) -> tuple[np.ndarray, ...]:
+    def distinct(self) -> tuple[np.ndarray, ...]:
         return _core.unique(self.bags.values.numpy().view(np.uint64), self.pool)
 
     @property
     def num_rows(self) -> int:
-        return len(self.found[0])
+        return len(self.distinct[0])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -135,7 +135,7 @@ class Workload:
 
     def gather(self, dim: int) -> Callable[[], object]:
         rows, out = self.rows(dim).numpy(), np.empty((*self.shape, dim), np.float32)
-        index = self.found[1]
+        index = self.distinct[1]
 
         def call() -> object:
             _core.gather(rows, index, None, None, NUM_FEATURES, out, self.pool)
@@ -153,7 +153,7 @@ class Workload:
 
     def scatter(self, dim: int) -> Callable[[], object]:
         grad, out = self.grad(dim).numpy(), np.empty((self.num_rows, dim), np.float32)
-        order, starts = self.found[2:]
+        order, starts = self.distinct[2:]
 
         def call() -> object:
             _core.scatter(grad, order, starts, None, None, out, self.pool)
@@ -172,16 +172,16 @@ class Workload:
 
         def call() -> object:
             batch = Batch({}, self.bags)
-            leaves = planner.plan(batch).attach(batch, {"t": rows}, train=True)
+            leaves = planner.plan(batch).attach(batch, {RowClassId("t"): rows}, train=True)
             module(batch).backward(grad)
-            return leaves["t"].grad
+            return leaves[RowClassId("t")].grad
 
         return call
 
     def torch_lookup(self, dim: int) -> Callable[[], object]:
-        """Ids are row numbers already; the rows are those of the batch, so their order differs."""
+        """The same lookup in torch. Ids are row numbers, in another order than our rows."""
         weight, grad = self.rows(dim).requires_grad_(), self.grad(dim).transpose(0, 1).flatten(0, 1)
-        index = torch.from_numpy(self.found[1].astype(np.int64))
+        index = torch.from_numpy(self.distinct[1].astype(np.int64))
         bags = self.bags
 
         def call() -> object:
@@ -202,7 +202,7 @@ class Workload:
 
     def _torch_index(self) -> Tensor:
         """(B, F) row numbers."""
-        index = torch.from_numpy(self.found[1].astype(np.int64))
+        index = torch.from_numpy(self.distinct[1].astype(np.int64))
         return index.view(NUM_FEATURES, self.bags.num_examples).T.contiguous()
 
 

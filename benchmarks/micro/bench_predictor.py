@@ -3,8 +3,8 @@ call.
 
 lookup   the weights of each key, from an export    table: the same from the trained table
 
-Both answer the same keys in turn; the files' pages are in memory. Every call's keys are new: a
-measurement goes through the whole table once.
+Both answer the same keys in turn; the files' pages are in memory. Every call has new keys: a
+measurement reads the whole table once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from benchmarks.micro.bench_table import DIM, Workload
 from trireme import _core
-from trireme.inference.layers import mapped
-from trireme.ps.folders import written
+from trireme.inference.row_layers import mapped
+from trireme.storage.checked_file import written_for_mapping
 
 
 def contests(settings: Settings) -> list[Contest]:
@@ -42,7 +42,7 @@ class Exported(Workload):
 
     @cached_property
     def frozen(self) -> _core.FrozenTable:
-        with tempfile.TemporaryDirectory() as folder:  # what is mapped stays, without a name
+        with tempfile.TemporaryDirectory() as folder:  # mapped files survive their removal
             path = Path(folder) / "all.rows"
             self._write(path)
             rows = _core.FrozenRows([str(path)], [mapped(path)])
@@ -50,7 +50,7 @@ class Exported(Workload):
 
     def _write(self, path: Path) -> None:
         writer = _core.FrozenWriter(encoding="float32", dim=DIM)
-        with written(path) as (file, _):
+        with written_for_mapping(path.parent, path.name) as (file, _):
             for bucket in range(4096):
                 content = self.growth.table.snapshot(bucket)
                 weights = content.rows[:, : 4 * DIM]

@@ -1,14 +1,14 @@
 """rpc between processes over loopback, beside a plain TCP socket that moves the same bytes.
 
-pull_push       a training step of 50,000 rows of 16 floats: pull (0.4 MB of keys there, 3.2 MB of
-                rows back), then push (3.6 MB of keys and gradients there, an empty answer back)
-echo            one call that carries 3.6 MB there and back
+pull_push       a training step of 50,000 rows of 16 floats: pull (0.4 MB of keys, answered by 3.2
+                MB of rows), then push (3.6 MB of keys and gradients, and an empty answer)
+echo            one call with 3.6 MB in each direction
 round_trip      one empty call after another, from one client
-small_requests  empty calls from two client processes, 32 on their way at a time, to one server
+small_requests  empty calls from two client processes, 32 in flight at a time, to one server
 
-Every measurement checks what arrived. The TCP rival is as fast as we could make one: a thread
-blocked in recv_into a buffer that is reused, sendall from the array's own memory, Nagle off, and no
-protocol beyond the sizes that both sides know.
+Every measurement checks the received values. The TCP rival is as fast as possible: a thread that
+blocks in recv_into a reused buffer, sendall from the array's memory, Nagle off, and no protocol
+beyond sizes that both sides know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from benchmarks.harness import Claim, Contest, Run, Settings
-from trireme.rpc import Call, Client, Reply, Request, Server
+from trireme.rpc import Call, Reply, Request, RpcClient, Server
 
 DIM = 16
 _CLIENTS = 2
@@ -73,7 +73,7 @@ def _calls(
 
 
 def _rpc_rate(step_type: type[_RpcSteps], num_rows: int, seconds: float) -> Run:
-    with _process("rpc", num_rows) as at, Client(name="bench") as client:
+    with _process("rpc", num_rows) as at, RpcClient(name="bench") as client:
         return _move(step_type(client, at, num_rows), num_rows, seconds)
 
 
@@ -92,7 +92,7 @@ def _move(step: _RpcSteps | _TcpSteps, num_rows: int, seconds: float) -> Run:
 
 def _round_trip(seconds: float) -> float:
     """Empty calls per second of one client that waits for each."""
-    with _process("rpc", 1) as at, Client(name="bench") as client:
+    with _process("rpc", 1) as at, RpcClient(name="bench") as client:
         return _rate(lambda: client.call(at, "nothing", timeout_s=30), seconds)
 
 
@@ -110,7 +110,7 @@ def _small_requests(seconds: float) -> float:
 
 
 class _RpcSteps:
-    def __init__(self, client: Client, at: str, num_rows: int) -> None:
+    def __init__(self, client: RpcClient, at: str, num_rows: int) -> None:
         self._client, self._at = client, at
         self._keys_K, self._rows_KD = _arrays(num_rows)
 
@@ -253,14 +253,14 @@ def _serve_tcp(num_rows: int) -> None:
 
 
 def _call_small(at: str, seconds: float) -> None:
-    with Client(name="bench") as client:
+    with RpcClient(name="bench") as client:
         calls = [Call(at, "nothing") for _ in range(32)]
         client.call_all(calls, timeout_s=30)
         print(_rate(lambda: client.call_all(calls, timeout_s=30), seconds) * len(calls))
 
 
 def main() -> None:
-    """Be one of the other processes."""
+    """Run one of the other processes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--role", choices=["rpc", "tcp", "small"], required=True)
     parser.add_argument("--rows", type=int, default=1)

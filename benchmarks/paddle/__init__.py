@@ -1,1 +1,1 @@
-"""Scripts that run under Paddle's Python, to be compared with; each prints a line of JSON."""
+"""Reference scripts that run under Paddle's Python; each prints a line of JSON."""

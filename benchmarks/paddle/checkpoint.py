@@ -1,14 +1,14 @@
-"""A small model that Paddle trains, saves, loads again and predicts with.
+"""A small model that Paddle trains, saves, loads and predicts with.
 
     python benchmarks/paddle/checkpoint.py --out FOLDER --accessor SparseAccessor --rule adagrad
     python benchmarks/paddle/checkpoint.py --out FOLDER --accessor SparseAccessor --load SAVED
 
 The first writes FOLDER/saved (save_persistables, mode 0) and FOLDER/inference
 (save_inference_model), then loads `saved`, whose text has rounded all numbers, and writes
-FOLDER/predicted.json: keys and clicks of some examples, Paddle's predictions of them, and its dense
-parameters in the order in which it lays them end to end. The second trains nothing: it loads SAVED
-and writes the predictions alone. One server and one worker of Paddle 2.6.2, async, step by step.
-tests/golden/fleet_checkpoint holds what the first wrote.
+FOLDER/predicted.json: keys and clicks of some examples, Paddle's predictions for them, and its
+dense parameters in the order in which it concatenates them. The second does not train: it loads
+SAVED and writes only the predictions. One server and one worker of Paddle 2.6.2, async, step by
+step. tests/golden/fleet_checkpoint has the output of the first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def batches() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def examples() -> tuple[np.ndarray, np.ndarray]:
-    """What is predicted: two of the batches, and examples whose keys have no rows."""
+    """The examples of the predictions: two of the batches, and some whose keys have no rows."""
     (keys1, clicks1), (keys2, clicks2) = batches()[:2]
     unknown = keys1[:8] + np.uint64(7)
     return np.concatenate([keys1, keys2, unknown]), np.concatenate([clicks1, clicks2, clicks1[:8]])
@@ -149,16 +149,16 @@ def _node(args: argparse.Namespace) -> None:
     dense_map = public.get_the_one_recv_context(handle.context, split_dense_table=False)
 
     def step(keys_BF: np.ndarray, clicks_B1: np.ndarray) -> np.ndarray:
-        """The predictions, then an update of what made them."""
+        """Predict, then update."""
         place, lod = paddle.CPUPlace(), [[1] * len(keys_BF)]
         columns = {
             name: paddle.base.create_lod_tensor(column[:, None].copy(), lod, place)
             for name, column in zip(names, keys_BF.view(np.int64).T, strict=True)
         }
         handle._pull_all_dense(handle.scopes, handle._send_ctx, dense_map)
-        (found,) = exe.run(main, feed={"click": clicks_B1, **columns}, fetch_list=[prediction])
+        (predicted,) = exe.run(main, feed={"click": clicks_B1, **columns}, fetch_list=[prediction])
         handle._worker.client_flush()
-        return found
+        return predicted
 
     saved = args.load or os.path.join(args.out, "saved")
     if not args.load:

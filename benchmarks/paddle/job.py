@@ -20,7 +20,7 @@ def is_launcher() -> bool:
 
 
 def launch(options: dict[str, object], *, threads: int = 1) -> None:
-    """Run this script again as server and worker, in a folder of their own; ends with the worker.
+    """Run this script again as server and worker, in a folder of their own, until the worker ends.
 
     options: of the script, by name; paths in them absolute.
 

@@ -4,9 +4,9 @@
 
 One server and one worker of Paddle 2.6.2, async, over the first batches of a MultiSlot file: a
 label, then features of one id. Writes `rows`, what each batch pulled: (batches, batch, features,
-dim). The dense part of the model is constant, so that rows alone learn; merging of pushes is off:
-every batch waits until the pushes before it have been applied, for how many would be under way is a
-matter of time. Rows start at zero, because Paddle draws initial weights without a seed.
+dim). The dense part of the model is constant, so that only rows learn. Pushes are not merged, and
+every batch waits until earlier pushes have been applied; otherwise their number would depend on
+timing. Rows start at zero, because Paddle draws initial weights without a seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 HIDDEN = 16
-# Rule: Paddle's name of it, the group of its parameters, and a rate with which it moves.
+# Rule: Paddle's name, the group of its parameters, and a learning rate.
 RULES = {
     "sgd": ("SparseNaiveSGDRule", "naive", 5e-4),
     "adagrad": ("SparseAdaGradSGDRule", "adagrad", 0.05),
@@ -34,7 +34,9 @@ RULES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """How much of the file: `batches` of `batch` examples with `features` ids, rows of `dim`."""
+    """The part of the file to read: `batches` of `batch` examples with `features` ids; `dim` of
+    rows.
+    """
 
     batches: int = 100
     batch: int = 128
@@ -101,7 +103,7 @@ def _node(args: argparse.Namespace, shape: Shape) -> None:
     first, bias, last = (paddle.assign(array) for array in constants(shape))
     logit = paddle.matmul(paddle.tanh(paddle.matmul(pulled, first) + bias), last)
     loss = functional.binary_cross_entropy_with_logits(logit, paddle.cast(label, "float32"))
-    unused = paddle.static.create_parameter([1], "float32", name="unused")  # it needs a dense one
+    unused = paddle.static.create_parameter([1], "float32", name="unused")  # Paddle needs one
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = True
     strategy.sparse_table_configs = {"embedding": _table_configs(args.rule, shape.dim)}
@@ -115,14 +117,14 @@ def _node(args: argparse.Namespace, shape: Shape) -> None:
     exe.run(paddle.static.default_startup_program())
     fleet.init_worker()
     client = fleet.fleet._runtime_handle._worker
-    found = []
+    pulled_rows = []
     for labels_B1, ids_BF in zip(*read(args.data, shape), strict=True):
         feed = {name: ids_BF[:, i : i + 1] for i, name in enumerate(names)}
         main = paddle.static.default_main_program()
         (value,) = exe.run(main, feed={"label": labels_B1, **feed}, fetch_list=[pulled])
-        found.append(value.reshape(shape.batch, shape.features, shape.dim))
+        pulled_rows.append(value.reshape(shape.batch, shape.features, shape.dim))
         client.client_flush()
-    np.savez_compressed(args.out, rows=np.stack(found))
+    np.savez_compressed(args.out, rows=np.stack(pulled_rows))
     fleet.stop_worker()
     os._exit(0)
 

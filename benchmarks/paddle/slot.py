@@ -2,8 +2,8 @@
 
     python benchmarks/paddle/slot.py --files A,B,... --num_warm 2 --threads 1
 
-Every feature is sum-pooled, the pooled rows are summed: pulls and pushes are all there is. One
-server and one worker of Paddle 2.6.2, async; the first files warm up, untimed.
+Every feature is sum-pooled, and the pooled rows are summed, so that the job only pulls and pushes.
+One server and one worker of Paddle 2.6.2, async; the first files are an untimed warm-up.
 """
 
 from __future__ import annotations

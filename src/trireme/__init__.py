@@ -1,18 +1,16 @@
 """Trireme: a parameter server for PyTorch.
 
-Names are loaded on first use, so that `trireme launch` and other commands start without torch.
+Names are loaded on first use, so that commands start without torch.
 """
-
-from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trireme import data, errors, initializer, metrics, models, nn, optim, policy
+    from trireme import data, errors, initializer, interchange, metrics, models, nn, optim, policy
     from trireme.blocks import Blocks
-    from trireme.cluster import Cluster
     from trireme.config import Config
+    from trireme.job.cluster import Cluster
     from trireme.launch.init import init
     from trireme.strategy import Strategy
     from trireme.table import Table
@@ -21,11 +19,13 @@ if TYPE_CHECKING:
         DistributedOptimizer,
         Dump,
         Recipe,
+        Report,
         Trainer,
         prefetch,
     )
-    from trireme.train.online import Publishing, train_passes
-    from trireme.train.passes import Pass
+    from trireme.train.online.passes import Pass
+    from trireme.train.online.publishing import Publishing
+    from trireme.train.online.train_passes import train_passes
 
 __all__ = [
     "Blocks",
@@ -37,6 +37,7 @@ __all__ = [
     "Pass",
     "Publishing",
     "Recipe",
+    "Report",
     "Strategy",
     "Table",
     "Trainer",
@@ -44,6 +45,7 @@ __all__ = [
     "errors",
     "init",
     "initializer",
+    "interchange",
     "metrics",
     "models",
     "nn",
@@ -56,19 +58,20 @@ __all__ = [
 _HOMES = {
     "Blocks": "trireme.blocks",
     "Checkpoints": "trireme.train",
-    "Cluster": "trireme.cluster",
+    "Cluster": "trireme.job.cluster",
     "Config": "trireme.config",
     "DistributedOptimizer": "trireme.train",
     "Dump": "trireme.train",
-    "Pass": "trireme.train.passes",
-    "Publishing": "trireme.train.online",
+    "Pass": "trireme.train.online.passes",
+    "Publishing": "trireme.train.online.publishing",
     "Recipe": "trireme.train",
+    "Report": "trireme.train",
     "Strategy": "trireme.strategy",
     "Table": "trireme.table",
     "Trainer": "trireme.train",
     "init": "trireme.launch.init",
     "prefetch": "trireme.train",
-    "train_passes": "trireme.train.online",
+    "train_passes": "trireme.train.online.train_passes",
 }
 
 

@@ -1,6 +1,4 @@
-"""How dense parameters are cut into blocks, and which server has which block."""
-
-from __future__ import annotations
+"""How dense parameters are cut into blocks, and which server owns which block."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,31 +8,31 @@ import xxhash
 from trireme.errors import BadRequest
 
 SIZE = 65536
-# torch's kernels take so many elements at a time, and round those that are left over otherwise: a
-# cut anywhere else would show in the bits.
+# torch's kernels process 64 elements at a time and round the rest differently: a cut anywhere else
+# would change bits.
 UNIT = 64
 ROUND_ROBIN, HASH = "round_robin", "hash"
 
-Place = Callable[[str, int, int], int]
+Placement = Callable[[str, int, int], int]
 """(parameter's name, number of the block in it, number of servers) -> index of a server."""
 
 
 class Blocks:
-    """The cut of the dense parameters, and their placement. Neither changes what sync computes.
+    """The cut of dense parameters, and the placement of blocks. Neither changes results of sync.
 
     Args:
-        size: elements of a block, a multiple of 64; None: parameters stay whole, which optimizers
-            need that look at more than one element at a time (Adafactor, Muon).
-        place: "round_robin": blocks are dealt to the servers in turn. "hash": by a hash of the
-            block's name, so that a block's server depends on nothing else. Or a function of the
-            parameter's name, the block's number in it from 0 and the number of servers, which
-            returns the index of a server: the same on every worker.
+        size: elements of a block, a multiple of 64; None: parameters stay whole, as Adafactor and
+            Muon need them.
+        place: "round_robin": servers take blocks in turn. "hash": a hash of the block's name alone
+            chooses its server. Or a function of the parameter's name, the number of the block in it
+            (from 0) and the number of servers, which returns the index of a server, the same on
+            every worker.
 
     Raises:
         BadRequest: another size, or another placement.
     """
 
-    def __init__(self, size: int | None = SIZE, *, place: str | Place = ROUND_ROBIN) -> None:
+    def __init__(self, size: int | None = SIZE, *, place: str | Placement = ROUND_ROBIN) -> None:
         if size is not None and not _is_size(size):
             raise BadRequest(
                 f"Blocks: expected size as a multiple of {UNIT}, or None, found {size!r}"
@@ -46,17 +44,17 @@ class Blocks:
         self.size, self.place = size, place
 
     def __repr__(self) -> str:
-        """What workers must agree on; of functions, what they return is compared."""
+        """What workers must agree on; functions are compared by their results."""
         place = "a function" if callable(self.place) else repr(self.place)
         return f"Blocks({self.size}, place={place})"
 
     def owners(self, parameters: Sequence[str], num_servers: int) -> list[int] | None:
-        """The server of each block; None: the coordinator deals them in turn.
+        """The server of each block; None: round robin, by the coordinator.
 
-        parameters: of each block the parameter's name, in the order of the blocks.
+        parameters: the parameter's name of each block, in the order of the blocks.
 
         Raises:
-            BadRequest: the function returned something else than the index of a server.
+            BadRequest: the function returned something other than the index of a server.
         """
         if self.place == ROUND_ROBIN:
             return None

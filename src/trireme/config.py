@@ -1,4 +1,4 @@
-"""Configurations of runs: YAML files whose keys are spoken of with dots, as `runner.epochs`."""
+"""Configurations of runs: YAML files, whose keys are written with dots, as `runner.epochs`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REQUIRED: Any = object()
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 5e-6 for a string, because it has no point; here it is a number."""
+    """A loader for which 5e-6 is a number; in YAML 1.1 it is a string, because it has no point."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -29,11 +29,11 @@ _Loader.add_implicit_resolver(
 
 
 class Config:
-    """Values by dotted key. It remembers which keys were read: see `unread`.
+    """Values by dotted key. Lists are values; their items have no keys.
 
-    Lists are values; their items have no keys of their own.
+    It records the keys that were read: see `unread`.
 
-    path: of the file that it was read from. overrides: "key=value" each, already applied.
+    path: of the file. overrides: "key=value" each, already applied.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Config:
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Config:
-        """Read a YAML file; each override is "key=value", its value in YAML.
+        """Read a YAML file and apply overrides "key=value", whose values are YAML.
 
         Raises:
             BadRequest: not a file, not YAML, or an override without "=".
@@ -74,11 +74,11 @@ class Config:
         return key in self._values
 
     def has_section(self, prefix: str) -> bool:
-        """Whether there are keys below a prefix."""
+        """Whether any key begins with the prefix and a dot."""
         return any(key.startswith(f"{prefix}.") for key in self._values)
 
     def get(self, key: str, default: Any = _REQUIRED) -> Any:
-        """The value of a key; the default where it is absent or empty.
+        """The value of a key; the default if the key is absent or empty.
 
         Raises:
             BadRequest: the key is absent and there is no default.
@@ -93,22 +93,22 @@ class Config:
         return default
 
     def section(self, prefix: str) -> dict[str, Any]:
-        """The keys below a prefix, without it: section("runner")["epochs"]. All of them for ""."""
+        """The values below a prefix: section("runner")["epochs"]; all values for ""."""
         start = prefix + "." if prefix else ""
-        found = {k[len(start) :]: v for k, v in self._values.items() if k.startswith(start)}
-        self._read.update(start + key for key in found)
-        return found
+        values = {k[len(start) :]: v for k, v in self._values.items() if k.startswith(start)}
+        self._read.update(start + key for key in values)
+        return values
 
     def __getitem__(self, key: str) -> Any:
-        """As `get` without a default."""
+        """`get` without a default."""
         return self.get(key)
 
     def known(self) -> list[str]:
-        """Keys that something has asked for, whether they are there or not."""
+        """Keys that were asked for, present or not."""
         return sorted(self._read)
 
     def unread(self) -> list[str]:
-        """Keys that nothing has asked for."""
+        """Present keys that were never asked for."""
         return sorted(set(self._values) - self._read)
 
 

@@ -1,6 +1,4 @@
-"""Plain text: columns of words and numbers, bars, sizes."""
-
-from __future__ import annotations
+"""Plain text: aligned columns, bars, numbers and sizes."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +7,7 @@ BAR = 40
 
 
 def columns(lines: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Cells under each other: the first `left` columns to the left, the others to the right."""
+    """Aligned lines: the first `left` columns to the left, the others to the right."""
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return [
         "  ".join(
@@ -21,7 +19,7 @@ def columns(lines: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
 
 
 def bars(labels: Sequence[str], counts: Sequence[int]) -> list[str]:
-    """A bar for each count, the largest BAR wide; a count that is not 0 has a bar."""
+    """A bar for each count. The largest is BAR wide; every count above 0 has a bar."""
     largest, total = max(counts, default=0) or 1, sum(counts) or 1
     cells = [
         [label, f"{count:,}", f"{100 * count / total:.1f} %"]
@@ -33,12 +31,12 @@ def bars(labels: Sequence[str], counts: Sequence[int]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Five significant digits."""
+    """A number with five significant digits; "-" for NaN."""
     return "-" if math.isnan(value) else f"{value:.5g}"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes, >= 0, in the unit that leaves one to three digits before the point."""
+    """A number of bytes, >= 0, in the unit with one to four digits before the point."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if num_bytes < 1024 or unit == "PiB":
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"

@@ -1,12 +1,10 @@
-"""Every error that Trireme raises by name.
-
-The same names stand in the C++ core, on the wire and here::
+"""The errors of Trireme. The C++ core and the wire use the same names::
 
     TriremeError
     |-- BadRequest (ValueError)             the call is wrong: fix it
     |   |-- DataError                       a line or file of the data is wrong: fix it or skip it
     |   `-- NotFinite (ArithmeticError)     a model's outputs or loss are NaN or infinite
-    |-- WrongMap                            the bucket map changed: refresh, re-send (clients do)
+    |-- WrongMap                            the bucket map changed: refresh it, send again
     |-- UnknownTable (LookupError)          no such table or block: create it first
     |-- SchemaMismatch (ValueError)         another schema of this name: rename one or equal them
     |-- NotReady                            not yet: retry
@@ -16,12 +14,10 @@ The same names stand in the C++ core, on the wire and here::
     |-- Unavailable (ConnectionError)       a process cannot be reached: retry with the same push id
     |   `-- NotAdmitted                     a server does not list this key: have it listed
     |-- DeadlineExceeded (TimeoutError)     no answer in time: retry with the same push id
-    `-- Internal (RuntimeError)             our mistake: report it
+    `-- Internal (RuntimeError)             a bug of Trireme: report it
 
-Stopped is none of them: who is asked to stop, and has, exits with 0.
+Stopped is not an error: a process that was asked to stop, and has, exits with 0.
 """
-
-from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
@@ -32,14 +28,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class TriremeError(Exception):
-    """Base of all errors here. `code` is permanent; `retry`: the same call may succeed later."""
+    """Base of all errors.
+
+    Attributes:
+        code: permanent; identifies the class on the wire.
+        retry: whether the same call may succeed later.
+        details: values for programs, which are sent with the error.
+    """
 
     code: ClassVar[int] = 0
     name: ClassVar[str] = ""
     retry: ClassVar[bool] = False
-    details: dict[str, Any] | None = (
-        None  # values for programs, where the error has some; travels with it
-    )
+    details: dict[str, Any] | None = None
 
 
 class BadRequest(TriremeError, ValueError):
@@ -53,13 +53,13 @@ class DataError(BadRequest):
 
 
 class NotFinite(BadRequest, ArithmeticError):
-    """A model's outputs or loss are NaN or infinite, or the gradients of a step that is clipped by
-    their norm. The message names the examples; nothing of their batch was pushed or applied.
+    """NaN or infinity in a model's outputs or loss, or in gradients that are clipped by norm. The
+    message names the examples; nothing of their batch was pushed or applied.
     """
 
 
 class WrongMap(TriremeError):
-    """Planned with another version of the bucket map; nothing was applied. Refresh, re-send."""
+    """Planned with another version of the bucket map; nothing was applied. Refresh, send again."""
 
     code, name, retry = 2, "WRONG_MAP", True
 
@@ -77,7 +77,7 @@ class SchemaMismatch(TriremeError, ValueError):
 
 
 class NotReady(TriremeError):
-    """What the call needs does not exist yet, but is expected. Retry until the deadline."""
+    """Something that the call needs does not exist yet. Retry until the deadline."""
 
     code, name, retry = 5, "NOT_READY", True
 
@@ -107,7 +107,7 @@ class Unavailable(TriremeError, ConnectionError):
 
 
 class NotAdmitted(Unavailable):
-    """A server does not list the public key of this process: it said so, and nothing else."""
+    """A server does not list the public key of this process, and told it nothing else."""
 
     retry = False
 
@@ -119,16 +119,16 @@ class DeadlineExceeded(TriremeError, TimeoutError):
 
 
 class Internal(TriremeError, RuntimeError):
-    """A mistake of Trireme's own. Please report it with the message."""
+    """A bug of Trireme. Please report it with the message."""
 
     code, name = 11, "INTERNAL"
 
 
 class Stopped(SystemExit):
-    """Training was asked to stop and has done so after a step; the exit code of the process is 0.
+    """Training has stopped after a step because it was asked to; the process exits with 0.
 
     Attributes:
-        reason: who has asked.
+        reason: who asked.
     """
 
     def __init__(self, reason: str) -> None:
@@ -153,23 +153,35 @@ CLASSES: tuple[type[TriremeError], ...] = (
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """A block that writes files. `what`, as "Dump: cannot write PATH", begins its errors.
+    """Convert the OSErrors of a block that writes files.
+
+    what: begins their messages, for example "Dump: cannot write PATH".
 
     Raises:
         ResourceExhausted: the disk is full. BadRequest: another OSError.
     """
     try:
         yield
-    except TriremeError:  # some are OSErrors too: of a process, not of a file
+    except TriremeError:  # some are OSErrors too, but not of a file
         raise
     except OSError as error:
         kind = ResourceExhausted if error.errno in _FULL else BadRequest
         raise kind(f"{what}: {error.strerror or error}") from error
 
 
+def check_values(subject: str, **conditions: tuple[bool, str, object]) -> None:
+    """Raise BadRequest for the first condition that does not hold.
+
+    conditions: name of a value -> (whether it is valid, what is expected, the value).
+    """
+    for name, (is_valid, expected, value) in conditions.items():
+        if not is_valid:
+            raise BadRequest(f"{subject}: expected {name} {expected}, found {value!r}")
+
+
 _CLASS_OF_CODE = {cls.code: cls for cls in CLASSES}
 
 
 def class_of_code(code: int) -> type[TriremeError]:
-    """The class of a code from the core or the wire; Internal for a code of a newer version."""
+    """The class of a code from the core or the wire; Internal for an unknown one."""
     return _CLASS_OF_CODE.get(code, Internal)

@@ -1,8 +1,4 @@
-"""How the weights of a new row start: pure functions of (table seed, key), equal on every
-machine.
-"""
-
-from __future__ import annotations
+"""Initial weights of rows: functions of (table seed, key), with the same bits on every machine."""
 
 from dataclasses import dataclass
 
@@ -11,7 +7,7 @@ from trireme.errors import BadRequest
 
 @dataclass(frozen=True)
 class Uniform:
-    """Each weight uniform in [low, high)."""
+    """Each weight is uniform in [low, high)."""
 
     low: float = -0.05
     high: float = 0.05
@@ -26,7 +22,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Each weight normal with this mean and standard deviation."""
+    """Each weight is normal with this mean and standard deviation."""
 
     mean: float = 0.0
     std: float = 0.01
@@ -41,7 +37,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Constant:
-    """Every weight the same."""
+    """Every weight is `value`."""
 
     value: float = 0.0
 
@@ -51,7 +47,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class TailUniform:
-    """The first weight 0, the others uniform in [low, high): how rows of Fleet start."""
+    """The first weight is 0, the others are uniform in [low, high), as in Fleet."""
 
     low: float = -1e-4
     high: float = 1e-4

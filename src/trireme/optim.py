@@ -1,37 +1,32 @@
-"""Update rules of tables: how the gradient of a row changes it, on the server.
+"""Update rules of tables: how servers update a row from its gradient.
 
-Rules are lazy: a row without a gradient in a step does not change. What is fixed for the life of a
-table (the rule's name and the shape of its state) is part of the table's schema; every other value
-travels with each push, so a scheduler may change it. Formulas stand in core/optim; the classes here
-carry their values.
+Rules are lazy: a row without a gradient in a step does not change. The rule's name and the shape of
+its state are fixed in the table's schema. All other values are sent with each push, so schedulers
+may change them. The formulas are implemented in core/optim.
 
 g is the gradient of the loss as written, summed over the occurrences of the key in the step, plus
-weight_decay * w. `bounds` clips the weights to [low, high] after the update.
+weight_decay * w. `bounds` clips the weights to [low, high] after the update. State sizes are per
+row of D weights.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from trireme.errors import BadRequest
+from trireme.errors import check_values
 
 Bounds = tuple[float, float] | None
 
 
-def _check(rule: str, **conditions: tuple[bool, str, object]) -> None:
-    for field, (holds, expected, found) in conditions.items():
-        if not holds:
-            raise BadRequest(f"{rule}: expected {field} {expected}, found {found!r}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Base of the update rules. `name` is permanent: it is stored in schemas and checkpoints.
+    """Base of the update rules. `name` is permanent: schemas and checkpoints store it.
 
-    scale: what a gradient means: "loss", that of the loss as written; "fleet", see FleetRule.
+    scale: "loss": gradients are those of the loss as written; "fleet": see FleetRule.
+
+    Raises:
+        BadRequest: a value is out of range; names it.
     """
 
     name: ClassVar[str]
@@ -43,7 +38,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        _check(
+        check_values(
             kind,
             lr=(math.isfinite(self.lr) and self.lr >= 0, ">= 0", self.lr),
             weight_decay=(
@@ -54,10 +49,10 @@ class Rule:
         )
         if self.bounds is not None:
             low, high = self.bounds
-            _check(kind, bounds=(low <= high, "(low, high) with low <= high", self.bounds))
+            check_values(kind, bounds=(low <= high, "(low, high) with low <= high", self.bounds))
 
     def fixed(self) -> dict[str, Any]:
-        """The part that the table's schema fixes."""
+        """The values for the table's schema."""
         return {"name": self.name}
 
     @property
@@ -66,9 +61,7 @@ class Rule:
         return False
 
     def group(self) -> dict[str, Any]:
-        """The values that travel with each push, under torch's names, as the param group of a
-        table.
-        """
+        """The values that are sent with each push, by torch's names: the table's param group."""
         return {"lr": self.lr, "weight_decay": self.weight_decay, "bounds": self.bounds}
 
 
@@ -76,10 +69,9 @@ class Rule:
 class SGD(Rule):
     """w -= lr * g. With momentum: b = momentum * b + (1 - dampening) * g; w -= lr * b.
 
-    In a row's first update b = g. With `nesterov`, w -= lr * (g + momentum * b). As
-    torch.optim.SGD, but lazy: rows without a gradient do not move on. Whether there is momentum is
-    fixed with the table; its value travels with each push. State: D + 1 floats with momentum, else
-    none.
+    In a row's first update b = g. With `nesterov`, w -= lr * (g + momentum * b). As in
+    torch.optim.SGD, but lazy. Whether there is momentum is fixed with the table; its value is not.
+    State: D + 1 floats with momentum, else none.
     """
 
     name: ClassVar[str] = "sgd"
@@ -92,7 +84,7 @@ class SGD(Rule):
         Rule.__post_init__(self)
         needs = "0 without momentum" if self.momentum == 0 else "0 with nesterov"
         is_free = self.momentum > 0 and not self.nesterov
-        _check(
+        check_values(
             "SGD",
             momentum=(0 <= self.momentum < 1, "in [0, 1)", self.momentum),
             dampening=(
@@ -123,9 +115,9 @@ class SGD(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(Rule):
-    """s += g*g; w -= lr * g / (sqrt(s) + eps). As torch.optim.Adagrad; Duchi et al., JMLR 2011.
+    """s += g*g; w -= lr * g / (sqrt(s) + eps). As in torch.optim.Adagrad; Duchi et al., JMLR 2011.
 
-    With `shared`, one accumulator for the row: s += mean(g*g). State: D floats, or 1.
+    With `shared`, the row has one accumulator: s += mean(g*g). State: D floats, or 1.
     """
 
     name: ClassVar[str] = "adagrad"
@@ -137,7 +129,7 @@ class Adagrad(Rule):
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
         initial = self.initial_accumulator_value
-        _check(
+        check_values(
             "Adagrad",
             initial_accumulator_value=(
                 math.isfinite(initial) and initial >= 0,
@@ -162,14 +154,14 @@ class Adagrad(Rule):
 class Adam(Rule):
     """m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g*g; w -= lr * sqrt(c2)/c1 * m / (sqrt(v) + eps).
 
-    c1 = 1 - b1^t, c2 = 1 - b2^t; eps stands inside of the bias correction, as in
-    torch.optim.SparseAdam (torch.optim.Adam has it outside). With bias_correction="global", t is
-    the step of the optimizer, which travels with the push (as torch.optim.SparseAdam); with "row",
-    t counts the updates of the row (as Fleet). Kingma, Ba, ICLR 2015.
+    c1 = 1 - b1^t, c2 = 1 - b2^t; eps is inside the bias correction, as in torch.optim.SparseAdam
+    (torch.optim.Adam has it outside). With bias_correction="global", t is the step of the
+    optimizer, as in torch.optim.SparseAdam; with "row", t counts the updates of the row, as in
+    Fleet. Kingma, Ba, ICLR 2015.
 
-    With `shared`, one m and one v for the row: each weight steps by its own new m and v, then their
-    means over the row are kept (as Fleet's SparseSharedAdamSGDRule).
-    State: 2 D floats, or 2; one more for "row".
+    With `shared`, the row has one m and one v: each weight steps by its own new m and v, of which
+    the means over the row are kept (Fleet's SparseSharedAdamSGDRule). State: 2 D floats, or 2; one
+    more for "row".
     """
 
     name: ClassVar[str] = "adam"
@@ -182,7 +174,7 @@ class Adam(Rule):
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
         _check_adam("Adam", self.betas, self.eps)
-        _check(
+        check_values(
             "Adam",
             bias_correction=(
                 self.bias_correction in ("global", "row"),
@@ -204,12 +196,12 @@ class Adam(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class FTRL(Rule):
-    """FTRL-proximal, for sparse weights: those with |z| <= l1 are exactly 0.
+    """FTRL-proximal, for sparse weights: weights with |z| <= l1 are exactly 0.
 
     sigma = (sqrt(n + g*g) - sqrt(n)) / lr; z += g - sigma*w; n += g*g;
     w = 0 if |z| <= l1, else (sign(z)*l1 - z) / ((beta + sqrt(n)) / lr + l2).
     McMahan et al., KDD 2013, algorithm 1; lr is its alpha. Weights follow from z and n, which start
-    at 0: use it with `initializer.Constant(0.0)`, as other initial weights fade with the first
+    at 0: use it with `initializer.Constant(0.0)`, since other initial weights are lost in the first
     update. A step with lr 0 changes nothing. State: 2 D floats.
     """
 
@@ -221,7 +213,7 @@ class FTRL(Rule):
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        _check(
+        check_values(
             "FTRL",
             weight_decay=(self.weight_decay == 0, "0: l2 regularizes", self.weight_decay),
             **{
@@ -237,31 +229,31 @@ class FTRL(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Count(Rule):
-    """w += 1 for every update, whatever the gradient: shows that each push was applied exactly
-    once.
-    """
+    """w += 1 for every update, whatever the gradient: for tests that count pushes."""
 
     name: ClassVar[str] = "count"
     lr: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("Count", lr=(self.lr == 0 and self.weight_decay == 0, "and weight_decay 0", self.lr))
+        check_values(
+            "Count", lr=(self.lr == 0 and self.weight_decay == 0, "and weight_decay 0", self.lr)
+        )
         Rule.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRule(Rule):
-    """Base of Fleet's rules, so that learning rates and bounds keep the meaning they have there.
+    """Base of Fleet's rules: learning rates and bounds mean the same as there.
 
-    Weight 0 of a row is its head, the others its tail. A row's first update moves the head alone;
-    then its tail begins. Use them with `Table(absent="zeros", initializer=TailUniform(...))`, as
-    Fleet does.
+    Weight 0 of a row is its head, the others are its tail. A row's first update changes the head
+    alone; then the tail gets its initial weights. Fleet's equal is
+    `Table(absent="zeros", initializer=TailUniform(...))`.
 
     scale: "fleet": a gradient is multiplied by the number of examples in the batch; FleetAdagrad
-        and FleetAdagradV2, unless they say show_scale=False, then divide it by the shows of the
-        key. In a table with a ScorePolicy the servers do so, by its shows; a key of examples that
-        were not shown at all is not divided. In any other table the workers do, an occurrence is a
-        show, and sync with several workers is refused.
+        and FleetAdagradV2 then divide it by the shows of the key, unless show_scale is False or
+        there are none. In a table with a ScorePolicy the servers do this, with the shows of the
+        push. In other tables the workers do, every occurrence counts as a show, and sync with
+        several workers is refused.
         "loss": a gradient is that of the loss as written.
     """
 
@@ -270,7 +262,7 @@ class FleetRule(Rule):
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        _check(
+        check_values(
             type(self).__name__,
             scale=(self.scale in ("loss", "fleet"), "'loss' or 'fleet'", self.scale),
             weight_decay=(self.weight_decay == 0, "0: Fleet's rules have none", self.weight_decay),
@@ -292,8 +284,8 @@ class FleetSGD(FleetRule):
 class FleetAdagrad(FleetRule):
     """w -= lr * g * sqrt(g0 / (g0 + sum)), then sum += mean(g*g): Fleet's SparseAdaGradSGDRule.
 
-    Head and tail have a sum each; without `shared` every weight has its own, as in
-    StdAdaGradSGDRule. g0 is `initial_g2sum`; a row's sum starts at 0.
+    Head and tail have one sum each; without `shared` every weight has its own, as in
+    StdAdaGradSGDRule. g0 is `initial_g2sum`; sums start at 0.
     """
 
     name: ClassVar[str] = "fleet_adagrad"
@@ -305,7 +297,7 @@ class FleetAdagrad(FleetRule):
     def __post_init__(self) -> None:
         FleetRule.__post_init__(self)
         initial = self.initial_g2sum
-        _check(
+        check_values(
             "FleetAdagrad",
             initial_g2sum=(_is_positive(initial), "> 0 and finite", initial),
         )
@@ -326,7 +318,7 @@ class FleetAdagrad(FleetRule):
 class FleetAdagradV2(FleetRule):
     """sum += mean(g*g), then w -= lr * g / (sqrt(sum) + eps): Fleet's SparseAdaGradV2SGDRule.
 
-    Head and tail have a sum each, which starts at 0.
+    Head and tail have one sum each, which starts at 0.
     """
 
     name: ClassVar[str] = "fleet_adagrad_v2"
@@ -340,7 +332,7 @@ class FleetAdagradV2(FleetRule):
 
     def __post_init__(self) -> None:
         FleetRule.__post_init__(self)
-        _check("FleetAdagradV2", eps=(_is_positive(self.eps), "> 0 and finite", self.eps))
+        check_values("FleetAdagradV2", eps=(_is_positive(self.eps), "> 0 and finite", self.eps))
 
     def group(self) -> dict[str, Any]:
         return {**Rule.group(self), "eps": self.eps}
@@ -348,7 +340,7 @@ class FleetAdagradV2(FleetRule):
 
 @dataclass(frozen=True, kw_only=True)
 class FleetAdam(FleetRule):
-    """Adam whose bias correction counts the updates of head and tail: Fleet's SparseAdamSGDRule."""
+    """Adam with bias corrections that count the updates of head and tail: SparseAdamSGDRule."""
 
     name: ClassVar[str] = "fleet_adam"
     lr: float = 1e-3
@@ -367,7 +359,7 @@ class FleetAdam(FleetRule):
 class FleetSharedAdam(FleetAdam):
     """FleetAdam with one m and one v for the head, and for the tail: SparseSharedAdamSGDRule.
 
-    Each weight steps by its own new m and v, then their means over the part are kept. State: 6
+    Each weight steps by its own new m and v, of which the means over the part are kept. State: 6
     floats.
     """
 
@@ -375,9 +367,9 @@ class FleetSharedAdam(FleetAdam):
 
 
 def num_counts(rule: Mapping[str, Any]) -> int:
-    """How many of the last floats of a row's state are integers of 32 bits: its updates so far.
+    """How many of the last floats of a row's state are 32-bit integers: counts of its updates.
 
-    rule: as Rule.fixed() says it.
+    rule: `Rule.fixed()`.
     """
     if rule["name"] == "adam":
         return int(rule["bias_correction"] == "row")
@@ -399,7 +391,7 @@ def _is_positive(value: float) -> bool:
 
 
 def _check_adam(rule: str, betas: tuple[float, float], eps: float) -> None:
-    _check(
+    check_values(
         rule,
         betas=(all(0 <= beta < 1 for beta in betas), "two values in [0, 1)", betas),
         eps=(_is_positive(eps), "> 0 and finite", eps),
@@ -407,7 +399,7 @@ def _check_adam(rule: str, betas: tuple[float, float], eps: float) -> None:
 
 
 def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | int]:
-    """The values of a param group as they travel with a push (docs/protocol.md, `values`)."""
+    """The values of a param group as a push carries them (docs/protocol.md, `values`)."""
     # Momentum and dampening travel as betas: rates at which old and new are mixed, too.
     mixed = group.get("momentum", 0.0), group.get("dampening", 0.0)
     beta1, beta2 = group.get("betas", mixed)

@@ -1,29 +1,21 @@
-"""Policies of tables: who gets a row, what a row remembers, how long it lives, what is exported.
+"""Policies of tables: which keys get rows, how long rows live, and which are exported.
 
-A policy's numbers are part of the table's schema (`fixed`), so all servers and checkpoints agree on
-them. Time is data time: seconds that pushes carry, whole days of 86,400 s.
+The numbers of a policy are part of the table's schema (`fixed`), so all servers and checkpoints
+agree on them. Time is data time, in seconds that pushes carry; a day has 86,400 s.
 
     score(show, click) = (show - click) * nonclk_coeff + click * click_coeff
 
 Source of the score, the fields and the accessors' defaults: Paddle's CtrAccessorParameter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_values
 
 SKETCH_BYTES_MIN = 4096 * 64  # one cache line per bucket
-
-
-def _check(subject: str, **conditions: tuple[bool, str, object]) -> None:
-    for field, (holds, expected, found) in conditions.items():
-        if not holds:
-            raise BadRequest(f"{subject}: expected {field} {expected}, found {found!r}")
 
 
 def _is_number(value: object) -> bool:
@@ -32,7 +24,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class ShowClick:
-    """The columns of a batch that say how often each example was shown and clicked."""
+    """The columns of a batch with the number of shows and clicks of each example."""
 
     show: str
     click: str
@@ -41,7 +33,7 @@ class ShowClick:
         for field in ("show", "click"):
             value = getattr(self, field)
             ok = isinstance(value, str) and value != ""
-            _check("ShowClick", **{field: (ok, "the name of a column", value)})
+            check_values("ShowClick", **{field: (ok, "the name of a column", value)})
 
 
 # ---- admission ----
@@ -49,34 +41,32 @@ class ShowClick:
 
 @dataclass(frozen=True)
 class Admission:
-    """Base of the rules that decide which new keys get a row. Without one all do.
+    """Base of the rules that decide which new keys get a row. Without a rule all do.
 
-    A key that is not admitted keeps answering what an absent key answers; its gradient is dropped.
+    A key that is not admitted is read like any absent key; its gradient is dropped.
     """
 
     name: ClassVar[str]
 
     def fixed(self) -> dict[str, Any]:
-        """What the table's schema fixes."""
+        """The values for the table's schema."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"name": self.name, **own}
 
 
 @dataclass(frozen=True)
 class CountFilter(Admission):
-    """A key gets its row with the push that makes its occurrences `n`; that push is the first whose
-    gradient counts.
+    """A key gets its row with its n-th occurrence; the gradient of that push is the first applied.
 
-    sketch_bytes: None: counts are exact, in 16 to 23 bytes for every key that was seen and has no
-        row; they are as many as there are such keys. Else: a count-min sketch of so many bytes for
-        the whole table. Each of 4096 buckets has four rows of cells (of one byte for n up to 255,
-        two up to 65535, else four). A key's estimate is never below its count, and above it by more
-        than e / (cells of a row) * (occurrences counted in the bucket) with probability e^-4 at
-        most: a key may be admitted early, never late. A key that has lost its row gets it back at
-        once.
+    sketch_bytes: None: exact counts, in 16 to 23 bytes for every seen key without a row. Otherwise:
+        a count-min sketch of this size for the whole table. Each of 4096 buckets has four rows of
+        cells (of one byte for n up to 255, two up to 65535, else four). A key's estimate is never
+        below its count. With probability at most e^-4 it exceeds the count by more than
+        e / (cells of a row) * (occurrences counted in the bucket). So a key may be admitted early,
+        never late; a key that has lost its row gets it back at once.
 
-    Where the policy has ttl_s or delete_after_unseen_days, shrink() forgets the exact counts of
-    keys that were not seen for longer, and halves a sketch once in that time.
+    If the policy has ttl_s or delete_after_unseen_days, shrink() forgets exact counts of keys that
+    were not seen for longer, and halves a sketch once in that time.
     """
 
     name: ClassVar[str] = "count_filter"
@@ -84,10 +74,10 @@ class CountFilter(Admission):
     sketch_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _check("CountFilter", n=(type(self.n) is int and 1 <= self.n < 2**31, ">= 1", self.n))
+        check_values("CountFilter", n=(type(self.n) is int and 1 <= self.n < 2**31, ">= 1", self.n))
         size = self.sketch_bytes
         if size is not None:
-            _check(
+            check_values(
                 "CountFilter",
                 sketch_bytes=(
                     type(size) is int and SKETCH_BYTES_MIN <= size < 2**40,
@@ -99,9 +89,9 @@ class CountFilter(Admission):
 
 @dataclass(frozen=True)
 class Probability(Admission):
-    """Every push of a key without a row gives it one with probability `p`, however often the key
-    occurs in it. The draw is a hash of (table seed, key, stream, sequence), so it is the same in a
-    retry, and on any number of servers; in sync it is that of the step's first stream.
+    """Each push of a key without a row gives it one with probability `p`, however often the key
+    occurs in the push. The draw is a hash of (table seed, key, stream, sequence), so retries and
+    any number of servers draw the same; in sync it is the draw of the step's first stream.
     """
 
     name: ClassVar[str] = "probability"
@@ -109,20 +99,20 @@ class Probability(Admission):
 
     def __post_init__(self) -> None:
         ok = _is_number(self.p) and 0 < self.p <= 1
-        _check("Probability", p=(ok, "in (0, 1]", self.p))
+        check_values("Probability", p=(ok, "in (0, 1]", self.p))
 
 
 @dataclass(frozen=True)
 class ScoreFilter(Admission):
-    """A key gets its row with the first push whose own score is at least `threshold`. The table
-    needs a ScorePolicy.
-    """
+    """A key gets its row with the first push of at least this score. Needs a ScorePolicy."""
 
     name: ClassVar[str] = "score_filter"
     threshold: float
 
     def __post_init__(self) -> None:
-        _check("ScoreFilter", threshold=(_is_number(self.threshold), "finite", self.threshold))
+        check_values(
+            "ScoreFilter", threshold=(_is_number(self.threshold), "finite", self.threshold)
+        )
 
 
 # ---- life ----
@@ -133,9 +123,9 @@ class Policy:
     """How long rows live, by the time of their last push.
 
     Args:
-        ttl_s: rows that no push has touched for longer are removed by shrink(); None: never.
-        max_rows, max_bytes: of the whole table, memory for its rows; the least recently pushed rows
-            go first. Each bucket holds at most its share. None: no limit.
+        ttl_s: shrink() removes rows without a push for longer; None: never.
+        max_rows, max_bytes: limits of the table's rows and of their memory. Each bucket holds at
+            most its share, and evicts its least recently pushed rows. None: no limit.
     """
 
     name: ClassVar[str] = "plain"
@@ -148,31 +138,31 @@ class Policy:
         for field in ("ttl_s", "max_rows", "max_bytes"):
             value = getattr(self, field)
             ok = value is None or (type(value) is int and 1 <= value < 2**63)
-            _check(type(self).__name__, **{field: (ok, "None or a whole number >= 1", value)})
+            check_values(type(self).__name__, **{field: (ok, "None or a whole number >= 1", value)})
 
     def fixed(self) -> dict[str, Any]:
-        """What the table's schema fixes: numbers by name."""
+        """The values for the table's schema, by name."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        own.pop("show_click", None)  # the workers' business: names of columns
+        own.pop("show_click", None)  # names of columns, which only workers need
         return {"name": self.name, **own}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScorePolicy(Policy):
-    """Rows count shows and clicks, fade from day to day, and are kept and exported by their score.
+    """Rows count shows and clicks, which decay daily; their score decides on keeping and exporting.
 
     Args:
         show_click: columns of the batch; None: every occurrence of a key is one show and no click.
         nonclk_coeff, click_coeff: of the score.
-        decay_rate: show and click are multiplied by it for every day of data time.
+        decay_rate: factor of show and click for every day of data time.
         delete_threshold: shrink() removes rows with a lower score.
         delete_after_unseen_days: shrink() removes rows without a push for more days; None: never.
-        base_threshold: score that a row needs to be exported (base, delta).
-        delta_threshold: score gained since the last export that a row needs for a delta.
+        base_threshold: the least score of exported rows (base, delta).
+        delta_threshold: the least score gained since the last export of rows in a delta.
         delta_keep_days: rows without a push for more days are not exported; None: all are.
         embedx_threshold: rows have weight 0 alone, their head, until their score reaches it; None:
             rows are whole from the start.
-        pulls_statistics: lookups answer show and click before the weights.
+        pulls_statistics: lookups return show and click before the weights.
     """
 
     name: ClassVar[str] = "score"
@@ -194,7 +184,7 @@ class ScorePolicy(Policy):
         kind = type(self).__name__
         columns = self.show_click
         ok = columns is None or isinstance(columns, ShowClick)
-        _check(kind, show_click=(ok, "None or a ShowClick", columns))
+        check_values(kind, show_click=(ok, "None or a ShowClick", columns))
         for field in (
             "nonclk_coeff",
             "click_coeff",
@@ -203,10 +193,10 @@ class ScorePolicy(Policy):
             "delta_threshold",
         ):
             value = getattr(self, field)
-            _check(kind, **{field: (_is_number(value), "a finite number", value)})
+            check_values(kind, **{field: (_is_number(value), "a finite number", value)})
         rate, threshold = self.decay_rate, self.embedx_threshold
         pulls = self.pulls_statistics
-        _check(
+        check_values(
             kind,
             decay_rate=(_is_number(rate) and 0 < rate <= 1, "in (0, 1]", rate),
             embedx_threshold=(
@@ -219,16 +209,16 @@ class ScorePolicy(Policy):
         for field in ("delete_after_unseen_days", "delta_keep_days"):
             days = getattr(self, field)
             ok = days is None or (type(days) is int and 0 <= days < 2**31)
-            _check(kind, **{field: (ok, "None or a number of days >= 0", days)})
+            check_values(kind, **{field: (ok, "None or a number of days >= 0", days)})
 
     def score(self, show: Any, click: Any) -> Any:
-        """What so many shows and clicks are worth; numbers, or arrays of them."""
+        """The score of shows and clicks; numbers or arrays."""
         return (show - click) * self.nonclk_coeff + click * self.click_coeff
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAccessor(ScorePolicy):
-    """Fleet's default accessor: its numbers, lookups answer the weights alone."""
+    """The numbers of Fleet's default accessor. Lookups return the weights alone."""
 
     decay_rate: float = 0.98
     delete_threshold: float = 0.8
@@ -241,16 +231,14 @@ class SparseAccessor(ScorePolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class CtrCommonAccessor(SparseAccessor):
-    """Fleet's accessor of that name: lookups answer show and click before the weights."""
+    """Fleet's accessor of this name: lookups return show and click before the weights."""
 
     pulls_statistics: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class CtrDoubleAccessor(CtrCommonAccessor):
-    """Fleet's accessor of that name. There it keeps show and click in 64 bits; here every
-    ScorePolicy does.
-    """
+    """Fleet's accessor with show and click of 64 bits, which every ScorePolicy has here."""
 
 
 ACCESSORS: dict[str, type[SparseAccessor]] = {
@@ -264,13 +252,13 @@ UNSET_ACCESSOR: dict[str, Any] = {
     "delete_threshold": 0.0,
     "embedx_threshold": None,
 }
-"""What Fleet's Python fills in for the numbers of an accessor that a script does not give: rows do
-not fade, and leave when they have not been seen for 30 days. Its embedx_threshold is 0 then, which
-every row has after its first update: there Fleet's rules begin the tail in any case."""
+"""Fleet's defaults for numbers of an accessor that a script leaves out: rows do not decay, and are
+removed after 30 days without a push. Its embedx_threshold is then 0, which every row reaches with
+its first update, when Fleet's rules begin the tail in any case."""
 
 
 def admission_of(fixed: Mapping[str, Any]) -> Admission:
-    """The inverse of `Admission.fixed`. Raises BadRequest for anything else."""
+    """The inverse of `Admission.fixed`. Raises BadRequest."""
     kinds: dict[str, type[Admission]] = {
         kind.name: kind for kind in (CountFilter, Probability, ScoreFilter)
     }
@@ -279,9 +267,7 @@ def admission_of(fixed: Mapping[str, Any]) -> Admission:
 
 
 def policy_of(fixed: Mapping[str, Any]) -> Policy:
-    """The inverse of `Policy.fixed`, up to the names of columns. Raises BadRequest for anything
-    else.
-    """
+    """The inverse of `Policy.fixed`, without names of columns. Raises BadRequest."""
     kinds: dict[str, type[Policy]] = {kind.name: kind for kind in (Policy, ScorePolicy)}
     policy: Policy = _built(fixed, kinds, "policy")
     return policy

@@ -1,12 +1,10 @@
-"""The consistency dial: when a push becomes visible to the other workers."""
-
-from __future__ import annotations
+"""The choice of a consistency mode: when a step becomes visible to the other workers."""
 
 from typing import Any
 
 from trireme.errors import BadRequest
 
-# Mode -> the knobs that it has.
+# Mode -> its knobs.
 KNOBS = {
     "sync": (),
     "bounded": ("staleness",),
@@ -20,7 +18,8 @@ CACHE_BYTES = 1 << 30
 
 
 class Strategy:
-    """How workers agree; docs/consistency.md says what each mode costs and when to choose it.
+    """A consistency mode and its knobs; docs/consistency.md says what each mode costs and when to
+    choose it.
 
     Args:
         mode: "sync": every step equals one process on the union of the workers' batches.
@@ -30,9 +29,9 @@ class Strategy:
             steps.
             "hybrid": rows as in async; dense parameters by all-reduce among the workers, equal on
             all of them after every step.
-        staleness: of mode "bounded" only, >= 1. With 1, all streams are in the same step.
-        k: of mode "geo" only, >= 1.
-        cache_bytes: of mode "geo" only: memory for the rows that a worker keeps, default 1 GiB.
+        staleness: of "bounded" only, >= 1. With 1, all streams are in the same step.
+        k: of "geo" only, >= 1.
+        cache_bytes: of "geo" only: memory for the rows of a worker's cache, default 1 GiB.
 
     Raises:
         BadRequest: an unknown mode, a mode that this version does not have, a mode without its
@@ -51,8 +50,8 @@ class Strategy:
             raise BadRequest(f"Strategy: expected one of {MODES} in this version, found {mode!r}")
         if mode not in KNOBS:
             raise BadRequest(f"Strategy: expected one of {MODES + LATER}, found {mode!r}")
-        given = {"staleness": staleness, "k": k, "cache_bytes": cache_bytes}
-        for knob, value in given.items():
+        knobs = {"staleness": staleness, "k": k, "cache_bytes": cache_bytes}
+        for knob, value in knobs.items():
             if value is not None:
                 _check_knob(mode, knob, value)
         self.mode = mode

@@ -1,11 +1,11 @@
-"""Tables as the user declares them, and their schema as servers, files and the wire know it."""
+"""Tables as users declare them, and their schemas, which servers, files and messages use."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from trireme.errors import BadRequest
 from trireme.initializer import Initializer, Uniform
@@ -24,34 +24,29 @@ DIM_MAX = 4096
 CLASSES_MAX = 16
 NAME_BYTES_MAX = 200
 DTYPES = ("float32", "bfloat16", "float16")
-PART_MARK = "\x1f"  # between the name of a table and the number of a row class
+RESERVED_CHARACTER = "\x1f"  # in names of tables
 
 
-def part_name(table: str, row_class: int) -> str:
-    """What pulls and pushes call the keys of one row class of a table: its name, for class 0."""
-    return f"{table}{PART_MARK}{row_class}" if row_class else table
+class RowClassId(NamedTuple):
+    """One row class of a table: what keys are pulled and pushed by."""
 
-
-def split_part(part: str) -> tuple[str, int]:
-    """The inverse of part_name."""
-    table, mark, row_class = part.partition(PART_MARK)
-    return table, int(row_class) if mark else 0
+    table: str
+    row_class: int = 0
 
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Everything about a table that may never change while it lives. Two schemas are compared by
-    value.
+    """What may never change in the life of a table. Schemas are compared by value.
 
     Attributes:
-        dims: weights per row of each row class; class 0 is the default. At most 16 classes, that of
-            the heads included.
+        dims: weights per row of each row class; class 0 is the default. At most 16 classes,
+            including that of the heads.
         dtype: of the weights in memory; wide rows, files and messages have float32.
-        rule: name and fixed values of the update rule, as `Rule.fixed()`.
-        initializer: (kind, a, b), as `Initializer.spec()`.
-        absent: what a lookup answers for a key without a row: its "initial" weights, or "zeros".
-        policy: how long rows live and what they remember, as `Policy.fixed()`.
-        admission: which keys get a row, as `Admission.fixed()`; None: all.
+        rule: name and fixed values of the update rule, `Rule.fixed()`.
+        initializer: (kind, a, b), `Initializer.spec()`.
+        absent: the result of a lookup of a key without a row: its "initial" weights, or "zeros".
+        policy: how long rows live, `Policy.fixed()`.
+        admission: which keys get a row, `Admission.fixed()`; None: all.
     """
 
     name: str
@@ -70,12 +65,12 @@ class TableSchema:
 
     @property
     def wide_dim(self) -> int:
-        """Of a wide row: the largest dim."""
+        """The largest dim: that of wide rows."""
         return max(self.dims)
 
     @property
     def head_class(self) -> int | None:
-        """The class of rows that have weight 0 alone as yet; None: rows begin whole."""
+        """The class of rows that have only weight 0 so far; None: rows are whole from the start."""
         has_heads = self.policy.get("embedx_threshold") is not None and self.wide_dim > 1
         return len(self.dims) if has_heads else None
 
@@ -89,8 +84,8 @@ class TableSchema:
         return self.dims[row_class]
 
     def width_of(self, row_class: int) -> int:
-        """Floats that a lookup of a class answers for a key: the weights, show and click before
-        them if the policy says so.
+        """Floats per key in a lookup of a class: the weights, and before them show and click if the
+        policy pulls statistics.
         """
         return self.dim_of(row_class) + (2 if self.pulls_statistics else 0)
 
@@ -101,12 +96,12 @@ class TableSchema:
 
     @property
     def pulls_statistics(self) -> bool:
-        """Whether lookups answer show and click before the weights."""
+        """Whether lookups return show and click before the weights."""
         return bool(self.policy.get("pulls_statistics", False))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The per-key columns that pushes carry besides the gradient (trireme.ps.columns)."""
+        """The per-key columns that pushes carry besides gradients (trireme.protocol.columns)."""
         counts = self.admission is not None and self.admission["name"] == CountFilter.name
         return (("show_click", "feature") if self.is_scored else ()) + (
             ("count",) if counts else ()
@@ -128,7 +123,7 @@ class TableSchema:
 
     @staticmethod
     def from_wire(body: Mapping[str, Any]) -> TableSchema:
-        """Raises BadRequest when a field is missing or of the wrong type."""
+        """Raises BadRequest if a field is missing or has the wrong type."""
         try:
             kind, a, b = body["initializer"]
             columns = list(body["columns"])
@@ -142,7 +137,7 @@ class TableSchema:
                 # checkpoints of 0.1.0 lack these
                 absent=str(body.get("absent", "initial")),
                 policy=dict(body.get("policy", Policy().fixed())),
-                admission=None if (found := body.get("admission")) is None else dict(found),
+                admission=None if (admission := body.get("admission")) is None else dict(admission),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadRequest(f"TableSchema: expected a complete schema, found {body!r}") from error
@@ -161,8 +156,10 @@ def _check_schema(schema: TableSchema) -> None:
         raise BadRequest(
             f"Table: expected a name of 1 to {NAME_BYTES_MAX} bytes, found {name_bytes}"
         )
-    if PART_MARK in schema.name:
-        raise BadRequest(f"Table: expected a name without {PART_MARK!r}, found {schema.name!r}")
+    if RESERVED_CHARACTER in schema.name:
+        raise BadRequest(
+            f"Table: expected a name without {RESERVED_CHARACTER!r}, found {schema.name!r}"
+        )
     is_right = len(schema.dims) >= 1 and all(1 <= dim <= DIM_MAX for dim in schema.dims)
     if not is_right or len(schema.dims) + (schema.head_class is not None) > CLASSES_MAX:
         raise BadRequest(
@@ -178,7 +175,7 @@ def _check_schema(schema: TableSchema) -> None:
         raise BadRequest(
             f"Table {schema.name!r}: expected absent 'initial' or 'zeros', found {schema.absent!r}"
         )
-    policy_of(schema.policy)  # raises for what is none
+    policy_of(schema.policy)  # raises BadRequest if it is none
     if schema.admission is not None:
         admission = admission_of(schema.admission)
         if isinstance(admission, ScoreFilter) and not schema.is_scored:
@@ -193,23 +190,22 @@ class Table:
     """A named set of rows, one per key. Declaring it costs nothing: servers create it on first use.
 
     Attributes:
-        feature_numbers: what rows that count shows remember of the feature they came from; of a
-            feature that is not here the number that its name is, else its place in the table.
+        feature_numbers: feature -> the number that scored rows store as their feature. Default: the
+            feature's name if it is a number, else its index in the table.
 
     Args:
-        name: what servers and checkpoints call it.
+        name: in servers and checkpoints.
         dim: weights per row, D.
-        dims: in its place, the dim of each feature that reads the table. Rows take no more memory
-            than their feature's dim. Needs `salt` where dims differ: an id of two features would
-            else be one row of two dims.
+        dims: instead of `dim`, the dim of each feature that reads the table; rows take the memory
+            of their feature's dim. Different dims need `salt`: otherwise an id of two features
+            would be one row of two dims.
         optimizer: the update rule, `trireme.optim.*`.
         initializer: the weights of a row that has not been pushed yet, `trireme.initializer.*`.
-        dtype: of the weights in the servers' memory: "float32", or 16 bits, "bfloat16" or
-            "float16" (numbers up to 65504 in steps of 2**-11 of their size: what is larger becomes
-            the largest). Weights of 16 bits are rounded up or down by chance, so that the mean is
-            right and small updates are not lost; the chance follows from seed, key, stream,
-            sequence and element, so a run can be repeated. State and gradients are float32, as is
-            what modules return.
+        dtype: of the weights in the servers' memory: "float32", or 16 bits, "bfloat16" or "float16"
+            (up to 65504, with a relative precision of 2**-11; larger numbers are clipped). Weights
+            of 16 bits are rounded stochastically, so that the mean is right and small updates are
+            not lost; the draw depends on seed, key, stream, sequence and element alone, so a run
+            can be repeated. State, gradients and the results of modules are float32.
         salt: give every feature a key space of its own, so that equal ids of two features are two
             rows.
         seed: of the initial weights.
@@ -288,9 +284,9 @@ class Table:
         return self.parts[self.schema.dims.index(self._dim_of[feature])]
 
     @property
-    def part(self) -> str:
-        """What pulls and pushes call these rows, see part_name."""
-        return part_name(self.name, self.row_class)
+    def class_id(self) -> RowClassId:
+        """By what rows of this table and row class are pulled and pushed."""
+        return RowClassId(self.name, self.row_class)
 
     @classmethod
     def of_schema(cls, schema: TableSchema) -> Table:

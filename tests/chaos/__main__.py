@@ -1,4 +1,4 @@
-"""`make chaos KILLS=100 SEED=n`: rounds of chaos until so many processes were killed.
+"""`make chaos KILLS=100 SEED=n`: run rounds of chaos until that many processes were killed.
 
 Ends with one line `CHAOS {json}`; code 0 if nothing was lost, nothing was applied twice, nothing
 hung and everything else was as it should be too.
@@ -49,10 +49,10 @@ def main() -> int:
             outcomes.append(_one(seed, made, scale, arguments))
             if sum(outcome.kills for outcome in outcomes) >= arguments.kills:
                 break
-    found = summary(outcomes)
-    found |= {"seed": arguments.round or arguments.seed}
-    found |= {"seconds": round(time.monotonic() - started)}
-    print("CHAOS", json.dumps(found), flush=True)
+    actual = summary(outcomes)
+    actual |= {"seed": arguments.round or arguments.seed}
+    actual |= {"seconds": round(time.monotonic() - started)}
+    print("CHAOS", json.dumps(actual), flush=True)
     return exit_code(outcomes, 0 if arguments.round else arguments.kills)
 
 
@@ -98,12 +98,12 @@ def _one(seed: str, made: Lab, scale: Scale, arguments: argparse.Namespace) -> O
 
 def again(seed: str, arguments: argparse.Namespace) -> str:
     """The command that runs this round alone. `make chaos` knows no more than the round."""
-    told = [f"--{name} {getattr(arguments, name)}" for name in ("mode", "network")]
-    told = [text for text in told if not text.endswith(" None")]
-    told += ["--small"] if arguments.small else []
-    if not told:
+    options = [f"--{name} {getattr(arguments, name)}" for name in ("mode", "network")]
+    options = [text for text in options if not text.endswith(" None")]
+    options += ["--small"] if arguments.small else []
+    if not options:
         return f"make chaos ROUND={seed}"
-    return " ".join([".venv/bin/python -m tests.chaos --round", seed, *told])
+    return " ".join([".venv/bin/python -m tests.chaos --round", seed, *options])
 
 
 if __name__ == "__main__":

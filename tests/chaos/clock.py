@@ -1,4 +1,4 @@
-"""Clocks that jump: a shim before libc tells processes another time of day (clock.c)."""
+"""Clocks that jump: a library loaded before libc (clock.c) gives processes another time of day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the chaos suite share."""
+"""Fixtures of the chaos suite."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The disk of one server, which can be full: a small one of its own where root may mount it, else a
-limit on the files of the process.
+"""The disk of one server, which can fill up: a small mounted disk where root may mount one, else a
+limit on the size of the process's files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Disk(Protocol):
 
 
 class SmallDisk:
-    """What is below `folder`, filled with a file of somebody else."""
+    """The disk that holds `folder`, filled by another file."""
 
     def __init__(self, folder: Path) -> None:
         self._other = folder / "other"

@@ -1,4 +1,4 @@
-"""Makes the events of a plan happen to a job, each in its time, and ends them again."""
+"""Makes the events of a plan happen to a job at their times, and ends them again."""
 
 from __future__ import annotations
 

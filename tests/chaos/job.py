@@ -1,4 +1,4 @@
-"""The processes of a round: started, killed, stopped and started again with their identity."""
+"""The processes of one round: started, killed, stopped, and restarted under the same identity."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.chaos.plan import Plan
 from tests.chaos.script import Options
 from tests.programs import Program, Template
 from tests.proxy import Faults, Proxy
-from trireme import cli
+from trireme.commands import cli
 
 SCRIPT = str(Path(script.__file__))
-SERVER = ["-m", "trireme.cli", "server"]
+SERVER = ["-m", "trireme", "server"]
 TIMEOUT_S = 60.0
 """How long the job's processes wait for each other."""
 
@@ -168,10 +168,10 @@ class Job:
 
     def _make_keys(self) -> None:
         arguments = ["keys", str(self.folder / "keys"), "--worker_num", str(self.plan.num_workers)]
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             code = cli.main(arguments)
         if code != 0:
-            raise RuntimeError(f"trireme keys: {said.getvalue()}")
+            raise RuntimeError(f"trireme keys: {output.getvalue()}")
 
     def _environment(self, place: str, slot: int) -> Mapping[str, str]:
         env = {"TRIREME_TIMEOUT_S": f"{TIMEOUT_S:g}", "TRIREME_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""What a job should have come to, and what its last checkpoint says that it has come to."""
+"""Compares what a job should have computed with what its last checkpoint holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from tests.chaos.script import BATCH, NUM_KEYS, Model, Options, examples, make_trainer
-from tests.integration.resuming import contents
+from tests.integration.resumed_jobs import contents
 from trireme import _core
-from trireme.cluster import embedded
+from trireme.job.embedded import embedded
+from trireme.table import RowClassId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +46,11 @@ RIGHT = Verdict()
 def judge(options: Options, undisturbed: Path | None = None) -> Verdict:
     """Compares the last checkpoint with what was trained on, and with that of a run in peace."""
     last = Path(options.folder) / "last"
-    wanted, found = expected(options), saved(last)
-    missing, surplus = wanted.keys - found.keys, found.keys - wanted.keys
+    wanted, actual = expected(options), saved(last)
+    missing, surplus = wanted.keys - actual.keys, actual.keys - wanted.keys
     return Verdict(
-        lost=missing.total() + max(0, wanted.pushes - found.pushes),
-        twice=surplus.total() + max(0, found.pushes - wanted.pushes),
+        lost=missing.total() + max(0, wanted.pushes - actual.pushes),
+        twice=surplus.total() + max(0, actual.pushes - wanted.pushes),
         differing=() if undisturbed is None else tuple(differing(last, undisturbed)),
     )
 
@@ -89,7 +90,7 @@ def saved(path: Path) -> Counts:
         model = Model()
         make_trainer("async", model, cluster).load(path)
         keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({"counted": keys}).rows["counted"][:, 0]
+        rows = cluster.client.pull({RowClassId("counted"): keys}).rows[RowClassId("counted")][:, 0]
         pushes = model.pushes.item()
     if not (np.array_equal(rows, rows.round()) and abs(pushes - round(pushes)) < 0.01):
         raise ValueError(f"judge: expected whole numbers, found {pushes} and {rows}")
@@ -97,15 +98,15 @@ def saved(path: Path) -> Counts:
     return Counts(keys=Counter(by_key), pushes=round(pushes))
 
 
-def differing(found: Path, expected: Path) -> list[str]:
+def differing(actual: Path, expected: Path) -> list[str]:
     """Files of one checkpoint that say something else than those of the other: all but the number
     of the save that a row has changed before, since one that was cut off counts.
     """
-    ours, theirs = contents(found), contents(expected)
+    ours, right = contents(actual), contents(expected)
     return sorted(
         name
-        for name in ours.keys() | theirs.keys()
-        if _content(name, ours.get(name)) != _content(name, theirs.get(name))
+        for name in ours.keys() | right.keys()
+        if _content(name, ours.get(name)) != _content(name, right.get(name))
     )
 
 

@@ -1,4 +1,4 @@
-"""What rounds of chaos need of this machine, made once for all of them."""
+"""What the rounds of chaos need from this machine, set up once for all of them."""
 
 from __future__ import annotations
 

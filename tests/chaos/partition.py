@@ -1,4 +1,4 @@
-"""A network of two hosts, namespaces of this machine, whose cable can be pulled."""
+"""A network of two hosts (namespaces of this machine) whose connection can be cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens in a round, drawn from a seed: the job, and which process suffers what, and when.
+"""A plan of one round, drawn from a seed: the job, and what happens to which process when.
 
 The plan is the same for the same seed; at which instruction an event strikes is up to the machine.
 """

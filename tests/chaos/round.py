@@ -1,4 +1,4 @@
-"""One round: a job suffers what its plan says, ends, and is judged."""
+"""One round: a job runs while the events of its plan happen, ends, and is judged."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Outcome:
 
     def __str__(self) -> str:
         end = "right: it ended with errors, as it must" if self.has_failed else "right"
-        found = end if self.is_right else f"WRONG: {self.problem or self.verdict}"
-        return f"{self.kills} kills, {self.seconds:.0f} s, {found}"
+        actual = end if self.is_right else f"WRONG: {self.problem or self.verdict}"
+        return f"{self.kills} kills, {self.seconds:.0f} s, {actual}"
 
 
 def run_round(plan: Plan, folder: Path, lab: Lab, *, deadline_s: float, flaw: str = "") -> Outcome:

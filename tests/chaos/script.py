@@ -1,4 +1,4 @@
-"""A worker's script of the chaos suite: what it trains counts its updates.
+"""Training script of the chaos suite: its rows and parameters count their updates.
 
 Called with a JSON object of `Options`. Every push of a batch with a key adds 1 to the key's row of
 the table `counted`, and 1 to the dense parameter `pushes`; in sync all workers' pushes of a step
@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import Cluster
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
 
 BATCH, NUM_KEYS, DIM = 8, 150, 3
 STRATEGIES = {
@@ -40,7 +40,7 @@ SCHEMA = tr.data.Schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a worker is told.
+    """Settings of a worker.
 
     Attributes:
         folder: where checkpoints go; the last one is `last`. It is written when there is a file
@@ -159,8 +159,8 @@ def _nudge(method: Any) -> Any:
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
-    options = Options(**{**told, "lengths": tuple(told["lengths"])})
+    settings = json.loads(sys.argv[1])
+    options = Options(**{**settings, "lengths": tuple(settings["lengths"])})
     with tr.init() as cluster:
         for seed in (torch.manual_seed, np.random.seed, random.seed):  # a save has their states
             seed(cluster.worker)

@@ -1,4 +1,4 @@
-"""A little of `make chaos`, each kind of event once, and that the suite sees what it looks for."""
+"""A small part of `make chaos`: each kind of event once, and each kind of error is detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.chaos.judge import Verdict
 from tests.chaos.lab import Lab
 from tests.chaos.plan import LONG, SMALL, Event, Plan, draw
 from tests.chaos.round import Outcome, run_round
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 
 DEADLINE_S = 50.0
 """Of a job of a few seconds. Two of them are within the time that a test may take."""
@@ -66,9 +66,7 @@ def test_messages_delayed_repeated_lost_and_cut_change_nothing(tmp_path: Path, l
 
 
 @pytest.mark.parametrize("killed", ["kill server", "kill worker"])
-def test_a_partition_during_which_somebody_is_killed_changes_nothing(
-    tmp_path: Path, lab: Lab, killed: str
-) -> None:
+def test_a_kill_during_a_partition_changes_nothing(tmp_path: Path, lab: Lab, killed: str) -> None:
     events = [event(0.3, "partition", seconds=1.0), event(0.3, killed, 1, 0.2)]
     suffer(plan_of("async", *events, network="namespaces"), tmp_path, lab)
 
@@ -87,16 +85,16 @@ def test_programs_see_their_clocks_jump(tmp_path: Path, lab: Lab) -> None:
     env = {"CHAOS_CLOCK_SLOT": str(slot), "PYTHONUNBUFFERED": "1"}
     with lab.near.programs.start("program", [str(script)], env) as program:
 
-        def said() -> float:
+        def read_clock() -> float:
             program.send("")
             return float(program.wait_line(r"^\S+")[0])
 
         try:
-            before = said()
+            before = read_clock()
             lab.clock.jump(slot, 86400.0 * 400)
-            later = said()
+            later = read_clock()
             lab.clock.jump(slot, -2 * 86400.0 * 400)
-            earlier = said()
+            earlier = read_clock()
         finally:
             lab.clock.set_right()
         assert program.finish() == 0
@@ -112,7 +110,7 @@ def test_clocks_that_jump_change_nothing(tmp_path: Path, lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("has_disks", [True, False])
-def test_a_job_goes_on_when_a_disk_that_was_full_has_room(
+def test_a_job_continues_when_a_full_disk_has_room_again(
     tmp_path: Path, lab: Lab, has_disks: bool
 ) -> None:
     """A disk of its own where that can be mounted; and a limit on files, anywhere."""
@@ -121,9 +119,7 @@ def test_a_job_goes_on_when_a_disk_that_was_full_has_room(
     assert_server_found_disk_full(tmp_path)
 
 
-def test_a_server_that_starts_on_a_full_disk_says_so_and_starts_when_it_has_room(
-    tmp_path: Path, lab: Lab
-) -> None:
+def test_a_server_restarted_on_a_full_disk_waits_for_room(tmp_path: Path, lab: Lab) -> None:
     events = [event(0.4, "disk", 1), event(0.4, "kill server", 1)]
     suffer(plan_of("async", *events), tmp_path, lab)
     assert_server_found_disk_full(tmp_path)
@@ -158,7 +154,7 @@ def test_the_same_seed_draws_the_same_plan() -> None:
 
 
 @pytest.mark.parametrize("flaw", ["lost", "twice", "bit", "hung"])
-def test_what_is_wrong_is_found(tmp_path: Path, lab: Lab, flaw: str) -> None:
+def test_every_kind_of_wrong_result_is_detected(tmp_path: Path, lab: Lab, flaw: str) -> None:
     plan = replace(plan_of("sync" if flaw == "bit" else "async"), num_servers=1, lengths=(6,))
     plan = replace(plan, every_steps=0, is_handed=False)
     deadline_s = 5.0 if flaw == "hung" else DEADLINE_S
@@ -172,7 +168,7 @@ def test_what_is_wrong_is_found(tmp_path: Path, lab: Lab, flaw: str) -> None:
 
 
 @pytest.mark.parametrize(("flaw", "code"), [("code", 3), ("error", 1)])
-def test_a_process_that_ends_as_it_should_not_is_found(
+def test_a_process_with_a_wrong_exit_code_is_detected(
     tmp_path: Path, lab: Lab, flaw: str, code: int
 ) -> None:
     """In a job too that a kill is going to end with errors."""
@@ -184,13 +180,13 @@ def test_a_process_that_ends_as_it_should_not_is_found(
     assert not outcome.is_right
 
 
-def test_a_process_that_does_not_end_after_all_is_done_is_found(tmp_path: Path, lab: Lab) -> None:
+def test_a_process_that_does_not_end_is_detected(tmp_path: Path, lab: Lab) -> None:
     plan = replace(plan_of("async"), num_servers=1, lengths=(6,), every_steps=0, is_handed=False)
     outcome = run_round(plan, tmp_path, lab, deadline_s=8.0, flaw="stays")
     assert outcome.is_hung, outcome
 
 
-def test_how_to_run_a_round_again_tells_what_was_chosen() -> None:
+def test_the_command_to_repeat_a_round_has_its_options() -> None:
     def hint(**chosen: object) -> str:
         rest = {"mode": None, "network": None, "small": False}
         return again("7.3", Namespace(**(rest | chosen)))
@@ -231,5 +227,5 @@ def test_only_enough_kills_and_right_rounds_are_a_success() -> None:
         Outcome(plan=plan, kills=3, problem="worker 0 ended with 1"),
     ):
         assert exit_code([right, wrong], num_kills=0) == 1
-    found = summary([right, Outcome(plan=plan, kills=2, verdict=Verdict(lost=2, twice=1))])
-    assert (found["kills"], found["lost"], found["twice"], found["hung"]) == (5, 2, 1, 0)
+    actual = summary([right, Outcome(plan=plan, kills=2, verdict=Verdict(lost=2, twice=1))])
+    assert (actual["kills"], actual["lost"], actual["twice"], actual["hung"]) == (5, 2, 1, 0)

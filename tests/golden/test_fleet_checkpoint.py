@@ -1,4 +1,4 @@
-"""Checkpoints that Paddle 2.6.2 wrote: loaded, the model predicts what Paddle predicts.
+"""Checkpoints written by Paddle 2.6.2: the loaded model predicts what Paddle predicts.
 
 The files were written under Paddle by benchmarks/paddle/checkpoint.py --accessor A --rule R --dense
 D into A-R-D; of `inference` only dnn_plugin, of one of them, is kept.
@@ -26,8 +26,10 @@ from benchmarks.paddle.checkpoint import (
     LAYERS,
     SHARDS,
 )
-from trireme.cluster import Cluster, embedded, set_default
-from trireme.ps.adam_d2sum import AdamD2Sum
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
+from trireme.protocol.adam_d2sum import AdamD2Sum
 
 FOLDER = Path(__file__).with_name("fleet_checkpoint")
 CASES = sorted(path.name for path in FOLDER.iterdir())
@@ -87,8 +89,8 @@ def make_trainer(cluster: Cluster, case: str) -> tr.Trainer:
     )
 
 
-def predictions(trainer: tr.Trainer, told: dict[str, Any]) -> np.ndarray:
-    keys = torch.from_numpy(np.array(told["keys"], np.uint64).view(np.int64))
+def predictions(trainer: tr.Trainer, recorded: dict[str, Any]) -> np.ndarray:
+    keys = torch.from_numpy(np.array(recorded["keys"], np.uint64).view(np.int64))
     trainer.model.eval()
     with torch.no_grad():
         logits = trainer.model(dict(zip(NAMES, keys.unbind(1), strict=True)))
@@ -97,33 +99,35 @@ def predictions(trainer: tr.Trainer, told: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.parametrize("case", CASES)
 def test_predictions_are_paddles(case, tmp_path):
-    told = json.loads((FOLDER / case / "predicted.json").read_text())
+    recorded = json.loads((FOLDER / case / "predicted.json").read_text())
     with embedded(threads=1) as cluster:
         set_default(cluster)
         trainer = make_trainer(cluster, case)
-        trainer.import_fleet(FOLDER / case / "saved", accessor=case.split("-")[0])
-        found = predictions(trainer, told)
-        expected = np.array(told["predictions"])
+        tr.interchange.import_fleet(trainer, FOLDER / case / "saved", accessor=case.split("-")[0])
+        actual = predictions(trainer, recorded)
+        expected = np.array(recorded["predictions"])
         assert np.ptp(expected) > 1e-3
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_came_in_goes_out_the_same(case, tmp_path):
+def test_imported_files_are_exported_unchanged(case, tmp_path):
     """Every number of Paddle's text; the powers of betas up to its six digits."""
     accessor = case.split("-")[0]
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster, case)
-        trainer.import_fleet(FOLDER / case / "saved", accessor=accessor)
-        trainer.export_fleet(tmp_path / "ours", accessor=accessor, shard_num=SHARDS, compress=True)
+        tr.interchange.import_fleet(trainer, FOLDER / case / "saved", accessor=accessor)
+        tr.interchange.export_fleet(
+            trainer, tmp_path / "ours", accessor=accessor, shard_num=SHARDS, compress=True
+        )
     saved = FOLDER / case / "saved"
     for path in sorted(saved.glob("*/*")):
-        expected, found = lines(path), lines(tmp_path / "ours" / path.relative_to(saved))
+        expected, actual = lines(path), lines(tmp_path / "ours" / path.relative_to(saved))
         if path.parent.name == "000":  # rows have no order
-            expected, found = sorted(expected), sorted(found)
-            assert [line[0] for line in found] == [line[0] for line in expected]
-        for ours, theirs in zip(found, expected, strict=True):
-            np.testing.assert_allclose(np.array(ours, float), np.array(theirs, float), rtol=5e-6)
+            expected, actual = sorted(expected), sorted(actual)
+            assert [line[0] for line in actual] == [line[0] for line in expected]
+        for ours, right in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(np.array(ours, float), np.array(right, float), rtol=5e-6)
 
 
 def lines(path: Path) -> list[list[str]]:
@@ -134,17 +138,17 @@ def lines(path: Path) -> list[list[str]]:
 def test_an_inference_model_has_the_exact_dense_weights():
     """Its rows are the same text, its dense weights what the other's have been rounded from."""
     case = "SparseAccessor-adagrad-adam"
-    names = {f"fc_{i}.{theirs}": f"mlp.{2 * i}.{ours}" for i in range(3)
-             for theirs, ours in (("w_0", "weight"), ("b_0", "bias"))}  # fmt: skip
-    told = json.loads((FOLDER / case / "predicted.json").read_text())
+    names = {f"fc_{i}.{paddle_name}": f"mlp.{2 * i}.{ours}" for i in range(3)
+             for paddle_name, ours in (("w_0", "weight"), ("b_0", "bias"))}  # fmt: skip
+    recorded = json.loads((FOLDER / case / "predicted.json").read_text())
     with embedded(threads=1) as cluster:
         set_default(cluster)
         trainer = make_trainer(cluster, case)
-        trainer.import_fleet(FOLDER / case / "saved", dense=names)
+        tr.interchange.import_fleet(trainer, FOLDER / case / "saved", dense=names)
         rounded = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-        trainer.import_fleet(FOLDER / case / "inference", dense=names)
+        tr.interchange.import_fleet(trainer, FOLDER / case / "inference", dense=names)
         for name, exact in trainer.model.named_parameters():
             torch.testing.assert_close(exact.detach(), rounded[name], rtol=5e-6, atol=0)
         assert any((p != rounded[n]).any() for n, p in trainer.model.named_parameters())
-        found = predictions(trainer, told)
-    np.testing.assert_allclose(found, told["predictions"], rtol=0, atol=1e-5)
+        actual = predictions(trainer, recorded)
+    np.testing.assert_allclose(actual, recorded["predictions"], rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Rows of Fleet's rules follow those that Paddle 2.6.2 pulled, batch by batch.
+"""Rows under Fleet's update rules equal those that Paddle 2.6.2 pulled, batch by batch.
 
 The files were written under Paddle by benchmarks/paddle/rows.py --batches 24 --batch 8 --features 4
 --dim 3; `make bench BENCH=fleet RIVAL=paddle` compares 100 batches of Criteo's shape.
@@ -20,13 +20,13 @@ SHAPE = Shape(batches=24, batch=8, features=4, dim=3)
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_follow_paddles(rule):
-    theirs = np.load(FOLDER / f"{rule}.npz")["rows"]
-    assert theirs.shape == (24, 8, 4, 3)
-    assert np.abs(theirs[-1]).max() > 1e-3
-    distances = distances_of(rule, FOLDER / "data.txt", SHAPE, theirs)
+    paddle_rows = np.load(FOLDER / f"{rule}.npz")["rows"]
+    assert paddle_rows.shape == (24, 8, 4, 3)
+    assert np.abs(paddle_rows[-1]).max() > 1e-3
+    distances = distances_of(rule, FOLDER / "data.txt", SHAPE, paddle_rows)
     assert distances.max() < 1e-5, distances
 
 
 def test_another_rule_does_not_follow():
-    theirs = np.load(FOLDER / "adagrad.npz")["rows"]
-    assert distances_of("std_adagrad", FOLDER / "data.txt", SHAPE, theirs).max() > 1e-4
+    paddle_rows = np.load(FOLDER / "adagrad.npz")["rows"]
+    assert distances_of("std_adagrad", FOLDER / "data.txt", SHAPE, paddle_rows).max() > 1e-4

@@ -1,4 +1,4 @@
-"""The bytes of protocol version 1, part by part, as docs/protocol.md gives them.
+"""The bytes of protocol version 1, field by field, as docs/protocol.md specifies them.
 
 A change here is a change of the protocol: old clients and servers meet new ones. The bytes are
 written by hand from the document; they are never regenerated.
@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from trireme.errors import WrongMap
-from trireme.rpc import Client, Limits, Reply, Request, Server
+from trireme.rpc import Limits, Reply, Request, RpcClient, Server
 from trireme.rpc.frames import pack, unpack
 
 # name: (header, arrays, header bytes, bytes of the other parts)
@@ -145,7 +145,7 @@ def test_client_and_server_say_just_this() -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        with Client(name="worker 0") as client:
+        with RpcClient(name="worker 0") as client:
             client._ids = itertools.count(header["id"])
             done = pool.submit(
                 client.call, f"127.0.0.1:{port}", "push", header["b"], arrays, timeout_s=30.0005

@@ -224,8 +224,8 @@ class Mutator:
 
 def _holders(value: Any) -> list[Any]:
     """All maps and lists within a value, itself included."""
-    found = [value] if isinstance(value, dict | list) else []
+    actual = [value] if isinstance(value, dict | list) else []
     for inner in value.values() if isinstance(value, dict) else value:
         if isinstance(inner, dict | list):
-            found += _holders(inner)
-    return found
+            actual += _holders(inner)
+    return actual

@@ -1,6 +1,5 @@
-"""Messages that are almost right: the frame decoder and every handler answer them with typed
-errors, and the server goes on. The corpus holds what fuzzing.py found; a little of its random work
-runs too.
+"""Almost valid messages: the frame decoder and every handler answer with typed errors, and the
+server continues. Replays the corpus that fuzzing.py found, and a little random fuzzing.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from tests.hostile.mutation import Message
 from tests.hostile.traffic import World, record
 from tests.jobs import InProcessServer
 from tests.long import pick
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from trireme.errors import BadRequest, Internal, TriremeError
-from trireme.rpc import Client, Limits, frames
+from trireme.rpc import Limits, RpcClient, frames
 
 NUM_MESSAGES = pick(short=600, long=60_000)
 LIMITS = Limits()
@@ -47,7 +46,9 @@ def test_the_recorded_jobs_call_every_method(jobs: list[list[Message]], root: Pa
     assert {message.method for job in jobs for message in job} == World(root).handlers.keys()
 
 
-def test_what_was_recorded_is_answered_as_it_was(jobs: list[list[Message]], root: Path) -> None:
+def test_recorded_messages_get_their_recorded_answers(
+    jobs: list[list[Message]], root: Path
+) -> None:
     """So mutated messages get as far as whole ones did."""
     for job in jobs:
         world = World(root)
@@ -107,7 +108,7 @@ def test_bytes_at_random_are_no_messages(jobs: list[list[Message]]) -> None:
 def test_a_server_answers_the_corpus_over_the_network_and_serves_on(tmp_path: Path) -> None:
     """Through real sockets, with a good client beside: nothing breaks, nothing is INTERNAL."""
     server = InProcessServer(tmp_path)
-    with server.rpc, Client(name="good") as good, ExitStack() as stack:
+    with server.rpc, RpcClient(name="good") as good, ExitStack() as stack:
         peer = stack.enter_context(RawPeer(server.endpoint)).hello()
         for number, parts in enumerate(fuzzing.read_corpus()):
             peer.socket.sendall(message(*_calm(parts)))

@@ -1,4 +1,4 @@
-"""Peers that break the protocol get a typed error or are closed; the server serves the others.
+"""Peers that break the protocol get a typed error or are disconnected; others are still served.
 
 Every test ends by a call of a well-behaved client, over a connection that was open all the time.
 """
@@ -18,7 +18,7 @@ import pytest
 from zmtp import HELLO, LONG, MORE, RawPeer, call, frame, greeting, message, send_until_closed
 
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.rpc import Client, Limits, Reply, Request, Server
+from trireme.rpc import Limits, Reply, Request, RpcClient, Server
 
 MIB = 1 << 20
 LIMITS = Limits(
@@ -49,14 +49,14 @@ def server(handled: threading.Semaphore) -> Iterator[Server]:
     handlers = {"echo": lambda request: Reply(request.body, request.arrays), "blob": blob}
     with (
         Server("127.0.0.1:0", handlers, name="server 0", limits=LIMITS) as server,
-        Client(name="good") as good,
+        RpcClient(name="good") as good,
     ):
         assert good.call(server.endpoint, "echo", {"before": 1}, timeout_s=30).body == {"before": 1}
-        channel = good._channels[server.endpoint]
-        connection = channel._socket
+        connection = good._connections[server.endpoint]
+        zmq_socket = connection._socket
         yield server
         assert good.call(server.endpoint, "echo", {"after": 1}, timeout_s=30).body == {"after": 1}
-        assert channel._socket is connection, "the good client's connection was closed too"
+        assert connection._socket is zmq_socket, "the good client's connection was closed too"
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_wrong_hello_is_answered_and_never_welcomed(peer: RawPeer, spoilt: dict[
     assert peer.header()["code"] == BadRequest.code
 
 
-def test_wrong_version_is_told_both_versions(peer: RawPeer) -> None:
+def test_a_wrong_version_is_answered_with_both_versions(peer: RawPeer) -> None:
     peer.greet().send(HELLO | {"version_min": 7, "version_max": 9})
     assert "version 1, found a client that speaks 7 to 9" in peer.header()["message"]
 
@@ -325,7 +325,7 @@ def test_too_many_bytes_in_many_parts_are_refused(peer: RawPeer) -> None:
     assert peer.header()["code"] == ResourceExhausted.code
 
 
-def test_peer_that_goes_on_with_faults_is_closed(peer: RawPeer) -> None:
+def test_peer_that_repeats_faults_is_disconnected(peer: RawPeer) -> None:
     peer.hello()
     for _ in range(LIMITS.faults_max):
         peer.socket.sendall(message(b"garbage"))
@@ -379,7 +379,7 @@ def test_connections_that_come_and_go_leave_nothing(server: Server) -> None:
     def num_descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    with Client(name="clock") as clock:
+    with RpcClient(name="clock") as clock:
         clock.call(server.endpoint, "echo", timeout_s=30)
         before = num_descriptors()
         for _ in range(200):

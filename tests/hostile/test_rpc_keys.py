@@ -1,4 +1,4 @@
-"""CURVE: who is admitted, and that everybody else gets nothing."""
+"""CURVE keys: listed clients are admitted, everybody else gets no answer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from zmtp import RawPeer, call, greeting, message
 
 from trireme.errors import BadRequest, Unavailable
 from trireme.rpc import (
-    Client,
     ClientKeys,
     KeyPair,
     Limits,
     Reply,
     Request,
+    RpcClient,
     Server,
     ServerKeys,
     make_keys,
@@ -54,9 +54,9 @@ def server(folder: Path, seen: list[Request]) -> Iterator[Server]:
         yield server
 
 
-def client(folder: Path, name: str, server: str = "server.pub") -> Client:
+def client(folder: Path, name: str, server: str = "server.pub") -> RpcClient:
     keys = ClientKeys.read(folder / name, folder / server)
-    return Client(name=name, keys=keys, limits=LIMITS)
+    return RpcClient(name=name, keys=keys, limits=LIMITS)
 
 
 def test_admitted_key_is_served(server: Server, folder: Path, seen: list[Request]) -> None:
@@ -80,7 +80,7 @@ def test_key_that_is_not_listed_is_refused_at_once(
 
 def test_client_without_key_gets_nothing(server: Server, seen: list[Request]) -> None:
     with (
-        Client(name="open", limits=LIMITS) as plain,
+        RpcClient(name="open", limits=LIMITS) as plain,
         pytest.raises(Unavailable, match="keys on one side only"),
     ):
         plain.call(server.endpoint, "echo", timeout_s=0.5)

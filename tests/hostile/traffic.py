@@ -1,5 +1,5 @@
-"""What a small job says to its server, recorded from the calls of a real worker; and a server's
-handlers in the state that this leaves.
+"""Messages of a small job, recorded from the calls of a real worker, and server handlers in the
+state after these calls.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import nn
 import trireme as tr
 from tests.hostile.mutation import Message
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import TriremeError, Unavailable
-from trireme.ps.attendance import Attendance
-from trireme.ps.client import Client
-from trireme.ps.coordinator import Coordinator
-from trireme.ps.handlers import handlers_of
-from trireme.ps.interchange.dense_blocks import read_blocks, write_blocks
-from trireme.ps.policies import counters, shrink
-from trireme.ps.shard import Shard
-from trireme.ps.transport import LOCAL, LocalTransport
+from trireme.interchange.worker_side.dense_blocks import read_blocks, write_blocks
+from trireme.job.cluster import Cluster
+from trireme.job.handlers import handlers_of
 from trireme.rpc import Deferred, Handler, Reply, Request, frames
 from trireme.rpc.limits import Limits
+from trireme.server.attendance import Attendance
+from trireme.server.state import ServerState
+from trireme.worker.client import WorkerClient
+from trireme.worker.expiry_calls import counters, shrink
+from trireme.worker.transport import LOCAL, LocalTransport
 
 FEATURES = ("a", "b")
 DAY_S = 86_400
@@ -44,12 +44,12 @@ class World:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.shard = Shard(_core.Pool(1))
-        self.shard.state = (
+        self.state = ServerState(_core.Pool(1))
+        self.state.state_id = (
             "the same"  # drawn at random, it would refuse what another world recorded
         )
         self.handlers: Mapping[str, Handler] = handlers_of(
-            self.shard, Coordinator(), Attendance().handlers(), root
+            self.state, Coordinator(), Attendance().handlers(), root
         )
 
     def send(self, parts: list[bytes]) -> Reply | TriremeError | None:
@@ -121,7 +121,7 @@ class Model(nn.Module):
             policy=tr.policy.CtrCommonAccessor(),
         )
         tables = (plain, scored, counted, fleet)
-        self.rows = nn.ModuleList(tr.nn.EmbeddingBag(of, features=FEATURES) for of in tables)
+        self.rows = nn.ModuleList(tr.nn.EmbeddingBag(table, features=FEATURES) for table in tables)
         self.out = nn.Linear(2 * 4 + (2 + 2) + (3 + 2) + 2 * 1 + 2 * (2 + 2), 1)
 
     def forward(self, batch: Any) -> torch.Tensor:
@@ -174,7 +174,7 @@ def record(root: Path) -> list[list[Message]]:
 
 def _cluster(transport: LocalTransport, streams: int) -> Cluster:
     pool = _core.Pool(1)
-    client = Client(
+    client = WorkerClient(
         [LOCAL],
         lambda _: transport,
         worker=0,
@@ -211,44 +211,44 @@ def _run(cluster: Cluster, folder: Path) -> None:
     torch.manual_seed(1)
     trainer = _trainer(cluster, folder.name, Model())
     trainer.fit(batches(3, seed=1))
-    if trainer.optimizer.is_sync:  # as a worker of several does that clip a step by its norm
+    if trainer.optimizer.mode.in_lockstep:  # as one of several workers that clip by the norm
         cluster.client.pull({}, staged=3, clipped=True)
     trainer.save(folder / "full")
     trainer.fit(batches(2, seed=2))
     trainer.save(folder / "delta", mode="delta")
     shrink(cluster.client, time=3 * DAY_S, day_over=True)
     counters(cluster.client)
-    trainer.export_rows(folder / "rows", state=True)
+    tr.interchange.export_parquet(trainer, folder / "rows", state=True)
     keys = {"key": np.arange(5, dtype=np.uint64), "weights": np.ones((5, 4), np.float32)}
-    trainer.import_rows("plain", keys)
-    trainer.import_rows("plain", folder / "rows" / "plain", replace=True)
+    tr.interchange.import_arrays(trainer, "plain", keys)
+    tr.interchange.import_parquet(trainer, "plain", folder / "rows" / "plain", replace=True)
     trainer.save(folder / "hot", mode="hot", hot=10)
-    trainer.export_fleet(folder / "fleet", shard_num=2, tables=FLEET, dense={})
-    trainer.import_fleet(folder / "fleet", tables=FLEET, dense={})
+    tr.interchange.export_fleet(trainer, folder / "fleet", shard_num=2, tables=FLEET, dense={})
+    tr.interchange.import_fleet(trainer, folder / "fleet", tables=FLEET, dense={})
     write_blocks(cluster.client, read_blocks(cluster.client)[1])
     _export(cluster.client, folder / "inference")
     trainer.load(folder / "full")
     _attend(cluster.client)
 
 
-def _export(client: Client, folder: Path) -> None:
+def _export(client: WorkerClient, folder: Path) -> None:
     """The rows of an export for inference; the dense part would take seconds."""
     for table, row_class in (("plain", 0), ("scored", 1)):
         body = {"path": str(folder / table), "tables": [table], "classes": [row_class]}
         body |= {"dtype": "float16", "version": 9, "since": 0, "forget": 0, "time": DAY_S}
-        client.everywhere("export.save", body, timeout_s=JOB_S)
+        client.servers.everywhere("export.save", body, timeout_s=JOB_S)
 
 
-def _attend(client: Client) -> None:
+def _attend(client: WorkerClient) -> None:
     """What a worker says beside its job: that it lives, and that it has come to the end."""
     with pytest.raises(Unavailable):  # there is no such job any more
-        client.everywhere("checkpoint.stop", {"job": "none"}, timeout_s=JOB_S)
-    client.ask_coordinator("coord.chain", {})
-    client.ask_coordinator("coord.map", {})
+        client.servers.everywhere("checkpoint.stop", {"job": "none"}, timeout_s=JOB_S)
+    client.servers.ask_coordinator("coord.chain", {})
+    client.servers.ask_coordinator("coord.map", {})
     client.stats()
     me = {"worker": 0, "num_workers": 1, "incarnation": client.incarnation}
-    client.everywhere("server.ready", {}, timeout_s=JOB_S)
-    client.everywhere("server.alive", {**me, "report": {"retries": 1}}, timeout_s=JOB_S)
+    client.servers.everywhere("server.ready", {}, timeout_s=JOB_S)
+    client.servers.everywhere("server.alive", {**me, "report": {"retries": 1}}, timeout_s=JOB_S)
     client.silent_workers()
     client.say_goodbye(me)
 

@@ -1,4 +1,4 @@
-"""What the integration tests share."""
+"""Fixtures of the integration tests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests.programs import Template, template
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, embedded
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 # Sums of torch (BatchNorm's, say) have other last bits with other numbers of threads, and a server
 # that a test runs in this process sets the number for all: so none may find another one.
@@ -29,7 +30,7 @@ def programs() -> Iterator[Template]:
 def default_cluster() -> Iterator[Cluster]:
     """Embedded tables, which modules find by themselves."""
     with embedded() as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         yield cluster
 
 

@@ -1,4 +1,4 @@
-"""Folders train/ and test/ of small files in Criteo's format, easy enough to learn in seconds."""
+"""Folders train/ and test/ with small files in Criteo's format, learnable within seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model file for runs on the data of tests/damaged.py; the key `format` says of which format."""
+"""A model file for runs on tests/damaged_files.py; the key `format` names the data format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import trireme as tr
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.damaged import SCHEMAS
+from tests.damaged_files import SCHEMAS
 
 
 class Model(nn.Module):

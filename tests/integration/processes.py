@@ -1,4 +1,4 @@
-"""Real processes of a test: started together, watched for their end, never left behind."""
+"""Real processes of a test: started together, waited for, and ended with the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Processes:
     """Started processes by name; each writes to a file of its own in `folder`.
 
     with Processes(folder) as processes:
-        processes.start("server 0", [sys.executable, "-m", "trireme.cli", "server", ...])
+        processes.start("server 0", [sys.executable, "-m", "trireme", "server", ...])
         outputs = processes.finish(60)
     """
 

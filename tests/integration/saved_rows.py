@@ -1,4 +1,4 @@
-"""The rows of a checkpoint, read as any Arrow reader would."""
+"""Reads the rows of a checkpoint with plain Arrow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trireme.ps.checkpoint import open_storage, read_manifest
+from trireme.checkpoint.format.manifest import read_manifest
+from trireme.storage.storage import open_storage
 
 
 def saved_rows(checkpoint: Path) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
@@ -17,8 +18,8 @@ def saved_rows(checkpoint: Path) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
     tables = {}
     for name, part in manifest.tables.items():
         columns: dict[str, list[Any]] = {}
-        for piece in part.pieces:
-            with pa.memory_map(str(checkpoint / piece.rows.path)) as source:
+        for files in part.files:
+            with pa.memory_map(str(checkpoint / files.rows.path)) as source:
                 table = pa.ipc.open_file(source).read_all()
             for column in table.column_names:
                 columns.setdefault(column, []).append(_values(table[column].combine_chunks()))

@@ -1,6 +1,4 @@
-"""Admission in whole jobs: which keys get rows is the same for any number of servers, follows from
-the data, and goes on where a checkpoint was made.
-"""
+"""Admission in whole jobs: the same keys get rows on any number of servers, and after a resume."""
 
 from __future__ import annotations
 
@@ -16,10 +14,12 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 from trireme.policy import Admission, CountFilter, Probability, ScoreFilter, ScorePolicy, ShowClick
-from trireme.train import checkpoint
-from trireme.train.checkpoint import Location, What
+from trireme.train.checkpointing import load as loading
+from trireme.train.checkpointing import save as saving
+from trireme.train.checkpointing.checkpoint_location import Location
+from trireme.train.checkpointing.save import SaveOptions
 
 NUM_STEPS = 40
 FILTERS: dict[str, Admission] = {
@@ -88,23 +88,23 @@ def train(cluster: Cluster, admit: Admission | None, script: list[Act]) -> None:
 
 
 def save(path: Path, mode: str = "full") -> Act:
-    return lambda optimizer: checkpoint.save(optimizer, Location(path), what=What(mode))
+    return lambda optimizer: saving.save(optimizer, Location(path), options=SaveOptions(mode))
 
 
 def load(path: Path) -> Act:
-    return lambda optimizer: checkpoint.load(optimizer, Location(path))
+    return lambda optimizer: loading.load(optimizer, Location(path))
 
 
 def content(job: Job) -> Content:
-    found: Content = {}
+    actual: Content = {}
     for server in job.servers:
-        shard = server.shard
-        for bucket in shard.map().owned_by(shard.index).tolist():
-            of = shard.tables["t"].rows.snapshot(bucket)
-            rows = zip(of.keys.tolist(), (row.tobytes() for row in of.rows), strict=True)
-            found[bucket] = dict(rows), of.pending.tobytes()
-    assert len(found) == 4096
-    return found
+        state = server.state
+        for bucket in state.map().owned_by(state.index).tolist():
+            content = state.tables["t"].rows.snapshot(bucket)
+            rows = zip(content.keys.tolist(), (row.tobytes() for row in content.rows), strict=True)
+            actual[bucket] = dict(rows), content.pending.tobytes()
+    assert len(actual) == 4096
+    return actual
 
 
 def run(num_servers: int, admit: Admission | None, script: list[Act]) -> Content:
@@ -136,16 +136,16 @@ def test_exact_counts_follow_from_the_data() -> None:
     with Job(2) as job:
         job.run(2, lambda c: train(c, FILTERS["counts"], [range(NUM_STEPS)]))
         rows = {key for rows, _ in content(job).values() for key in rows}
-        found = Counter[str]()
+        actual = Counter[str]()
         for server in job.servers:
-            found.update(server.shard.tables["t"].rows.counters)
+            actual.update(server.state.tables["t"].rows.counters)
     assert rows == {key for key, count in occurred.items() if count >= 6}
-    assert found["admitted"] == len(rows)
-    assert found["rejected"] == sum(pushes.values()) - sum(updates.values())
+    assert actual["admitted"] == len(rows)
+    assert actual["rejected"] == sum(pushes.values()) - sum(updates.values())
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_checkpoint_and_a_delta_go_on_where_they_were_made(name: str, tmp_path: Path) -> None:
+def test_admission_resumes_from_a_checkpoint_and_from_a_delta(name: str, tmp_path: Path) -> None:
     full, delta = tmp_path / "full", tmp_path / "delta"
     whole = run(2, FILTERS[name], [range(NUM_STEPS)])
     run(3, FILTERS[name], [range(15), save(full), range(15, 25), save(delta, "delta")])

@@ -1,5 +1,5 @@
-"""Wide & Deep on census data, through the real launcher: the UCI files where they are, and always
-files of the same format that a planted model wrote.
+"""examples/adult.py (Wide & Deep on census data) through the real launcher: on the UCI files if
+present, and always on generated files of the same format.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import runpy
-import sys
 from pathlib import Path
 from random import Random
 
@@ -15,11 +14,12 @@ import numpy as np
 import pytest
 
 from tests.integration.processes import Processes
+from tests.programs import Template
 from tests.real_data import real_data
 from trireme.metrics import AUC
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "adult.py")
-LAUNCH = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "2"]
+LAUNCH = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "2"]
 WAIT_S = 100.0
 
 EDUCATION = {"HS-grad": 9, "Some-college": 10, "Bachelors": 13, "Masters": 14, "11th": 7}
@@ -54,9 +54,9 @@ def write_planted(path: Path, count: int, ending: str, seed: int) -> float:
     return auc.compute()
 
 
-def train(folder: Path, train: Path, test: Path) -> dict[str, object]:
+def train(programs: Template, folder: Path, train: Path, test: Path) -> dict[str, object]:
     with Processes(folder) as processes:
-        processes.start("launch", [*LAUNCH, SCRIPT, str(train), str(test)], {})
+        processes.start("launch", [programs.python, *LAUNCH, SCRIPT, str(train), str(test)], {})
         processes.finish(WAIT_S)
     log = (folder / "log" / "workerlog.0").read_text()
     assert "trireme: worker 0 of 2" in log
@@ -65,16 +65,20 @@ def train(folder: Path, train: Path, test: Path) -> dict[str, object]:
     return json.loads(last.removeprefix("RESULT "))
 
 
-def test_wide_and_deep_reaches_the_usual_auc_on_the_census(tmp_path: Path) -> None:
-    result = train(tmp_path, real_data("adult/adult.data"), real_data("adult/adult.test"))
+def test_wide_and_deep_reaches_the_usual_auc_on_the_census(
+    tmp_path: Path, programs: Template
+) -> None:
+    result = train(programs, tmp_path, real_data("adult/adult.data"), real_data("adult/adult.test"))
     assert (result["examples"], result["workers"], result["mode"]) == (16281, 2, "async")
     assert result["auc"] >= 0.90
 
 
-def test_wide_and_deep_learns_numbers_categories_and_crosses_of_a_csv_file(tmp_path: Path) -> None:
+def test_wide_and_deep_learns_numbers_categories_and_crosses_of_a_csv_file(
+    tmp_path: Path, programs: Template
+) -> None:
     write_planted(tmp_path / "train", 8000, "", seed=1)
     possible = write_planted(tmp_path / "test", 2001, ".", seed=2)
-    result = train(tmp_path, tmp_path / "train", tmp_path / "test")
+    result = train(programs, tmp_path, tmp_path / "train", tmp_path / "test")
     assert result["examples"] == 2001
     assert possible - 0.03 < result["auc"] < possible + 0.01
 

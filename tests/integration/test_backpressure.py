@@ -1,4 +1,4 @@
-"""A server that is slow makes its clients slow; nothing piles up on either side."""
+"""A slow server slows its clients down; no queue grows on either side."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from tests.integration.test_metrics import (
     worker,
 )
 from tests.programs import Template
-from trireme.train.pusher import WAITING_MAX
+from trireme.train.loop.pusher import WAITING_MAX
 
 MIB = 1 << 20
 DEPTH = 2  # batches that a Pipeline plans ahead
 
 
-def number(told: Mapping[str, Metric], name: str) -> float:
-    return values(told[name])[()]
+def number(families: Mapping[str, Metric], name: str) -> float:
+    return values(families[name])[()]
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_server_that_stands_still_stops_its_worker_within_its_queues(
+def test_a_suspended_server_stops_its_worker_within_its_queues(
     programs: Template, mode: str
 ) -> None:
     server, server_url, address = start_server(programs)
-    with server, worker(programs, address, "--mode", mode) as trainee:
-        url = trainee.wait_line(AT)[1]
-        trainee.wait_line(r"^batch 99$")
+    with server, worker(programs, address, "--mode", mode) as training:
+        url = training.wait_line(AT)[1]
+        training.wait_line(r"^batch 99$")
         before = families(server_url)
         server.signal(signal.SIGSTOP)
-        trainee.wait_line(r"no answer for 3 s")
+        training.wait_line(r"no answer for 3 s")
         stopped = families(url)
-        trainee.wait_line(r"no answer for 6 s")
+        training.wait_line(r"no answer for 6 s")
         later = families(url)
         queues = values(later["trireme_worker_queue_depth"], "queue")
         assert queues["planned",] <= DEPTH
@@ -51,7 +51,7 @@ def test_a_server_that_stands_still_stops_its_worker_within_its_queues(
         assert number(later, memory) - number(stopped, memory) < 32 * MIB
         server.signal(signal.SIGCONT)
         wait_for_health(url, "ok\n")
-        trainee.wait_line(r"^batch \d+$")
+        training.wait_line(r"^batch \d+$")
         after = families(server_url)
         # One connection for pulls, one for pushes, two more: each has a request or none.
         assert number(after, "trireme_server_queue_bytes") < MIB

@@ -1,5 +1,5 @@
-"""Data that is wrong in any way, at every entry: an error of one line that names file, line and
-value, an exit code that is not 0, and nothing half-written.
+"""Bad data at every entry point: a one-line error with file, line and value, a nonzero exit code,
+and nothing half-written.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from typing import Any
 import pytest
 
 import trireme as tr
-from tests.damaged import BROKEN_LINE, CASES, NUM_LINES, SCHEMAS, TEXT, Case, compressed, text
+from tests.damaged_files import BROKEN_LINE, CASES, NUM_LINES, SCHEMAS, TEXT, Case, compressed, text
 from tests.integration import damaged_model
 from tests.integration.processes import clean_environment
+from tests.long import sampled
 from tests.programs import Template
-from trireme import cli, fleet
-from trireme.cluster import embedded
+from trireme import fleet
+from trireme.commands import cli
 from trireme.data import InMemoryDataset, QueueDataset
 from trireme.errors import BadRequest, DataError
-from trireme.launch import roles
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
+from trireme.launch import environment
 
 CONFIG = """
 format: {format}
@@ -84,7 +87,7 @@ def fleets_memory(path: Path, schema: tr.data.Schema) -> Any:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in roles.VARIABLES:
+    for name in environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -98,9 +101,10 @@ def check_message(case: Case, message: str, path: Path) -> None:
     assert len(message) < 2000
 
 
+@sampled(keep=len(CASES))
 @pytest.mark.parametrize("read", [the_queue, memory, a_preload, fleets_queue, fleets_memory])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_wrong_is_named_wherever_it_is_read(
+def test_bad_data_is_named_by_every_reader(
     tmp_path: Path, case: Case, read: Callable[..., Any]
 ) -> None:
     path = case.make(tmp_path / "part")
@@ -109,6 +113,7 @@ def test_what_is_wrong_is_named_wherever_it_is_read(
     check_message(case, str(error.value), path)
 
 
+@sampled(keep=len(CASES))
 @pytest.mark.parametrize("reader", ["QueueDataset", "InMemoryDataset"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_run_ends_with_one_error_and_saves_nothing(
@@ -119,11 +124,11 @@ def test_a_run_ends_with_one_error_and_saves_nothing(
     dumps = [] if case.format in ("criteo", "libsvm") else DUMPS  # which have no names of examples
     options = ["-o", f"runner.reader_type={reader}", *dumps]
     assert cli.main(["run", "-m", str(tmp_path / "config.yaml"), *options]) == 2
-    found = capsys.readouterr().err.partition("trireme run: error: ")[2]
+    actual = capsys.readouterr().err.partition("trireme run: error: ")[2]
     if case.name == "a directory":  # all files below a folder are data
-        assert found == f"runner.train_data_dir: expected files below {path}, found none\n"
+        assert actual == f"runner.train_data_dir: expected files below {path}, found none\n"
     else:
-        check_message(case, found, path)
+        check_message(case, actual, path)
     assert written(tmp_path) == []
 
 
@@ -201,7 +206,7 @@ def test_a_failed_training_may_be_tried_again(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(text(TEXT["csv"], broken))
     (tmp_path / "good").write_bytes(text(TEXT["csv"]))
     with embedded() as cluster:
-        tr.cluster.set_default(cluster)
+        set_default(cluster)
         recipe = damaged_model.create({"format": "csv"})
         trainer = tr.Trainer.from_recipe(recipe, progress=False, cluster=cluster)
         with pytest.raises(DataError, match="line 202"):
@@ -210,14 +215,16 @@ def test_a_failed_training_may_be_tried_again(tmp_path: Path) -> None:
         assert trainer.fit(good)["examples"] == NUM_LINES
 
 
-def command(folder: Path, *arguments: str, file_bytes: int = -1) -> tuple[int, str]:
+def command(
+    folder: Path, *arguments: str, python: str = sys.executable, file_bytes: int = -1
+) -> tuple[int, str]:
     """Run the command on the configuration in the folder: its exit code and stderr.
 
     file_bytes: the most that a file of its processes may have, as on a disk that is full.
     """
     name, *options = arguments
     done = subprocess.run(
-        [sys.executable, "-m", "trireme.cli", name, "-m", "config.yaml", *options],
+        [python, "-m", "trireme", name, "-m", "config.yaml", *options],
         cwd=folder,
         env=clean_environment(),
         capture_output=True,
@@ -228,10 +235,10 @@ def command(folder: Path, *arguments: str, file_bytes: int = -1) -> tuple[int, s
     return done.returncode, done.stderr
 
 
-def launch(folder: Path, workers: int, *options: str, file_bytes: int = -1) -> tuple[int, str]:
-    """A job of one server."""
+def launch(folder: Path, workers: int, *options: str, **how: Any) -> tuple[int, str]:
+    """A job of one server, as `command` runs it."""
     numbers = ["--server_num", "1", "--worker_num", str(workers)]
-    return command(folder, "launch", *numbers, "-o", *options, file_bytes=file_bytes)
+    return command(folder, "launch", *numbers, "-o", *options, **how)
 
 
 @pytest.mark.parametrize(
@@ -250,13 +257,13 @@ def launch(folder: Path, workers: int, *options: str, file_bytes: int = -1) -> t
     ],
 )
 def test_a_job_ends_with_the_error_of_the_worker_that_failed(
-    tmp_path: Path, workers: int, options: list[str], says: str
+    tmp_path: Path, programs: Template, workers: int, options: list[str], says: str
 ) -> None:
     good, (broken, _) = text(TEXT["multislot"]), TEXT["multislot"].broken["a word"]
     bad = compressed(text(TEXT["multislot"], broken), ".gz")
     put(tmp_path, {"data/0": good, "bad/0.gz": compressed(good, ".gz"), "bad/1.gz": bad})
     configure(tmp_path, "multislot", "data")
-    code, stderr = launch(tmp_path, workers, *options)
+    code, stderr = launch(tmp_path, workers, *options, python=programs.python)
     assert code == 2
     assert re.search(f"    trireme run: error: QueueDataset.*{says}", stderr)
     assert "Traceback" not in stderr
@@ -267,8 +274,8 @@ def test_a_job_ends_with_the_error_of_the_worker_that_failed(
 def test_fewer_files_than_workers_end_every_worker(tmp_path: Path, programs: Template) -> None:
     (tmp_path / "part.gz").write_bytes(compressed(text(TEXT["csv"]), ".gz"))
     configure(tmp_path, "csv", "part.gz")
-    serve = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"]
-    run = ["-m", "trireme.cli", "run", "-m", str(tmp_path / "config.yaml")]
+    serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
+    run = ["-m", "trireme", "run", "-m", str(tmp_path / "config.yaml")]
     with programs.start("server", serve, {}) as server, ExitStack() as workers:
         env = {"TRIREME_ROLE": "worker", "TRIREME_NUM_WORKERS": "2"}
         env["TRIREME_SERVERS"] = server.wait_line(r"^listening on (\S+)")[1]
@@ -308,7 +315,7 @@ def test_a_disk_that_is_full_of_a_checkpoint_leaves_nothing(tmp_path: Path) -> N
 def test_a_worker_that_is_killed_leaves_no_dump(tmp_path: Path, programs: Template) -> None:
     (tmp_path / "part").write_bytes(text(TEXT["multislot"]))
     configure(tmp_path, "multislot", "part")
-    run = ["-m", "trireme.cli", "run", "-m", str(tmp_path / "config.yaml"), "-o", *DUMPS]
+    run = ["-m", "trireme", "run", "-m", str(tmp_path / "config.yaml"), "-o", *DUMPS]
     run += ["runner.print_interval=1", f"runner.pipe_command=yes '{TEXT['multislot'].line(1)}'"]
     with programs.start("run", run, {}) as program:
         program.wait_line(r"batch 3:")

@@ -1,5 +1,5 @@
-"""How dense parameters are cut and placed changes nothing but where they are, and
-checkpoints of one cut load in any other.
+"""The cut and the placement of dense parameters change no result, and a checkpoint of one cut loads
+into any other.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.durable import DurableServers
+from tests.integration.durable_servers import DurableServers
 from tests.jobs import Job
 from tests.programs import Template
 from trireme import fleet
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, SchemaMismatch
-from trireme.train import checkpoint
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
+from trireme.train.checkpointing.checkpoint_location import Location
+from trireme.train.checkpointing.load import load
+from trireme.train.checkpointing.save import save
 
 Weights = dict[str, np.ndarray]
 Optimizers = Callable[[Any], torch.optim.Optimizer]
@@ -74,10 +77,10 @@ def undisturbed(optimizer: Optimizers = torch.optim.NAdam) -> Weights:
         return Run(cluster, None, optimizer=optimizer).train(STEPS)
 
 
-def assert_same_bits(found: Weights, expected: Weights) -> None:
-    assert found.keys() == expected.keys()
+def assert_same_bits(actual: Weights, expected: Weights) -> None:
+    assert actual.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
+        np.testing.assert_array_equal(actual[name], values, err_msg=name)
 
 
 def last_server(name: str, number: int, num_servers: int) -> int:
@@ -105,9 +108,9 @@ def test_sync_computes_the_same_bits_whatever_the_cut_and_the_place(optimizer: O
 
         with Job(num_servers) as job:
             results += job.run(2, train)
-            owners = job.servers[0].shard.map().blocks
-    for found in results:
-        assert_same_bits(found, results[0])
+            owners = job.servers[0].state.map().blocks
+    for actual in results:
+        assert_same_bits(actual, results[0])
     assert {owners[f"0.weight@{start}"] for start in range(0, 750, 128)} == {2}
     assert owners["0.bias@0"] == owners["1.bias@0"] == 0
 
@@ -118,10 +121,10 @@ def save_of_unlike_moments(folder: Path, optimizer: Optimizers = torch.optim.NAd
         run = Run(cluster, SMALL, optimizer=optimizer)
         run.train(AT)
         client: Any = cluster.client
-        everywhere = client._push.call_all
-        client._push.call_all = lambda calls, timeout_s: everywhere(calls[:1], timeout_s)
+        everywhere = client.servers.pushes.call_all
+        client.servers.pushes.call_all = lambda calls, timeout_s: everywhere(calls[:1], timeout_s)
         run.train(AT + 1)
-        checkpoint.save(run.optimizer, checkpoint.Location(folder / "saved"))
+        save(run.optimizer, Location(folder / "saved"))
     return folder / "saved"
 
 
@@ -140,15 +143,15 @@ def test_a_checkpoint_of_unlike_moments_loads_in_any_cut_and_each_step_counts_on
     path = save_of_unlike_moments(tmp_path, optimizer)
     with Job(num_servers) as job, job.join(0, 1) as cluster:
         run = Run(cluster, blocks, optimizer=optimizer)
-        checkpoint.load(run.optimizer, checkpoint.Location(path))
+        load(run.optimizer, Location(path))
         assert run.optimizer.sequence == AT
         # Saved before the difference is made up for, and loaded in the first cut again.
-        checkpoint.save(run.optimizer, checkpoint.Location(tmp_path / "again"))
-        found = run.train(STEPS)
-    assert_same_bits(found, undisturbed(optimizer))
+        save(run.optimizer, Location(tmp_path / "again"))
+        actual = run.train(STEPS)
+    assert_same_bits(actual, undisturbed(optimizer))
     with Job(3) as job, job.join(0, 1) as cluster:
         run = Run(cluster, SMALL, optimizer=optimizer)
-        checkpoint.load(run.optimizer, checkpoint.Location(tmp_path / "again"))
+        load(run.optimizer, Location(tmp_path / "again"))
         assert run.optimizer.sequence == AT
         assert_same_bits(run.train(STEPS), undisturbed(optimizer))
 
@@ -159,7 +162,7 @@ def test_a_killed_server_recovers_blocks_that_were_cut_anew(
     path = save_of_unlike_moments(tmp_path)
     with DurableServers(programs, 2, tmp_path) as servers, servers.join(0, 1) as cluster:
         run = Run(cluster, tr.Blocks(320, place="hash"))
-        checkpoint.load(run.optimizer, checkpoint.Location(path))
+        load(run.optimizer, Location(path))
         for last in (AT, AT + 2):
             run.train(last)
             for server in range(2):
@@ -168,7 +171,7 @@ def test_a_killed_server_recovers_blocks_that_were_cut_anew(
         assert_same_bits(run.train(STEPS), undisturbed())
 
 
-def test_workers_that_cut_or_place_unlike_are_told_so() -> None:
+def test_workers_with_different_cuts_or_places_are_refused() -> None:
     def unlike(blocks: Callable[[int], tr.Blocks]) -> Callable[[Cluster], None]:
         def make(cluster: Cluster) -> None:
             Run(cluster, blocks(cluster.worker), "sync")
@@ -193,15 +196,15 @@ def test_what_has_no_effect_and_what_cannot_be_is_refused() -> None:
 
 
 def test_a_checkpoint_of_parameters_of_another_shape_is_refused(tmp_path: Path) -> None:
-    place = checkpoint.Location(tmp_path / "saved")
+    place = Location(tmp_path / "saved")
     with Job(2) as job, job.join(0, 1) as cluster:
         run = Run(cluster, SMALL)
         run.train(2)
-        checkpoint.save(run.optimizer, place)
+        save(run.optimizer, place)
     with Job(1) as job, job.join(0, 1) as cluster:
         narrow = Run(cluster, tr.Blocks(None), width=7)
         with pytest.raises(SchemaMismatch, match=r"0.weight of shape \[7, 30\], found \[25, 30\]"):
-            checkpoint.load(narrow.optimizer, place)
+            load(narrow.optimizer, place)
 
 
 def test_fleets_names_for_the_cut_mean_the_same() -> None:

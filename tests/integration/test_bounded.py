@@ -1,4 +1,4 @@
-"""bounded(s): no push is applied more than s steps ahead of the slowest, whatever the delays."""
+"""Mode bounded(s): no push is applied more than s steps ahead of the slowest worker."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
-from trireme.cluster import Cluster
+from tests.tables import T_ROWS
 from trireme.errors import DeadlineExceeded
+from trireme.job.cluster import Cluster
 
 
 class Model(nn.Module):
@@ -61,14 +62,14 @@ def fit(cluster: Cluster, strategy: tr.Strategy, data: Delayed, threads: int = 1
     trainer.fit(data, epochs=2)
     keys = np.array([1], np.uint64)
     cluster.client.gather({}, [])
-    count = float(cluster.client.pull({"t": keys}).rows["t"][0, 0])
+    count = float(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS][0, 0])
     return {"count": count, "staleness": trainer.staleness()}
 
 
 def histograms(job: Job, name: str) -> Counter[int]:
     total: Counter[int] = Counter()
     for server in job.servers:
-        for steps, count in server.shard.stats()[name].items():
+        for steps, count in server.state.stats()[name].items():
             total[int(steps)] += count
     return total
 
@@ -88,7 +89,7 @@ def test_measured_lead_and_staleness_stay_within_the_bound(staleness: int, threa
     assert ahead.total() == stale.total() == 2 * 2 * sum(lengths)
     assert max(ahead) <= staleness
     assert all(result["staleness"] == stale for result in results)
-    # Others: from the gate of this pull to the gate of theirs; and own pushes under way.
+    # Others: from this pull's admission to theirs; and this worker's pushes in flight.
     assert max(stale) <= 2 * (2 * staleness - 1) + threads
 
 
@@ -100,7 +101,7 @@ def test_the_same_delays_make_async_staler() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(0, 20), (20, 0), (1, 30)])
-def test_streams_without_data_or_with_less_hold_nobody(lengths: tuple[int, int]) -> None:
+def test_streams_with_less_data_or_none_delay_no_other(lengths: tuple[int, int]) -> None:
     data = Delayed(lengths, 1, slow=1)
     with Job(2) as job:
         job.run(2, lambda cluster: fit(cluster, tr.Strategy("bounded", staleness=1), data))
@@ -130,7 +131,7 @@ def test_a_plain_loop_that_steps_every_other_batch_keeps_the_bound() -> None:
     assert max(ahead) == 1
 
 
-def test_a_stream_that_stands_still_is_named_to_those_who_wait() -> None:
+def test_a_stalled_stream_is_named_to_waiting_workers() -> None:
     over = threading.Event()
 
     def loop(optimizer: tr.DistributedOptimizer, cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, loadable on any number of servers."""
+"""Checkpoints are complete or absent, and load on any number of servers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, ResourceExhausted, SchemaMismatch
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 NUM_KEYS = 2000
 
@@ -60,11 +62,11 @@ def make_trainer(cluster: Cluster, dim: int = 3, optimizer: Any = torch.optim.Ad
 def everything(cluster: Cluster, trainer: tr.Trainer) -> dict[str, np.ndarray]:
     """All weights, as a client sees them."""
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-    pulled = cluster.client.pull({"t": keys})
+    pulled = cluster.client.pull({T_ROWS: keys})
     trainer.optimizer.refresh()
     weights = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
     buffers = {name: t.numpy().copy() for name, t in trainer.model.named_buffers()}
-    return {"rows": np.array(pulled.rows["t"]), **weights, **buffers}
+    return {"rows": np.array(pulled.rows[T_ROWS]), **weights, **buffers}
 
 
 def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
@@ -93,7 +95,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_servers", [0, 1, 2, 3])
-def test_a_run_goes_on_from_a_checkpoint_on_any_number_of_servers(
+def test_a_run_resumes_from_a_checkpoint_on_any_number_of_servers(
     saved: dict[str, Any], num_servers: int
 ) -> None:
     def work(cluster: Cluster) -> None:
@@ -140,16 +142,14 @@ def test_an_existing_folder_is_not_touched(saved: dict[str, Any]) -> None:
     assert {p: p.stat().st_mtime_ns for p in saved["path"].rglob("*")} == before
 
 
-def test_a_save_that_fails_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with embedded() as cluster:
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
-        monkeypatch.setattr("trireme.ps.checkpoint.block_files.write_tensors", full_disk)
+        monkeypatch.setattr("trireme.checkpoint.server_side.save.write_tensors", full_disk)
         with pytest.raises(ResourceExhausted, match=r"cannot write .*: No space left"):
             trainer.save(tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
@@ -157,7 +157,7 @@ def test_a_save_that_fails_leaves_nothing_behind(
 
 def test_servers_write_below_their_root_only(tmp_path: Path) -> None:
     from tests.jobs import InProcessServer
-    from trireme.cluster import connect
+    from trireme.job.connecting import connect
 
     server = InProcessServer(root=tmp_path / "allowed")
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1) as cluster:

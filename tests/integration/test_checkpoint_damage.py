@@ -1,5 +1,5 @@
-"""Damaged and hostile checkpoints: a typed error that names the file and what differs, and nothing
-has changed on the servers.
+"""Damaged and hostile checkpoints: a typed error names the file and the difference, and the servers
+stay unchanged.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import xxhash
 
 from tests.integration.test_checkpoint import assert_equal, batches, everything, make_trainer
 from tests.jobs import Job
-from trireme.cluster import Cluster
 from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError
+from trireme.job.cluster import Cluster
 from trireme.train import Trainer
 
 TABLE = "tables/0/0000-4095"
@@ -67,7 +67,7 @@ def files_of(path: Path) -> list[str]:
     return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
 
 
-def test_all_kinds_of_files_are_there(saved: Path) -> None:
+def test_the_corpus_has_every_kind_of_file(saved: Path) -> None:
     assert files_of(saved) == [
         "blocks/server-0-0.safetensors",
         "manifest.json",
@@ -93,7 +93,7 @@ def test_each_file_cut_short_flipped_or_missing_is_named(saved: Path, refused: A
             (path / name).unlink()
 
         is_manifest = name == "manifest.json"
-        for damage, found in [
+        for damage, actual in [
             (cut, "expected XXH3" if is_manifest else f"expected {size} bytes, found {size - 7}"),
             (flip, "expected XXH3"),
             (remove, "found none"),
@@ -101,7 +101,7 @@ def test_each_file_cut_short_flipped_or_missing_is_named(saved: Path, refused: A
             error = refused(damage)
             assert isinstance(error, BadRequest if is_manifest and damage is remove else Corruption)
             assert name in str(error)
-            assert found in str(error)
+            assert actual in str(error)
 
 
 def test_no_flipped_byte_of_a_manifest_goes_unseen(saved: Path, refused: Any) -> None:

@@ -1,5 +1,5 @@
-"""What checkpoints of each mode hold, chains of deltas and what of them is kept, and other readers
-of their rows.
+"""What checkpoints of each mode hold, chains of deltas and their retention, and other readers of
+the rows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ import trireme as tr
 from tests.integration.saved_rows import saved_rows
 from tests.jobs import InProcessServer, Job
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.publication import open_draft
+from trireme.checkpoint.worker_side.save import save_checkpoint
+from trireme.checkpoint.worker_side.server_operations import ServerOperations
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
-from trireme.ps.checkpoint import load_checkpoint, open_storage, read_manifest, save_checkpoint
-from trireme.ps.checkpoint.calls import ServerJobs
-from trireme.ps.checkpoint.publication import draft_of
-from trireme.ps.policies import DAY_S, selected
-from trireme.ps.rows import RowLayout
+from trireme.protocol.row_selection import DAY_S, selected
+from trireme.protocol.wide_rows import RowLayout
+from trireme.storage.storage import open_storage
 
 DIM, NUM_KEYS = 2, 600
 RULE = tr.optim.Adagrad(lr=0.5)
@@ -46,12 +49,12 @@ class Writer:
         self._number += 1
         values = _core.RuleValues(**values_of_group(RULE.group(), self._number))
         distinct = _core.unique(keys.astype(np.uint64), self._pool)[0]
-        of = np.empty(len(distinct), np.uint16)
-        _core.buckets(distinct, of)
+        owners = np.empty(len(distinct), np.uint16)
+        _core.buckets(distinct, owners)
         for server in self._job.servers:
-            mine = distinct[np.isin(of, server.shard.map().owned_by(server.shard.index))]
+            mine = distinct[np.isin(owners, server.state.map().owned_by(server.state.index))]
             gradients = np.ones((len(mine), DIM), np.float32)
-            for name, table in server.shard.tables.items():
+            for name, table in server.state.tables.items():
                 scores: dict[str, Any] = {}
                 if name == "scored":
                     scores["show_click"] = np.tile(np.float32([shows, 1]), (len(mine), 1))
@@ -63,21 +66,21 @@ class Writer:
 
     def erase(self, keys: np.ndarray) -> None:
         for server in self._job.servers:
-            for table in server.shard.tables.values():
+            for table in server.state.tables.values():
                 table.rows.erase(keys.astype(np.uint64), self._pool)
 
 
 def content(servers: list[InProcessServer]) -> Content:
     """Every row of every bucket, with the bucket's marks."""
-    found = {}
+    actual = {}
     for server in servers:
-        for name, table in server.shard.tables.items():
-            for bucket in server.shard.map().owned_by(server.shard.index).tolist():
-                of = table.rows.snapshot(bucket)
-                order = np.argsort(of.keys)
-                rows = (of.keys[order].tobytes(), of.rows[order].tobytes())
-                found[name, bucket] = (*rows, dict(of.marks))
-    return found
+        for name, table in server.state.tables.items():
+            for bucket in server.state.map().owned_by(server.state.index).tolist():
+                content = table.rows.snapshot(bucket)
+                order = np.argsort(content.keys)
+                rows = (content.keys[order].tobytes(), content.rows[order].tobytes())
+                actual[name, bucket] = (*rows, dict(content.marks))
+    return actual
 
 
 def save(cluster: Cluster, path: Path, mode: str | int = "full", **options: Any) -> Any:
@@ -91,7 +94,7 @@ def some(*, seed: int, num: int) -> np.ndarray:
 # ---- deltas ----
 
 
-def test_a_chain_of_deltas_is_what_was_there(tmp_path: Path) -> None:
+def test_a_chain_of_deltas_restores_the_trained_state(tmp_path: Path) -> None:
     """Rows changed, made and removed, and removed and made again; on other numbers of servers."""
     with Job(2) as job, job.join(0, 1) as cluster:
         writer = Writer(job, cluster)
@@ -106,16 +109,16 @@ def test_a_chain_of_deltas_is_what_was_there(tmp_path: Path) -> None:
             manifest = save(cluster, tmp_path / f"{number}", "delta")
             of_plain = manifest.tables["plain"]
             assert of_plain.num_rows <= 40
-            assert 10 <= sum(piece.num_removed for piece in of_plain.pieces) <= 50
+            assert 10 <= sum(piece.num_removed for piece in of_plain.files) <= 50
             wanted.append(content(job.servers))
     for num_servers in (1, 3):
         with Job(num_servers) as job, job.join(0, 1) as cluster:
             Writer(job, cluster)
             for path, expected in zip(("full", "1", "2", "3"), wanted, strict=True):
                 load_checkpoint(cluster.client, tmp_path / path)
-                found = content(job.servers)
+                actual = content(job.servers)
                 plain = {place for place in expected if place[0] == "plain"}
-                assert {place: found[place] for place in plain} == {
+                assert {place: actual[place] for place in plain} == {
                     place: expected[place] for place in plain
                 }
     found_keys = saved_rows(tmp_path / "1")["plain"]["key"]
@@ -154,7 +157,7 @@ def test_a_load_whose_check_was_of_another_is_refused(tmp_path: Path) -> None:
         writer.update(some(seed=0, num=50))
         first, second = save(cluster, tmp_path / "1"), save(cluster, tmp_path / "2")
         before = content(job.servers)
-        jobs = ServerJobs(cluster.client, open_storage(tmp_path / "1", None), None, 30)
+        jobs = ServerOperations(cluster.client, open_storage(tmp_path / "1", None), None, 30)
         order = {"tables": None, "parameters": None, "resumes": True}
         jobs.run("check", id=first.id, **order)
         with pytest.raises(BadRequest, match="expected a load that was checked before"):
@@ -202,22 +205,22 @@ def test_modes_hold_the_rows_that_they_name(tmp_path: Path) -> None:
 
 
 def all_keys(job: Job) -> np.ndarray:
-    tables = [(s.shard, s.shard.tables["scored"].rows) for s in job.servers]
-    owned = [(rows, b) for shard, rows in tables for b in shard.map().owned_by(shard.index)]
+    tables = [(s.state, s.state.tables["scored"].rows) for s in job.servers]
+    owned = [(rows, b) for state, rows in tables for b in state.map().owned_by(state.index)]
     return np.sort(np.concatenate([rows.snapshot(int(b)).keys for rows, b in owned]))
 
 
 def statistics(job: Job) -> np.ndarray:
     """Of the scored table, by key."""
-    keys, found = [], []
+    keys, actual = [], []
     for server in job.servers:
-        table = server.shard.tables["scored"]
+        table = server.state.tables["scored"]
         layout = RowLayout.of(table.schema, table.rows)
-        for bucket in server.shard.map().owned_by(server.shard.index).tolist():
-            of = table.rows.snapshot(bucket)
-            keys.append(of.keys)
-            found.append(layout.statistics(of.rows))
-    return np.concatenate(found)[np.argsort(np.concatenate(keys))]
+        for bucket in server.state.map().owned_by(server.state.index).tolist():
+            content = table.rows.snapshot(bucket)
+            keys.append(content.keys)
+            actual.append(layout.statistics(content.rows))
+    return np.concatenate(actual)[np.argsort(np.concatenate(keys))]
 
 
 @pytest.mark.parametrize("hot", [25, 0.25])
@@ -240,10 +243,10 @@ def test_the_hot_set_is_the_most_shown_or_most_recent_of_all_servers(
             save(cluster, tmp_path / "wrong", 4)
 
 
-# ---- what is kept, and what is left behind ----
+# ---- retention of checkpoints ----
 
 
-def test_what_kept_deltas_need_is_kept(tmp_path: Path) -> None:
+def test_checkpoints_that_kept_deltas_need_are_kept(tmp_path: Path) -> None:
     with Job(1) as job, job.join(0, 1) as cluster:
         writer = Writer(job, cluster)
         (tmp_path / "notes").mkdir()
@@ -263,14 +266,14 @@ def test_what_kept_deltas_need_is_kept(tmp_path: Path) -> None:
             save(cluster, tmp_path / "6", keep=0)
 
 
-def test_what_a_killed_save_left_is_removed_and_what_lives_stays(tmp_path: Path) -> None:
+def test_files_of_a_killed_save_are_removed_and_live_ones_stay(tmp_path: Path) -> None:
     dead = tmp_path / f".7.{'a' * 32}.partial"
     dead.mkdir()
     (dead / "saving").touch()
     (dead / "rows").write_bytes(b"half")
     with Job(1) as job, job.join(0, 1) as cluster:
         Writer(job, cluster)
-        with draft_of(open_storage(tmp_path / "8", None)) as living:
+        with open_draft(open_storage(tmp_path / "8", None)) as living:
             save(cluster, tmp_path / "9")
             assert not dead.exists()
             assert Path(living.storage.name).is_dir()
@@ -285,7 +288,7 @@ def test_polars_duckdb_and_pyarrow_read_the_rows(tmp_path: Path) -> None:
         Writer(job, cluster).update(some(seed=0, num=300), shows=3)
         manifest = save(cluster, tmp_path / "c")
     assert read_manifest(open_storage(tmp_path / "c", None)) == manifest
-    files = [str(tmp_path / "c" / p.rows.path) for p in manifest.tables["scored"].pieces]
+    files = [str(tmp_path / "c" / p.rows.path) for p in manifest.tables["scored"].files]
     wanted = saved_rows(tmp_path / "c")["scored"]
     dataset = pyarrow.dataset.dataset(files, format="ipc")
     assert dataset.count_rows() == len(wanted["key"]) == 300
@@ -295,11 +298,11 @@ def test_polars_duckdb_and_pyarrow_read_the_rows(tmp_path: Path) -> None:
     assert frame["state"].to_list() == wanted["state"].tolist()
     connection = duckdb.connect()
     connection.register("rows", dataset)
-    found = connection.sql('select key, weights, "show" from rows order by key').fetchall()
-    assert [key for key, _, _ in found] == wanted["key"].tolist()
-    assert [list(weights) for _, weights, _ in found] == wanted["weights"].tolist()
-    assert {show for _, _, show in found} == {3.0}
-    lines = [str(tmp_path / "c" / p.buckets.path) for p in manifest.tables["scored"].pieces]
+    actual = connection.sql('select key, weights, "show" from rows order by key').fetchall()
+    assert [key for key, _, _ in actual] == wanted["key"].tolist()
+    assert [list(weights) for _, weights, _ in actual] == wanted["weights"].tolist()
+    assert {show for _, _, show in actual} == {3.0}
+    lines = [str(tmp_path / "c" / p.buckets.path) for p in manifest.tables["scored"].files]
     buckets = polars.concat([polars.read_ipc(file) for file in lines])
     assert buckets["bucket"].to_list() == list(range(4096))
     assert buckets["num_rows"].sum() == 300

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, which cannot rename: the manifest comes last and says all."""
+"""Checkpoints in an object store, which cannot rename: the manifest is written last."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import trireme as tr
 from tests.integration.test_checkpoint import assert_equal, batches, everything, make_trainer
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
-from trireme.cluster import Cluster, embedded
+from trireme.checkpoint.worker_side import publication
+from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, Corruption
-from trireme.ps.checkpoint import open_storage, publication, verify_checkpoint
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
+from trireme.storage.storage import open_storage
 
 Options = dict[str, Any]
 ROOT = "s3://bucket"
@@ -36,7 +39,7 @@ def names(s3: Options, folder: str) -> set[str]:
     return {name.removeprefix(f"bucket/{folder}/") for name in files.find(f"bucket/{folder}")}
 
 
-def test_two_servers_save_to_s3_and_three_go_on_from_there(s3: Options) -> None:
+def test_two_servers_save_to_s3_and_three_resume_from_it(s3: Options) -> None:
     path = f"{ROOT}/two/1"
 
     def work(cluster: Cluster) -> dict[str, Any]:
@@ -76,8 +79,8 @@ def test_a_fit_keeps_its_newest_in_s3_and_resumes(s3: Options) -> None:
     assert len(folders) == 2
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
-        found = trainer.resume(f"{ROOT}/fit", storage_options=s3)
-        assert found == f"{ROOT}/fit/{max(folders, key=int)}"
+        actual = trainer.resume(f"{ROOT}/fit", storage_options=s3)
+        assert actual == f"{ROOT}/fit/{max(folders, key=int)}"
         assert_equal(everything(cluster, trainer), expected)
 
 
@@ -89,7 +92,7 @@ def test_a_save_that_fails_shows_nothing(s3: Options, monkeypatch: pytest.Monkey
         trainer = make_trainer(cluster)
         trainer.fit(batches(2))
         with monkeypatch.context() as patch:
-            patch.setattr("trireme.ps.checkpoint.block_files.write_tensors", full)
+            patch.setattr("trireme.checkpoint.server_side.save.write_tensors", full)
             with pytest.raises(Exception, match="No space left on device"):
                 trainer.save(f"{ROOT}/failed/1", storage_options=s3)
         assert names(s3, "failed") == set()
@@ -99,7 +102,7 @@ def test_a_save_that_fails_shows_nothing(s3: Options, monkeypatch: pytest.Monkey
         assert not verify_checkpoint(open_storage(f"{ROOT}/failed/1", s3))[1]
 
 
-def test_of_two_saves_to_one_place_one_is_there_whole(
+def test_of_two_saves_to_one_place_one_is_complete(
     s3: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second is complete before the first reads back its manifest."""
@@ -111,7 +114,7 @@ def test_of_two_saves_to_one_place_one_is_there_whole(
         write, calls = publication.write_manifest, list[str]()
 
         def write_both(storage: Any, manifest: Any) -> None:
-            calls.append(manifest.id)
+            calls.append(manifest["id"])
             write(storage, manifest)
             if len(calls) == 1:
                 files = fsspec.filesystem("s3", **s3)
@@ -128,7 +131,7 @@ def test_of_two_saves_to_one_place_one_is_there_whole(
     assert not any(name.startswith(calls[0]) for name in names(s3, "race/1"))
 
 
-def test_what_a_killed_save_left_is_removed_when_it_is_old(s3: Options) -> None:
+def test_old_files_of_a_killed_save_are_removed(s3: Options) -> None:
     def leave(id: str, hours: int) -> None:
         begun = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(hours=hours)
         marker = json.dumps({"begun_at": begun.isoformat()}).encode()
@@ -169,7 +172,7 @@ def test_damaged_objects_are_named(s3: Options) -> None:
             assert_equal(everything(cluster, trainer), expected)
 
 
-def test_passes_go_on_from_s3(s3: Options) -> None:
+def test_passes_resume_from_s3(s3: Options) -> None:
     passes = [tr.Pass(day="20260101", number=n, open=lambda n=n: batches(2, n)) for n in (1, 2, 3)]
     place = tr.Publishing(
         path=f"{ROOT}/passes",

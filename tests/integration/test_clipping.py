@@ -1,4 +1,4 @@
-"""Clipped gradients: in sync of the whole step as in one process, elsewhere of each worker."""
+"""Gradient clipping: in sync over the whole step as in one process, otherwise per worker."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from torch import nn
 
 import trireme as tr
 from tests.integration import test_sync as exact
-from tests.integration.durable import DurableServers
+from tests.integration.durable_servers import DurableServers
 from tests.jobs import Job, in_threads
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import fleet
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, NotFinite
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 RULE = exact.RULES["sgd"]
 CLIPS = {"norm": {"clip_norm": 0.8}, "value": {"clip_value": 0.05}}
@@ -62,7 +64,7 @@ def train(
 
 def weights_of(cluster: Cluster, model: exact.Model) -> Weights:
     keys = exact.keys_in_bucket_order()
-    rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+    rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
     return {"rows": rows[np.argsort(keys)], **model.dense_weights()}
 
 
@@ -75,8 +77,8 @@ def plain_torch(streams: list[list[dict[str, torch.Tensor]]], kind: str) -> tupl
     optimizer = torch.optim.SGD(parameters, **RULE.options)
     num_clipped = 0
     for parts in itertools.zip_longest(*streams):
-        given = [part for part in parts if part is not None]
-        batch = {name: torch.cat([part[name] for part in given]) for name in given[0]}
+        present = [part for part in parts if part is not None]
+        batch = {name: torch.cat([part[name] for part in present]) for name in present[0]}
         ids = torch.stack([batch[f] for f in exact.FEATURES], 1)
         x = torch.cat([rows(ids).flatten(1), batch["dense"]], 1)
         optimizer.zero_grad()
@@ -112,7 +114,7 @@ def test_sync_clips_the_step_as_one_process_and_any_servers_give_the_same_bits(k
 
 @pytest.mark.parametrize("kind", CLIPS)
 @pytest.mark.parametrize("mode", ["sync", "async", "bounded", "geo", "hybrid"])
-def test_a_worker_alone_clips_as_one_process_in_every_mode(
+def test_a_single_worker_clips_like_one_process_in_every_mode(
     mode: str, kind: str, default_cluster: Cluster
 ) -> None:
     knobs: dict[str, dict[str, Any]] = {"bounded": {"staleness": 1}, "geo": {"k": 1}}
@@ -130,13 +132,13 @@ def test_a_worker_alone_clips_as_one_process_in_every_mode(
     optimizer.end_pass()
     expected, num_clipped = plain_torch([stream_batches(0)], kind)
     assert num_clipped > 5
-    found = weights_of(default_cluster, model)
+    actual = weights_of(default_cluster, model)
     for part, values in expected.items():
-        np.testing.assert_allclose(found[part], values, atol=1e-5, rtol=0, err_msg=part)
+        np.testing.assert_allclose(actual[part], values, atol=1e-5, rtol=0, err_msg=part)
 
 
 def test_a_gradient_without_a_norm_is_not_pushed_or_not_applied() -> None:
-    """Each worker judges its own; in sync the servers the sum, and no worker goes on."""
+    """Each worker checks its gradients; in sync servers check the sum, and all workers stop."""
 
     def optimizer_of(cluster: Cluster, mode: str) -> tuple[exact.Model, tr.DistributedOptimizer]:
         model = exact.Model(RULE)
@@ -154,9 +156,9 @@ def test_a_gradient_without_a_norm_is_not_pushed_or_not_applied() -> None:
     with Job(2) as job:
         with pytest.raises(NotFinite, match=r"expected finite gradients to clip in step 1, found"):
             job.run(2, sync)
-        shards = [server.shard for server in job.servers]
-        found = [shard.blocks.read(shard.map().blocks_of(shard.index)) for shard in shards]
-        assert sorted(np.concatenate(found)) == sorted(
+        states = [server.state for server in job.servers]
+        actual = [state.blocks.read(state.map().blocks_of(state.index)) for state in states]
+        assert sorted(np.concatenate(actual)) == sorted(
             np.concatenate([w.reshape(-1) for w in exact.Model(RULE).dense_weights().values()])
         )
 
@@ -212,10 +214,10 @@ def test_killed_servers_apply_a_clipped_step_with_the_norm_that_it_had(
 
         def work(worker: int) -> Weights:
             with servers.join(worker, 2) as cluster:
-                found = train(cluster, [worker], CLIPS["norm"])
+                actual = train(cluster, [worker], CLIPS["norm"])
                 over.set()
                 assert done.wait(60)
-                return found
+                return actual
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -224,7 +226,7 @@ def test_killed_servers_apply_a_clipped_step_with_the_norm_that_it_had(
     exact.assert_same_bits([*expected, *results])
 
 
-def test_what_has_no_clipping_is_refused_by_name() -> None:
+def test_modes_without_clipping_are_refused_by_name() -> None:
     model = exact.Model(RULE)
     inner = RULE.dense(model.parameters(), **RULE.options)
     wrong: list[tuple[dict[str, Any], str]] = [

@@ -1,9 +1,10 @@
-"""Deltas of exports: a Predictor goes on with the training, and is never between two versions."""
+"""Deltas of exports: a Predictor follows the training and never mixes two versions."""
 
 from __future__ import annotations
 
 import re
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
 from trireme.inference import predictor as predictors
-from trireme.ps.shard import Shard
+from trireme.inference.export import export_model
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
+from trireme.server.state import ServerState
 
 NUM_KEYS = 2000
 
@@ -62,30 +65,31 @@ def answers(trainer: tr.Trainer) -> torch.Tensor:
     """Of the trained model itself, in evaluation."""
     model = trainer.model.eval()
     plan = tr.nn.Planner(model, pool=trainer.cluster.pool).plan(EXAMPLES)
-    pulled = trainer.cluster.pull({part.table.name: part.keys for part in plan.tables})
+    pulled = trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
     batch = tr.data.Batch(dict(EXAMPLES))
     rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
     plan.attach(batch, rows, train=False)
     with torch.no_grad():
-        found: torch.Tensor = model(batch)
+        actual: torch.Tensor = model(batch)
     model.train()
-    return found
+    return actual
 
 
 def check(predictor: Predictor, trainer: tr.Trainer) -> None:
-    found = predictor.predict(EXAMPLES).outputs["output"]
-    torch.testing.assert_close(found, answers(trainer), atol=1e-5, rtol=0)
+    actual = predictor.predict(EXAMPLES).outputs["output"]
+    torch.testing.assert_close(actual, answers(trainer), atol=1e-5, rtol=0)
 
 
 def follow(cluster: Cluster, folder: Path) -> None:
     trainer = trainer_of(cluster)
     trainer.fit([batch_of(0)])
-    trainer.save_inference_model(folder / "base", batch=EXAMPLES)
-    predictor = Predictor(folder / "base")
+    export_model(trainer, folder / "base", batch=EXAMPLES)
+    predictor, follows = Predictor(folder / "base"), folder / "base"
     check(predictor, trainer)
     for i in range(1, 4):
         trainer.fit([batch_of(i, 8)])
-        report = trainer.save_inference_model(folder / f"d{i}", batch=EXAMPLES, mode="delta")
+        report = export_model(trainer, folder / f"d{i}", batch=EXAMPLES, follows=follows)
+        follows = folder / f"d{i}"
         assert 0 < report.rows <= 16
         before = predictor.version
         predictor.apply(folder / f"d{i}")
@@ -115,18 +119,19 @@ def test_many_deltas_are_merged_and_removed_keys_go(
     def run(cluster: Cluster) -> None:
         trainer = trainer_of(cluster)
         trainer.fit([batch_of(i) for i in range(10)])
-        trainer.save_inference_model(tmp_path / "base", batch=EXAMPLES, dtype="float32")
-        predictor = Predictor(tmp_path / "base")
+        export_model(trainer, tmp_path / "base", batch=EXAMPLES, dtype="float32")
+        predictor, follows = Predictor(tmp_path / "base"), tmp_path / "base"
         missing = predictor.predict(EXAMPLES).num_missing
         for i in range(5):
             trainer.fit([batch_of(100 + i, 8)])
             if i == 2:
                 remove(
-                    job.servers[0].shard,
+                    job.servers[0].state,
                     tr.nn.Planner(trainer.model, pool=cluster.pool).plan(batch_of(0)),
                 )
-            trainer.save_inference_model(tmp_path / f"d{i}", batch=EXAMPLES, mode="delta")
-            predictor.apply(tmp_path / f"d{i}")
+            export_model(trainer, tmp_path / f"d{i}", batch=EXAMPLES, follows=follows)
+            follows = tmp_path / f"d{i}"
+            predictor.apply(follows)
             check(predictor, trainer)
         assert predictor.predict(EXAMPLES).num_missing > missing
 
@@ -134,33 +139,31 @@ def test_many_deltas_are_merged_and_removed_keys_go(
         job.run(1, run)
 
 
-def remove(shard: Shard, plan: tr.nn.Plan) -> None:
+def remove(state: ServerState, plan: tr.nn.BatchPlan) -> None:
     """Take the rows of a batch out of the table, as expiry does."""
     [part] = plan.tables
-    assert shard.tables["t"].rows.erase(part.keys, _core.Pool(1)) > 50
+    assert state.tables["t"].rows.erase(part.keys, _core.Pool(1)) > 50
 
 
 def test_deltas_that_do_not_follow_are_refused(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         trainer = trainer_of(cluster)
-        save = trainer.save_inference_model
+        save = partial(export_model, trainer)
         trainer.fit([batch_of(0)])
-        with pytest.raises(BadRequest, match="expected follows=FOLDER of an export"):
-            save(tmp_path / "d", batch=EXAMPLES, mode="delta")
-        with pytest.raises(BadRequest, match="expected mode 'base', or 'delta' with follows="):
+        with pytest.raises(BadRequest, match=r"expected .*manifest.json, found none"):
             save(tmp_path / "d", batch=EXAMPLES, follows=tmp_path / "x")
         save(tmp_path / "other", batch=EXAMPLES)
         save(tmp_path / "base", batch=EXAMPLES)
-        save(tmp_path / "d1", batch=EXAMPLES, mode="delta")
-        save(tmp_path / "d2", batch=EXAMPLES, mode="delta")
+        save(tmp_path / "d1", batch=EXAMPLES, follows=tmp_path / "base")
+        save(tmp_path / "d2", batch=EXAMPLES, follows=tmp_path / "d1")
         with pytest.raises(BadRequest, match="expected dtype float32 in a delta"):
-            save(tmp_path / "d3", batch=EXAMPLES, mode="delta", dtype="int8")
+            save(tmp_path / "d3", batch=EXAMPLES, follows=tmp_path / "d2", dtype="int8")
         with pytest.raises(BadRequest, match="a delta that follows the last export of this run"):
-            save(tmp_path / "d3", batch=EXAMPLES, mode="delta", follows=tmp_path / "base")
-        save(tmp_path / "e1", batch=EXAMPLES, mode="delta", follows=tmp_path / "other")
+            save(tmp_path / "d3", batch=EXAMPLES, follows=tmp_path / "base")
+        save(tmp_path / "e1", batch=EXAMPLES, follows=tmp_path / "other")
         part = trainer.model.rows
         with pytest.raises(BadRequest, match="expected a model as of export"):
-            save(tmp_path / "d3", batch=EXAMPLES, mode="delta", model=part, follows=tmp_path / "e1")
+            save(tmp_path / "d3", batch=EXAMPLES, model=part, follows=tmp_path / "e1")
     assert not (tmp_path / "d3").exists()
     predictor = Predictor(tmp_path / "base")
     expected = predictor.predict(EXAMPLES).outputs["output"]
@@ -183,19 +186,19 @@ def test_after_a_load_deltas_follow_the_exports_of_the_checkpoint(tmp_path: Path
     with embedded(threads=2) as cluster:
         trainer = trainer_of(cluster)
         trainer.fit([batch_of(0)])
-        trainer.save_inference_model(tmp_path / "base", batch=EXAMPLES)
+        export_model(trainer, tmp_path / "base", batch=EXAMPLES)
         trainer.fit([batch_of(1, 8)])
         trainer.save(tmp_path / "checkpoint")
         trainer.fit([batch_of(2)])
-        trainer.save_inference_model(tmp_path / "lost", batch=EXAMPLES, mode="delta")
+        export_model(trainer, tmp_path / "lost", batch=EXAMPLES, follows=tmp_path / "base")
     with embedded(threads=2) as cluster:
         trainer = trainer_of(cluster)
         trainer.load(tmp_path / "checkpoint")
         trainer.fit([batch_of(3, 8)])
-        save = trainer.save_inference_model
+        save = partial(export_model, trainer)
         with pytest.raises(BadRequest, match="a delta that follows the last export of this run"):
-            save(tmp_path / "d", batch=EXAMPLES, mode="delta", follows=tmp_path / "lost")
-        report = save(tmp_path / "d", batch=EXAMPLES, mode="delta", follows=tmp_path / "base")
+            save(tmp_path / "d", batch=EXAMPLES, follows=tmp_path / "lost")
+        report = save(tmp_path / "d", batch=EXAMPLES, follows=tmp_path / "base")
         assert 16 < report.rows <= 32
         predictor = Predictor(tmp_path / "base")
         predictor.apply(tmp_path / "d")
@@ -230,10 +233,10 @@ def test_readers_never_see_half_of_a_delta(tmp_path: Path) -> None:
             cluster=cluster,
         )
         trainer.fit([ids])
-        trainer.save_inference_model(tmp_path / "0", batch=ids)
+        export_model(trainer, tmp_path / "0", batch=ids)
         for i in range(1, 7):
             trainer.fit([ids])
-            trainer.save_inference_model(tmp_path / str(i), batch=ids, mode="delta")
+            export_model(trainer, tmp_path / str(i), batch=ids, follows=tmp_path / str(i - 1))
     predictor = Predictor(tmp_path / "0", threads=1)
     done = threading.Event()
     wrong: list[Any] = []
@@ -267,13 +270,14 @@ def test_checkpoints_and_exports_do_not_disturb_each_other(tmp_path: Path) -> No
         trainer = trainer_of(cluster)
         trainer.fit([batch_of(0)])
         trainer.save(tmp_path / "full")
-        trainer.save_inference_model(tmp_path / "base", batch=EXAMPLES)
-        predictor = Predictor(tmp_path / "base")
+        export_model(trainer, tmp_path / "base", batch=EXAMPLES)
+        predictor, follows = Predictor(tmp_path / "base"), tmp_path / "base"
         for i in range(1, 3):
             trainer.fit([batch_of(i, 8)])
             trainer.save(tmp_path / f"delta{i}", mode="delta")
-            trainer.save_inference_model(tmp_path / f"d{i}", batch=EXAMPLES, mode="delta")
-            predictor.apply(tmp_path / f"d{i}")
+            export_model(trainer, tmp_path / f"d{i}", batch=EXAMPLES, follows=follows)
+            follows = tmp_path / f"d{i}"
+            predictor.apply(follows)
             check(predictor, trainer)
         expected = answers(trainer)
     with embedded(threads=2) as cluster:
@@ -287,9 +291,9 @@ def test_damaged_deltas_are_refused_by_name_and_change_nothing(tmp_path: Path) -
     with embedded(threads=2) as cluster:
         trainer = trainer_of(cluster)
         trainer.fit([batch_of(0)])
-        trainer.save_inference_model(tmp_path / "base", batch=EXAMPLES)
+        export_model(trainer, tmp_path / "base", batch=EXAMPLES)
         trainer.fit([batch_of(1)])
-        trainer.save_inference_model(tmp_path / "d", batch=EXAMPLES, mode="delta")
+        export_model(trainer, tmp_path / "d", batch=EXAMPLES, follows=tmp_path / "base")
     predictor = Predictor(tmp_path / "base")
     expected = predictor.predict(EXAMPLES).outputs["output"]
     files = [path for path in (tmp_path / "d").rglob("*") if path.is_file()]

@@ -1,9 +1,8 @@
-"""The demo, small: its result, with planted data and with a file of Criteo's format."""
+"""examples/demo.py, small: its result on generated data and on a file in Criteo's format."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from random import Random
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.criteo_text import random_line
 from tests.integration.processes import Processes
+from tests.programs import Template
 
 DEMO = str(Path(__file__).parents[2] / "examples" / "demo.py")
 FIELDS = [
@@ -19,11 +19,11 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def run_demo(folder: Path, *arguments: str) -> dict[str, object]:
+def run_demo(programs: Template, folder: Path, *arguments: str) -> dict[str, object]:
     """What the last line says."""
     with Processes(folder) as processes:
         processes.start(
-            "demo", [sys.executable, DEMO, "--out", str(folder / "out"), *arguments], {}
+            "demo", [programs.python, DEMO, "--out", str(folder / "out"), *arguments], {}
         )
         output = processes.finish(110.0)["demo"]
     assert "Warning" not in output
@@ -37,39 +37,41 @@ def run_demo(folder: Path, *arguments: str) -> dict[str, object]:
 
 
 def test_the_demo_learns_the_planted_model_and_reloads_on_another_number_of_servers(
-    tmp_path: Path,
+    tmp_path: Path, programs: Template
 ) -> None:
     (tmp_path / "out" / "checkpoint").mkdir(parents=True)  # of an earlier run
     (tmp_path / "out" / "notes").touch()  # somebody's own
-    result = run_demo(tmp_path, "--examples", "40000")
+    result = run_demo(programs, tmp_path, "--examples", "40000")
     assert (result["examples"], result["mode"]) == (40000, "async")
     assert 0.7 < result["auc"] < result["auc_possible"] < 0.87
     assert (tmp_path / "out" / "notes").exists()
 
 
-def test_the_demo_takes_a_file_in_criteos_format(tmp_path: Path) -> None:
+def test_the_demo_takes_a_file_in_criteos_format(tmp_path: Path, programs: Template) -> None:
     random, path = Random(1), tmp_path / "train.txt"
     path.write_bytes(b"".join(random_line(random) + b"\n" for _ in range(3000)))
-    result = run_demo(tmp_path, "--data", str(path), "--mode", "sync")
+    result = run_demo(programs, tmp_path, "--data", str(path), "--mode", "sync")
     assert (result["examples"], result["auc_possible"], result["mode"]) == (2700, None, "sync")
     assert 0.3 < result["auc"] < 0.7, "the labels are random"
 
 
-def test_the_demo_says_that_there_is_no_such_file(tmp_path: Path) -> None:
+def test_the_demo_names_a_missing_file(tmp_path: Path, programs: Template) -> None:
     with Processes(tmp_path) as processes:
-        processes.start("demo", [sys.executable, DEMO, "--data", "none.txt"], {})
+        processes.start("demo", [programs.python, DEMO, "--data", "none.txt"], {})
         with pytest.raises(AssertionError, match=r"found none at none\.txt"):
             processes.finish(60.0)
 
 
-def test_a_broken_line_ends_the_job_and_is_named_on_the_console(tmp_path: Path) -> None:
+def test_a_broken_line_ends_the_job_and_is_named_on_the_console(
+    tmp_path: Path, programs: Template
+) -> None:
     random, path = Random(1), tmp_path / "train.txt"
     lines = [random_line(random) for _ in range(1000)]
     lines[4] = b"1\tten\x00" + b"\t" * 38
     path.write_bytes(b"\n".join(lines) + b"\n")
     with Processes(tmp_path) as processes:
         options = ["--out", str(tmp_path / "out"), "--data", str(path)]
-        processes.start("demo", [sys.executable, DEMO, *options], {})
+        processes.start("demo", [programs.python, DEMO, *options], {})
         with pytest.raises(AssertionError):
             processes.finish(110.0)
         output = processes.output("demo")

@@ -1,4 +1,4 @@
-"""Tables whose features have dims of their own, in whole jobs: trained, saved, moved, exported."""
+"""Tables whose features have different dims, in whole jobs: trained, saved, moved, exported."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
-from trireme import cli
-from trireme.cluster import Cluster, embedded
+from trireme.commands import cli
 from trireme.data import Batch, Ragged
 from trireme.inference import Predictor
+from trireme.inference.export import export_model
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.policy import CtrCommonAccessor, ShowClick
 
 DIMS = {"user": 8, "ad": 3, "site": 8, "hour": 1}
@@ -99,7 +101,7 @@ def rows_in(cluster: Cluster, model: nn.Module) -> dict[str, torch.Tensor]:
     plan = planner.plan(batch, train=False)
     for table in planner.tables:
         cluster.ensure_table(table)
-    pulled = cluster.pull({part.table.part: part.keys for part in plan.tables})
+    pulled = cluster.pull({part.table.class_id: part.keys for part in plan.tables})
     rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
     plan.attach(batch, rows, train=False)
     return {name: module.eval()(batch).clone() for name, module in modules.items()}
@@ -154,15 +156,15 @@ def test_jobs_equal_an_embedding_bag_per_feature(mode: str) -> None:
         return initial, rows_in(cluster, model)
 
     with Job(2) as job:
-        (initial, found), (_, others) = job.run(2, work)
-        shard = job.servers[0].shard
-        assert set(shard.tables["t"].rows.dims) == {8, 3, 1}
+        (initial, actual), (_, others) = job.run(2, work)
+        state = job.servers[0].state
+        assert set(state.tables["t"].rows.dims) == {8, 3, 1}
     expected = plain_torch(initial, linear=linear)
     for name in DIMS:
-        assert found[name].shape == (NUM_IDS, DIMS[name])
-        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
-        torch.testing.assert_close(others[name], found[name], rtol=0, atol=0)
-        assert not torch.equal(found[name], initial[name])
+        assert actual[name].shape == (NUM_IDS, DIMS[name])
+        torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(others[name], actual[name], rtol=0, atol=0)
+        assert not torch.equal(actual[name], initial[name])
 
 
 def heads() -> dict[str, Any]:
@@ -195,16 +197,18 @@ def content(job: Job) -> dict[int, tuple[int, bytes]]:
     """Key -> row class and wide row, of all servers."""
     rows = {}
     for server in job.servers:
-        table = server.shard.tables["t"].rows
-        for bucket in server.shard.map().owned_by(server.shard.index).tolist():
-            of = table.snapshot(bucket)
-            for key, row_class, row in zip(of.keys, of.classes, of.rows, strict=True):
+        table = server.state.tables["t"].rows
+        for bucket in server.state.map().owned_by(server.state.index).tolist():
+            content = table.snapshot(bucket)
+            for key, row_class, row in zip(
+                content.keys, content.classes, content.rows, strict=True
+            ):
                 rows[int(key)] = (int(row_class), row.tobytes())
     return rows
 
 
 def answers(trainer: tr.Trainer) -> float:
-    return trainer.infer_from_dataset(Batches(0))["loss"]
+    return trainer.evaluate(Batches(0))["loss"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,9 +233,9 @@ def test_checkpoints_and_deltas_load_on_other_numbers_of_servers(kind: str, tmp_
     assert {row_class for row_class, _ in rows.values()} >= {0, 1, 2}
     for num_servers in (1, 3):
         with Job(num_servers) as job:
-            found = job.run(1, load)
+            actual = job.run(1, load)
             assert content(job) == rows
-            assert found == [expected]
+            assert actual == [expected]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,10 +250,10 @@ def test_a_predictor_answers_as_the_model(kind: str, dtype: str, tmp_path: Path)
         for step, name in enumerate(("base", "delta")):
             trainer.fit([batch_of(0, i) for i in range(4 * step + 1)])
             if predictor is None:
-                base = trainer.save_inference_model(tmp_path / name, batch=example, dtype=dtype)
+                base = export_model(trainer, tmp_path / name, batch=example, dtype=dtype)
                 predictor = Predictor(tmp_path / name)
             else:
-                trainer.save_inference_model(tmp_path / name, batch=example, mode="delta")
+                export_model(trainer, tmp_path / name, batch=example, follows=tmp_path / "base")
                 predictor.apply(tmp_path / name)
             atol = 1e-5 if dtype == "float32" else 5e-3
             for other in (batch_of(1, 0), batch_of(0, 1), batch_of(1, 50)):
@@ -274,7 +278,7 @@ def answer_of(trainer: tr.Trainer, batch: Batch) -> torch.Tensor:
     """Of the trained model itself, in evaluation."""
     model = trainer.model.eval()
     plan = tr.nn.Planner(model, pool=trainer.cluster.pool).plan(batch, train=False)
-    pulled = trainer.cluster.pull({part.table.part: part.keys for part in plan.tables})
+    pulled = trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
     rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
     with torch.no_grad():
         lookups = plan.lookups(plan.leaves(rows, train=False))
@@ -287,13 +291,13 @@ def test_parquet_has_rows_of_their_dims_and_brings_them_back(kind: str, tmp_path
     def export(cluster: Cluster) -> float:
         trainer = trainer_of(cluster, kind)
         trainer.fit(Batches(0))
-        trainer.export_rows(tmp_path / "rows", state=True)
+        tr.interchange.export_parquet(trainer, tmp_path / "rows", state=True)
         return answers(trainer)
 
     def load(cluster: Cluster) -> float:
         trainer = trainer_of(cluster, kind)
         trainer.fit(Batches(0, 2))
-        trainer.import_rows("t", tmp_path / "rows" / "t", replace=True)
+        tr.interchange.import_parquet(trainer, "t", tmp_path / "rows" / "t", replace=True)
         return answers(trainer)
 
     with Job(2) as job:
@@ -303,13 +307,13 @@ def test_parquet_has_rows_of_their_dims_and_brings_them_back(kind: str, tmp_path
     lengths = {
         key: len(row) for key, row in zip(*stored.select([0, 1]).to_pydict().values(), strict=True)
     }
-    assert lengths == {key: (8, 3, 1, 1)[of] for key, of in before.items()}
+    assert lengths == {key: (8, 3, 1, 1)[number] for key, number in before.items()}
     assert {8, 3, 1} == set(lengths.values())
     with Job(3) as job:
         job.run(1, load)
         after = {key: row_class for key, (row_class, _) in content(job).items()}
     if kind == "heads":  # a row of one weight may be either, and is a head until its next push
-        before = {key: 3 if of == 2 else of for key, of in before.items()}
+        before = {key: 3 if number == 2 else number for key, number in before.items()}
     assert after == before
 
 
@@ -319,14 +323,16 @@ def test_arrays_come_in_as_rows_of_their_dim() -> None:
         trainer = trainer_of(cluster, "plain")
         ids, vectors = np.arange(5), np.arange(15, dtype=np.float32).reshape(5, 3)
         keys = tr.nn.keys_of("ad", ids)
-        trainer.import_rows("t", {"key": keys, "weights": vectors})
-        found = rows_in(cluster, trainer.model)["ad"]
-        np.testing.assert_array_equal(found[:5], vectors)
+        tr.interchange.import_arrays(trainer, "t", {"key": keys, "weights": vectors})
+        actual = rows_in(cluster, trainer.model)["ad"]
+        np.testing.assert_array_equal(actual[:5], vectors)
         with pytest.raises(tr.errors.BadRequest, match=r"shape \(5, 8\), found \(5, 4\)"):
-            trainer.import_rows("t", {"key": keys, "weights": np.ones((5, 4), np.float32)})
+            tr.interchange.import_arrays(
+                trainer, "t", {"key": keys, "weights": np.ones((5, 4), np.float32)}
+            )
 
 
-def test_what_a_row_lacks_is_not_looked_at(
+def test_columns_that_a_row_lacks_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """inspect counts the numbers that there are, and shows a row of its length."""
@@ -335,7 +341,7 @@ def test_what_a_row_lacks_is_not_looked_at(
         trainer = trainer_of(cluster, "plain")
         trainer.fit(Batches(0, 2))
         trainer.save(tmp_path / "full")
-        trainer.save_inference_model(tmp_path / "export", batch=batch_of(0, 0))
+        export_model(trainer, tmp_path / "export", batch=batch_of(0, 0))
 
     with Job(1) as job:
         job.run(1, work)
@@ -346,7 +352,9 @@ def test_what_a_row_lacks_is_not_looked_at(
     assert "weights (3): " in text
     assert "state (6): " in text  # Adam's
     assert cli.main(["inspect", str(tmp_path / "full")]) == 0
-    lines = {of[0]: of for line in capsys.readouterr().out.splitlines() if (of := line.split())}
+    lines = {
+        words[0]: words for line in capsys.readouterr().out.splitlines() if (words := line.split())
+    }
     assert (lines["weights"][1], lines["state"][1]) == (f"{sum(dims):,}", f"{2 * sum(dims):,}")
     assert cli.main(["inspect", str(tmp_path / "export"), "--key", str(key)]) == 0
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""docs/checkpoints.md: its Python, in order."""
+"""The Python of docs/checkpoints.md runs, from top to bottom."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trireme as tr
 from tests.integration.test_checkpoint import batches
 from tests.integration.test_pages import blocks
 from tests.s3_server import s3_server
-from trireme.cluster import embedded
+from trireme.job.embedded import embedded
 
 
 class Net(nn.Module):
@@ -42,10 +42,10 @@ def test_the_page_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         )
         known: dict[str, Any] = {"tr": tr, "trainer": trainer, "s3": s3, "print": lambda _: None}
         known |= {"train": batches(3), "test": batches(1, 7)}
-        found = blocks("checkpoints.md")
-        assert len(found) >= 6
-        assert {language for language, _ in found} == {"python"}
-        (tmp_path / "page.py").write_text("\n".join(body for _, body in found))
+        actual = blocks("checkpoints.md")
+        assert len(actual) >= 6
+        assert {language for language, _ in actual} == {"python"}
+        (tmp_path / "page.py").write_text("\n".join(body for _, body in actual))
         after = runpy.run_path("page.py", known)
     assert after["kept"] == []  # the model has no other tables
     assert (tmp_path / "saved" / "day1.noon" / "manifest.json").exists()

@@ -1,4 +1,4 @@
-"""docs/data.md: its Python, from top to bottom, is a script that runs."""
+"""The Python of docs/data.md runs, from top to bottom."""
 
 from __future__ import annotations
 

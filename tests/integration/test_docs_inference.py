@@ -1,4 +1,4 @@
-"""docs/inference.md: its scripts and commands run, from top to bottom."""
+"""The scripts and commands of docs/inference.md run, from top to bottom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/interchange.md: its commands and its Python, in order, in a folder with what they read."""
+"""The commands and the Python of docs/interchange.md run, from top to bottom."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.integration.test_docs_data import STRICT
 from tests.programs import Template
 from tests.repo import tree
-from trireme import cli
+from trireme.commands import cli
 
 FLEET = tree.ROOT / "tests/golden/fleet_checkpoint/SparseAccessor-adagrad-adam/saved"
 MODEL = """

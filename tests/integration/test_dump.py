@@ -1,4 +1,4 @@
-"""Dumps of what a model makes of each example: every one once, in order, complete or not there."""
+"""Dumps of a model's outputs: every example once, in order, complete or absent."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 
 import trireme as tr
-from tests.integration.dumper import untrained
-from tests.integration.planted import Linear, Named, bce, strings, trainer_for
+from tests.integration.dump_script import untrained
+from tests.integration.planted_model import Linear, Named, bce, strings, trainer_for
 from tests.jobs import Job
 from tests.programs import Program, Template
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, embedded
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest, NotFinite
-from trireme.train import part
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
+from trireme.storage import atomic_file
 
-DUMPER = str(Path(__file__).with_name("dumper.py"))
+DUMP_SCRIPT = str(Path(__file__).with_name("dump_script.py"))
 
 
 def read(path: Path) -> list[list[str]]:
-    """The lines of all parts, one part behind the other, split at tabs."""
+    """The lines of all parts, in order, split at tabs."""
     parts = sorted(path.glob("part-*"))
     return [line.split("\t") for part in parts for line in part.read_text().splitlines()]
 
 
 def numbers(text: str, name: str) -> list[float]:
-    found, length, *values = text.split(":")
-    assert (found, int(length)) == (name, len(values))
+    actual, length, *values = text.split(":")
+    assert (actual, int(length)) == (name, len(values))
     return [float(value) for value in values]
 
 
@@ -51,14 +52,14 @@ def dumper(programs: Template) -> Iterator[Callable[..., list[Program]]]:
             env = {"TRIREME_THREADS": "1", "TRIREME_TIMEOUT_S": "30"}
             started = []
             if num_workers > 1:
-                serve = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"]
+                serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
                 server = exit_stack.enter_context(programs.start("server", serve, env))
                 address = server.wait_line(r"^listening on (\S+)")[1]
                 env |= {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": address}
                 env["TRIREME_NUM_WORKERS"] = str(num_workers)
             for worker in range(num_workers):
                 place = {"TRIREME_INDEX": str(worker)} if num_workers > 1 else {}
-                texts = [DUMPER, *map(str, arguments)]
+                texts = [DUMP_SCRIPT, *map(str, arguments)]
                 program = programs.start(f"worker {worker}", texts, {**env, **place})
                 started.append(exit_stack.enter_context(program))
             return started
@@ -96,7 +97,7 @@ def test_parts_are_in_the_order_of_the_data_whoever_wrote_them(
 
 def outputs_of(data: Named) -> np.ndarray:
     with embedded() as cluster, torch.no_grad():
-        clusters.set_default(cluster)
+        set_default(cluster)
         model = untrained().eval()
         return torch.cat([model(batch) for batch in data.stream(0, 1)]).numpy()
 
@@ -108,7 +109,7 @@ def test_training_dumps_each_example_once_an_epoch(tmp_path: Path, threads: int)
     def work(cluster: Cluster) -> float:
         trainer = trainer_for(cluster, threads=threads)
         dump = tr.Dump(path=tmp_path / "d", fields=["output"], params=["bias"])
-        trainer.train_from_dataset(data, epochs=2, dump=dump)
+        trainer.fit(data, epochs=2, dump=dump)
         return trainer.model.bias.item()
 
     with Job(1) as job:
@@ -158,13 +159,13 @@ def test_a_tower_alone_writes_the_vectors_of_unlabelled_items(tmp_path: Path) ->
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         trainer = tr.Trainer(model, sgd, loss=lambda a, b: a, progress=False, cluster=cluster)
         dump = tr.Dump(path=tmp_path / "index", fields=["vector"])
-        figures = trainer.infer_from_dataset(Source(), model=model.items, dump=dump)
+        figures = trainer.evaluate(Source(), model=model.items, dump=dump)
         assert cluster.client.stats()[0]["pushes"] == 0
     assert figures["examples"] == 8
     assert read(tmp_path / "index") == [[str(i), "", "vector:2:0:0"] for i in range(8)]
 
 
-def test_what_cannot_be_dumped_is_refused(tmp_path: Path) -> None:
+def test_impossible_dumps_are_refused(tmp_path: Path) -> None:
     schema = tr.data.Schema([tr.data.Label(), tr.data.Sparse("a"), tr.data.Sparse("b")])
     columns = {"label": [1.0], "a": [1], "b": [2]}
     nameless = tr.data.ArrayDataset(columns, schema=schema, batch_size=50)
@@ -197,7 +198,7 @@ def test_what_cannot_be_dumped_is_refused(tmp_path: Path) -> None:
             (Named(100), "file/x", {"fields": ["output"]}, r"cannot write part-00000 in .*file/x"),
         ):
             with pytest.raises(BadRequest, match=message):
-                trainer.infer_from_dataset(data, dump=tr.Dump(path=tmp_path / path, **options))
+                trainer.evaluate(data, dump=tr.Dump(path=tmp_path / path, **options))
     assert not (tmp_path / "a").exists() or not list((tmp_path / "a").iterdir())
     assert [path.name for path in full.iterdir()] == ["part-00007"]
 
@@ -215,7 +216,7 @@ def test_a_dump_that_one_worker_cannot_begin_is_refused_to_all(tmp_path: Path) -
         trainer = trainer_for(cluster)
         dump = tr.Dump(path=tmp_path / str(cluster.worker), fields=["output"])
         with pytest.raises(BadRequest) as refused:
-            trainer.train_from_dataset(Named(100), dump=dump)
+            trainer.fit(Named(100), dump=dump)
         return str(refused.value)
 
     with Job(1) as job:
@@ -239,14 +240,14 @@ def test_a_part_that_cannot_get_its_name_takes_those_of_the_others(
         return fails
 
     if not has_nameless:
-        monkeypatch.setattr(part, "_open_nameless", lambda folder: None)
-    monkeypatch.setattr(part, "_link", failing(part._link))
+        monkeypatch.setattr(atomic_file, "_open_nameless", lambda folder: None)
+    monkeypatch.setattr(atomic_file, "_link", failing(atomic_file._link))
     monkeypatch.setattr(LocalFileSystem, "mv", failing(LocalFileSystem.mv))
 
     def work(cluster: Cluster) -> str:
         dump = tr.Dump(path=path, fields=["output"], params=["bias"])
         with pytest.raises(BadRequest) as refused:
-            trainer_for(cluster).infer_from_dataset(Named(100), dump=dump)
+            trainer_for(cluster).evaluate(Named(100), dump=dump)
         return str(refused.value)
 
     with Job(1) as job:
@@ -269,9 +270,9 @@ def test_a_run_that_fails_leaves_no_file(tmp_path: Path) -> None:
         trainer = tr.Trainer(model, sgd, loss=bce, progress=False, cluster=cluster)
         dump = tr.Dump(path=tmp_path / "d", fields=["output"])
         with pytest.raises(NotFinite, match="'id777'"):
-            trainer.train_from_dataset(Named(1000, factor=factor), dump=dump)
+            trainer.fit(Named(1000, factor=factor), dump=dump)
         assert not list((tmp_path / "d").iterdir())
-        trainer.train_from_dataset(Named(1000, factor=torch.ones(1000)), dump=dump)
+        trainer.fit(Named(1000, factor=torch.ones(1000)), dump=dump)
         assert len(read(tmp_path / "d")) == 1000
 
 
@@ -300,7 +301,7 @@ def test_any_file_system_will_do_and_strings_are_escaped() -> None:
 
     def work(cluster: Cluster) -> None:
         dump = tr.Dump(path="memory://dumps/first", fields=["label", "ins_id"])
-        trainer_for(cluster).infer_from_dataset(Texts(100), dump=dump)
+        trainer_for(cluster).evaluate(Texts(100), dump=dump)
 
     with Job(1) as job:
         job.run(2, work)

@@ -1,5 +1,5 @@
-"""Jobs that are killed, or told to stop, and go on from their newest checkpoint. In sync they end
-with the same bytes as one that was never stopped; in async every batch is applied exactly once.
+"""Jobs that are killed or stopped resume from their newest checkpoint: in sync with the same bytes
+as an undisturbed job, in async with every batch applied exactly once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.durable import DurableServers
-from tests.integration.resumer import EPOCHS, NUM_BATCHES, Unequal, make_trainer, model_of
-from tests.integration.resuming import Jobs, assert_same, complete
+from tests.integration.durable_servers import DurableServers
+from tests.integration.resumed_jobs import Jobs, assert_same, complete
+from tests.integration.resumed_script import EPOCHS, NUM_BATCHES, Unequal, make_trainer, model_of
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import embedded
+from trireme.job.embedded import embedded
 
 EVERY, NEVER = ("--every_steps", "7"), ("--every_steps", "100000")
 
@@ -102,7 +103,7 @@ def draw_stop(random: Random, num_workers: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("killed", pick(short=[0], long=[0, 1]))
-def test_a_server_that_is_killed_does_not_part_workers_that_stop(
+def test_a_killed_server_does_not_make_stopping_workers_diverge(
     programs: Template, tmp_path: Path, killed: int
 ) -> None:
     random = Random(f"{SEED} stop and kill {killed}")
@@ -131,25 +132,25 @@ def test_a_server_that_is_killed_does_not_part_workers_that_stop(
 
 
 @pytest.mark.timeout(300)  # processes that are started again
-def test_a_worker_that_is_killed_while_all_stop_stops_where_the_others_do(
+def test_a_worker_killed_during_a_stop_stops_at_the_same_step(
     programs: Template, tmp_path: Path
 ) -> None:
     random = Random(f"{SEED} stop and succeed")
     jobs = Jobs(programs, 2, 2, tmp_path)
     arguments = (*NEVER, "--epochs", "20")
     for number in range(pick(short=2, long=20)):
-        stopped, told, step = tmp_path / f"stopped{number}", number % 2, random.randint(1, 30)
+        stopped, worker, step = tmp_path / f"stopped{number}", number % 2, random.randint(1, 30)
         (folder := tmp_path / f"servers{number}").mkdir()
-        print(f"seed {SEED}: worker {told} is told to stop at its step {step}")
+        print(f"seed {SEED}: worker {worker} is told to stop at its step {step}")
         with (
             DurableServers(programs, 2, tmp_path, state=folder) as servers,
             jobs.joined(servers.addresses, str(stopped), *arguments) as workers,
         ):
-            workers[told].wait_line(f"^step {step}$")
-            workers[told].signal(signal.SIGTERM)
-            workers[1 - told].kill()
-            with jobs.worker(1 - told, servers.addresses, str(stopped), *arguments) as successor:
-                assert (workers[told].finish(), successor.finish()) == (0, 0)
+            workers[worker].wait_line(f"^step {step}$")
+            workers[worker].signal(signal.SIGTERM)
+            workers[1 - worker].kill()
+            with jobs.worker(1 - worker, servers.addresses, str(stopped), *arguments) as successor:
+                assert (workers[worker].finish(), successor.finish()) == (0, 0)
         [taken] = complete(stopped)
         manifest = json.loads((taken / "manifest.json").read_text())["manifest"]
         (_, _, longer), (_, _, shorter) = sorted(manifest["streams"])
@@ -158,10 +159,12 @@ def test_a_worker_that_is_killed_while_all_stop_stops_where_the_others_do(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_all_stop_when_one_worker_is_told_to(programs: Template, tmp_path: Path, mode: str) -> None:
+def test_all_workers_stop_when_one_gets_sigterm(
+    programs: Template, tmp_path: Path, mode: str
+) -> None:
     random = Random(f"{SEED} stop {mode}")
     jobs = Jobs(programs, 2, 1, tmp_path)
-    # As many epochs as it takes to hear of it.
+    # Enough epochs for the signal to arrive.
     arguments = ("--mode", mode, "--rule", "count", "--every_steps", "100000")
     worker, step = random.randrange(2), random.randint(1, NUM_BATCHES // 2)
     print(f"seed {SEED}: worker {worker} stopped at step {step}")
@@ -183,12 +186,12 @@ def checkpoint_note(path: Path) -> dict[str, Any]:
 
 def expected_counts(num_workers: int, epochs: int = EPOCHS) -> dict[int, int]:
     """How often each key is in a batch."""
-    found = Counter[int]()
+    actual = Counter[int]()
     for epoch in range(epochs):
         for worker in range(num_workers):
             for batch in Unequal().stream(worker, num_workers, epoch=epoch):
-                found.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
-    return dict(found)
+                actual.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
+    return dict(actual)
 
 
 def counts(path: Path) -> dict[int, int]:
@@ -197,7 +200,7 @@ def counts(path: Path) -> dict[int, int]:
         trainer = make_trainer("async", model_of("count"), cluster=cluster)
         trainer.load(path)
         keys = _core.unique(np.arange(1000, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({"t": keys}).rows["t"]
+        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
         assert np.array_equal(rows, rows[:, :1].repeat(rows.shape[1], 1))
         return {
             key: int(count)

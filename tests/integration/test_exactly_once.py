@@ -1,6 +1,4 @@
-"""Every push is applied exactly once, whatever is lost, repeated, reordered or re-planned on the
-way.
-"""
+"""Every push is applied exactly once, whatever is lost, repeated, reordered or re-planned."""
 
 from __future__ import annotations
 
@@ -9,13 +7,15 @@ import pytest
 
 import trireme as tr
 from tests.jobs import Job
-from tests.tables import restore
+from tests.tables import T_ROWS, restore
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import Fenced, NotReady
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
-from trireme.ps.gradients import Step, TableGradient
-from trireme.ps.routing import BucketMap
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.routing import BucketMap
+from trireme.worker.passes import begin_pass, leave
 
 TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
 NUM_KEYS = 500
@@ -33,12 +33,12 @@ def all_keys(cluster: Cluster) -> np.ndarray:
 
 def push(cluster: Cluster, sequence: int, keys: np.ndarray, *, step: int = 0) -> None:
     gradient = TableGradient(keys, np.zeros((len(keys), 2), dtype=np.float32), VALUES)
-    cluster.client.push(Step(sequence, step, [], examples=1), {"t": gradient}, staged=step > 0)
+    cluster.client.push(Step(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0)
 
 
 def counts(cluster: Cluster) -> dict[int, float]:
     keys = all_keys(cluster)
-    rows = cluster.client.pull({"t": keys}).rows["t"]
+    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
     assert np.array_equal(rows[:, 0], rows[:, 1])
     return dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True))
 
@@ -93,7 +93,7 @@ def test_a_successor_replays_the_last_batch_and_fences_its_predecessor() -> None
         # The predecessor died between two servers: the last push reached only one of them.
         last = some_keys(first, 4)
         pushed.append(last)
-        reached, missed = job.servers[0].shard, job.servers[1].shard
+        reached, missed = job.servers[0].state, job.servers[1].state
         push_to_one(first, 4, last, server=0)
         assert (reached.streams[0].last, missed.streams[0].last) == (4, 3)
 
@@ -110,8 +110,8 @@ def test_a_successor_replays_the_last_batch_and_fences_its_predecessor() -> None
 
 def push_to_one(cluster: Cluster, sequence: int, keys: np.ndarray, *, server: int) -> None:
     """A push that reaches one server only."""
-    real = cluster.client._push.transport
-    endpoint = cluster.client.map.servers[server]
+    real = cluster.client.servers.pushes.transport
+    endpoint = cluster.client.servers.map.servers[server]
 
     class OnlyOne:
         def call_all(self, calls, *, timeout_s):
@@ -121,28 +121,28 @@ def push_to_one(cluster: Cluster, sequence: int, keys: np.ndarray, *, server: in
         def close(self) -> None:
             real.close()
 
-    cluster.client._push.transport = OnlyOne()
+    cluster.client.servers.pushes.transport = OnlyOne()
     push(cluster, sequence, keys)
-    cluster.client._push.transport = real
+    cluster.client.servers.pushes.transport = real
 
 
 def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> None:
     """What a coordinator does to move buckets, step by step: rows and marks, then the map."""
     servers = job.servers
-    old = servers[0].coordinator._map
+    old = servers[0].coordinator.facts.bucket_map
     owners = old.buckets.copy()
     owners[buckets] = target
     moved = BucketMap(old.version + 1, old.servers, owners, old.blocks)
     for bucket in buckets.tolist():
-        content = servers[source].shard.tables["t"].rows.snapshot(bucket)
-        restore(servers[target].shard.tables["t"].rows, bucket, content)
-        servers[source].shard.tables["t"].rows.clear_bucket(bucket)
-    servers[0].coordinator.set_map(moved)
+        content = servers[source].state.tables["t"].rows.snapshot(bucket)
+        restore(servers[target].state.tables["t"].rows, bucket, content)
+        servers[source].state.tables["t"].rows.clear_bucket(bucket)
+    servers[0].coordinator.facts.bucket_map = moved
     for index, server in enumerate(servers):
-        server.shard.set_map(moved, index)
+        server.state.set_map(moved, index)
 
 
-def test_a_push_planned_with_an_old_map_is_sent_again_and_counts_once() -> None:
+def test_a_push_planned_with_an_old_map_is_resent_and_counts_once() -> None:
     with Job(2) as job, job.join(0, 1) as cluster:
         cluster.ensure_table(TABLE)
         generator = np.random.default_rng(5)
@@ -154,31 +154,31 @@ def test_a_push_planned_with_an_old_map_is_sent_again_and_counts_once() -> None:
                 # One server has applied the push before the map changed under it.
                 push_to_one(cluster, sequence, keys, server=0)
                 source = sequence % 2
-                owned = cluster.client.map.owned_by(source)
+                owned = cluster.client.servers.map.owned_by(source)
                 move_buckets(job, generator.choice(owned, 700, replace=False), source, 1 - source)
             push(cluster, sequence, keys)
         assert counts(cluster) == expected(pushed)
-        assert cluster.client.map.version == 11
+        assert cluster.client.servers.map.version == 11
 
 
 def test_sync_steps_staged_again_by_a_successor_count_once() -> None:
     with Job(2) as job:
         first = job.join(0, 1)
         first.ensure_table(TABLE)
-        first_step = first.client.begin_pass().first_step
+        first_step = begin_pass(first.client).first_step
         keys = [some_keys(first, sequence) for sequence in (1, 2)]
         push(first, 1, keys[0], step=first_step)
         first.client.pull({}, staged=first_step)
         push_to_one(first, 2, keys[1], server=0)  # died while staging step 2
 
         with job.join(0, 1) as successor:
-            assert successor.client.begin_pass().first_step == first_step
+            assert begin_pass(successor.client).first_step == first_step
             at = successor.client.stream_position()
             assert at.sequence == 1
             push(successor, 2, keys[1], step=first_step + 1)
             successor.client.pull({}, staged=first_step + 1)
             assert counts(successor) == expected(keys)
-            successor.client.leave(first_step + 2)
+            leave(successor.client, first_step + 2)
         first.abandon()
 
 

@@ -1,5 +1,5 @@
 """Every push is applied exactly once over a network that loses, repeats, delays and reorders
-requests, loses answers, and cuts connections.
+messages and cuts connections.
 
 The rows count: `tr.optim.Count` adds 1 per update. So does the dense parameter: its gradient is
 always 1 and SGD's rate is 1. All numbers are small integers, exact in float32.
@@ -20,8 +20,10 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job, in_threads
 from tests.proxy import Faults, Proxy
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster, connect
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
 
 NUM_SERVERS = 2
 NUM_PASSES = 2
@@ -122,7 +124,7 @@ def train(cluster: Cluster, mode: str, stream: Stream) -> nn.Parameter:
 
 def counted(cluster: Cluster) -> dict[int, float]:
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-    rows = cluster.client.pull({"t": keys}).rows["t"]
+    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
     assert np.array_equal(rows[:, 0], rows[:, 1])
     return dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True))
 

@@ -1,4 +1,4 @@
-"""Nothing hangs: what real processes say, and how they end, when others fail.
+"""Nothing hangs: what real processes print, and how they end, when others fail.
 
 Everything that fails here fails within a deadline of a few seconds (TRIREME_TIMEOUT_S); a process
 that ends too late fails the test in `Program.finish`.
@@ -16,8 +16,8 @@ import pytest
 
 from tests.programs import Program, Template
 
-TRAINEE = str(Path(__file__).with_name("trainee.py"))
-SERVER = ["-m", "trireme.cli", "server"]
+TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
+SERVER = ["-m", "trireme", "server"]
 SHORT_S = "4"  # for what must fail
 LONG_S = "60"  # for what must not
 
@@ -50,7 +50,7 @@ class Cast:
     def worker(self, index: int, num: int, *arguments: str) -> Program:
         place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": ",".join(self.addresses)}
         place |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(num)}
-        return self._start(f"worker {index}", [TRAINEE, *arguments], **place)
+        return self._start(f"worker {index}", [TRAINING_SCRIPT, *arguments], **place)
 
     def training(self, num: int, *arguments: str) -> list[Program]:
         """Workers in the midst of training."""
@@ -68,7 +68,7 @@ def cast(programs: Template) -> Iterator[Cast]:
 
 @pytest.fixture
 def silent_port() -> Iterator[socket.socket]:
-    """A port of this machine that nobody listens on, and nobody else can take."""
+    """A reserved port of this machine on which no process listens."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound
@@ -93,7 +93,7 @@ def assert_failed(worker: Program, *words: str) -> None:
 
 # Server 0 hosts the coordinator.
 @pytest.mark.parametrize("place", [0, 1])
-def test_an_absent_server_is_named_every_3_s_and_in_the_error(
+def test_an_absent_server_is_logged_every_3_s_and_named_in_the_error(
     cast: Cast, silent_port: socket.socket, place: int
 ) -> None:
     cast.servers(1)
@@ -104,7 +104,9 @@ def test_an_absent_server_is_named_every_3_s_and_in_the_error(
     assert_failed(worker, "DeadlineExceeded", f"init: after 4 s not ready endpoints: ['{absent}']")
 
 
-def test_a_server_that_comes_late_is_joined(cast: Cast, silent_port: socket.socket) -> None:
+def test_workers_connect_to_a_server_that_starts_late(
+    cast: Cast, silent_port: socket.socket
+) -> None:
     cast.timeout_s = LONG_S
     cast.addresses.append(address_of(silent_port))
     worker = cast.worker(0, 1, "--batches", "5")
@@ -130,7 +132,7 @@ def test_workers_end_with_an_error_when_a_server_is_killed(
         assert cast.addresses[1 - killed] not in last_line(worker)
 
 
-def test_a_worker_that_waits_for_another_is_told_whom(cast: Cast) -> None:
+def test_a_waiting_worker_logs_which_worker_it_waits_for(cast: Cast) -> None:
     cast.servers(2)
     assert_failed(cast.worker(0, 2), "DeadlineExceeded: coord.gather", "waits for workers [1]")
 
@@ -144,7 +146,7 @@ def test_a_worker_that_waits_for_another_ends_when_the_coordinator_is_killed(cas
     assert_failed(worker, "Unavailable: coord.gather", cast.addresses[0])
 
 
-def test_async_a_worker_goes_on_when_the_other_is_killed(cast: Cast) -> None:
+def test_async_a_worker_continues_when_the_other_is_killed(cast: Cast) -> None:
     [server] = cast.servers()
     survivor, killed = cast.training(2)
     killed.kill()
@@ -156,7 +158,7 @@ def test_async_a_worker_goes_on_when_the_other_is_killed(cast: Cast) -> None:
     assert "workers [1] have been silent for 10 s without saying goodbye" in last_line(server)
 
 
-def test_async_the_trainer_says_whose_figures_it_waits_for(cast: Cast) -> None:
+def test_async_the_trainer_names_the_worker_whose_metrics_it_waits_for(cast: Cast) -> None:
     cast.servers()
     survivor, killed = cast.training(2, "--trainer")
     killed.kill()
@@ -164,7 +166,7 @@ def test_async_the_trainer_says_whose_figures_it_waits_for(cast: Cast) -> None:
     assert_failed(survivor, "DeadlineExceeded", "(end of train) waits for workers [1]")
 
 
-def test_sync_a_worker_is_told_whose_step_it_waits_for(cast: Cast) -> None:
+def test_sync_a_waiting_worker_logs_whose_step_it_waits_for(cast: Cast) -> None:
     cast.servers(2)
     survivor, killed = cast.training(2, "--mode", "sync")
     killed.kill()
@@ -181,7 +183,7 @@ def test_a_mistake_in_the_training_loop_ends_the_worker_at_once(cast: Cast, mode
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_worker_that_is_told_to_stop_ends(cast: Cast, number: signal.Signals) -> None:
+def test_a_worker_that_gets_a_stop_signal_ends(cast: Cast, number: signal.Signals) -> None:
     cast.timeout_s = LONG_S
     cast.servers()
     [worker] = cast.training(1)
@@ -236,7 +238,7 @@ def test_a_server_does_not_start_on_an_address_in_use(cast: Cast) -> None:
     assert f"cannot bind {cast.addresses[0]}: Address already in use" in last_line(second)
 
 
-def test_a_server_that_is_told_to_stop_exits_with_0(cast: Cast) -> None:
+def test_a_server_that_gets_sigterm_exits_with_0(cast: Cast) -> None:
     servers = cast.servers(2)
     [worker] = cast.training(1, "--mode", "sync")
     for server, number in ((servers[1], signal.SIGTERM), (servers[0], signal.SIGINT)):

@@ -1,9 +1,8 @@
-"""Fleet's names: a script in its style runs, and what cannot be meant is refused."""
+"""Fleet's API: a script in its style runs, and settings without a meaning are refused."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,33 @@ import torch
 import trireme as tr
 from tests.integration.criteo_folder import write_criteo_folder
 from tests.integration.processes import Processes
-from trireme import cluster as clusters
+from tests.programs import Template
 from trireme import fleet
-from trireme.cluster import embedded
 from trireme.errors import BadRequest, NotReady
-from trireme.fleet.strategy import ELSEWHERE, WITHOUT_EFFECT
+from trireme.fleet.distributed_strategy import ELSEWHERE, WITHOUT_EFFECT
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "fleet_train.py")
 NUM_TRAIN_MIN = 1000
 
 
-def test_a_script_in_fleets_style_trains_on_one_server_and_two_workers(tmp_path: Path) -> None:
+def test_a_script_in_fleets_style_trains_on_one_server_and_two_workers(
+    tmp_path: Path, programs: Template
+) -> None:
     write_criteo_folder(tmp_path)
-    launch = [sys.executable, "-m", "trireme.cli", "launch"]
+    launch = [programs.python, "-m", "trireme", "launch"]
     options = ["--server_num", "1", "--worker_num", "2"]
     with Processes(tmp_path) as processes:
         processes.start("launch", [*launch, *options, SCRIPT, "train/*.tsv", "ckpt/fleet"], {})
         processes.finish(100.0)
     logs = [(tmp_path / "log" / f"workerlog.{index}").read_text() for index in range(2)]
-    found = [
+    actual = [
         re.search(rf"worker {index} of 2: (\d+) of (\d+) examples", log)
         for index, log in enumerate(logs)
     ]
-    assert all(found), logs
-    counts = [tuple(map(int, match.groups())) for match in found if match]
+    assert all(actual), logs
+    counts = [tuple(map(int, match.groups())) for match in actual if match]
     assert counts[0][1] == counts[1][1] == counts[0][0] + counts[1][0] > NUM_TRAIN_MIN
     assert (tmp_path / "ckpt" / "fleet" / "manifest.json").is_file()
 
@@ -54,16 +56,16 @@ def test_files_are_dealt_in_contiguous_blocks_as_fleet_does(
     files = [f"part-{i}" for i in range(7)]
     dealt = []
     for worker in range(3):
-        monkeypatch.setattr(clusters, "default", lambda worker=worker: Place(worker))
+        monkeypatch.setattr("trireme.fleet.util.default", lambda worker=worker: Place(worker))
         dealt.append(fleet.util.get_file_shard(files))
     assert dealt == [files[:3], files[3:5], files[5:]]
     with pytest.raises(BadRequest, match="expected a list of files"):
         fleet.util.get_file_shard("part-0")
 
 
-def test_a_job_alone_is_one_worker() -> None:
+def test_a_process_without_a_job_is_one_worker() -> None:
     with embedded() as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         fleet.init()
         assert (fleet.is_worker(), fleet.is_server(), fleet.is_first_worker()) == (1, 0, 1)
         assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (0, 1, 0)
@@ -87,7 +89,7 @@ def test_options_that_never_had_an_effect_are_refused_by_name(option: str) -> No
         fleet.DistributedStrategy().a_sync_configs = {option: 1}
 
 
-def test_a_strategy_says_its_mode_and_refuses_what_it_lacks() -> None:
+def test_a_strategy_shows_its_mode_and_refuses_unsupported_options() -> None:
     strategy = fleet.DistributedStrategy()
     assert strategy.mode() == tr.Strategy("async")
     strategy.a_sync = False
@@ -123,12 +125,12 @@ def test_a_role_by_arguments_reads_no_environment() -> None:
     maker = fleet.UserDefinedRoleMaker(
         current_id=1, role=fleet.Role.WORKER, worker_num=2, server_endpoints=["127.0.0.1:1"]
     )
-    assert (maker.place.role, maker.place.index, maker.place.num_workers) == ("worker", 1, 2)
+    assert (maker.role.role, maker.role.index, maker.role.num_workers) == ("worker", 1, 2)
     with pytest.raises(BadRequest, match="collective comes later"):
         fleet.PaddleCloudRoleMaker(is_collective=True)
 
 
-def test_a_server_process_gets_its_dense_optimizer_back_as_it_is() -> None:
+def test_a_server_process_gets_its_dense_optimizer_back_unchanged() -> None:
     fleet.init(
         fleet.UserDefinedRoleMaker(
             current_id=0,

@@ -1,4 +1,4 @@
-"""One script, four ways to run it: alone, launched, by hand with Fleet's variables, torchrun."""
+"""One script started in four ways: alone, launched, with Fleet's variables, under torchrun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.processes import Processes
 from tests.programs import Program, Template
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "train.py")
-TRIREME = [sys.executable, "-m", "trireme.cli"]
+TRIREME = [sys.executable, "-m", "trireme"]
 WAIT_S = 100.0
 
 
@@ -27,9 +27,9 @@ def folder(tmp_path: Path) -> Path:
 
 def check(output: str, folder: Path) -> None:
     """Whoever printed metrics has seen all test examples, once, and has learned; it is saved."""
-    found = re.findall(r"'auc': ([\d.]+), 'examples': (\d+)", output)
-    assert found, output
-    for auc, examples in found:
+    actual = re.findall(r"'auc': ([\d.]+), 'examples': (\d+)", output)
+    assert actual, output
+    for auc, examples in actual:
         assert float(auc) > 0.9
         assert int(examples) == NUM_TEST
     assert (folder / "ckpt" / "1").is_dir()

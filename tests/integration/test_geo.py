@@ -1,4 +1,4 @@
-"""geo(k): a worker trains on its cache; servers add the differences, each once."""
+"""Mode geo(k): workers train on a cache, and servers add each difference exactly once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from torch import nn
 import trireme as tr
 from tests.integration import test_sync as exact
 from tests.jobs import TIMEOUT_S, Job
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, ResourceExhausted
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
-from trireme.ps.dense import DenseParameters
-from trireme.ps.gradients import DenseGradient, Step, TableGradient
+from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
-from trireme.train.geo import RowCache
+from trireme.train.modes.geo.cache import RowCache
+from trireme.worker.dense_parameters import DenseParameters
 
 DIM = 3
 NUM_KEYS = 40
@@ -57,7 +59,7 @@ def random_lists(seed: int, *lengths: int) -> Lists:
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     sizes = [[rng.integers(1, 9) for _ in range(length)] for length in lengths]
-    return Lists(*[[rng.integers(0, NUM_KEYS, n).tolist() for n in of] for of in sizes])
+    return Lists(*[[rng.integers(0, NUM_KEYS, n).tolist() for n in part] for part in sizes])
 
 
 def make_optimizer(model: nn.Module, cluster: Cluster, k: int, **knobs: Any) -> Any:
@@ -78,8 +80,8 @@ def train(
     cluster.client.gather({}, [])
     optimizer.refresh()
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
-    rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
-    counted = optimizer.geo.counters()
+    rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
+    counted = optimizer.mode.counters()
     cached = {"rows_cached": counted.pop("rows"), **counted}
     return {"rows": rows, "top": model.top.detach().numpy().copy(), **cached}
 
@@ -87,7 +89,9 @@ def train(
 def initial_rows(model: Model) -> np.ndarray:
     with embedded(threads=1) as cluster:
         cluster.ensure_table(model.table)
-        return np.array(cluster.client.pull({"t": np.arange(NUM_KEYS, dtype=np.uint64)}).rows["t"])
+        return np.array(
+            cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
+        )
 
 
 def occurrences(data: Lists) -> np.ndarray:
@@ -108,7 +112,7 @@ def test_one_worker_equals_training_without_servers(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("lengths", [(30, 30), (31, 8), (0, 20), (20, 0)])
 @pytest.mark.parametrize("k", [1, 4, 1000])
-def test_all_gradients_of_two_workers_arrive_once(lengths: tuple[int, int], k: int) -> None:
+def test_all_gradients_of_two_workers_are_added_once(lengths: tuple[int, int], k: int) -> None:
     data = random_lists(k, *lengths)
     with Job(2) as job:
         results = job.run(2, lambda cluster: train(cluster, data, k))
@@ -156,25 +160,25 @@ def test_rows_that_come_ahead_do_not_undo_a_step_made_meanwhile(
 ) -> None:
     model = Model()
     with embedded(threads=1) as cluster:
-        geo = make_optimizer(model, cluster, 10).geo
+        geo = make_optimizer(model, cluster, 10).mode.window
         pull = cluster.client.pull
 
-        def pull_while_another_batch_is_trained_on(*given: Any, **options: Any) -> Any:
+        def pull_while_another_batch_is_trained_on(*arguments: Any, **options: Any) -> Any:
             monkeypatch.setattr(cluster.client, "pull", pull)
-            pulled = pull(*given, **options)
+            pulled = pull(*arguments, **options)
             same = np.array([2], np.uint64)
-            geo.touch({"t": same}, 0)
+            geo.touch({T_ROWS: same}, 0)
             values = values_of_group(model.table.optimizer.group(), 1)
-            geo.step({"t": TableGradient(same, np.ones((1, DIM), np.float32), values)}, 1)
+            geo.step({T_ROWS: TableGradient(same, np.ones((1, DIM), np.float32), values)}, 1)
             return pulled
 
-        one, two = ({"t": np.array([key], np.uint64)} for key in (1, 2))
+        one, two = ({T_ROWS: np.array([key], np.uint64)} for key in (1, 2))
         geo.touch(one, 0)
         monkeypatch.setattr(cluster.client, "pull", pull_while_another_batch_is_trained_on)
         geo.fetch(two, 0)
         geo.touch(two, 0)
-        found = geo.read(two).rows["t"][0, 0]
-    assert found == pytest.approx(initial_rows(model)[2, 0] - 0.5)
+        actual = geo.read(two).rows[T_ROWS][0, 0]
+    assert actual == pytest.approx(initial_rows(model)[2, 0] - 0.5)
 
 
 def second_batch(between: Callable[[Job, Any, Model, Any], None]) -> tuple[float, float]:
@@ -189,7 +193,7 @@ def second_batch(between: Callable[[Job, Any, Model, Any], None]) -> tuple[float
             seen.append(first_weight(batch))
             if len(seen) == 1:
                 deadline = time.monotonic() + TIMEOUT_S
-                while not cluster.telling.queues["pulled"]():
+                while not cluster.metrics.queues["pulled"]():
                     assert time.monotonic() < deadline
                 between(job, optimizer, model, batch)
     return seen[1], initial_rows(model)[2, 0]
@@ -206,7 +210,7 @@ def step(optimizer: Any, model: Model, batch: Any) -> None:
 
 def add_as_another_worker(job: Job, model: Model, key: int) -> None:
     delta = np.full((1, DIM), 100.0, np.float32)
-    rows, values = job.servers[0].shard.tables["t"].rows, rule_values(model)
+    rows, values = job.servers[0].state.tables["t"].rows, rule_values(model)
     keys, pool = np.array([key], np.uint64), _core.Pool(1)
     rows.update(keys, delta, [(9, 1)], values, pool, change="add")
 
@@ -253,14 +257,14 @@ def test_the_least_recently_touched_leave_first() -> None:
         cache = RowCache([model.table], cluster.pool, 6 * row_bytes)
 
         def touch(*keys: int) -> None:
-            found = cache.find({"t": np.array(keys, np.uint64)})
-            assert cache.make_room(found)
-            cache.touch(found, {"t": np.zeros((len(found["t"].missing), DIM), np.float32)})
+            actual = cache.find({T_ROWS: np.array(keys, np.uint64)})
+            assert cache.make_room(actual)
+            cache.touch(actual, {T_ROWS: np.zeros((len(actual[T_ROWS].missing), DIM), np.float32)})
             cache.end_window()
 
         for keys in [(1, 2, 3), (4, 5), (1,), (6, 7)]:
             touch(*keys)
-        there = cache.tables["t"].touched_at(np.arange(8, dtype=np.uint64)) > 0
+        there = cache.tables[T_ROWS].touched_at(np.arange(8, dtype=np.uint64)) > 0
         assert there.tolist() == [False, True, False, True, True, True, True, True] or (
             there.sum() == 6 and there[[1, 4, 5, 6, 7]].all()
         )
@@ -274,12 +278,12 @@ def test_real_memory_stays_within_the_budget() -> None:
         rng = np.random.default_rng(1)
         for _ in range(60):
             keys = np.unique(rng.integers(0, 2**63, 5000).astype(np.uint64))
-            found = cache.find({"t": keys})
-            assert cache.make_room(found)
-            cache.touch(found, {"t": np.zeros((len(keys), 16), np.float32)})
+            actual = cache.find({T_ROWS: keys})
+            assert cache.make_room(actual)
+            cache.touch(actual, {T_ROWS: np.zeros((len(keys), 16), np.float32)})
             cache.end_window()
         assert cache.num_evicted > 50_000
-        assert cache.tables["t"].num_bytes <= budget
+        assert cache.tables[T_ROWS].num_bytes <= budget
 
 
 def test_a_batch_beyond_the_budget_is_refused_with_both_numbers() -> None:
@@ -296,14 +300,14 @@ def test_a_delta_that_comes_twice_is_added_once_everywhere() -> None:
         parameters = DenseParameters({"top": (model.top, 0)}, None)
         cluster.client.create_blocks("Adam", [{"lr": 0.1}], parameters)
         keys = np.arange(NUM_KEYS, dtype=np.uint64)
-        before = np.array(cluster.client.pull({"t": keys}).rows["t"])
+        before = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
         group = model.table.optimizer.group()
         delta = TableGradient(keys, np.ones((NUM_KEYS, DIM), np.float32), values_of_group(group, 1))
         top = DenseGradient({"top": torch.tensor([1.0, 2.0])}, [{"lr": 0.1}])
         for _ in range(3):
-            cluster.client.push(Step(1, 0, [], 1), {"t": delta}, top, kind="delta")
-        pulled = cluster.client.pull({"t": keys}, blocks=True)
-        np.testing.assert_allclose(pulled.rows["t"], before + 1)
+            cluster.client.push(Step(1, 0, [], 1), {T_ROWS: delta}, top, kind="delta")
+        pulled = cluster.client.pull({T_ROWS: keys}, blocks=True)
+        np.testing.assert_allclose(pulled.rows[T_ROWS], before + 1)
         assert pulled.blocks is not None
         assert [list(values) for ids, values in pulled.blocks if ids] == [[1.0, 2.0]]
         del dense
@@ -321,9 +325,9 @@ def test_shows_and_clicks_are_counted_on_the_servers() -> None:
     data = Shown([[1, 2], [1, 3], [1, 1]])
     with Job(1) as job:
         job.run(1, lambda cluster: train(cluster, data, 2, Model(policy=policy)))
-        rows, found = job.servers[0].shard.tables["t"].rows, np.empty((4, 2))
-        rows.statistics(np.arange(4, dtype=np.uint64), found, 0, False, _core.Pool(1))
-    np.testing.assert_array_equal(found, [[0, 0], [8, 4], [2, 1], [2, 1]])
+        rows, actual = job.servers[0].state.tables["t"].rows, np.empty((4, 2))
+        rows.statistics(np.arange(4, dtype=np.uint64), actual, 0, False, _core.Pool(1))
+    np.testing.assert_array_equal(actual, [[0, 0], [8, 4], [2, 1], [2, 1]])
 
 
 @pytest.mark.parametrize(
@@ -353,10 +357,10 @@ def dense_adam(cluster: Cluster) -> tr.Trainer:
     )
 
 
-def test_one_worker_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
+def test_one_worker_resumes_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
     batches = exact.stream_batches(0)[:40]
     keys = exact.keys_in_bucket_order()
-    found = []
+    actual = []
     for goes_on in (False, True):
         with embedded(threads=1) as cluster:
             trainer = dense_adam(cluster)
@@ -366,13 +370,13 @@ def test_one_worker_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path)
                 trainer.fit(exact.Batches(batches[:25]))
                 trainer.save(tmp_path / "saved")
             trainer.fit(exact.Batches(batches[25:]))
-            rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
-            found.append({"rows": rows, **trainer.model.dense_weights()})
-    for part, values in found[0].items():
-        np.testing.assert_array_equal(found[1][part], values, err_msg=part)
+            rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
+            actual.append({"rows": rows, **trainer.model.dense_weights()})
+    for part, values in actual[0].items():
+        np.testing.assert_array_equal(actual[1][part], values, err_msg=part)
 
 
-def test_all_workers_go_on_with_the_dense_state_of_the_first(tmp_path: Path) -> None:
+def test_all_workers_resume_with_the_dense_state_of_the_first(tmp_path: Path) -> None:
     def state_of(trainer: tr.Trainer) -> list[np.ndarray]:
         states = [trainer.optimizer.local.state[p] for p in trainer.model.parameters()]
         return [state[name].numpy().copy() for state in states for name in sorted(state)]
@@ -399,13 +403,13 @@ def test_a_scheduler_drives_the_dense_rates_that_the_worker_steps_with() -> None
         strategy = Strategy("geo", k=2)
         optimizer = tr.DistributedOptimizer(inner, model, strategy=strategy, cluster=cluster)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step < 1))
-        found = []
+        actual = []
         for _ in range(3):
             model.top.sum().backward()
             optimizer.step(examples=1)
             scheduler.step()
-            found.append(model.top[0].item())
-        assert found == pytest.approx([-0.1, -0.1, -0.1])
+            actual.append(model.top[0].item())
+        assert actual == pytest.approx([-0.1, -0.1, -0.1])
 
 
 def test_several_threads_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""A global shuffle of real processes: nothing lost, the same again, and an end when one dies."""
+"""Global shuffle of real processes: loses nothing, is repeatable, and ends when a worker dies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from random import Random
 import pytest
 
 from tests.criteo_text import random_line
-from tests.integration.shuffler import digests
+from tests.integration.shuffle_script import digests
 from tests.programs import Program, Template
 from trireme.data import QueueDataset, criteo
 
-SHUFFLER = str(Path(__file__).with_name("shuffler.py"))
+SHUFFLE_SCRIPT = str(Path(__file__).with_name("shuffle_script.py"))
 NUM_EXAMPLES = 900
 
 
@@ -43,12 +43,12 @@ def job(
         env = {"TRIREME_TIMEOUT_S": timeout_s, "TRIREME_THREADS": "1", **env}
         return end.enter_context(programs.start(name, arguments, env))
 
-    server = start("server", ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"])
+    server = start("server", ["-m", "trireme", "server", "--listen", "127.0.0.1:0"])
     address = server.wait_line(r"^listening on (\S+)")[1]
     place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": address}
     place["TRIREME_NUM_WORKERS"] = str(len(arguments))
     return [
-        start(f"worker {i}", [SHUFFLER, *rest], **place, TRIREME_INDEX=str(i))
+        start(f"worker {i}", [SHUFFLE_SCRIPT, *rest], **place, TRIREME_INDEX=str(i))
         for i, rest in enumerate(arguments)
     ]
 
@@ -63,14 +63,14 @@ def test_nothing_is_lost_and_another_run_with_other_threads_is_the_same(
         assert [worker.finish() for worker in workers] == [0] * num_workers
         # But for the first line, which names the server's port.
         runs.append([worker.output.partition("\n")[2] for worker in workers])
-    found = [re.search(r"^held (\d+) (\d+) (\w+)$", text, re.MULTILINE) for text in runs[0]]
-    assert all(found)
+    match = [re.search(r"^held (\d+) (\d+) (\w+)$", text, re.MULTILINE) for text in runs[0]]
+    assert all(match)
     num_examples, total, order = digests(QueueDataset(data, schema=criteo(), batch_size=64))
     assert num_examples == NUM_EXAMPLES
-    assert sum(int(held[1]) for held in found if held) == NUM_EXAMPLES
-    assert sum(int(held[2]) for held in found if held) % (1 << 64) == total
-    assert order not in [held[3] for held in found if held]
-    # Sizes, orders, positions, and what comes behind each of them.
+    assert sum(int(held[1]) for held in match if held) == NUM_EXAMPLES
+    assert sum(int(held[2]) for held in match if held) % (1 << 64) == total
+    assert order not in [held[3] for held in match if held]
+    # Sizes, orders, positions, and the batches after each position.
     assert runs[0] == runs[1]
     assert sum(text.count("\nbatch ") for text in runs[0]) >= NUM_EXAMPLES // 150
 

@@ -1,5 +1,5 @@
-"""torch.amp.GradScaler: gradients of rows are unscaled and judged as those of parameters, and what
-is not finite is not pushed.
+"""torch.amp.GradScaler: row gradients are unscaled and checked like those of parameters, and non-
+finite ones are not pushed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import nn
 import trireme as tr
 from tests.integration.test_optimizers import Model, Plain, groups_of, make_model, set_gradients
 from tests.jobs import Job
-from trireme.cluster import Cluster
+from tests.tables import T_ROWS
+from trireme.job.cluster import Cluster
 
 NUM_BATCHES = 20
 KEYS = torch.arange(4).repeat(2)
@@ -38,7 +39,7 @@ def losses(model: nn.Module, number: int, *, breaks: str) -> torch.Tensor:
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, breaks: str, unscales: bool
 ) -> tuple[np.ndarray, list[float]]:
-    """The dense weights, and the scale behind each batch."""
+    """The dense weights, and the scale after each batch."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
     scales = []
     for number in range(NUM_BATCHES):
@@ -59,10 +60,10 @@ def test_a_scaled_loop_equals_torchs_own(
 ) -> None:
     model = Model(tr.optim.SGD(lr=0.2))
     inner = torch.optim.SGD(groups_of(model), lr=0.1)
-    found, scales = train(
+    actual, scales = train(
         model, tr.DistributedOptimizer(inner, model), breaks=breaks, unscales=unscales
     )
-    rows = default_cluster.client.pull({"t": np.arange(4, dtype=np.uint64)}).rows["t"]
+    rows = default_cluster.client.pull({T_ROWS: np.arange(4, dtype=np.uint64)}).rows[T_ROWS]
     plain = Plain()
     groups = [*groups_of(plain), {"params": plain.rows.parameters(), "lr": 0.2}]
     expected, expected_scales = train(
@@ -70,7 +71,7 @@ def test_a_scaled_loop_equals_torchs_own(
     )
     assert scales == expected_scales
     assert (min(scales) < 1024.0) == (breaks != "none")
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
     np.testing.assert_allclose(rows, plain.rows.weight.detach().numpy(), atol=1e-5, rtol=0)
     assert np.abs(rows - 0.2).max() > 100 * 1e-5
 
@@ -94,8 +95,8 @@ def test_a_step_that_is_skipped_is_a_push_that_changes_nothing(
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def state() -> list[np.ndarray]:
-        keys = {"t": np.arange(4, dtype=np.uint64)}
-        rows = np.array(default_cluster.client.pull(keys).rows["t"])
+        keys = {T_ROWS: np.arange(4, dtype=np.uint64)}
+        rows = np.array(default_cluster.client.pull(keys).rows[T_ROWS])
         return [rows, *(p.detach().numpy().copy() for p in model.top.parameters())]
 
     states = [state()]

@@ -1,4 +1,4 @@
-"""hybrid: dense weights are the same bits on all workers after every step, whatever their data."""
+"""Mode hybrid: dense weights have the same bits on all workers after every step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch import nn
 import trireme as tr
 from tests.integration import test_sync as exact
 from tests.jobs import Job
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, TriremeError
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.strategy import Strategy
-from trireme.train.hybrid.group import _check
+from trireme.train.modes.hybrid.group import _check
 
 HYBRID = Strategy("hybrid")
 # Rows that stay as they are, so that what the dense part should be is known.
@@ -120,7 +121,7 @@ def trainer_of(cluster: Cluster, strategy: Strategy) -> tr.Trainer:
 
 
 @pytest.mark.parametrize("second", ["hybrid", "sync"])
-def test_a_checkpoint_goes_on_in_hybrid_and_in_sync(tmp_path: Path, second: str) -> None:
+def test_a_checkpoint_resumes_in_hybrid_and_in_sync(tmp_path: Path, second: str) -> None:
     batches = exact.stream_batches(0)[:30]
     path = tmp_path / "saved"
     with embedded(threads=1) as cluster:
@@ -133,8 +134,8 @@ def test_a_checkpoint_goes_on_in_hybrid_and_in_sync(tmp_path: Path, second: str)
         trainer = trainer_of(cluster, Strategy(second))
         trainer.load(path)
         trainer.fit(exact.Batches(batches[20:]))
-        found = np.frombuffer(weights_of(trainer.model), np.float32)
-    np.testing.assert_allclose(found, np.frombuffer(expected, np.float32), atol=1e-5)
+        actual = np.frombuffer(weights_of(trainer.model), np.float32)
+    np.testing.assert_allclose(actual, np.frombuffer(expected, np.float32), atol=1e-5)
 
 
 def test_a_checkpoint_of_two_workers_is_resumed_by_two(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_checkpoint_of_two_workers_is_resumed_by_two(tmp_path: Path) -> None:
     assert saved[0] == saved[1]
 
 
-def test_what_a_load_leaves_out_keeps_its_trained_weights(tmp_path: Path) -> None:
+def test_parameters_left_out_of_a_load_keep_their_trained_weights(tmp_path: Path) -> None:
     batches = exact.stream_batches(0)[:10]
     with embedded(threads=1) as cluster:
         trainer = trainer_of(cluster, HYBRID)
@@ -171,7 +172,7 @@ def test_what_a_load_leaves_out_keeps_its_trained_weights(tmp_path: Path) -> Non
         assert weights_of(trainer.model) != trained
 
 
-def test_a_worker_that_does_not_come_ends_the_wait_with_its_name() -> None:
+def test_a_missing_worker_is_named_at_the_deadline() -> None:
     def train(cluster: Cluster) -> None:
         model = exact.Model(exact.RULES["sgd"])
         optimizer = tr.DistributedOptimizer(

@@ -1,4 +1,4 @@
-"""Exports: what the trained model answers, without it."""
+"""Exports: a Predictor answers as the trained model does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from torch import nn
 import trireme as tr
 from tests import zoo_trainers
 from tests.jobs import Job
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, Corruption
 from trireme.inference import Predictor
+from trireme.inference.export import export_model
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.policy import CountFilter, CtrCommonAccessor, ShowClick
 
 NAMES = tuple(zoo_trainers.SMALL)
@@ -45,14 +48,14 @@ class Exported:
         model = self.trainer.model.eval()
         planner = tr.nn.Planner(model, pool=self.trainer.cluster.pool)
         plan = planner.plan(batch, train=False)
-        pulled = self.trainer.cluster.pull({part.table.name: part.keys for part in plan.tables})
+        pulled = self.trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
         rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
         plan.attach(batch, rows, train=False)
         with torch.no_grad():
-            found: torch.Tensor = model(batch)
+            actual: torch.Tensor = model(batch)
         batch.lookups = {}
         model.train()
-        return found
+        return actual
 
 
 def export(name: str, cluster: Cluster, folder: Path, **options: Any) -> Exported:
@@ -60,7 +63,7 @@ def export(name: str, cluster: Cluster, folder: Path, **options: Any) -> Exporte
     trainer = zoo_trainers.trainer_of(name, cluster, recipe)
     zoo_trainers.train(name, trainer, recipe.schema)
     example = zoo_trainers.examples(name, 16, 99, schema=recipe.schema)
-    trainer.save_inference_model(folder, batch=example, **options)
+    export_model(trainer, folder, batch=example, **options)
     return Exported(name, trainer, recipe.schema, folder)
 
 
@@ -97,10 +100,10 @@ def test_smaller_rows_answer_within_the_error_that_is_reported(dtype: str, tmp_p
     with embedded(threads=2) as cluster:
         exported = export("deepfm", cluster, tmp_path / "whole")
         example = exported.examples(200, 99)
-        report = exported.trainer.save_inference_model(tmp_path / "s", batch=example, dtype=dtype)
+        report = export_model(exported.trainer, tmp_path / "s", batch=example, dtype=dtype)
         predictor = Predictor(tmp_path / "s")
-        found = predictor.predict(example).outputs["output"]
-        difference = (found - exported.answers(example)).abs()
+        actual = predictor.predict(example).outputs["output"]
+        difference = (actual - exported.answers(example)).abs()
     [(largest, rms)] = report.row_errors.values()
     assert 0 < rms < largest < {"float16": 2e-4, "int8": 2e-3}[dtype]
     assert 0 < report.rms_error < report.max_error < 0.01
@@ -112,14 +115,12 @@ def test_smaller_rows_answer_within_the_error_that_is_reported(dtype: str, tmp_p
     assert sizes[1] < sizes[0]
 
 
-def test_a_part_of_a_model_is_exported_alone(tmp_path: Path) -> None:
+def test_a_submodule_is_exported_alone(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         exported = export("two_tower", cluster, tmp_path / "whole")
         tower = exported.trainer.model.item
         example = exported.examples(8, 1)
-        report = exported.trainer.save_inference_model(
-            tmp_path / "item", batch=example, model=tower
-        )
+        report = export_model(exported.trainer, tmp_path / "item", batch=example, model=tower)
         assert list(report.row_errors) == ["item"]
         vectors = Predictor(tmp_path / "item").predict(
             {name: example[name] for name in ("item_id", "item_cat")}
@@ -157,7 +158,7 @@ def test_one_example_is_enough_to_export_a_model(tmp_path: Path) -> None:
         exported = export("din", cluster, tmp_path / "export")
         one = {name: [[7]] for name in ("hist_item_seq", "hist_cat_seq")}
         one |= {name: np.array([5]) for name in ("target_item", "target_cat")}
-        save = exported.trainer.save_inference_model
+        save = partial(export_model, exported.trainer)
         save(tmp_path / "one", batch=one)
         check(exported, Predictor(tmp_path / "one"))
         none = one | {name: [[]] for name in ("hist_item_seq", "hist_cat_seq")}
@@ -213,11 +214,11 @@ def test_damaged_exports_are_refused_by_name(tmp_path: Path) -> None:
         Predictor(tmp_path)
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_impossible_exports_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         exported = export("deepfm", cluster, tmp_path / "export")
         trainer, batch = exported.trainer, exported.examples(4, 1)
-        save = trainer.save_inference_model
+        save = partial(export_model, trainer)
         with pytest.raises(BadRequest, match=r"expected a new folder, found .*export"):
             save(tmp_path / "export", batch=batch)
         with pytest.raises(BadRequest, match="dtype one of float32, float16, int8, found 'half'"):
@@ -249,7 +250,7 @@ def test_processes_share_the_pages_of_an_export(tmp_path: Path) -> None:
             model, None, loss=lambda out, _: out.sum(), label=None, progress=False, cluster=cluster
         )
         trainer.fit([{"a": torch.from_numpy(part.view(np.int64))} for part in np.split(keys, 10)])
-        trainer.save_inference_model(tmp_path / "e", batch={"a": torch.arange(5)})
+        export_model(trainer, tmp_path / "e", batch={"a": torch.arange(5)})
     children = [
         subprocess.Popen(
             [sys.executable, "-c", READER, str(tmp_path / "e"), str(rows)],
@@ -259,15 +260,15 @@ def test_processes_share_the_pages_of_an_export(tmp_path: Path) -> None:
         )
         for _ in range(2)
     ]
-    found = []
+    actual = []
     try:
         for child in children:  # all have looked everything up before the first one ends
             assert child.stdout is not None
-            found.append([int(number) for number in child.stdout.readline().split()])
+            actual.append([int(number) for number in child.stdout.readline().split()])
     finally:
         for child in children:
             child.communicate("", timeout=60)
-    for private_before, private_after, shared, missing in found:
+    for private_before, private_after, shared, missing in actual:
         assert missing == 0
         assert private_after - private_before < 6 << 20
         assert shared > rows * dim * 4
@@ -333,21 +334,21 @@ def test_shows_clicks_heads_and_narrow_weights_are_answered_as_in_training(
         trainer.fit([examples(128) for _ in range(10)])
         trainer.set_time(86_400 * 103)
         example = examples(200)
-        save = trainer.save_inference_model
+        save = partial(export_model, trainer)
         report = save(tmp_path / "base", batch=example, dtype=dtype)
         predictor = Predictor(tmp_path / "base")
         exported = Exported("", trainer, None, tmp_path)  # type: ignore[arg-type]
 
         def compare() -> None:
             asked = {name: example[name] for name in ("a", "b")}
-            found = predictor.predict(asked).outputs["output"]
+            actual = predictor.predict(asked).outputs["output"]
             expected = exported.answers(tr.data.Batch(dict(example)))
             limit = 1e-5 + report.max_error
-            torch.testing.assert_close(found, expected, atol=limit, rtol=0)
+            torch.testing.assert_close(actual, expected, atol=limit, rtol=0)
 
         compare()
         trainer.fit([examples(128)])
-        report = save(tmp_path / "delta", batch=example, mode="delta")
+        report = save(tmp_path / "delta", batch=example, follows=tmp_path / "base")
         predictor.apply(tmp_path / "delta")
         compare()
     assert (report.max_error > 0) == (dtype == "float16")

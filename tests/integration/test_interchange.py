@@ -1,4 +1,4 @@
-"""Tables from and for other systems: Fleet's text, Parquet, arrays; whole or not at all, on any
+"""Tables from and for other systems: Fleet's text, Parquet, arrays; complete or not at all, on any
 number of servers.
 """
 
@@ -20,11 +20,12 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, DataError
-from trireme.fleet import job as fleet_job
-from trireme.train.interchange import is_fleet
+from trireme.fleet.calls import FleetJob
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 NUM_KEYS = 500
 DAY = 86_400
@@ -76,10 +77,14 @@ def batches(count: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
 def everything(cluster: Cluster, trainer: tr.Trainer) -> dict[str, np.ndarray]:
     """All weights, as a client sees them."""
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-    pulled = cluster.client.pull({"t": keys})
+    pulled = cluster.client.pull({T_ROWS: keys})
     trainer.optimizer.refresh()
     weights = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
-    return {"rows": np.array(pulled.rows["t"]), "missing": np.array(pulled.missing["t"]), **weights}
+    return {
+        "rows": np.array(pulled.rows[T_ROWS]),
+        "missing": np.array(pulled.missing[T_ROWS]),
+        **weights,
+    }
 
 
 def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
@@ -95,26 +100,31 @@ def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
     ("rule", "accessor"),
     [*((rule, "SparseAccessor") for rule in RULES), ("std_adagrad", "CtrDoubleAccessor")],
 )
-def test_a_run_goes_on_from_its_own_export(tmp_path, rule, accessor):
+def test_a_run_resumes_from_its_own_export(tmp_path, rule, accessor):
     """Out and in again: rows with state, dense parameters with moments; training goes on as if
     nothing had happened.
     """
     with embedded(threads=2) as cluster:
         trainer = make_trainer(cluster, rule)
         trainer.fit(batches(8))
-        counts = trainer.export_fleet(tmp_path / "x", accessor=accessor, shard_num=3)
+        counts = tr.interchange.export_fleet(
+            trainer, tmp_path / "x", accessor=accessor, shard_num=3
+        )
         at_export = everything(cluster, trainer)
         assert counts == {"t": NUM_KEYS - at_export["missing"]}
         trainer.fit(batches(8, 1))
         at_end = everything(cluster, trainer)
-    assert is_fleet(tmp_path / "x")
+    assert tr.interchange.is_fleet(tmp_path / "x")
     assert sorted(p.name for p in (tmp_path / "x" / "000").iterdir()) == [
         f"part-000-{shard:05d}" for shard in range(3)
     ]
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster, rule)
         trainer.fit(batches(3, 2))  # is replaced
-        assert trainer.import_fleet(tmp_path / "x", accessor=accessor, dense_steps=8) == counts
+        assert (
+            tr.interchange.import_fleet(trainer, tmp_path / "x", accessor=accessor, dense_steps=8)
+            == counts
+        )
         assert_equal(everything(cluster, trainer), at_export)
         trainer.fit(batches(8, 1))
         assert_equal(everything(cluster, trainer), at_end)
@@ -125,17 +135,17 @@ def test_servers_share_the_work(tmp_path, num_servers):
     def export(cluster: Cluster) -> dict[str, np.ndarray]:
         trainer = make_trainer(cluster)
         trainer.fit(batches(10))
-        trainer.export_fleet(tmp_path / "x", shard_num=20, compress=True)
+        tr.interchange.export_fleet(trainer, tmp_path / "x", shard_num=20, compress=True)
         return everything(cluster, trainer)
 
     def load(cluster: Cluster) -> None:
         trainer = make_trainer(cluster)
-        trainer.import_fleet(tmp_path / "x")
+        tr.interchange.import_fleet(trainer, tmp_path / "x")
         assert_equal(everything(cluster, trainer), expected)
 
     with Job(2) as job:
         expected = job.run(1, export)[0]
-    for shard in range(20):  # more than the servers are told to read at once
+    for shard in range(20):  # more than the servers read at once
         with gzip.open(tmp_path / "x" / "000" / f"part-000-{shard:05d}.gz", "rt") as lines:
             keys = [int(line.split()[0]) for line in lines]
         assert keys
@@ -179,9 +189,9 @@ def test_a_wrong_line_is_named_and_nothing_is_loaded(tmp_path, line, what):
         trainer.fit(batches(2))
         before = everything(cluster, trainer)
         with pytest.raises(DataError, match=f"000/part-000-00001:3: expected {what}"):
-            trainer.import_fleet(folder, dense={})
+            tr.interchange.import_fleet(trainer, folder, dense={})
         assert_equal(everything(cluster, trainer), before)
-        trainer.import_fleet(write_rows(tmp_path / "y", GOOD), dense={})
+        tr.interchange.import_fleet(trainer, write_rows(tmp_path / "y", GOOD), dense={})
 
 
 def test_a_key_that_comes_twice_is_refused(tmp_path):
@@ -189,7 +199,7 @@ def test_a_key_that_comes_twice_is_refused(tmp_path):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
         with pytest.raises(DataError, match="expected distinct keys, found 1 twice"):
-            trainer.import_fleet(folder, dense={})
+            tr.interchange.import_fleet(trainer, folder, dense={})
         assert everything(cluster, trainer)["missing"] == NUM_KEYS
 
 
@@ -198,8 +208,8 @@ def test_statistics_come_with_their_day(tmp_path):
     folder = write_rows(tmp_path / "x", f"{GOOD}2 7 3 0.5 3 1 0.25 1.5 1 2 3 0.125\n")
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
-        trainer.import_fleet(folder, dense={}, time=10 * DAY + 5)
-        trainer.export_rows(tmp_path / "p", state=True)
+        tr.interchange.import_fleet(trainer, folder, dense={}, time=10 * DAY + 5)
+        tr.interchange.export_parquet(trainer, tmp_path / "p", state=True)
         rows = pq.read_table(tmp_path / "p" / "t").sort_by("key").to_pydict()
         assert rows["key"] == [1, 2]
         assert rows["weights"] == [[0.25, 1, 2, 3]] * 2
@@ -208,7 +218,7 @@ def test_statistics_come_with_their_day(tmp_path):
         assert rows["show"] == [3.0, pytest.approx(3 * 0.98**-3, rel=1e-12)]
         assert rows["click"] == [1.0, pytest.approx(0.98**-3, rel=1e-12)]
         assert rows["delta_score"] == [0.5, 0.5]
-        trainer.export_fleet(tmp_path / "y", dense={}, shard_num=1, time=12 * DAY)
+        tr.interchange.export_fleet(trainer, tmp_path / "y", dense={}, shard_num=1, time=12 * DAY)
     lines = (tmp_path / "y" / "000" / "part-000-00000").read_text().splitlines()
     faded = {int(line.split()[0]): list(map(float, line.split()[1:])) for line in lines}
     assert faded[1][:2] == [7, 2]
@@ -222,28 +232,28 @@ def test_names_that_do_not_fit_are_refused(tmp_path):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
         with pytest.raises(DataError, match=r"cannot list .*x/001"):
-            trainer.import_fleet(folder)
+            tr.interchange.import_fleet(trainer, folder)
         (folder / "001").mkdir()
         (folder / "001" / "part-000").write_text("0 0 0\n" * 50)
         with pytest.raises(DataError, match="expected 51 elements in all, found 50"):
-            trainer.import_fleet(folder)
+            tr.interchange.import_fleet(trainer, folder)
         with pytest.raises(BadRequest, match=r"expected each of .* once as a value of dense="):
-            trainer.import_fleet(folder, dense={"linear_0.w_0": "mlp.0.weight"})
+            tr.interchange.import_fleet(trainer, folder, dense={"linear_0.w_0": "mlp.0.weight"})
         with pytest.raises(BadRequest, match=r"tables: expected names among \['t'\]"):
-            trainer.import_fleet(folder, tables={"u": 0})
+            tr.interchange.import_fleet(trainer, folder, tables={"u": 0})
         with pytest.raises(DataError, match=r"expected files named part-.*, found .*001/part-000"):
-            trainer.import_fleet(folder, tables={"t": 1}, dense={})
+            tr.interchange.import_fleet(trainer, folder, tables={"t": 1}, dense={})
         with pytest.raises(BadRequest, match="expected accessor SparseAccessor, "):
-            trainer.import_fleet(folder, dense={}, accessor="CtrDymfAccessor")
+            tr.interchange.import_fleet(trainer, folder, dense={}, accessor="CtrDymfAccessor")
         (folder / "001" / "part-000").write_text("0\n" * 51)
         with pytest.raises(
             DataError, match="expected a weight and 2 numbers of Adam in each line, found 1"
         ):
-            trainer.import_fleet(folder)
+            tr.interchange.import_fleet(trainer, folder)
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster, "torch's")
         with pytest.raises(BadRequest, match=r"expected one of Fleet's rules, .* found 'adagrad'"):
-            trainer.import_fleet(folder, dense={})
+            tr.interchange.import_fleet(trainer, folder, dense={})
 
 
 # ---- Parquet and arrays ----
@@ -261,7 +271,7 @@ def columns(num_rows: int = 300, seed: int = 1) -> dict[str, np.ndarray]:
 
 def rows_by_key(cluster: Cluster, keys: np.ndarray) -> np.ndarray:
     distinct = _core.unique(keys, cluster.pool)[0]
-    pulled = np.array(cluster.client.pull({"t": distinct}).rows["t"])
+    pulled = np.array(cluster.client.pull({T_ROWS: distinct}).rows[T_ROWS])
     order = np.argsort(distinct)
     return pulled[order][np.searchsorted(distinct[order], keys)]
 
@@ -269,8 +279,8 @@ def rows_by_key(cluster: Cluster, keys: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("source", ["arrays", "file", "folder", "renamed"])
 @pytest.mark.parametrize("num_servers", [1, 2])
 def test_rows_of_another_system_come_in(tmp_path, num_servers, source):
-    given = columns()
-    written = {**given, "weights": list(given["weights"])}
+    arrays = columns()
+    written = {**arrays, "weights": list(arrays["weights"])}
     names: dict[str, str] = {}
     if source == "renamed":
         names = {"key": "id", "weights": "embedding"}
@@ -287,22 +297,24 @@ def test_rows_of_another_system_come_in(tmp_path, num_servers, source):
         trainer = make_trainer(cluster)
         trainer.fit(batches(3))
         before = everything(cluster, trainer)
-        where: Any = {
-            "arrays": given,
-            "file": tmp_path.parent / f"{tmp_path.name}.parquet",
-            "folder": tmp_path,
-            "renamed": tmp_path,
-        }[source]
-        assert trainer.import_rows("t", where, columns=names) == 300
-        np.testing.assert_array_equal(rows_by_key(cluster, given["key"]), given["weights"])
-        others = np.setdiff1d(np.arange(NUM_KEYS, dtype=np.uint64), given["key"])
+
+        def bring(**options: Any) -> int:
+            if source == "arrays":
+                return tr.interchange.import_arrays(trainer, "t", arrays, **options)
+            file = tmp_path.parent / f"{tmp_path.name}.parquet"
+            path = file if source == "file" else tmp_path
+            return tr.interchange.import_parquet(trainer, "t", path, columns=names, **options)
+
+        assert bring() == 300
+        np.testing.assert_array_equal(rows_by_key(cluster, arrays["key"]), arrays["weights"])
+        others = np.setdiff1d(np.arange(NUM_KEYS, dtype=np.uint64), arrays["key"])
         old = before["rows"][
             np.argsort(_core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0])
         ]
         np.testing.assert_array_equal(rows_by_key(cluster, others), old[others])
         trainer.fit(batches(3, 1))  # with state that lets them learn
-        assert (rows_by_key(cluster, given["key"]) != given["weights"]).any(1).sum() > 100
-        assert trainer.import_rows("t", where, columns=names, replace=True) == 300
+        assert (rows_by_key(cluster, arrays["key"]) != arrays["weights"]).any(1).sum() > 100
+        assert bring(replace=True) == 300
         assert everything(cluster, trainer)["missing"] == NUM_KEYS - 300
 
     with Job(num_servers) as job:
@@ -310,23 +322,23 @@ def test_rows_of_another_system_come_in(tmp_path, num_servers, source):
 
 
 def test_parquet_survives_with_state(tmp_path):
-    """Out and in again on another number of servers, and training goes on as it would have."""
+    """Export, import on another number of servers, and train on with the same bits."""
 
     def export(cluster: Cluster) -> dict[str, np.ndarray]:
         trainer = make_trainer(cluster, "adam")
-        trainer.import_rows("t", columns())
+        tr.interchange.import_arrays(trainer, "t", columns())
         trainer.fit(batches(5))
-        assert trainer.export_rows(tmp_path / "p", state=True) == {
+        assert tr.interchange.export_parquet(trainer, tmp_path / "p", state=True) == {
             "t": NUM_KEYS - int(everything(cluster, trainer)["missing"])
         }
-        trainer.export_fleet(tmp_path / "f", shard_num=1)
+        tr.interchange.export_fleet(trainer, tmp_path / "f", shard_num=1)
         trainer.fit(batches(5, 1))
         return everything(cluster, trainer)
 
     def load(cluster: Cluster) -> None:
         trainer = make_trainer(cluster, "adam")
-        trainer.import_fleet(tmp_path / "f", dense_steps=5)
-        trainer.import_rows("t", tmp_path / "p" / "t", replace=True)
+        tr.interchange.import_fleet(trainer, tmp_path / "f", dense_steps=5)
+        tr.interchange.import_parquet(trainer, "t", tmp_path / "p" / "t", replace=True)
         trainer.fit(batches(5, 1))
         assert_equal(everything(cluster, trainer), expected)
 
@@ -339,35 +351,38 @@ def test_parquet_survives_with_state(tmp_path):
 def test_rows_go_to_an_object_store_and_come_back(tmp_path):
     with s3_server() as options, embedded(threads=2) as cluster:
         trainer = make_trainer(cluster)
-        trainer.import_rows("t", columns())
+        tr.interchange.import_arrays(trainer, "t", columns())
         place = "s3://bucket/exports/1"
-        assert trainer.export_rows(place, storage_options=options) == {"t": 300}
-        trainer.import_rows("t", columns(200, seed=2), replace=True)
+        assert tr.interchange.export_parquet(trainer, place, storage_options=options) == {"t": 300}
+        tr.interchange.import_arrays(trainer, "t", columns(200, seed=2), replace=True)
         rows = f"{place}/t"
-        assert trainer.import_rows("t", rows, replace=True, storage_options=options) == 300
-        given = columns()
-        np.testing.assert_array_equal(rows_by_key(cluster, given["key"]), given["weights"])
+        assert (
+            tr.interchange.import_parquet(trainer, "t", rows, replace=True, storage_options=options)
+            == 300
+        )
+        arrays = columns()
+        np.testing.assert_array_equal(rows_by_key(cluster, arrays["key"]), arrays["weights"])
         with pytest.raises(BadRequest, match=f"expected a new folder, found {place} existing"):
-            trainer.export_rows(place, storage_options=options)
-        trainer.export_fleet(tmp_path / "f", dense={}, shard_num=2)
+            tr.interchange.export_parquet(trainer, place, storage_options=options)
+        tr.interchange.export_fleet(trainer, tmp_path / "f", dense={}, shard_num=2)
         text = (tmp_path / "f" / "000" / "part-000-00001").read_bytes()
         other = (tmp_path / "f" / "000" / "part-000-00000").read_bytes()
         put(options, "fleet/000/part-000-00001.gz", gzip.compress(text))
         put(options, "fleet/000/part-000-00000", other)
-        found = trainer.import_fleet(
-            "s3://bucket/fleet", dense={}, storage_options=options, time=10 * DAY
+        actual = tr.interchange.import_fleet(
+            trainer, "s3://bucket/fleet", dense={}, storage_options=options, time=10 * DAY
         )
-        assert found == {"t": 300}
+        assert actual == {"t": 300}
 
 
 def test_fleets_names_for_it(tmp_path):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
-        trainer.import_rows("t", columns())
-        job = fleet_job.Job()
+        tr.interchange.import_arrays(trainer, "t", columns())
+        job = FleetJob()
         job.infer_from_dataset(trainer, batches(1))
         job.save_persistables(dirname=str(tmp_path / "f"), format="fleet", shard_num=2)
-        trainer.import_rows("t", columns(100, seed=3), replace=True)
+        tr.interchange.import_arrays(trainer, "t", columns(100, seed=3), replace=True)
         job.load_model(str(tmp_path / "f"))
         assert everything(cluster, trainer)["missing"] == NUM_KEYS - 300
         job.save_persistables(dirname=str(tmp_path / "c"))
@@ -383,10 +398,10 @@ def test_fleets_names_for_it(tmp_path):
 def test_an_empty_table_is_exported_too(tmp_path):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
-        assert trainer.export_rows(tmp_path / "p") == {"t": 0}
-        assert trainer.export_fleet(tmp_path / "f", shard_num=2) == {"t": 0}
-        assert trainer.import_rows("t", tmp_path / "p" / "t") == 0
-        assert trainer.import_fleet(tmp_path / "f") == {"t": 0}
+        assert tr.interchange.export_parquet(trainer, tmp_path / "p") == {"t": 0}
+        assert tr.interchange.export_fleet(trainer, tmp_path / "f", shard_num=2) == {"t": 0}
+        assert tr.interchange.import_parquet(trainer, "t", tmp_path / "p" / "t") == 0
+        assert tr.interchange.import_fleet(trainer, tmp_path / "f") == {"t": 0}
 
 
 # ---- rows with a head alone ----
@@ -401,14 +416,14 @@ def test_rows_without_a_tail_stay_heads(tmp_path):
     policy = tr.policy.SparseAccessor(embedx_threshold=3.0)
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster, policy=policy)
-        assert trainer.import_fleet(folder, dense={}) == {"t": 11}
+        assert tr.interchange.import_fleet(trainer, folder, dense={}) == {"t": 11}
         keys = np.arange(1, 12, dtype=np.uint64)
         expected = np.array([[0.25, 1, 2, 3]] + [[0.25, 0, 0, 0]] * 10, np.float32)
         np.testing.assert_array_equal(rows_by_key(cluster, keys), expected)
-        trainer.export_fleet(tmp_path / "y", dense={}, shard_num=1)
+        tr.interchange.export_fleet(trainer, tmp_path / "y", dense={}, shard_num=1)
         text = (tmp_path / "y" / "000" / "part-000-00000").read_text()
         assert sorted(text.splitlines()) == sorted((GOOD + heads).splitlines())
-        trainer.export_rows(tmp_path / "p", state=True)
+        tr.interchange.export_parquet(trainer, tmp_path / "p", state=True)
         lengths = {
             key: len(weights)
             for key, weights in zip(
@@ -419,8 +434,8 @@ def test_rows_without_a_tail_stay_heads(tmp_path):
             )
         }
         assert lengths == {1: 4, **dict.fromkeys(range(2, 12), 1)}
-        assert trainer.import_rows("t", tmp_path / "p" / "t", replace=True) == 11
-        trainer.export_fleet(tmp_path / "z", dense={}, shard_num=1)
+        assert tr.interchange.import_parquet(trainer, "t", tmp_path / "p" / "t", replace=True) == 11
+        tr.interchange.export_fleet(trainer, tmp_path / "z", dense={}, shard_num=1)
         again = (tmp_path / "z" / "000" / "part-000-00000").read_text()
         assert sorted(again.splitlines()) == sorted((GOOD + heads).splitlines())
 
@@ -429,7 +444,7 @@ def test_a_table_of_whole_rows_begins_the_tails_that_are_missing(tmp_path):
     folder = write_rows(tmp_path / "x", "2 7 0 0.5 1 0 0.25 1.5\n")
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
-        trainer.import_fleet(folder, dense={})
+        tr.interchange.import_fleet(trainer, folder, dense={})
         [row] = rows_by_key(cluster, np.array([2], np.uint64))
         assert row[0] == 0.25
         assert len(set(row[1:].tolist())) == 3
@@ -439,16 +454,16 @@ def test_a_table_of_whole_rows_begins_the_tails_that_are_missing(tmp_path):
 def test_exported_parquet_is_read_by_others(tmp_path):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
-        trainer.import_rows("t", columns())
-        trainer.export_rows(tmp_path / "p")
+        tr.interchange.import_arrays(trainer, "t", columns())
+        tr.interchange.export_parquet(trainer, tmp_path / "p")
     files = str(tmp_path / "p" / "t" / "*.parquet")
     expected = {
         int(k): w.tolist() for k, w in zip(columns()["key"], columns()["weights"], strict=True)
     }
     frame = polars.read_parquet(files)
     assert dict(zip(frame["key"].to_list(), frame["weights"].to_list(), strict=True)) == expected
-    found = duckdb.sql(f"select key, weights, \"show\" from '{files}'").fetchall()
-    assert {key: list(weights) for key, weights, _ in found} == expected
+    actual = duckdb.sql(f"select key, weights, \"show\" from '{files}'").fetchall()
+    assert {key: list(weights) for key, weights, _ in actual} == expected
 
 
 @pytest.mark.parametrize(
@@ -470,19 +485,21 @@ def test_arrays_that_do_not_fit_are_refused(change, what):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
         with pytest.raises(BadRequest, match=what):
-            trainer.import_rows("t", {**columns(), **change})
+            tr.interchange.import_arrays(trainer, "t", {**columns(), **change})
         with pytest.raises(BadRequest, match="expected columns key and weights"):
-            trainer.import_rows("t", {"key": columns()["key"]})
+            tr.interchange.import_arrays(trainer, "t", {"key": columns()["key"]})
         with pytest.raises(BadRequest, match=r"expected a table among \['t'\], found 'u'"):
-            trainer.import_rows("u", columns())
+            tr.interchange.import_arrays(trainer, "u", columns())
         assert everything(cluster, trainer)["missing"] == NUM_KEYS
 
 
-def test_a_table_without_a_score_policy_has_no_place_for_shows():
+def test_a_table_without_a_score_policy_has_no_place_for_shows(tmp_path):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster, policy=tr.policy.Policy())
         with pytest.raises(BadRequest, match=r"no ScorePolicy, .* columns \['show'\]"):
-            trainer.import_rows("t", columns())
+            tr.interchange.import_arrays(trainer, "t", columns())
+        with pytest.raises(BadRequest, match="expected a table with a ScorePolicy, found 't'"):
+            tr.interchange.export_fleet(trainer, tmp_path / "x", shard_num=1)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +520,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, change, what):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
         with pytest.raises(BadRequest, match=rf"x\.parquet.*{what}"):
-            trainer.import_rows("t", tmp_path / "x.parquet")
+            tr.interchange.import_parquet(trainer, "t", tmp_path / "x.parquet")
         with pytest.raises(DataError, match=r"nothing\.parquet: cannot read it"):
-            trainer.import_rows("t", tmp_path / "nothing.parquet")
+            tr.interchange.import_parquet(trainer, "t", tmp_path / "nothing.parquet")
         assert everything(cluster, trainer)["missing"] == NUM_KEYS

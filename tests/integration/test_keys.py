@@ -1,4 +1,4 @@
-"""Jobs of real processes with keys of `trireme keys`; those without a listed key are kept out."""
+"""Jobs of real processes with keys of `trireme keys`: unlisted keys are refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.programs import Program, Template
-from trireme import cli
+from trireme.commands import cli
 from trireme.launch.key_folder import client_keys, server_keys
 
-TRAINEE = str(Path(__file__).with_name("trainee.py"))
-TRIREME = ["-m", "trireme.cli"]
+TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
+TRIREME = ["-m", "trireme"]
 TRAINED = "trained 5 steps"
 
 
@@ -26,7 +26,7 @@ class Cast:
 
     def start(self, name: str, arguments: list[str], **env: str) -> Program:
         env = {"TRIREME_THREADS": "1", "TRIREME_TIMEOUT_S": "60", **env}
-        return self._stack.enter_context(self._programs.start(name, arguments, env))
+        return self._stack.enter_context(self._programs.start(name, arguments, env, is_quick=True))
 
     def server(self) -> Program:
         options = ["--listen", "127.0.0.1:0", "--keys", str(self.folder / "server")]
@@ -39,7 +39,7 @@ class Cast:
         place |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(num), **env}
         if keys is not None:
             place["TRIREME_KEYS"] = str(keys)
-        return self.start(f"worker {index}", [TRAINEE, "--batches", "5"], **place)
+        return self.start(f"worker {index}", [TRAINING_SCRIPT, "--batches", "5"], **place)
 
 
 @pytest.fixture
@@ -53,7 +53,16 @@ def test_a_launched_job_runs_with_one_folder_of_keys(cast: Cast, tmp_path: Path)
     options = ["--server_num", "1", "--worker_num", "1", "--log_dir", str(tmp_path / "log")]
     job = cast.start(
         "launch",
-        [*TRIREME, "launch", *options, "--keys", str(cast.folder), TRAINEE, "--batches", "5"],
+        [
+            *TRIREME,
+            "launch",
+            *options,
+            "--keys",
+            str(cast.folder),
+            TRAINING_SCRIPT,
+            "--batches",
+            "5",
+        ],
     )
     assert job.finish() == 0
     assert TRAINED in (tmp_path / "log" / "workerlog.0").read_text()

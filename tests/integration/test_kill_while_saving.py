@@ -1,5 +1,5 @@
-"""Servers and workers are killed at random moments of saves, one after the other: what has been
-published before is whole and right, what has not is never taken for a checkpoint.
+"""Servers and workers are killed at random moments of saves: published checkpoints are complete and
+correct, unpublished ones are never loaded.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 from random import Random
 
-from tests.integration.resuming import Jobs, assert_same, complete
+from tests.integration.resumed_jobs import Jobs, assert_same, complete
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 
 NUM_KILLS = pick(short=4, long=50)
 ARGUMENTS = ("--every_steps", "1", "--epochs", "1", "--keep", "100")
@@ -20,7 +20,7 @@ ARGUMENTS = ("--every_steps", "1", "--epochs", "1", "--keep", "100")
 def test_the_newest_checkpoint_is_whole_whenever_a_process_is_killed(
     programs: Template, tmp_path: Path
 ) -> None:
-    """Checkpoint n is of step n, so each must equal that of a run that nobody has disturbed."""
+    """Checkpoint n is of step n, so each must equal that of an undisturbed run."""
     print(f"seed {SEED}")
     random = Random(f"{SEED} kills")
     jobs = Jobs(programs, 2, 2, tmp_path)
@@ -44,7 +44,7 @@ def test_the_newest_checkpoint_is_whole_whenever_a_process_is_killed(
 
 
 def kill_amid_saves(jobs: Jobs, folder: Path, random: Random) -> None:
-    """Begin or go on; kill one process at a random moment behind a random step, then the others."""
+    """Start or resume; kill one process at a random moment after a random step, then the others."""
     with jobs.started(str(folder), *ARGUMENTS) as (workers, servers):
         workers[0].wait_line(f"^step {random.randint(1, 5)}$|^done$")
         threading.Event().wait(random.uniform(0, 0.5))  # the moment, not a signal that waits

@@ -1,4 +1,4 @@
-"""`trireme launch` with stand-ins for training scripts: real processes, told what to do."""
+"""`trireme launch` with controlled scripts: real processes that execute the test's commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from tests.integration.processes import clean_environment
 
-STANDIN = str(Path(__file__).with_name("standin.py"))
+CONTROLLED_SCRIPT = str(Path(__file__).with_name("controlled_script.py"))
 WAIT_S = 60.0
 
 
@@ -67,7 +67,7 @@ class Launcher:
         """Launch stand-ins, wait until `num` of them have called."""
         port = self._listener.getsockname()[1]
         self.process = subprocess.Popen(
-            [*COMMAND, *options, STANDIN, str(port)],
+            [*COMMAND, *options, CONTROLLED_SCRIPT, str(port)],
             cwd=self.folder,
             env={**clean_environment(), **env},
             stdout=stdout,
@@ -111,7 +111,7 @@ class Launcher:
         self._listener.close()
 
 
-COMMAND = [sys.executable, "-m", "trireme.cli", "launch"]
+COMMAND = [sys.executable, "-m", "trireme", "launch"]
 
 
 @pytest.fixture
@@ -190,24 +190,24 @@ def test_launch_passes_on_the_exit_code_and_names_a_killing_signal(tmp_path: Pat
                 os.kill(pid, signal.SIGKILL)
             else:
                 launcher.peers["worker 0"].send(command)
-            found, _, err = launcher.finish()
+            actual, _, err = launcher.finish()
         finally:
             launcher.close()
-        assert found == code
+        assert actual == code
         assert words in err
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_launch_stops_all_when_it_is_told_to_stop(
+def test_launch_stops_all_processes_on_a_stop_signal(
     launcher: Launcher, number: signal.Signals, code: int
 ) -> None:
     process = launcher.start("--server_num", "1", "--worker_num", "2", num=3)
     assert launcher.peers["worker 1"].ask("polite") == "done"
     process.send_signal(number)
-    found, _, err = launcher.finish()
-    assert found == code
+    actual, _, err = launcher.finish()
+    assert actual == code
     assert f"stopped by {number.name}" in err.splitlines()[-1]
     assert "told to stop" in launcher.log("workerlog.1")
 
@@ -240,7 +240,7 @@ def test_launch_leaves_nothing_running_when_it_is_killed(launcher: Launcher) -> 
     assert launcher.finish()[0] == -signal.SIGKILL
 
 
-def test_launch_ends_the_processes_that_its_processes_started(launcher: Launcher) -> None:
+def test_launch_ends_the_children_of_its_processes(launcher: Launcher) -> None:
     launcher.start("--server_num", "1", "--worker_num", "1", num=2)
     launcher.peers["worker 0"].ask("spawn reader")
     launcher.peers["server 0"].ask("spawn backup")
@@ -252,9 +252,9 @@ def test_launch_ends_the_processes_that_its_processes_started(launcher: Launcher
 
 
 def test_launch_gives_worker_0_a_terminal_when_it_has_one(launcher: Launcher) -> None:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 33, 111, 0, 0))
-    launcher.start("--server_num", "1", "--worker_num", "1", num=2, stdout=theirs)
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 33, 111, 0, 0))
+    launcher.start("--server_num", "1", "--worker_num", "1", num=2, stdout=terminal)
     size = launcher.peers["worker 0"].ask("terminal")
     assert size == "True os.terminal_size(columns=111, lines=33)"
     assert launcher.peers["server 0"].ask("terminal").strip() == "False"
@@ -262,7 +262,7 @@ def test_launch_gives_worker_0_a_terminal_when_it_has_one(launcher: Launcher) ->
     for peer in launcher.peers.values():
         peer.send("exit 0")
     code, _, _ = launcher.finish()
-    os.close(theirs)
+    os.close(terminal)
     shown = b""
     while not shown.endswith(b"end\r\n"):
         shown += os.read(ours, 4096)
@@ -303,8 +303,8 @@ def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
     for peer in launcher.peers.values():
         peer.send("exit 0")
     assert launcher.finish()[0] == 0
-    found = sorted(path.name for path in (launcher.folder / "out" / "l").iterdir())
-    assert found == ["serverlog.0", "workerlog.0"]
+    actual = sorted(path.name for path in (launcher.folder / "out" / "l").iterdir())
+    assert actual == ["serverlog.0", "workerlog.0"]
 
 
 @pytest.mark.parametrize("option", [True, False])
@@ -336,12 +336,12 @@ ELSEWHERE = "192.0.2.1:6000"
 
 def test_launch_starts_only_what_belongs_on_this_machine(launcher: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        here = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     workers = f"{ELSEWHERE},127.0.0.1:0,127.0.0.1:1"
-    launcher.start("--servers", f"{ELSEWHERE},{here}", "--trainers", workers, num=3)
+    launcher.start("--servers", f"{ELSEWHERE},{address}", "--trainers", workers, num=3)
     assert sorted(launcher.peers) == ["server 1", "worker 1", "worker 2"]
-    assert launcher.peers["server 1"].ask("env TRIREME_LISTEN") == here
-    assert launcher.peers["worker 2"].ask("env TRIREME_SERVERS") == f"{ELSEWHERE},{here}"
+    assert launcher.peers["server 1"].ask("env TRIREME_LISTEN") == address
+    assert launcher.peers["worker 2"].ask("env TRIREME_SERVERS") == f"{ELSEWHERE},{address}"
     assert launcher.peers["worker 2"].ask("env TRIREME_NUM_WORKERS") == "3"
     for peer in launcher.peers.values():
         peer.send("exit 0")
@@ -350,53 +350,54 @@ def test_launch_starts_only_what_belongs_on_this_machine(launcher: Launcher) -> 
 
 def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path) -> None:
     two = ("--server_num", "1", "--worker_num", "1")
-    assert "did you mean --server_num?" in refused(tmp_path, "--server_nun", "1", STANDIN)
+    assert "did you mean --server_num?" in refused(tmp_path, "--server_nun", "1", CONTROLLED_SCRIPT)
     assert "found no file 'train.py'" in refused(tmp_path, *two, "train.py")
     assert "--worker_num or --workers before the script, found neither" in refused(
-        tmp_path, "--server_num", "1", STANDIN
+        tmp_path, "--server_num", "1", CONTROLLED_SCRIPT
     )
     assert "found 0; to train without servers run the script with python" in refused(
-        tmp_path, "--server_num", "0", "--worker_num", "1", STANDIN
+        tmp_path, "--server_num", "0", "--worker_num", "1", CONTROLLED_SCRIPT
     )
     assert "barriers and reductions go through the servers" in refused(
-        tmp_path, *two, "--gloo_port", "1", STANDIN
+        tmp_path, *two, "--gloo_port", "1", CONTROLLED_SCRIPT
     )
     assert "--server_num to be the length of --servers = 2" in refused(
-        tmp_path, *two, "--servers", "127.0.0.1:1,127.0.0.1:2", STANDIN
+        tmp_path, *two, "--servers", "127.0.0.1:1,127.0.0.1:2", CONTROLLED_SCRIPT
     )
     assert "different addresses" in refused(
-        tmp_path, "--worker_num", "1", "--servers", "a:1,a:1", STANDIN
+        tmp_path, "--worker_num", "1", "--servers", "a:1,a:1", CONTROLLED_SCRIPT
     )
     assert "expected host:port" in refused(
-        tmp_path, "--worker_num", "1", "--servers", "6000", STANDIN
+        tmp_path, "--worker_num", "1", "--servers", "6000", CONTROLLED_SCRIPT
     )
     assert "ports of 1 to 65535, found '127.0.0.1:0'" in refused(
-        tmp_path, "--worker_num", "1", "--servers", "127.0.0.1:0", STANDIN
+        tmp_path, "--worker_num", "1", "--servers", "127.0.0.1:0", CONTROLLED_SCRIPT
     )
     assert "expected --keys or --insecure, found both" in refused(
-        tmp_path, *two, "--keys", ".", "--insecure", STANDIN
+        tmp_path, *two, "--keys", ".", "--insecure", CONTROLLED_SCRIPT
     )
     assert "expected --root to be a folder, found none at none" in refused(
-        tmp_path, *two, "--root", "none", STANDIN
+        tmp_path, *two, "--root", "none", CONTROLLED_SCRIPT
     )
-    assert f"--log_dir to be a folder to write to, found {STANDIN}: File exists" in refused(
-        tmp_path, *two, "--log_dir", STANDIN, STANDIN
+    assert (
+        f"--log_dir to be a folder to write to, found {CONTROLLED_SCRIPT}: File exists"
+        in refused(tmp_path, *two, "--log_dir", CONTROLLED_SCRIPT, CONTROLLED_SCRIPT)
     )
     assert "list all workers" in refused(
-        tmp_path, "--worker_num", "1", "--servers", ELSEWHERE, STANDIN
+        tmp_path, "--worker_num", "1", "--servers", ELSEWHERE, CONTROLLED_SCRIPT
     )
     assert "address of this machine" in refused(
-        tmp_path, "--workers", ELSEWHERE, "--servers", ELSEWHERE, STANDIN
+        tmp_path, "--workers", ELSEWHERE, "--servers", ELSEWHERE, CONTROLLED_SCRIPT
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert f"to listen on {address}, found: Address already in use; choose" in refused(
-            tmp_path, "--worker_num", "1", "--servers", address, STANDIN
+            tmp_path, "--worker_num", "1", "--servers", address, CONTROLLED_SCRIPT
         )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_launch_starts_a_dead_server_again_where_it_was(launcher: Launcher) -> None:
+def test_launch_restarts_a_dead_server_at_its_address(launcher: Launcher) -> None:
     options = ["--server_num", "2", "--worker_num", "1", "--max_restart", "2"]
     process = launcher.start(*options, num=3)
     server = launcher.peers["server 1"]
@@ -412,8 +413,8 @@ def test_launch_starts_a_dead_server_again_where_it_was(launcher: Launcher) -> N
         launcher.accept(1)
         again = launcher.peers["server 1"]
         assert again is not server
-        found = [again.ask(f"env {name}") for name in ("TRIREME_LISTEN", "TRIREME_STATE_DIR")]
-        assert found == place
+        actual = [again.ask(f"env {name}") for name in ("TRIREME_LISTEN", "TRIREME_STATE_DIR")]
+        assert actual == place
         launcher.peers["worker 0"].ask(f"greet {place[0]}")
         assert again.ask("accept") == "worker 0"
         server.close()
@@ -438,9 +439,9 @@ def test_launch_does_not_start_a_server_again_that_was_refused(launcher: Launche
 
 def test_launch_refuses_restarts_of_servers_that_keep_nothing(tmp_path: Path) -> None:
     options = ["--server_num=1", "--worker_num=1", "--max_restart=1", "--durability=none"]
-    error = refused(tmp_path, *options, STANDIN)
+    error = refused(tmp_path, *options, CONTROLLED_SCRIPT)
     assert "expected --durability process or machine with --max_restart 1, found none" in error
-    error = refused(tmp_path, *options[:2], "--max_restart=-1", STANDIN)
+    error = refused(tmp_path, *options[:2], "--max_restart=-1", CONTROLLED_SCRIPT)
     assert "expected --max_restart of at least 0, found -1" in error
 
 
@@ -455,7 +456,7 @@ def test_each_server_gets_a_folder_of_its_own_for_what_it_keeps(launcher: Launch
     assert launcher.peers["worker 0"].ask("env TRIREME_STATE_DIR") == ""
 
 
-def test_the_launchers_own_variables_say_what_servers_keep(launcher: Launcher) -> None:
+def test_the_launchers_variables_set_durability(launcher: Launcher) -> None:
     launcher.start(
         *("--server_num", "1", "--worker_num", "1"),
         num=2,
@@ -466,12 +467,14 @@ def test_the_launchers_own_variables_say_what_servers_keep(launcher: Launcher) -
     assert launcher.peers["server 0"].ask("env TRIREME_STATE_DIR") == "kept/server-0"
 
 
-def test_workers_that_join_are_told_the_servers_and_nothing_of_their_place(
+def test_joining_workers_get_the_servers_and_no_index(
     launcher: Launcher,
 ) -> None:
     launcher.start("--join", "127.0.0.1:1,127.0.0.1:2", num=1, STANDIN_NAME="late")
-    said = {name: launcher.peers["late"].ask(f"env TRIREME_{name}") for name in ("SERVERS", "JOIN")}
-    assert said == {"SERVERS": "127.0.0.1:1,127.0.0.1:2", "JOIN": "1"}
+    settings = {
+        name: launcher.peers["late"].ask(f"env TRIREME_{name}") for name in ("SERVERS", "JOIN")
+    }
+    assert settings == {"SERVERS": "127.0.0.1:1,127.0.0.1:2", "JOIN": "1"}
     for name in ("INDEX", "NUM_WORKERS", "STREAMS"):
         assert launcher.peers["late"].ask(f"env TRIREME_{name}") == ""
     launcher.peers["late"].send("exit 0")
@@ -482,18 +485,20 @@ def test_workers_that_join_are_told_the_servers_and_nothing_of_their_place(
     assert (launcher.folder / f"log/lateworkerlog.{launcher.process.pid}.0").is_file()
 
 
-def test_streams_are_told_to_all_and_not_named_by_who_joins(launcher: Launcher) -> None:
+def test_the_number_of_streams_is_set_for_all_and_not_by_joining_workers(
+    launcher: Launcher,
+) -> None:
     launcher.start("--server_num", "1", "--worker_num", "1", "--streams", "8", num=2)
     assert launcher.peers["worker 0"].ask("env TRIREME_STREAMS") == "8"
     for peer in launcher.peers.values():
         peer.send("exit 0")
     assert launcher.finish()[0] == 0
     for options, message in (
-        (["--join", "a:1", "--streams", "8"], "because the job says the rest, found --streams"),
+        (["--join", "a:1", "--streams", "8"], "because the job has the rest, found --streams"),
         (["--server_num", "1", "--worker_num", "1", "--streams", "0"], "--streams of at least 1"),
     ):
         run = subprocess.run(
-            [*COMMAND, *options, STANDIN], capture_output=True, text=True, timeout=WAIT_S
+            [*COMMAND, *options, CONTROLLED_SCRIPT], capture_output=True, text=True, timeout=WAIT_S
         )
         assert run.returncode == 2
         assert message in run.stderr

@@ -1,5 +1,5 @@
-"""`trireme launch --max_restart`: a real job whose processes are killed ends as one left alone; and
-how it stops when it is told to.
+"""`trireme launch --max_restart`: a job whose processes are killed ends like an undisturbed one;
+and a job stops on SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,29 +14,45 @@ from random import Random
 
 import pytest
 
-from tests.integration import restartee, trainee
+from tests.integration import restarted_script, training_script
 from tests.integration.processes import clean_environment
-from tests.integration.resuming import RESUMER, Jobs, assert_same, complete
+from tests.integration.resumed_jobs import RESUMED_SCRIPT, Jobs, assert_same, complete
 from tests.programs import Template
 
-SCRIPT = str(Path(restartee.__file__))
+SCRIPT = str(Path(restarted_script.__file__))
 # Of 27 steps of worker 0; it is the last, since its successor counts its steps anew.
 KILLED = ["server 0", "worker 1", "server 1", "worker 0"]
 STEPS_MAX = 5
 WAIT_S = 250.0
 
 
+# The launcher itself, whose processes run another Python.
+LAUNCHER = """
+import sys
+from trireme.commands import cli
+sys.executable = {python!r}
+sys.exit(cli.main())
+"""
+
+
 class Job:
     """A launched job: the lines of worker 0 as they come, its processes to be killed."""
 
-    def __init__(self, folder: Path, *options: str, script: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        script: Sequence[str] = (),
+        python: str = sys.executable,
+    ) -> None:
         folder.mkdir()
         self.folder = folder
         place = ["--server_num", "2", "--worker_num", "2", "--timeout_s", "60"]
         script = [*script] or [SCRIPT, "."]
+        launcher = LAUNCHER.format(python=python)
         self._errors = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trireme.cli", "launch", *place, *options, *script],
+            [sys.executable, "-c", launcher, "launch", *place, *options, *script],
             cwd=folder,
             env=clean_environment(),
             stdout=subprocess.PIPE,
@@ -85,11 +101,13 @@ class Job:
 
 
 @pytest.mark.timeout(300)  # two jobs, eight starts of processes
-def test_a_job_whose_processes_are_killed_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
+def test_a_job_whose_processes_are_killed_ends_like_an_undisturbed_one(
+    programs: Template, tmp_path: Path
+) -> None:
     seed = 20
     random = Random(seed)
     print(f"seed {seed}")
-    with Job(tmp_path / "alone") as alone:
+    with Job(tmp_path / "alone", python=programs.python) as alone:
         assert "done" in alone.finish().splitlines()
     with Job(tmp_path / "killed", "--max_restart", "1") as job:
         for name in KILLED:
@@ -107,13 +125,14 @@ def test_a_job_whose_processes_are_killed_ends_as_one_that_was_left_alone(tmp_pa
     )
 
 
-def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(
+def test_a_job_that_is_stopped_takes_a_checkpoint_and_exits_with_0(
     programs: Template, tmp_path: Path
 ) -> None:
     stopped, alone = str(tmp_path / "stopped"), str(tmp_path / "alone")
     options = ["--every_steps", "100000", "--epochs", "4"]
-    script = [RESUMER, stopped, *options]
-    with Job(tmp_path / "job", "--root", str(tmp_path), script=script) as job:
+    script = [RESUMED_SCRIPT, stopped, *options]
+    python = programs.python
+    with Job(tmp_path / "job", "--root", str(tmp_path), script=script, python=python) as job:
         job.wait_steps(2)  # of 20 of the first epoch
         job.process.send_signal(signal.SIGTERM)
         assert "done" not in job.finish().splitlines()
@@ -127,13 +146,15 @@ def test_a_job_that_is_told_to_stop_takes_a_checkpoint_and_ends_well(
     jobs = Jobs(programs, 2, 2, tmp_path)
     for path in (stopped, alone):
         jobs.run(path, *options)
-    found, expected = (complete(Path(path))[-1] for path in (stopped, alone))
-    assert_same(found, expected, versions=False)
+    actual, expected = (complete(Path(path))[-1] for path in (stopped, alone))
+    assert_same(actual, expected, versions=False)
 
 
-def test_a_job_that_is_told_to_stop_still_has_the_workers_of_its_loader(tmp_path: Path) -> None:
-    script = [str(Path(trainee.__file__)), "--trainer", "--loader", "--batches", "1000000"]
-    with Job(tmp_path / "job", script=script) as job:
+def test_a_job_that_is_stopped_still_has_the_workers_of_its_loader(
+    programs: Template, tmp_path: Path
+) -> None:
+    script = [str(Path(training_script.__file__)), "--trainer", "--loader", "--batches", "1000000"]
+    with Job(tmp_path / "job", script=script, python=programs.python) as job:
         assert job.process.stdout is not None
         for line in job.process.stdout:  # its progress
             if line.startswith("train: "):

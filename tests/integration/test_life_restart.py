@@ -1,6 +1,6 @@
-"""What a server keeps beside pushes: rows that were loaded or removed, what deltas are since.
-A random life of tables is lived twice, once with servers that are killed between its events: what
-it saves is the same. And what a server makes of a damaged snapshot, or of keys.
+"""What a server logs besides pushes: loaded rows, removed rows, deltas. A random history runs
+twice, once with kills between its events, and saves the same; damaged snapshots and keys are
+handled.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.durable import DurableServers
-from tests.integration.resuming import assert_same
+from tests.integration.durable_servers import DurableServers
+from tests.integration.resumed_jobs import assert_same
 from tests.integration.test_server_restart import TABLE, counts, push
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
-from trireme.cluster import Cluster
+from tests.seeds import SEED
+from trireme.job.cluster import Cluster
 
 NUM_EVENTS = pick(short=16, long=60)
 NUM_KEYS, BATCH, DAY_S = 500, 16, 86400
@@ -92,7 +92,7 @@ def live(
         elif event == "shrink":
             trainer.shrink()
         elif event == "import":
-            trainer.import_rows("waiting", some_rows(number))
+            tr.interchange.import_arrays(trainer, "waiting", some_rows(number))
         elif event == "load":
             trainer.load(full[-1])
         else:
@@ -104,7 +104,7 @@ def live(
     return saved
 
 
-def test_tables_live_the_same_life_whenever_servers_are_killed(
+def test_a_random_history_saves_the_same_whenever_servers_are_killed(
     programs: Template, tmp_path: Path
 ) -> None:
     random = Random(f"{SEED} life")
@@ -126,8 +126,8 @@ def test_tables_live_the_same_life_whenever_servers_are_killed(
             with servers.join(0, 1) as cluster:
                 saved[name] = live(cluster, events, root, kill)
             print(f"{name}: {servers.num_kills} kills")
-    for found, expected in zip(saved["killed"], saved["alone"], strict=True):
-        assert_same(found, expected)
+    for actual, expected in zip(saved["killed"], saved["alone"], strict=True):
+        assert_same(actual, expected)
 
 
 def test_a_damaged_snapshot_is_refused_and_named(programs: Template, tmp_path: Path) -> None:

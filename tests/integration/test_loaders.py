@@ -1,4 +1,4 @@
-"""Loaders of other kinds, shared among workers: IterableDataset, DataLoader, TorchRec's batches."""
+"""Other kinds of loaders divided among workers: IterableDataset, DataLoader, TorchRec's batches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from torch.utils.data import (
 )
 
 import trireme as tr
-from tests.integration.planted import Examples, loader, trainer_for
+from tests.integration.planted_model import Examples, loader, trainer_for
 from tests.jobs import Job
 from tests.keyed_jagged import KINDS
-from trireme.cluster import Cluster, embedded
 from trireme.data import Batch, Ragged
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
-from trireme.train.share import share_of
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
+from trireme.train.loop.worker_batches import worker_batches
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
@@ -89,10 +90,10 @@ class Numbers(IterableDataset):
 
 
 @pytest.mark.parametrize("num_processes", [0, 2])
-def test_an_iterable_dataset_is_shared_among_three_workers(num_processes):
+def test_an_iterable_dataset_is_divided_among_three_workers(num_processes):
     def work(cluster: Cluster) -> tuple[list[int], float]:
         batches = DataLoader(Numbers(1000), batch_size=10, num_workers=num_processes)
-        seen = [int(a) for batch in share_of(batches, cluster) for a in batch["a"]]
+        seen = [int(a) for batch in worker_batches(batches, cluster) for a in batch["a"]]
         return seen, trainer_for(cluster, "sync").fit(batches)["examples"]
 
     with Job(1) as job:
@@ -119,7 +120,7 @@ def test_loaders_that_would_not_yield_the_same_batches_everywhere_are_refused():
             ),
         ]:
             with pytest.raises(BadRequest, match=message):
-                share_of(DataLoader(examples, **options), cluster)
+                worker_batches(DataLoader(examples, **options), cluster)
 
     with Job(1) as job:
         job.run(2, work)
@@ -132,7 +133,7 @@ def test_a_distributed_sampler_shares_by_itself_in_an_order_of_each_epoch():
             range(100), batch_size=10, sampler=sampler, collate_fn=lambda rows: rows
         )
         return [
-            [row for batch in share_of(batches, cluster, epoch) for row in batch]
+            [row for batch in worker_batches(batches, cluster, epoch) for row in batch]
             for epoch in (0, 1, 0)
         ]
 

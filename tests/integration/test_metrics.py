@@ -1,4 +1,4 @@
-"""What real processes tell over HTTP, and that docs/metrics.md lists all of it."""
+"""What real processes serve over HTTP, and that docs/metrics.md lists all of it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.test_pages import run_blocks
 from tests.programs import Program, Template
 from tests.repo import tree
-from trireme.cluster import embedded
+from trireme.job.embedded import embedded
 
-TRAINEE = str(Path(__file__).with_name("trainee.py"))
-SERVER = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0", "--metrics", "0"]
+TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
+SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--metrics", "0"]
 AT = r"metrics at (\S+)/metrics"
 
 Samples = Mapping[str, Mapping[tuple[str, ...], float]]
@@ -42,12 +42,12 @@ def families(url: str) -> dict[str, Metric]:
 
 def values(family: Metric, *labels: str) -> dict[tuple[str, ...], float]:
     """Of samples of that name itself, by the values of these labels."""
-    found = {}
+    actual = {}
     for sample in family.samples:
         if sample.name in (family.name, f"{family.name}_total", f"{family.name}_count"):
             key = tuple(sample.labels[label] for label in labels)
-            found[key] = found.get(key, 0) + sample.value
-    return found
+            actual[key] = actual.get(key, 0) + sample.value
+    return actual
 
 
 def start_server(programs: Template, **env: str) -> tuple[Program, str, str]:
@@ -60,7 +60,7 @@ def worker(programs: Template, server: str, *arguments: str, num: int = 1, **env
     place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": server, "TRIREME_INDEX": "0"}
     place |= {"TRIREME_NUM_WORKERS": str(num), "TRIREME_METRICS": "0", "TRIREME_THREADS": "1"}
     env = {"TRIREME_TIMEOUT_S": "60", **place, **env}
-    return programs.start("worker 0", [TRAINEE, *arguments], env)
+    return programs.start("worker 0", [TRAINING_SCRIPT, *arguments], env)
 
 
 def wait_for_text(url: str, words: str) -> None:
@@ -82,42 +82,42 @@ def documented() -> dict[str, dict[str, tuple[str, set[str]]]]:
     rows = re.findall(r"^\| `(trireme_\w+)` \| (\w+) \|(.*?)\| ([SWE ]+) \|", page, re.MULTILINE)
     assert len(rows) > 25
     return {
-        of: {
+        letter: {
             name: (kind, set(re.findall(r"`(\w+)`", labels)))
-            for name, kind, labels, told in rows
-            if of in told.split()
+            for name, kind, labels, processes in rows
+            if letter in processes.split()
         }
-        for of in "SWE"
+        for letter in "SWE"
     }
 
 
-def told(url: str) -> dict[str, tuple[str, set[str]]]:
-    found = {}
+def scraped(url: str) -> dict[str, tuple[str, set[str]]]:
+    actual = {}
     for name, family in families(url).items():
         if name.startswith("process_"):
             continue
         full = f"{name}_total" if family.type == "counter" else name
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        found[full] = (family.type, labels)
+        actual[full] = (family.type, labels)
         assert family.documentation.endswith("."), name
-    return found
+    return actual
 
 
-def test_the_page_lists_what_servers_and_workers_tell(programs: Template) -> None:
+def test_the_page_lists_the_metrics_of_servers_and_workers(programs: Template) -> None:
     server, server_url, address = start_server(programs)
-    with server, worker(programs, address) as trainee:
-        worker_url = trainee.wait_line(AT)[1]
-        trainee.wait_line(r"^batch 9$")
+    with server, worker(programs, address) as training:
+        worker_url = training.wait_line(AT)[1]
+        training.wait_line(r"^batch 9$")
         wait_for_text(f"{server_url}/metrics", "trireme_worker_reported{")
         pages = documented()
-        # Labels of what has not happened yet are not told: no checkpoint was made.
+        # Labels of events that have not happened are absent: no checkpoint was made.
         without_age = dict(pages["S"])
         kind, labels = without_age.pop("trireme_checkpoint_age_seconds")
-        found = told(server_url)
-        assert found.pop("trireme_checkpoint_age_seconds") == (kind, set())
+        actual = scraped(server_url)
+        assert actual.pop("trireme_checkpoint_age_seconds") == (kind, set())
         assert labels == {"mode"}
-        assert found == without_age
-        assert told(worker_url) == pages["W"]
+        assert actual == without_age
+        assert scraped(worker_url) == pages["W"]
         assert get(f"{server_url}/healthz") == (200, "ok\n")
         assert get(f"{worker_url}/healthz") == (200, "ok\n")
         _check_numbers(families(server_url), families(worker_url))
@@ -147,41 +147,41 @@ def _check_numbers(server: Mapping[str, Metric], worker: Mapping[str, Metric]) -
 
 def test_an_embedded_process_tells_both_sides() -> None:
     with embedded(metrics="0") as cluster:
-        url = cluster.telling.url
+        url = cluster.metrics.url
         assert url is not None
-        found = told(url)
+        actual = scraped(url)
         pages = documented()["E"]
-        assert set(found) == set(pages)
-        assert all(kind == found[name][0] for name, (kind, _) in pages.items())
+        assert set(actual) == set(pages)
+        assert all(kind == actual[name][0] for name, (kind, _) in pages.items())
         assert get(f"{url}/healthz") == (200, "ok\n")
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(url, timeout=60)
 
 
-def test_a_worker_says_that_it_waits_for_servers_that_are_not_there(programs: Template) -> None:
+def test_a_waiting_worker_names_the_absent_servers(programs: Template) -> None:
     server, server_url, address = start_server(programs)
     with server:
         server.signal(signal.SIGSTOP)
-        with worker(programs, address) as trainee:
-            url = trainee.wait_line(AT)[1]
+        with worker(programs, address) as training:
+            url = training.wait_line(AT)[1]
             wait_for_health(url, f"waiting for servers {address}")
             assert get(f"{url}/healthz")[0] == 503
             server.signal(signal.SIGCONT)
-            trainee.wait_line(r"^batch 9$")
+            training.wait_line(r"^batch 9$")
             wait_for_health(url, "ok\n")
             server.signal(signal.SIGSTOP)
-            trainee.wait_line("waiting for .*no answer for 3 s")
+            training.wait_line("waiting for .*no answer for 3 s")
             wait_for_health(url, f"waiting for {address}")
             server.signal(signal.SIGCONT)
             wait_for_health(url, "ok\n")
     del server_url
 
 
-def test_a_worker_says_that_it_waits_for_another(programs: Template) -> None:
+def test_a_waiting_worker_names_the_worker_it_waits_for(programs: Template) -> None:
     server, server_url, address = start_server(programs)
-    with server, worker(programs, address, "--mode", "sync", num=2) as trainee:
-        url = trainee.wait_line(AT)[1]
-        trainee.wait_line("waiting for .*coord.gather")
+    with server, worker(programs, address, "--mode", "sync", num=2) as training:
+        url = training.wait_line(AT)[1]
+        training.wait_line("waiting for .*coord.gather")
         wait_for_health(url, "(coord.gather): no answer")
         assert get(f"{server_url}/healthz") == (200, "ok\n")
 
@@ -196,10 +196,10 @@ def test_a_server_that_keeps_a_log_tells_how_much_of_it_a_recovery_would_replay(
 ) -> None:
     env = {"TRIREME_DURABILITY": "process", "TRIREME_STATE_DIR": str(tmp_path / "state")}
     server, url, address = start_server(programs, **env)
-    with server, worker(programs, address, "--batches", "30") as trainee:
-        trainee.wait_line(AT)
-        trainee.wait_line(r"^batch 9$")
-        found = families(url)
-        assert values(found["trireme_log_bytes"])[()] > 0
-        assert values(found["trireme_log_age_seconds"])[()] > 0
-        assert trainee.finish() == 0
+    with server, worker(programs, address, "--batches", "30") as training:
+        training.wait_line(AT)
+        training.wait_line(r"^batch 9$")
+        actual = families(url)
+        assert values(actual["trireme_log_bytes"])[()] > 0
+        assert values(actual["trireme_log_age_seconds"])[()] > 0
+        assert training.finish() == 0

@@ -1,5 +1,5 @@
-"""Servers are killed and started again under geo and bounded: every update counts once, and no
-stream gets further ahead than it may, nor waits for ever.
+"""Servers are killed and restarted under geo and bounded: every update counts once, and no stream
+exceeds its bound or waits forever.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.durable import DurableServers
+from tests.integration.durable_servers import DurableServers
 from tests.integration.test_server_restart import killing
 from tests.jobs import in_threads
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 
 NUM_KEYS, DIM = 300, 2
 NUM_BATCHES = pick(short=60, long=1000)
@@ -110,7 +111,7 @@ def test_every_update_counts_once_whenever_servers_are_killed(
             )
         counts = data[0].counts + data[1].counts
         keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), clusters[0].pool)[0]
-        rows = clusters[0].client.pull({"t": keys}).rows["t"]
+        rows = clusters[0].client.pull({T_ROWS: keys}).rows[T_ROWS]
         assert np.array_equal(rows[:, 1], -counts[keys.astype(np.int64)])
         for top in tops:
             assert np.array_equal(top, np.full(2, -counts.sum()))

@@ -1,4 +1,4 @@
-"""Every mode in real processes, with workers whose data ends at unlike times or is none at all."""
+"""Every mode in real processes, with workers that have unequal data or none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.jobs import Job
 from tests.programs import Template
 
-SCRIPT = str(Path(__file__).with_name("mode_trainee.py"))
+SCRIPT = str(Path(__file__).with_name("modes_script.py"))
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync"},
     "bounded": {"mode": "bounded", "staleness": 2},

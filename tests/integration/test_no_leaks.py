@@ -1,5 +1,5 @@
-"""A job at full speed keeps its memory and its file descriptors: seconds here, ten minutes in
-`make long`.
+"""A job at full speed keeps its memory and file descriptors: seconds here, ten minutes in `make
+long`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Reading = dict[str, float]
 
 
 def read(url: str) -> Reading:
-    told = families(url)
-    return {what: values(told[name])[()] for what, name in METRICS.items()}
+    scraped = families(url)
+    return {what: values(scraped[name])[()] for what, name in METRICS.items()}
 
 
 def steps(url: str) -> float:
@@ -36,13 +36,13 @@ def steps(url: str) -> float:
 
 def watch(urls: dict[str, str], seconds: float) -> dict[str, list[Reading]]:
     """What each process needed, in the order of time."""
-    found: dict[str, list[Reading]] = {name: [] for name in urls}
+    actual: dict[str, list[Reading]] = {name: [] for name in urls}
     pause, deadline = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < deadline:
         for name, url in urls.items():
-            found[name].append(read(url))
+            actual[name].append(read(url))
         pause.wait(PERIOD_S)
-    return found
+    return actual
 
 
 def check_flat(name: str, readings: Sequence[Reading]) -> None:
@@ -64,8 +64,8 @@ def test_memory_and_descriptors_stay_flat(programs: Template, mode: str) -> None
     with ExitStack() as stack:
         server, server_url, address = start_server(programs)
         stack.enter_context(server)
-        trainee = stack.enter_context(worker(programs, address, "--mode", mode))
-        urls = {"server": server_url, "worker": trainee.wait_line(AT)[1]}
+        training = stack.enter_context(worker(programs, address, "--mode", mode))
+        urls = {"server": server_url, "worker": training.wait_line(AT)[1]}
         deadline = time.monotonic() + 80
         while (warm := steps(urls["worker"])) < WARM_STEPS:
             assert time.monotonic() < deadline, f"{warm} steps of {WARM_STEPS}"

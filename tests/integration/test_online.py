@@ -1,4 +1,4 @@
-"""`trireme stream`: days of a service that changes, killed and gone on with, served meanwhile."""
+"""`trireme stream`: days of changing data, with kills and resumes, while exports are served."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.planted.days import write_days
 from tests.integration.saved_rows import saved_rows
 from tests.programs import Program, Template
-from trireme.data.planted_days import write_days
-from trireme.train.donefiles import BASES, DELTAS, STOPPED, DoneFiles, Point
+from trireme.train.online.donefiles import BASES, DELTAS, STOPPED, DoneFiles, PassPoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "online.yaml"
 DAYS = ("20190720", "20190721")
@@ -82,19 +82,19 @@ def run(
     start: tuple[str, ...] = ("stream",),
     code: int = 0,
 ) -> str:
-    arguments = ["-m", "trireme.cli", *start, *command(*overrides)]
+    arguments = ["-m", "trireme", *start, *command(*overrides)]
     return programs.run(place, arguments, code=code, wait_s=110.0)
 
 
-def points(of: Path) -> list[Point]:
-    return [entry.point for entry in DoneFiles(str(of / "models")).checkpoints()]
+def points(folder: Path) -> list[PassPoint]:
+    return [entry.point for entry in DoneFiles(str(folder / "models")).checkpoints()]
 
 
 def test_days_are_trained_on_and_published(undisturbed: tuple[Path, str]) -> None:
     place, output = undisturbed
     assert points(place) == [
         point for day, after in zip(DAYS, (*DAYS[1:], END), strict=True)
-        for point in (Point(day, 2), Point(after, 0))
+        for point in (PassPoint(day, 2), PassPoint(after, 0))
     ]  # fmt: skip
     done = DoneFiles(str(place / "models"))
     bases = [Path(entry.path) for entry in done.exports(BASES)]
@@ -109,11 +109,11 @@ def test_days_are_trained_on_and_published(undisturbed: tuple[Path, str]) -> Non
     assert keys <= {entry.id for entry in done.exports(BASES)}
     lines = (place / "models" / DELTAS).read_text().splitlines()
     assert "auc:" in json.loads(lines[-1])["monitor_data"]
-    aucs = [float(found) for found in re.findall(r"before: .*?auc ([\d.]+)", output)]
+    aucs = [float(actual) for actual in re.findall(r"before: .*?auc ([\d.]+)", output)]
     assert len(aucs) == len(DAYS) * PASSES
     assert np.mean(aucs[-3:]) > max(aucs[0], 0.5) + 0.05, aucs
     assert "no effect" not in output
-    assert f"stream: {len(aucs)} passes done; up to runner.end_day {DAYS[-1]} all is" in output
+    assert f"stream: {len(aucs)} passes done, up to runner.end_day {DAYS[-1]}" in output
 
 
 def test_a_killed_run_ends_with_the_same_bytes(
@@ -131,7 +131,7 @@ def test_a_killed_run_ends_with_the_same_bytes(
 
 def _run_until_killed(programs: Template, place: Path, num_lines: int, delay_s: float) -> None:
     """Kill the run `delay_s` after donefile.txt has so many lines."""
-    arguments = ["-m", "trireme.cli", "stream", *command()]
+    arguments = ["-m", "trireme", "stream", *command()]
     with programs.start("stream", arguments, {}, folder=place) as program:
         pause = threading.Event()
         for _ in range(2000):
@@ -144,14 +144,14 @@ def _run_until_killed(programs: Template, place: Path, num_lines: int, delay_s: 
 
 def start(programs: Template, place: Path, *overrides: str, **env: str) -> Program:
     """A process, to be stopped."""
-    arguments = ["-m", "trireme.cli", "stream", *command(*overrides)]
+    arguments = ["-m", "trireme", "stream", *command(*overrides)]
     return programs.start("stream", arguments, env, folder=place)
 
 
 @contextmanager
 def job(programs: Template, place: Path, *overrides: str) -> Iterator[list[Program]]:
     """Two workers of a server."""
-    root, server = {"TRIREME_ROOT": str(place)}, ["-m", "trireme.cli", "server"]
+    root, server = {"TRIREME_ROOT": str(place)}, ["-m", "trireme", "server"]
     with ExitStack() as stack:
         started = programs.start("server", [*server, "--listen", "127.0.0.1:0"], root)
         address = stack.enter_context(started).wait_line(r"^listening on (\S+)")[1]
@@ -165,13 +165,13 @@ def job(programs: Template, place: Path, *overrides: str) -> Iterator[list[Progr
 def stop(program: Program, *others: Program) -> str:
     """SIGTERM to one of a job; all end well. Returns what the one has said."""
     program.signal(signal.SIGTERM)
-    for of in (program, *others):
-        assert of.finish() == 0, of.output
+    for process in (program, *others):
+        assert process.finish() == 0, process.output
     return program.output
 
 
-def assert_same_end(found: Path, expected: Path, day: str = END) -> None:
-    ends = [saved_rows(folder / "models" / day / "0") for folder in (expected, found)]
+def assert_same_end(actual: Path, expected: Path, day: str = END) -> None:
+    ends = [saved_rows(folder / "models" / day / "0") for folder in (expected, actual)]
     assert ends[0].keys() == ends[1].keys() == {"embedding"}
     for column, values in ends[0]["embedding"].items():
         if column != "version":  # counts saves, of which a stop makes one more
@@ -186,7 +186,7 @@ ALL_PASSES = [f"{day}/{number}" for day in DAYS for number in range(1, PASSES + 
 
 
 @pytest.mark.timeout(300)  # four runs
-def test_a_stopped_run_goes_on_within_its_pass(
+def test_a_stopped_run_resumes_within_its_pass(
     programs: Template, place: Path, undisturbed: tuple[Path, str]
 ) -> None:
     seed = random.randrange(1 << 30)
@@ -210,7 +210,7 @@ def test_a_stopped_run_goes_on_within_its_pass(
 
 
 @pytest.mark.timeout(300)  # and the undisturbed run
-def test_a_run_that_is_stopped_while_it_waits_goes_on_behind_its_last_pass(
+def test_a_run_stopped_while_waiting_resumes_after_its_last_pass(
     programs: Template, tmp_path: Path, days: Path, undisturbed: tuple[Path, str]
 ) -> None:
     place = prepared(tmp_path, days)
@@ -232,7 +232,7 @@ def test_a_run_that_is_stopped_while_it_waits_goes_on_behind_its_last_pass(
 
 
 @pytest.mark.timeout(300)  # three jobs
-def test_a_stopped_job_ends_as_one_that_was_left_alone(
+def test_a_stopped_and_resumed_job_ends_like_an_undisturbed_one(
     programs: Template, tmp_path: Path, days: Path
 ) -> None:
     for name in ("stopped", "alone"):
@@ -251,7 +251,7 @@ def test_a_stopped_job_ends_as_one_that_was_left_alone(
     assert_same_end(stopped, alone, DAYS[1])
 
 
-def test_a_stop_that_cannot_be_gone_on_with_is_passed_over(
+def test_a_stop_that_cannot_be_resumed_is_skipped(
     programs: Template, tmp_path: Path, days: Path
 ) -> None:
     place = prepared(tmp_path, days)
@@ -271,7 +271,7 @@ def test_a_stop_that_cannot_be_gone_on_with_is_passed_over(
 def test_a_job_streams_as_one_process_does(place: Path, programs: Template) -> None:
     launch = ("launch", "--server_num", "2", "--worker_num", "2", "--stream")
     output = run(programs, place, f"runner.end_day={DAYS[0]}", start=launch)
-    assert points(place) == [Point(DAYS[0], 2), Point(DAYS[1], 0)]
+    assert points(place) == [PassPoint(DAYS[0], 2), PassPoint(DAYS[1], 0)]
     assert output.count("before:") == PASSES
     again = run(programs, place, start=launch)
     assert f"going on behind pass {DAYS[1]}/0" in again
@@ -292,7 +292,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     output = run(programs, place)
     assert "cannot be loaded, trying the one before" in output
     assert f"going on behind pass {DAYS[-1]}/2" in output
-    assert points(place)[-1] == Point(END, 0)
+    assert points(place)[-1] == PassPoint(END, 0)
 
 
 def test_data_that_does_not_come_is_an_error(place: Path, programs: Template) -> None:

@@ -1,4 +1,4 @@
-"""A service that follows a streaming run: deltas applied to a live predictor."""
+"""A live predictor follows a streaming run by its deltas."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import Cluster, embedded
-from trireme.data.planted_days import write_days
+from examples.planted.days import write_days
 from trireme.errors import BadRequest
 from trireme.inference import Predictor
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.metrics import AUC
 from trireme.policy import ShowClick, SparseAccessor
 
@@ -87,7 +88,7 @@ def auc_of(predictor: Predictor, data: Any) -> float:
     return metric.compute()
 
 
-def test_deltas_keep_a_predictor_beside_the_trainer(
+def test_deltas_keep_a_predictor_up_to_date_with_the_trainer(
     days: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     trainer = make_trainer(cluster)
@@ -108,7 +109,9 @@ def test_deltas_keep_a_predictor_beside_the_trainer(
         held_out = dataset(f"{days}/20190723/0000/part-*")
         trained = trainer.evaluate(held_out)["auc"]
         differences.append(abs(auc_of(predictor, held_out) - trained))
-        num_rows.append(sum(of["rows"] for of in cluster.client.stats()[0]["tables"].values()))
+        num_rows.append(
+            sum(table["rows"] for table in cluster.client.stats()[0]["tables"].values())
+        )
     print("progressive AUC", before, "differences", differences, "rows", num_rows)
     assert sum(before[-4:]) / 4 > sum(before[:4]) / 4 + 0.03
     assert max(differences) <= 0.002
@@ -123,7 +126,7 @@ def test_passes_come_in_their_order(cluster: Cluster) -> None:
         next(run)
 
 
-def test_loading_ahead_what_cannot_be_is_said_once(
+def test_impossible_preloading_is_logged_once(
     days: Path, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = list(passes(days))[:3]

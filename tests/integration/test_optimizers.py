@@ -1,4 +1,6 @@
-"""docs/optimizers.md is true: every optimizer of torch is in its table, and does what that says."""
+"""docs/optimizers.md is correct: its table lists every torch optimizer, and each behaves as
+described.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import fleet
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
 STEPS = 12
@@ -39,7 +43,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def table() -> dict[str, str]:
-    """Class -> what the page says of where it runs."""
+    """Class -> where it runs, according to the page."""
     rows = re.findall(r"^\| `([A-Z]\w+)` \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
     return dict(rows)
 
@@ -57,8 +61,8 @@ def installed() -> dict[str, type[torch.optim.Optimizer]]:
 
 RUNNING = [
     (name, options)
-    for name, of in OPTIONS.items()
-    for options in of
+    for name, choices in OPTIONS.items()
+    for options in choices
     if name in installed()  # Muon came with torch 2.9
 ]
 
@@ -113,16 +117,16 @@ def test_it_gives_the_same_bits_whole_and_in_blocks_and_what_torch_gives(
 ) -> None:
     is_whole = table()[name] == "whole parameters"
     with embedded(threads=1) as cluster:
-        found = [train(cluster, name, options, tr.Blocks(None))]
+        actual = [train(cluster, name, options, tr.Blocks(None))]
     with Job(2) as job, job.join(0, 1) as cluster:
         blocks = tr.Blocks(None if is_whole else 64, place="hash")
-        found.append(train(cluster, name, options, blocks))
+        actual.append(train(cluster, name, options, blocks))
     model = make_model()
     before, plain = weights_of(model), installed()[name](model.parameters(), **options)
     for step in range(STEPS):
         set_gradients(model, step)
         plain.step()
-    for one, other, first, expected in zip(*found, before, weights_of(model), strict=True):
+    for one, other, first, expected in zip(*actual, before, weights_of(model), strict=True):
         np.testing.assert_array_equal(one, other)
         # The servers take torch's fused kernel where there is one: same formula, other rounding.
         atol = 0 if is_whole else 2e-6
@@ -159,17 +163,17 @@ def test_whole_parameters_train_in_geo_too() -> None:
             cluster=cluster,
         )
         for step in range(STEPS):
-            optimizer.pull({}, blocks=True)
+            optimizer.mode.pull({}, blocks=True)
             set_gradients(model, step)
             optimizer.step(examples=8)
         optimizer.end_pass()
-    for found, wanted in zip(weights_of(model), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
+    for actual, wanted in zip(weights_of(model), expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", [n for n, where in table().items() if where == "whole parameters"])
-def test_whole_parameters_go_on_from_a_checkpoint_in_geo(name: str, tmp_path: Path) -> None:
-    found = []
+def test_whole_parameters_resume_from_a_checkpoint_in_geo(name: str, tmp_path: Path) -> None:
+    actual = []
     for goes_on in (False, True):
         with embedded() as cluster:
             model = make_model()
@@ -185,12 +189,12 @@ def test_whole_parameters_go_on_from_a_checkpoint_in_geo(name: str, tmp_path: Pa
             for step in range(6 if goes_on else 0, 12):
                 if step == 6:
                     (trainer.load if goes_on else trainer.save)(tmp_path / "saved")
-                trainer.optimizer.pull({}, blocks=True)
+                trainer.optimizer.mode.pull({}, blocks=True)
                 set_gradients(model, step)
                 trainer.optimizer.step(examples=8)
             trainer.optimizer.end_pass()
-            found.append(weights_of(model))
-    for one, other in zip(*found, strict=True):
+            actual.append(weights_of(model))
+    for one, other in zip(*actual, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -286,13 +290,13 @@ def test_schedulers_drive_groups_and_tables_as_torchs_own_parameters(
     model = Model(rule)
     inner = dense(groups_of(model), **options)
     optimizer = tr.DistributedOptimizer(inner, model)
-    found = fit(model, optimizer, SCHEDULERS[name](optimizer))
-    rows = default_cluster.client.pull({"t": np.arange(NUM_KEYS, dtype=np.uint64)}).rows["t"]
+    actual = fit(model, optimizer, SCHEDULERS[name](optimizer))
+    rows = default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
     plain = Plain()
     groups = [*groups_of(plain), {"params": plain.rows.parameters(), "lr": 0.2}]
     optimizer_of_torch = dense(groups, **options)
     expected = fit(plain, optimizer_of_torch, SCHEDULERS[name](optimizer_of_torch))
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
     np.testing.assert_allclose(rows, plain.rows.weight.detach().numpy(), atol=1e-5, rtol=0)
     assert np.abs(rows - 0.2).max() > 100 * 1e-5
 
@@ -301,7 +305,7 @@ def test_schedulers_drive_groups_and_tables_as_torchs_own_parameters(
 def test_values_of_the_dense_optimizer_are_not_those_of_tables(
     dense: Any, default_cluster: Cluster
 ) -> None:
-    """Adam's betas once took the place of a table's momentum, and nobody was told."""
+    """Adam's betas once replaced a table's momentum without an error."""
     model, plain = Model(tr.optim.SGD(lr=0.2, momentum=0.9)), Plain()
     optimizer = tr.DistributedOptimizer(dense(model.top.parameters(), lr=0.0), model)
     fit(model, optimizer, SCHEDULERS["StepLR"](optimizer))
@@ -311,7 +315,7 @@ def test_values_of_the_dense_optimizer_are_not_those_of_tables(
         momentum=0.9,
     )
     fit(plain, momentum, SCHEDULERS["StepLR"](momentum))
-    rows = default_cluster.client.pull({"t": np.arange(NUM_KEYS, dtype=np.uint64)}).rows["t"]
+    rows = default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
     np.testing.assert_allclose(rows, plain.rows.weight.detach().numpy(), atol=1e-5, rtol=0)
 
 

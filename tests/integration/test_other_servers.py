@@ -1,5 +1,5 @@
-"""What two servers saved is the same on 1, 3 and 5: every bit of all buckets and blocks, and what
-the model predicts.
+"""A checkpoint of two servers loads on 1, 3 and 5: the same bits in all buckets and blocks, and the
+same predictions.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.resumer import array_dataset
+from tests.integration.resumed_script import array_dataset
 from tests.jobs import Job
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 
 TABLES = ("adam", "scored", "halves")
 NUM_BATCHES = 12
@@ -68,17 +68,19 @@ class Found(NamedTuple):
 def everything(job: Job, trainer: tr.Trainer) -> Found:
     buckets, blocks = {}, {}
     for server in job.servers:
-        shard = server.shard
+        state = server.state
         for name in TABLES:
-            for bucket in shard.map().owned_by(shard.index).tolist():
-                of = shard.tables[name].rows.snapshot(bucket)
-                order = np.argsort(of.keys)
-                columns = (c[order].tobytes() for c in (of.keys, of.classes, of.rows))
-                buckets[name, bucket] = (*columns, dict(of.marks))
-        for spec in shard.blocks.specs():
-            state = shard.blocks.state_of(spec.id)
-            tensors = {name: tensor.numpy().tobytes() for name, tensor in state.items()}
-            blocks[spec.id] = (tensors, shard.blocks.marks_of(spec.id))
+            for bucket in state.map().owned_by(state.index).tolist():
+                content = state.tables[name].rows.snapshot(bucket)
+                order = np.argsort(content.keys)
+                columns = (
+                    c[order].tobytes() for c in (content.keys, content.classes, content.rows)
+                )
+                buckets[name, bucket] = (*columns, dict(content.marks))
+        for spec in state.blocks.specs():
+            parts = state.blocks.state_of(spec.id)
+            tensors = {name: tensor.numpy().tobytes() for name, tensor in parts.items()}
+            blocks[spec.id] = (tensors, state.blocks.marks_of(spec.id))
     outputs: list[np.ndarray] = []
     handle = trainer.model.register_forward_hook(
         lambda _, __, output: outputs.append(output.numpy().copy())
@@ -99,9 +101,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
         return everything(job, trainer)
 
     with Job(2) as job:
-        [found] = job.run(1, work)
-    assert sum(len(keys) for keys, *_ in found.buckets.values()) > 0
-    return path, found
+        [actual] = job.run(1, work)
+    assert sum(len(keys) for keys, *_ in actual.buckets.values()) > 0
+    return path, actual
 
 
 @pytest.mark.parametrize("num_servers", [1, 3, 5])
@@ -114,7 +116,7 @@ def test_the_same_on_other_servers(saved: tuple[Path, Found], num_servers: int) 
         return everything(job, trainer)
 
     with Job(num_servers) as job:
-        [found] = job.run(1, work)
-    assert found.buckets == expected.buckets
-    assert found.blocks == expected.blocks
-    np.testing.assert_array_equal(found.predictions, expected.predictions)
+        [actual] = job.run(1, work)
+    assert actual.buckets == expected.buckets
+    assert actual.blocks == expected.blocks
+    np.testing.assert_array_equal(actual.predictions, expected.predictions)

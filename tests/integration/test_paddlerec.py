@@ -1,10 +1,9 @@
-"""Configurations in PaddleRec's style run as they are: their readers, their data, their paths."""
+"""Configurations in PaddleRec's style run unchanged: their readers, data and paths."""
 
 from __future__ import annotations
 
 import logging
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import pytest
 
 from tests.integration.processes import Processes, clean_environment
 from tests.paddlerec import sample
-from trireme import cli
-from trireme.launch import roles
+from tests.programs import Template
+from trireme.commands import cli
+from trireme.launch import environment
 
 MODELS = {"dnn": "ctr_dnn", "wide_deep": "wide_deep", "slot_dnn": "slot_dnn"}
 NUM_TRAIN = {"dnn": 3000, "wide_deep": 3000, "slot_dnn": 450}
@@ -21,17 +21,17 @@ NUM_TRAIN = {"dnn": 3000, "wide_deep": 3000, "slot_dnn": 450}
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    for name in roles.VARIABLES:
+    for name in environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", clean_environment()["PYTHONPATH"])  # of reader scripts
     caplog.set_level(logging.INFO)
 
 
 def epochs(lines: Sequence[str], title: str) -> list[dict[str, float]]:
-    found = [re.search(rf"run: {title} \d+: (.*);", line) for line in lines]
+    result = [re.search(rf"run: {title} \d+: (.*);", line) for line in lines]
     return [
         {name: float(value) for name, value in re.findall(r"(\w+) ([\d.e+-]+)", match[1])}
-        for match in found
+        for match in result
         if match
     ]
 
@@ -57,9 +57,9 @@ def test_a_configuration_trains_and_infers_as_it_is(
         assert tested[-1]["auc"] > 0.8
 
 
-def test_a_configuration_trains_as_a_job(tmp_path: Path) -> None:
+def test_a_configuration_trains_as_a_job(tmp_path: Path, programs: Template) -> None:
     folder = sample.copy("slot_dnn", tmp_path / "slot_dnn")
-    job = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+    job = [programs.python, "-m", "trireme", "launch", "--server_num", "1"]
     job += ["--worker_num", "1", "-m", "config.yaml", "-o", "model=slot_dnn"]
     with Processes(folder) as processes:
         processes.start("job", job, {})

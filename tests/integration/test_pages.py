@@ -1,4 +1,4 @@
-"""The pages for people who come from elsewhere: every command and every script in them runs."""
+"""The pages for users of other systems: all their commands and scripts run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ WAIT_S = 110.0
 def blocks(page: str) -> list[tuple[str, str]]:
     """The fenced blocks of a page with their languages, in order."""
     text = (tree.ROOT / "docs" / page).read_text()
-    found = re.findall(r"^( *)```(\w+)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
-    return [(language, textwrap.dedent(body)) for _, language, body in found]
+    actual = re.findall(r"^( *)```(\w+)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    return [(language, textwrap.dedent(body)) for _, language, body in actual]
 
 
 def commands(block: str) -> list[str]:
@@ -36,7 +36,7 @@ def run(programs: Template, folder: Path, command: str) -> str:
     if name == "python":
         return programs.run(folder, rest, wait_s=WAIT_S) + "\n"
     if name == "trireme":
-        return programs.run(folder, ["-m", "trireme.cli", *rest], wait_s=WAIT_S) + "\n"
+        return programs.run(folder, ["-m", "trireme", *rest], wait_s=WAIT_S) + "\n"
     shell = ["sh", "-ec", command]
     return subprocess.run(
         shell, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=WAIT_S, check=True
@@ -65,8 +65,11 @@ def test_the_page_for_people_from_torch(tmp_path: Path, programs: Template) -> N
 def test_the_page_of_consistency(tmp_path: Path, programs: Template) -> None:
     output = run_blocks(programs, "consistency.md", tmp_path)
     assert "1 server and 2 workers ended well" in output
-    found = dict(re.findall(r"^(?:\[worker 0\] )?(bounded|geo) ([\d.]+)$", output, re.MULTILINE))
-    assert {mode: float(auc) > 0.9 for mode, auc in found.items()} == {"bounded": True, "geo": True}
+    actual = dict(re.findall(r"^(?:\[worker 0\] )?(bounded|geo) ([\d.]+)$", output, re.MULTILINE))
+    assert {mode: float(auc) > 0.9 for mode, auc in actual.items()} == {
+        "bounded": True,
+        "geo": True,
+    }
 
 
 def test_the_page_of_rows(tmp_path: Path, programs: Template) -> None:
@@ -102,6 +105,7 @@ def test_the_page_for_people_from_paddlerec(tmp_path: Path, programs: Template) 
 def test_the_page_on_online_learning(tmp_path: Path, programs: Template) -> None:
     (tmp_path / "examples").mkdir()
     shutil.copy(tree.ROOT / "examples" / "online.yaml", tmp_path / "examples")
+    shutil.copytree(tree.ROOT / "examples" / "planted", tmp_path / "examples" / "planted")
     output = run_blocks(programs, "online.md", tmp_path)
     assert output.count("stream: pass 20190722/6: before:") == 2  # alone, and as a job
     assert re.search(r"20190721/3 auc 0\.\d+ .*delta-3", output)

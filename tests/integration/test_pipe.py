@@ -1,4 +1,4 @@
-"""Files through commands: real processes, and all the ways in which they fail."""
+"""Files read through commands: real processes, and all the ways in which they fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from tests.integration.processes import clean_environment
 from trireme.data.byte_streams import ByteStream
 from trireme.data.pipe import Pipe
-from trireme.data.sources import File
+from trireme.data.sources import DataFile
 from trireme.errors import BadRequest, DataError, Internal
 
 NUM_LINES = 3000
@@ -45,12 +45,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """No descriptor of this process, no child of its keeper."""
-    with Pipe("true") as pipe, pipe.open(found(Path(__file__))) as stream:
+    with Pipe("true") as pipe, pipe.open(file_at(Path(__file__))) as stream:
         read(stream)  # there is a keeper from now on
     before = set(os.listdir("/proc/self/fd"))
     yield
     assert set(os.listdir("/proc/self/fd")) == before
-    keepers = children(os.getpid(), "child.py")
+    keepers = children(os.getpid(), "keeper_program.py")
     assert len(keepers) == 1
     assert children(keepers[0]) == []
     assert not [t for t in threading.enumerate() if t.name.startswith("trireme")]
@@ -58,7 +58,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 def children(parent: int, word: str = "") -> list[int]:
     """Processes, zombies too."""
-    found = []
+    actual = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -66,19 +66,19 @@ def children(parent: int, word: str = "") -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(status[1]) == parent and word in command:
-            found.append(int(pid))
-    return found
+            actual.append(int(pid))
+    return actual
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> File:
+def file(tmp_path: Path) -> DataFile:
     path = tmp_path / "part-0.txt"
     path.write_text(TEXT)
-    return found(path)
+    return file_at(path)
 
 
-def found(path: Path) -> File:
-    return File(str(path), path.stat().st_size)
+def file_at(path: Path) -> DataFile:
+    return DataFile(str(path), path.stat().st_size)
 
 
 def read(stream: ByteStream, size: int = 1 << 16) -> str:
@@ -88,7 +88,7 @@ def read(stream: ByteStream, size: int = 1 << 16) -> str:
     return text.decode()
 
 
-def through(command: str, file: File, patience_s: float = 60.0) -> str:
+def through(command: str, file: DataFile, patience_s: float = 60.0) -> str:
     with Pipe(command, patience_s=patience_s) as pipe, pipe.open(file) as stream:
         text = read(stream)
         assert stream.readinto(np.empty(8, np.uint8)) == 0
@@ -112,26 +112,26 @@ def python(code: str) -> str:
     ],
 )
 def test_a_file_goes_through_a_command(
-    command: str, expected: str, file: File, monkeypatch: pytest.MonkeyPatch
+    command: str, expected: str, file: DataFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIREME_OF_A_TEST", "seen")
     assert through(command, file) == expected
 
 
-def test_what_is_compressed_is_fed_as_text_and_no_more_than_the_command_wants(
+def test_compressed_files_are_fed_as_text_and_only_as_far_as_the_command_reads(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
-    file = found(tmp_path / "a.gz")
+    file = file_at(tmp_path / "a.gz")
     assert through("cat", file) == TEXT
     assert through("head -n 1", file) == "line 0\n"
     (tmp_path / "b.gz").write_bytes(gzip.compress(TEXT.encode())[:-100])
-    file = found(tmp_path / "b.gz")
+    file = file_at(tmp_path / "b.gz")
     with pytest.raises(DataError, match=r"cannot decompress .*b\.gz"):
         through("cat", file)
 
 
-def test_the_command_waits_for_its_reader(file: File) -> None:
+def test_the_command_waits_for_its_reader(file: DataFile) -> None:
     """It writes for ever and gets no further than the pipe is large."""
     with Pipe("yes") as pipe, pipe.open(file) as stream:
         buffer = np.empty(1 << 22, np.uint8)
@@ -140,7 +140,7 @@ def test_the_command_waits_for_its_reader(file: File) -> None:
     assert buffer[: sizes[-1]].tobytes().strip(b"y\n") == b""
 
 
-def test_what_a_command_leaves_behind_does_not_go_on(file: File) -> None:
+def test_children_of_a_command_end_with_it(file: DataFile) -> None:
     assert set(through("yes & sleep 0.05", file)) == {"y", "\n"}
 
 
@@ -157,14 +157,14 @@ def test_what_a_command_leaves_behind_does_not_go_on(file: File) -> None:
         (python("1/0"), r"found 1; [^$]*\nZeroDivisionError: division by zero$"),
     ],
 )
-def test_a_command_that_fails_is_an_error_with_its_last_words(
-    command: str, message: str, file: File
+def test_a_failing_command_is_an_error_with_its_last_lines(
+    command: str, message: str, file: DataFile
 ) -> None:
     with pytest.raises(DataError, match=rf"on {file.path}: expected .*{message}"):
         through(command, file)
 
 
-def test_stderr_is_bounded_and_does_not_stop_the_command(file: File) -> None:
+def test_stderr_is_bounded_and_does_not_stop_the_command(file: DataFile) -> None:
     with pytest.raises(DataError, match="found 1") as raised:
         through("seq 1 200000 >&2; exit 1", file)
     assert str(raised.value).endswith("\n199999\n200000")
@@ -179,18 +179,18 @@ def test_stderr_is_bounded_and_does_not_stop_the_command(file: File) -> None:
         "head -n 1; trap : TERM; while true; do sleep 1000; done",
     ],
 )
-def test_a_command_that_hangs_is_killed(command: str, file: File) -> None:
+def test_a_command_that_hangs_is_killed(command: str, file: DataFile) -> None:
     with pytest.raises(DataError, match=r"read, write or end within 0\.3 s, found nothing"):
         through(command, file, patience_s=0.3)
 
 
-def test_a_command_that_reads_slowly_has_not_hung(file: File) -> None:
-    """Twice as long as the patience without output, but it goes on reading."""
+def test_a_command_that_reads_slowly_has_not_hung(file: DataFile) -> None:
+    """Twice the timeout without output, but the command still reads."""
     slow = "; ".join(["sleep 0.05", "head -c 1000 >&2"] * 20)
     assert through(f"{slow}; echo done", file, patience_s=0.5) == "done\n"
 
 
-def test_a_file_that_has_changed_is_an_error(file: File) -> None:
+def test_a_file_that_has_changed_is_an_error(file: DataFile) -> None:
     with Pipe("cat") as pipe:
         with Path(file.path).open("a") as more:
             more.write("more\n")
@@ -204,15 +204,15 @@ def test_a_file_that_has_changed_is_an_error(file: File) -> None:
             pipe.open(file)
 
 
-def test_closing_in_the_middle_leaves_nothing_behind(tmp_path: Path, file: File) -> None:
+def test_closing_in_the_middle_leaves_no_process(tmp_path: Path, file: DataFile) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
     for path in (Path(file.path), tmp_path / "a.gz"):
         for command in ("cat", "trap : TERM; cat | cat; sleep 1000"):
-            with Pipe(command) as pipe, pipe.open(found(path)) as stream:
+            with Pipe(command) as pipe, pipe.open(file_at(path)) as stream:
                 assert stream.readinto(np.empty(10, np.uint8)) == 10
 
 
-def test_stop_ends_a_read_that_waits(tmp_path: Path, file: File) -> None:
+def test_stop_ends_a_read_that_waits(tmp_path: Path, file: DataFile) -> None:
     os.mkfifo(tmp_path / "started")
     with Pipe(f"echo x > {tmp_path}/started; sleep 1000") as pipe, pipe.open(file) as stream:
         raised: list[BaseException] = []
@@ -240,7 +240,7 @@ def reader(tmp_path: Path) -> str:
     return f"{sys.executable} {tmp_path}/reader.py {tmp_path}/starts"
 
 
-def test_one_interpreter_serves_many_files(tmp_path: Path, file: File) -> None:
+def test_one_interpreter_serves_many_files(tmp_path: Path, file: DataFile) -> None:
     with Pipe(reader(tmp_path)) as pipe:
         for _ in range(20):
             with pipe.open(file) as stream:
@@ -251,7 +251,7 @@ def test_one_interpreter_serves_many_files(tmp_path: Path, file: File) -> None:
         assert starts_of(tmp_path) == 2
 
 
-def test_a_threads_interpreters_are_as_many_as_threads(tmp_path: Path, file: File) -> None:
+def test_a_threads_interpreters_are_as_many_as_threads(tmp_path: Path, file: DataFile) -> None:
     texts: list[str] = []
 
     def work() -> None:
@@ -271,7 +271,9 @@ def test_a_threads_interpreters_are_as_many_as_threads(tmp_path: Path, file: Fil
 
 
 @pytest.mark.parametrize("wrapped", ["{} | cat", "sh -c '{}; true'", "{}; :"])
-def test_a_reader_inside_a_shell_serves_one_file(wrapped: str, tmp_path: Path, file: File) -> None:
+def test_a_reader_inside_a_shell_serves_one_file(
+    wrapped: str, tmp_path: Path, file: DataFile
+) -> None:
     with Pipe(wrapped.format(reader(tmp_path))) as pipe:
         for _ in range(2):
             with pipe.open(file) as stream:
@@ -280,10 +282,10 @@ def test_a_reader_inside_a_shell_serves_one_file(wrapped: str, tmp_path: Path, f
 
 
 def test_a_reader_that_fails_at_a_later_file_names_it_and_the_line(
-    tmp_path: Path, file: File
+    tmp_path: Path, file: DataFile
 ) -> None:
     (tmp_path / "bad.txt").write_text("line 1\nline x\n")
-    bad = found(tmp_path / "bad.txt")
+    bad = file_at(tmp_path / "bad.txt")
     with Pipe(reader(tmp_path)) as pipe:
         with pipe.open(file) as stream:
             assert read(stream) == NUMBERS
@@ -296,11 +298,13 @@ def test_a_reader_that_fails_at_a_later_file_names_it_and_the_line(
     assert starts_of(tmp_path) == 2
 
 
-def test_an_interpreter_that_dies_while_it_waits_is_replaced(tmp_path: Path, file: File) -> None:
+def test_an_interpreter_that_dies_while_it_waits_is_replaced(
+    tmp_path: Path, file: DataFile
+) -> None:
     with Pipe(reader(tmp_path)) as pipe:
         with pipe.open(file) as stream:
             read(stream)
-        (keeper,) = children(os.getpid(), "child.py")
+        (keeper,) = children(os.getpid(), "keeper_program.py")
         (waiting,) = children(keeper)
         pidfd = os.pidfd_open(waiting)
         os.kill(waiting, signal.SIGKILL)
@@ -310,8 +314,8 @@ def test_an_interpreter_that_dies_while_it_waits_is_replaced(tmp_path: Path, fil
             assert read(stream) == NUMBERS
 
 
-def test_an_interpreter_that_fails_behind_its_last_file_is_told(
-    tmp_path: Path, file: File, caplog: pytest.LogCaptureFixture
+def test_an_interpreter_that_fails_after_its_last_file_is_an_error(
+    tmp_path: Path, file: DataFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     command = reader(tmp_path)
     with (tmp_path / "reader.py").open("a") as script:
@@ -333,7 +337,9 @@ sys.stdin.read()
 """
 
 
-def test_the_command_and_all_it_has_started_end_with_the_job(tmp_path: Path, file: File) -> None:
+def test_the_command_and_all_it_has_started_end_with_the_job(
+    tmp_path: Path, file: DataFile
+) -> None:
     (tmp_path / "parent.py").write_text(PARENT)
     parent = subprocess.Popen(
         [sys.executable, str(tmp_path / "parent.py"), file.path],

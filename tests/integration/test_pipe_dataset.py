@@ -1,4 +1,4 @@
-"""QueueDataset through a command: batches, positions and streams; its failure ends a training."""
+"""QueueDataset through a command: batches, positions and streams; a failing command ends it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_dropping_a_stream_in_the_middle_ends_its_commands(folder: Path) -> None
             assert next(some).num_examples == 50
 
 
-def test_what_cannot_go_through_a_command_is_refused(folder: Path) -> None:
+def test_data_that_cannot_go_through_a_command_is_refused(folder: Path) -> None:
     with pytest.raises(BadRequest, match="pipe_command: expected a command, found ' '"):
         dataset(folder, pipe_command=" ")
     schema = arrow([*criteo().fields])

@@ -1,4 +1,4 @@
-"""`trireme predict`: files of every format, answered as the trained model answers them."""
+"""`trireme predict`: files of every format get the trained model's answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme import cli
-from trireme.cluster import embedded
+from trireme.commands import cli
 from trireme.data import Dense, InsId, Label, Sparse
 from trireme.inference import Predictor
+from trireme.inference.export import export_model
+from trireme.job.embedded import embedded
 from trireme.run.file_schema import parse_fields
-from trireme.train.part import Part
+from trireme.storage.atomic_file import PendingFile
 
 NUM = 100
 RNG = np.random.default_rng(0)
@@ -62,7 +63,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
             cluster=cluster,
         )
         trainer.fit([examples()])
-        trainer.save_inference_model(folder, batch=examples())
+        export_model(trainer, folder, batch=examples())
     return folder
 
 
@@ -116,19 +117,19 @@ def test_every_example_of_files_is_answered(
     else:
         table = pq.read_table(tmp_path / output)
         assert table.column_names == ["ins_id", "score", "both"]
-        found = pq.read_metadata(tmp_path / output).metadata
-        assert found[b"trireme.examples"] == b"100"
-        assert 0 <= int(found[b"trireme.missing"]) < int(found[b"trireme.keys"])
-        assert int(found[b"trireme.version"]) == expected.version
+        actual = pq.read_metadata(tmp_path / output).metadata
+        assert actual[b"trireme.examples"] == b"100"
+        assert 0 <= int(actual[b"trireme.missing"]) < int(actual[b"trireme.keys"])
+        assert int(actual[b"trireme.version"]) == expected.version
         names = table["ins_id"].to_pylist()
         scores = table["score"].to_numpy()
         pairs = np.array(table["both"].to_pylist(), np.float32)
     assert names == NAMES
     np.testing.assert_allclose(scores, score, rtol=0, atol=1e-6)
     np.testing.assert_allclose(pairs, both, rtol=0, atol=1e-6)
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith(f"predict: 100 examples to {output}; of ")
-    assert said[-1].endswith(" had no row")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith(f"predict: 100 examples to {output}; of ")
+    assert lines[-1].endswith(" had no row")
 
 
 def test_fields_are_read_from_text() -> None:
@@ -182,10 +183,10 @@ def test_an_output_that_exists_or_a_disk_that_is_full_ends_with_an_error(
     assert "expected a new file, found old existing" in capsys.readouterr().err
     assert (tmp_path / "old").read_text() == "mine"
 
-    def full(part: Part, data: object) -> None:
+    def full(part: PendingFile, data: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Part, "write", full)
+    monkeypatch.setattr(PendingFile, "write", full)
     assert cli.main([*argv, "new"]) == 1
     assert "predict: cannot write new: No space left on device" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""PaddleRec's reader scripts run as they are, but for one import."""
+"""PaddleRec's reader scripts run unchanged except for one import."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from tests.integration.processes import clean_environment
-from trireme.data.pipe import Pipe, plain_words
-from trireme.data.sources import File
+from trireme.data.pipe import Pipe
+from trireme.data.pipe_process import plain_words
+from trireme.data.sources import DataFile
 from trireme.errors import BadRequest
 from trireme.fleet.reader_command import UTILS_PATH, reader_command
 
-SCRIPT = Path(__file__).with_name("rec_reader.py")
+SCRIPT = Path(__file__).with_name("paddlerec_reader.py")
 CONFIG = """
 runner:
   train_batch_size: 1000
@@ -54,7 +55,7 @@ def examples(num: int) -> tuple[str, str]:
 def through(command: str, folder: Path, text: str) -> str:
     path = folder / "part-0"
     path.write_text(text)
-    file = File(str(path), path.stat().st_size)
+    file = DataFile(str(path), path.stat().st_size)
     out, buffer = b"", np.empty(1 << 16, np.uint8)
     with Pipe(command) as pipe, pipe.open(file) as stream:
         while num_bytes := stream.readinto(buffer):
@@ -103,12 +104,12 @@ def test_the_command_is_one_plain_program_with_absolute_paths(folder: Path) -> N
         ("python 'reader.py", "expected a command, found .*No closing quotation"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(command: str, message: str, folder: Path) -> None:
+def test_impossible_settings_are_refused_by_name(command: str, message: str, folder: Path) -> None:
     with pytest.raises(BadRequest, match=message):
         reader_command(command, "config.yaml")
 
 
-def test_a_command_without_a_script_is_left_as_it_is(folder: Path) -> None:
+def test_a_command_without_a_script_is_unchanged(folder: Path) -> None:
     assert reader_command("cat", "config.yaml", ["a=1"]) == "cat"
 
 

@@ -1,4 +1,4 @@
-"""Reading changes nothing: servers hold the same bits before and after whatever only looks."""
+"""Reading changes nothing: servers hold the same bits before and after read-only requests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import InProcessServer, Job, in_threads
-from trireme import cluster as clusters
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
 
 NUM_BUCKETS = 4096
 SEEN, UNSEEN = 1000, 10**12
@@ -58,20 +58,22 @@ def make_trainer(cluster: Cluster, mode: str) -> tr.Trainer:
 
 
 def digest(server: InProcessServer) -> str:
-    """Of all rows with their optimizer state and marks, all blocks with theirs, all streams."""
-    shard, found = server.shard, hashlib.sha256()
-    for name in sorted(shard.tables):
+    """A hash of all rows and blocks with their optimizer state and marks, and of all streams."""
+    state, actual = server.state, hashlib.sha256()
+    for name in sorted(state.tables):
         for bucket in range(NUM_BUCKETS):
-            content = shard.tables[name].rows.snapshot(bucket)
+            content = state.tables[name].rows.snapshot(bucket)
             for array in (content.keys, content.classes, content.rows):
-                found.update(array.tobytes())
-            found.update(repr(sorted(content.marks.items())).encode())
-    for spec in shard.blocks.specs():
-        found.update(shard.blocks.read([spec.id]).tobytes())
-        for name, state in sorted(shard.blocks.state_of(spec.id).items()):
-            found.update(name.encode() + state.numpy().tobytes())
-    found.update(repr([(i, s.last, s.position) for i, s in sorted(shard.streams.items())]).encode())
-    return found.hexdigest()
+                actual.update(array.tobytes())
+            actual.update(repr(sorted(content.marks.items())).encode())
+    for spec in state.blocks.specs():
+        actual.update(state.blocks.read([spec.id]).tobytes())
+        for name, tensor in sorted(state.blocks.state_of(spec.id).items()):
+            actual.update(name.encode() + tensor.numpy().tobytes())
+    actual.update(
+        repr([(i, s.last, s.position) for i, s in sorted(state.streams.items())]).encode()
+    )
+    return actual.hexdigest()
 
 
 class Trained:
@@ -130,7 +132,7 @@ def test_a_forward_pass_without_a_step_leaves_the_servers_as_they_are(trained: T
     """Of a training model too, whose lookups are remembered for a step that never comes."""
     before = [digest(server) for server in trained.job.servers]
     trainer = trained.trainers[0]
-    clusters.set_default(trainer.cluster)
+    set_default(trainer.cluster)
     trainer.model.train()
     loss = trainer.model(batches(1, seed=5, first_key=UNSEEN)[0]).sum()
     loss.backward()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from random import Random
 
 from tests.integration.processes import Processes
+from tests.programs import Template
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LAUNCH = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1", "--worker_num", "2"]
+LAUNCH = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "2"]
 WAIT_S = 100.0
 
 
-def result_of(folder: Path, script: str, *arguments: str) -> dict[str, object]:
+def result_of(programs: Template, folder: Path, script: str, *arguments: str) -> dict[str, object]:
     with Processes(folder) as processes:
-        processes.start("launch", [*LAUNCH, str(EXAMPLES / script), *arguments], {})
+        processes.start(
+            "launch", [programs.python, *LAUNCH, str(EXAMPLES / script), *arguments], {}
+        )
         processes.finish(WAIT_S)
     last = (folder / "log" / "workerlog.0").read_text().splitlines()[-1]
     assert last.startswith("RESULT ")
@@ -25,10 +27,12 @@ def result_of(folder: Path, script: str, *arguments: str) -> dict[str, object]:
     return result
 
 
-def test_two_towers_write_an_index_that_finds_what_users_choose(tmp_path: Path) -> None:
+def test_two_towers_write_an_index_that_finds_what_users_choose(
+    tmp_path: Path, programs: Template
+) -> None:
     index = tmp_path / "index"
     small = ["--choices", "10000", "--users", "50", "--epochs", "2", "--mode", "sync"]
-    result = result_of(tmp_path, "two_tower.py", str(index), *small)
+    result = result_of(programs, tmp_path, "two_tower.py", str(index), *small)
     parts = [path.read_text().splitlines() for path in sorted(index.iterdir())]
     assert [len(lines) for lines in parts] == [200, 200]
     assert [line.split("\t")[0] for lines in parts for line in lines] == [
@@ -38,7 +42,7 @@ def test_two_towers_write_an_index_that_finds_what_users_choose(tmp_path: Path) 
     assert result["recall"] > 5 * result["by_chance"]
 
 
-def test_word2vec_finds_the_words_of_a_topic(tmp_path: Path) -> None:
+def test_word2vec_finds_the_words_of_a_topic(tmp_path: Path, programs: Template) -> None:
     random = Random(3)
     text = tmp_path / "text"
     paragraphs = [
@@ -47,7 +51,7 @@ def test_word2vec_finds_the_words_of_a_topic(tmp_path: Path) -> None:
     ]
     text.write_text("\n\n".join(paragraphs))
     options = ["--words", "bga,clo", "--epochs", "5", "--dim", "8", "--mode", "sync"]
-    result = result_of(tmp_path, "word2vec.py", str(text), *options)
+    result = result_of(programs, tmp_path, "word2vec.py", str(text), *options)
     assert result["words"] == 32
     for word, others in result["near"].items():
         assert {other[-1] for other in others} == {word[-1]}

@@ -1,4 +1,4 @@
-"""Data at locations of fsspec: an S3 server on loopback, local://, and what goes wrong."""
+"""Data at fsspec locations: an S3 server on loopback, local://, and their errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.criteo_text import Example, examples_of, random_line, read_text
-from tests.integration.planted import Linear, Named, trainer_for
+from tests.integration.planted_model import Linear, Named, trainer_for
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
 from trireme.data import QueueDataset, criteo
-from trireme.data.sources import fs_client_options
 from trireme.errors import BadRequest, DataError
+from trireme.fleet.fs_client import fs_client_options
 from trireme.train import Dump
 from trireme.train.dump import DumpFile
 
@@ -95,7 +95,7 @@ def test_forked_workers_of_a_data_loader_read_s3(s3):
         ("s3://bucket/odd/empty", "found the empty file 's3://bucket/odd/empty'"),
     ],
 )
-def test_what_is_not_there_is_named(s3, paths, message):
+def test_missing_files_are_named(s3, paths, message):
     with pytest.raises(DataError, match=message):
         make(s3, paths)
 
@@ -110,7 +110,7 @@ def test_an_object_that_changes_is_an_error(s3):
             list(dataset)
 
 
-def test_what_was_added_is_found(s3):
+def test_added_rows_are_listed(s3):
     put(s3, "growing/part-1", TEXTS[0])
     assert len(make(s3, "s3://bucket/growing/*").files) == 1
     put(s3, "growing/part-2", TEXTS[0])
@@ -142,7 +142,7 @@ def test_a_missing_package_is_named(monkeypatch):
         QueueDataset("nfs3://x", schema=criteo(), batch_size=1)
 
 
-def test_hdfs_without_its_library_says_what_it_needs(monkeypatch):
+def test_hdfs_without_its_library_is_an_error_that_names_it(monkeypatch):
     def refuse(location: str, **options: object) -> None:
         raise OSError("Unable to load libjvm " + "dlopen failed: " * 1000)
 
@@ -176,7 +176,7 @@ def test_dumps_go_to_s3_and_leave_nothing_else(s3):
     path = "s3://bucket/dumps/1"
     dump = Dump(path=path, fields=["output"], storage_options=s3)
     with Job(1) as job:
-        job.run(2, lambda cluster: trainer_for(cluster).infer_from_dataset(Named(101), dump=dump))
+        job.run(2, lambda cluster: trainer_for(cluster).evaluate(Named(101), dump=dump))
         files = fsspec.filesystem("s3", **s3)
         files.invalidate_cache()
         parts = sorted(files.ls(path, detail=False))

@@ -1,5 +1,5 @@
-"""Checkpoints of a fit, and how another run goes on from them: whatever the data is read from,
-whatever is damaged, and in async.
+"""Checkpoints during fit, and how another run resumes from them: every kind of data, damaged files,
+and async.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import torch
 from torch.utils.data import DataLoader
 
 import trireme as tr
-from tests.integration import resumer
-from tests.integration.resumer import BATCH, NUM_BATCHES, array_dataset, columns
+from tests.integration import resumed_script
+from tests.integration.resumed_script import BATCH, NUM_BATCHES, array_dataset, columns
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, Corruption, ResourceExhausted
-from trireme.ps.process import torch_threads
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
+from trireme.threads import torch_threads
 
 LAST = 2 * NUM_BATCHES
 
@@ -38,7 +40,7 @@ class Stopped(Exception):
     """The run ends here."""
 
 
-class Model(resumer.Model):
+class Model(resumed_script.Model):
     """Ends the run when it has begun so many steps."""
 
     stop_at: int | None = None
@@ -59,15 +61,15 @@ def run(
     with torch_threads(1), embedded(threads=1) as cluster:
         model = Model()
         model.stop_at = stop_at
-        trainer = resumer.make_trainer(mode, model, cluster=cluster)
+        trainer = resumed_script.make_trainer(mode, model, cluster=cluster)
         checkpoints = tr.Checkpoints(path, **{"every_steps": 13, **options})
         try:
             figures = trainer.fit(dataset, epochs=2, checkpoints=checkpoints, resume=True)
         except Stopped:
             cluster.abandon()
             return {}
-        keys = _core.unique(np.arange(resumer.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+        keys = _core.unique(np.arange(resumed_script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+        rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
         model = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
         model |= {name: t.numpy().copy() for name, t in trainer.model.named_buffers()}
         random = {"torch": torch.rand(3).numpy()}
@@ -75,10 +77,10 @@ def run(
         return {"rows": rows, **model, **random, **about}
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name in found.keys() - {"figures", "steps"}:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
+    for name in actual.keys() - {"figures", "steps"}:
+        np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
 
 
 # ---- kinds of data ----
@@ -100,7 +102,7 @@ def examples() -> list[dict[str, Any]]:
 def csv_file(folder: Path) -> tuple[Path, tr.data.Schema]:
     lines = [",".join(str(value) for value in row.values()) for row in examples()]
     (folder / "data.csv").write_text("a,b,label\n" + "\n".join(lines))
-    return folder / "data.csv", tr.data.csv(resumer.SCHEMA.fields)
+    return folder / "data.csv", tr.data.csv(resumed_script.SCHEMA.fields)
 
 
 def queue(folder: Path) -> Any:
@@ -129,7 +131,7 @@ DATA: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_a_run_goes_on_behind_the_last_batch(kind: str, tmp_path: Path) -> None:
+def test_a_run_resumes_after_the_last_batch(kind: str, tmp_path: Path) -> None:
     make = lambda: DATA[kind](tmp_path)  # noqa: E731 anew in every run, as a script does
     whole = run(tmp_path / "whole", make())
     assert whole["steps"] == LAST
@@ -182,8 +184,8 @@ def test_a_damaged_checkpoint_is_reported_and_passed_over(
     rest = run(tmp_path / "damaged", array_dataset(NUM_BATCHES))
     assert rest["steps"] == LAST - 13
     assert_same(rest, whole)
-    [said] = [r.getMessage() for r in caplog.records if "passing over" in r.getMessage()]
-    assert str(folders[-1]) in said
+    [warning] = [r.getMessage() for r in caplog.records if "passing over" in r.getMessage()]
+    assert str(folders[-1]) in warning
     assert (tmp_path / "damaged" / "5").is_dir()  # the number of the damaged one is not used again
 
 
@@ -212,7 +214,7 @@ def test_another_number_of_workers_is_refused_with_both(tmp_path: Path) -> None:
     damaged_run(tmp_path)
 
     def work(cluster: Cluster) -> None:
-        trainer = resumer.make_trainer("sync", Model(), cluster=cluster)
+        trainer = resumed_script.make_trainer("sync", Model(), cluster=cluster)
         with pytest.raises(
             BadRequest, match=r"expected 1 workers, of whose streams .*2 is, found 2"
         ):
@@ -224,9 +226,9 @@ def test_another_number_of_workers_is_refused_with_both(tmp_path: Path) -> None:
         job.run(2, work)
 
 
-def test_what_resume_cannot_mean_is_refused(tmp_path: Path) -> None:
+def test_contradictory_resume_options_are_refused(tmp_path: Path) -> None:
     with embedded(threads=1) as cluster:
-        trainer = resumer.make_trainer("sync", Model(), cluster=cluster)
+        trainer = resumed_script.make_trainer("sync", Model(), cluster=cluster)
         checkpoints = tr.Checkpoints(tmp_path, every_steps=1)
         assert trainer.resume(tmp_path / "none") is None
         with pytest.raises(BadRequest, match="expected checkpoints with resume=True, found None"):
@@ -237,7 +239,7 @@ def test_what_resume_cannot_mean_is_refused(tmp_path: Path) -> None:
         ):
             trainer.fit(array_dataset(2), checkpoints=checkpoints, resume=True)
     with embedded(threads=1) as cluster:
-        trainer = resumer.make_trainer("sync", Model(), cluster=cluster)
+        trainer = resumed_script.make_trainer("sync", Model(), cluster=cluster)
         with pytest.raises(BadRequest, match=r"more epochs than .* which is 2, found epochs=1"):
             trainer.fit(array_dataset(2), epochs=1, checkpoints=checkpoints, resume=True)
     for wrong in ({}, {"every_s": 1, "every_steps": 1}, {"every_s": 0}, {"every_steps": 0},
@@ -253,20 +255,20 @@ def test_sync_workers_of_unequal_streams_save_by_the_clock_at_one_step(tmp_path:
     """Also when some have ended. At one step: every bucket has the same marks."""
 
     def work(cluster: Cluster) -> None:
-        model = resumer.Model()
-        trainer = resumer.make_trainer("sync", model, cluster=cluster)
+        model = resumed_script.Model()
+        trainer = resumed_script.make_trainer("sync", model, cluster=cluster)
         checkpoints = tr.Checkpoints(tmp_path, every_s=0.1, keep=None)
-        trainer.fit(resumer.Unequal(), epochs=2, checkpoints=checkpoints)
+        trainer.fit(resumed_script.Unequal(), epochs=2, checkpoints=checkpoints)
 
     with Job(2) as job:
         job.run(3, work)
-    found = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
-    assert len(found) > 2
+    actual = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    assert len(actual) > 2
     with Job(1) as job, job.join(0, 1) as cluster:
-        trainer = resumer.make_trainer("sync", resumer.Model(), cluster=cluster)
-        for path in found:
+        trainer = resumed_script.make_trainer("sync", resumed_script.Model(), cluster=cluster)
+        for path in actual:
             trainer.load(path)
-            rows, marks = job.servers[0].shard.tables["t"].rows, set()
+            rows, marks = job.servers[0].state.tables["t"].rows, set()
             for bucket in range(4096):
                 marks.add(tuple(sorted(dict(rows.snapshot(bucket).marks).items())))
             assert len(marks) == 1
@@ -289,7 +291,7 @@ def assert_spared(folder: Path, *, mode: str) -> None:
     names = [path.name for path in folder.iterdir()]
     assert all(name.isdecimal() for name in names)
     with embedded(threads=1) as cluster:
-        trainer = resumer.make_trainer(mode, Model(), cluster=cluster)
+        trainer = resumed_script.make_trainer(mode, Model(), cluster=cluster)
         assert trainer.resume(folder) == str(folder / max(names, key=int))
         for name in names:
             trainer.load(folder / name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ import pytest
 from tests.integration.criteo_folder import NUM_TEST, write_criteo_folder
 from tests.integration.processes import Processes, clean_environment
 from tests.paddlerec import sample
-from trireme import cli
-from trireme.launch import roles
+from tests.programs import Template
+from trireme.commands import cli
+from trireme.launch import environment
 
 CONFIG = """
 runner:
@@ -56,7 +56,7 @@ def create(config):
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in roles.VARIABLES:
+    for name in environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -99,8 +99,10 @@ def test_training_inference_and_a_warm_start_with_a_feature_more(
     assert figures(trained)["auc"] > figures(epochs[0])["auc"]
 
 
-def test_a_job_of_several_processes_saves_beside_the_file(folder: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+def test_a_job_of_several_processes_saves_beside_the_file(
+    folder: Path, tmp_path: Path, programs: Template
+) -> None:
+    launch = [programs.python, "-m", "trireme", "launch", "--server_num", "1"]
     launch += ["--worker_num", "2", "-m", str(folder / "config.yaml")]
     override = ["-o", "runner.model_save_path=launched", "runner.epochs=1", "runner.use_auc=False"]
     with Processes(tmp_path) as processes:
@@ -148,7 +150,7 @@ def test_a_reader_class_feeds_the_model_as_in_paddlerec(
         ({}, ["runner.infer_load_path=out", "--infer"], "out/0/manifest.json, found none"),
     ],
 )
-def test_what_is_wrong_ends_with_an_error_before_training(
+def test_wrong_configurations_end_with_an_error_before_training(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     files: dict[str, str | None],
@@ -168,10 +170,10 @@ def test_what_is_wrong_ends_with_an_error_before_training(
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_the_launcher_shows_a_workers_error_and_fails(tmp_path: Path) -> None:
+def test_the_launcher_shows_a_workers_error_and_fails(tmp_path: Path, programs: Template) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     (tmp_path / "model.py").write_text("def create(config): raise RuntimeError('no such layer')")
-    launch = [sys.executable, "-m", "trireme.cli", "launch", "--server_num", "1"]
+    launch = [programs.python, "-m", "trireme", "launch", "--server_num", "1"]
     done = subprocess.run(
         [*launch, "--worker_num", "1", "-m", "config.yaml"],
         cwd=tmp_path,
@@ -221,7 +223,7 @@ def test_models_for_inference_are_saved_beside_checkpoints(
     command += ["runner.save_inference_feed_varnames=[C1]", "runner.epochs=1"]
     assert cli.main([*command, f"runner.model_save_path={tmp_path}"]) == 0
     assert f"for inference to {tmp_path}/inference/0" in caplog.text
-    assert "runner.save_inference_feed_varnames: no effect: a model for inference" in caplog.text
+    assert "runner.save_inference_feed_varnames: no effect: an exported model" in caplog.text
     test = next(iter((folder / "test").iterdir()))
     output = tmp_path / "scores"
     arguments = ["--format", "criteo", "--input", str(test), "--output", str(output)]

@@ -1,4 +1,4 @@
-"""What a save takes of memory, beside what is there."""
+"""The memory that a save needs beyond the tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from tests.integration.processes import clean_environment
 from tests.repo import tree
 
-SCRIPT = Path(__file__).with_name("save_measured.py")
+SCRIPT = Path(__file__).with_name("save_memory_script.py")
 
 
-def test_a_save_takes_little_memory_of_its_own(tmp_path: Path) -> None:
+def test_a_save_needs_little_extra_memory(tmp_path: Path) -> None:
     env = clean_environment() | {"PYTHONPATH": f"{tree.ROOT / 'src'}:{tree.ROOT}"}
     command = [sys.executable, str(SCRIPT), str(tmp_path / "saved")]
     done = subprocess.run(command, env=env, timeout=100, capture_output=True, text=True)

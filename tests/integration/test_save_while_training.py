@@ -1,5 +1,5 @@
-"""Checkpoints while four workers push at full speed: every row is of one moment, every bucket
-agrees with its marks, and a run that goes on from such a checkpoint loses and repeats nothing.
+"""Checkpoints while four workers push at full speed: all rows belong to one moment, buckets agree
+with their marks, and a resumed run loses and repeats nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import pytest
 import trireme as tr
 from tests.jobs import InProcessServer, Job, in_threads
 from tests.long import pick
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
+from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
-from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
-from trireme.ps.gradients import Step, TableGradient
-from trireme.ps.rows import RowLayout
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.wide_rows import RowLayout
 
 NUM_WORKERS, NUM_KEYS, BATCH, DIM = 4, 1500, 150, 3
 NUM_SAVES = pick(short=8, long=200)
@@ -40,7 +42,7 @@ def push(cluster: Cluster, sequence: int) -> None:
     values = values_of_group(RULE.group(), sequence)
     gradient = TableGradient(keys, np.ones((len(keys), DIM), np.float32), values)
     position = (sequence, 10 * sequence)
-    cluster.client.push(Step(sequence, 0, [], BATCH, position), {"t": gradient})
+    cluster.client.push(Step(sequence, 0, [], BATCH, position), {T_ROWS: gradient})
 
 
 class Bucket(NamedTuple):
@@ -52,13 +54,15 @@ class Bucket(NamedTuple):
 
 def buckets(server: InProcessServer) -> list[Bucket]:
     """All that a server holds."""
-    table, found = server.shard.tables["t"], []
+    table, actual = server.state.tables["t"], []
     layout = RowLayout.of(table.schema, table.rows)
-    for number in server.shard.map().owned_by(server.shard.index).tolist():
-        of = table.rows.snapshot(number)
-        marks = dict(of.marks)
-        found.append(Bucket(of.keys, layout.weights(of.rows), layout.state(of.rows), marks))
-    return found
+    for number in server.state.map().owned_by(server.state.index).tolist():
+        content = table.rows.snapshot(number)
+        marks = dict(content.marks)
+        actual.append(
+            Bucket(content.keys, layout.weights(content.rows), layout.state(content.rows), marks)
+        )
+    return actual
 
 
 class Expected:
@@ -68,7 +72,7 @@ class Expected:
         key = np.zeros(1, np.uint64)
         with Job(1) as job, job.join(0, 1) as cluster:
             cluster.ensure_table(TABLE)
-            rows, pool = job.servers[0].shard.tables["t"].rows, cluster.pool
+            rows, pool = job.servers[0].state.tables["t"].rows, cluster.pool
             one, weights = np.ones((1, DIM), np.float32), np.zeros((1, DIM), np.float32)
             after = [weights.copy()]
             for number in range(1, 1 + sum(lasts)):
@@ -99,9 +103,9 @@ class Expected:
 def owned_keys() -> list[np.ndarray]:
     """Per bucket, those that are pushed."""
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
-    of = np.empty(NUM_KEYS, np.uint16)
-    _core.buckets(keys, of)
-    return [np.flatnonzero(of == bucket) for bucket in range(4096)]
+    owners = np.empty(NUM_KEYS, np.uint16)
+    _core.buckets(keys, owners)
+    return [np.flatnonzero(owners == bucket) for bucket in range(4096)]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +135,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[in
     with Job(2) as job:
         clusters = [job.join(worker, NUM_WORKERS) for worker in range(NUM_WORKERS)]
         clusters[0].ensure_table(TABLE)
-        work: list[Callable[[], int]] = [lambda of=of: train(of) for of in clusters]
+        work: list[Callable[[], int]] = [lambda worker=worker: train(worker) for worker in clusters]
         lasts = in_threads([*work, lambda: save(clusters[0])])[:NUM_WORKERS]
         for cluster in clusters:
             cluster.close()
@@ -146,15 +150,15 @@ def test_no_checkpoint_is_torn(saved: tuple[list[Path], list[int], Expected]) ->
         cluster.ensure_table(TABLE)
         for path in paths:
             load_checkpoint(cluster.client, path)
-            found = buckets(job.servers[0])
-            for bucket, keys in zip(found, owned, strict=True):
+            actual = buckets(job.servers[0])
+            for bucket, keys in zip(actual, owned, strict=True):
                 expected.check(bucket, keys)
-            num_unequal += len({tuple(sorted(bucket.marks.items())) for bucket in found}) > 1
+            num_unequal += len({tuple(sorted(bucket.marks.items())) for bucket in actual}) > 1
     print(f"{len(paths)} checkpoints, {num_unequal} of them with buckets of several moments")
     assert num_unequal, "nothing was pushed while saving: this shows nothing"
 
 
-def test_a_run_goes_on_from_each_checkpoint_without_loss_or_repetition(
+def test_a_run_resumes_from_each_checkpoint_without_loss_or_repetition(
     saved: tuple[list[Path], list[int], Expected],
 ) -> None:
     paths, lasts, expected = saved
@@ -175,7 +179,7 @@ def test_a_run_goes_on_from_each_checkpoint_without_loss_or_repetition(
 
             job.run(NUM_WORKERS, go_on)
             for server in job.servers:
-                numbers = server.shard.map().owned_by(server.shard.index).tolist()
+                numbers = server.state.map().owned_by(server.state.index).tolist()
                 for number, bucket in zip(numbers, buckets(server), strict=True):
                     assert bucket.marks == dict(enumerate(lasts))
                     expected.check(bucket, owned[number])

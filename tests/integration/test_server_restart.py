@@ -1,5 +1,5 @@
-"""Servers are killed at random moments and started again: no push that was acknowledged is lost,
-none is applied twice, and in sync nothing differs from a run that nobody has disturbed.
+"""Servers are killed at random moments and restarted: no acknowledged push is lost, none is applied
+twice, and sync training keeps its exact bits.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ import pytest
 
 import trireme as tr
 from tests.integration import test_sync
-from tests.integration.durable import SERVER, DurableServers
+from tests.integration.durable_servers import SERVER, DurableServers
 from tests.jobs import Job, in_threads
 from tests.long import pick
 from tests.programs import Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
+from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
-from trireme.ps.checkpoint import load_checkpoint, save_checkpoint
-from trireme.ps.gradients import Step, TableGradient
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.worker.passes import begin_pass, leave
 
 NUM_KEYS, DIM = 400, 2
 NUM_PUSHES = {"process": pick(short=100, long=2000), "machine": pick(short=40, long=500)}
@@ -44,16 +47,16 @@ def some_keys(cluster: Cluster, seed: int) -> np.ndarray:
 def push(cluster: Cluster, sequence: int, *, step: int = 0) -> np.ndarray:
     keys = some_keys(cluster, 10_000 * cluster.worker + sequence)
     gradient = TableGradient(keys, np.zeros((len(keys), DIM), dtype=np.float32), VALUES)
-    cluster.client.push(Step(sequence, step, [], examples=1), {"t": gradient}, staged=step > 0)
+    cluster.client.push(Step(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0)
     return keys
 
 
 def counts(cluster: Cluster) -> np.ndarray:
     """How often each key was pushed, as the servers have it."""
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-    found = np.zeros(NUM_KEYS)
-    found[keys.astype(np.int64)] = cluster.client.pull({"t": keys}).rows["t"][:, 0]
-    return found
+    actual = np.zeros(NUM_KEYS)
+    actual[keys.astype(np.int64)] = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS][:, 0]
+    return actual
 
 
 @contextmanager
@@ -124,12 +127,12 @@ def test_sync_training_is_bit_equal_whenever_servers_are_killed(
     with DurableServers(programs, 2, tmp_path) as servers:
         clusters = in_threads([lambda w=w: servers.join(w, 2) for w in (0, 1)])
         with killing(servers, Random(f"{SEED} sync")):
-            found = in_threads(
+            actual = in_threads(
                 [lambda c=c: test_sync.train(c, rule, [c.worker]) for c in clusters]
             )[0]
         in_threads([cluster.close for cluster in clusters])
     for name, weights in expected.items():
-        assert np.array_equal(found[name], weights), name
+        assert np.array_equal(actual[name], weights), name
 
 
 def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_path: Path) -> None:
@@ -145,20 +148,20 @@ def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_pa
             cluster.ensure_table(TABLE)
 
         def work(cluster: Cluster) -> tuple[list[int], list[list[int]]]:
-            steps, met, sequence, client = [], [], 0, cluster.client
+            steps, meetings, sequence, client = [], [], 0, cluster.client
             for number in range(num_rounds):
-                steps.append(client.begin_pass().first_step)
+                steps.append(begin_pass(client).first_step)
                 for step in range(steps[-1], steps[-1] + 2 + cluster.worker):
                     sequence += 1
                     push(cluster, sequence, step=step)
                     client.pull({}, staged=step)
-                client.leave(step + 1)
+                leave(client, step + 1)
                 brought = {"round": number, "worker": cluster.worker}
                 gathered = client.gather(brought, [np.arange(number)], purpose=f"{number}")
-                met.append([body["worker"] for body, _ in gathered])
+                meetings.append([body["worker"] for body, _ in gathered])
                 assert all(body["round"] == number for body, _ in gathered)
                 assert all(len(arrays[0]) == number for _, arrays in gathered)
-            return steps, met
+            return steps, meetings
 
         with killing(servers, random):
             results = in_threads([lambda c=c: work(c) for c in clusters])
@@ -196,7 +199,7 @@ def test_a_save_begins_anew_when_a_server_is_killed_amid_it(
         assert np.array_equal(counts(other), expected)
 
 
-def test_who_has_said_goodbye_is_not_waited_for_after_a_restart(
+def test_workers_that_left_are_not_waited_for_after_a_restart(
     programs: Template, tmp_path: Path
 ) -> None:
     with DurableServers(programs, 1, tmp_path) as servers:
@@ -210,7 +213,7 @@ def test_who_has_said_goodbye_is_not_waited_for_after_a_restart(
 
 
 @pytest.mark.parametrize("server", [0, 1])
-def test_a_server_that_has_lost_its_disk_is_never_taken_for_the_old_one(
+def test_a_server_without_its_old_disk_is_refused(
     programs: Template, tmp_path: Path, server: int
 ) -> None:
     with DurableServers(programs, 2, tmp_path) as servers:
@@ -227,7 +230,7 @@ def test_a_server_that_has_lost_its_disk_is_never_taken_for_the_old_one(
         cluster.abandon()
 
 
-def test_a_server_that_keeps_nothing_says_so_when_it_comes_back(
+def test_a_restarted_server_without_durability_is_refused(
     programs: Template, tmp_path: Path
 ) -> None:
     with DurableServers(programs, 2, tmp_path, durability="none") as servers:

@@ -1,4 +1,4 @@
-"""examples/serving_cpp reads an export in C++, with the numbers that Python finds."""
+"""examples/serving_cpp reads an export in C++ and gets the same numbers as Python."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 
 import trireme as tr
 from tests.repo import tree
-from trireme.cluster import embedded
 from trireme.inference import Predictor
+from trireme.inference.export import export_model
+from trireme.job.embedded import embedded
 
 NUM_KEYS, DIM = 5000, 5
 
@@ -46,13 +47,13 @@ def test_cpp_finds_the_numbers_that_python_finds(dtype: str, program: Path, tmp_
         )
         ids = {"a": torch.from_numpy(keys.view(np.int64))}
         trainer.fit([ids])
-        trainer.save_inference_model(tmp_path / "export", batch=ids, dtype=dtype)
+        export_model(trainer, tmp_path / "export", batch=ids, dtype=dtype)
     known = keys[rng.integers(0, NUM_KEYS, 300)].tolist()
     bags = [[*known[i : i + i % 4], 5, 2**64 - 1] for i in range(len(known))]
-    found, said = pooled(program, tmp_path / "export/tables/0", bags)
+    actual, errors = pooled(program, tmp_path / "export/tables/0", bags)
     expected = Predictor(tmp_path / "export").predict({"a": bags}).outputs["output"]
-    np.testing.assert_allclose(found, expected[:, 0].numpy(), rtol=0, atol=1e-6)
-    assert said == f"keys without a row: {2 * len(bags)}\n"
+    np.testing.assert_allclose(actual, expected[:, 0].numpy(), rtol=0, atol=1e-6)
+    assert errors == f"keys without a row: {2 * len(bags)}\n"
 
 
 def test_cpp_reads_each_dim_of_a_table(program: Path, tmp_path: Path) -> None:
@@ -66,16 +67,18 @@ def test_cpp_reads_each_dim_of_a_table(program: Path, tmp_path: Path) -> None:
         trainer = tr.Trainer(model, None, loss=lambda out, _: (out * out.cos()).sum(), **options)
         for feature, dim in dims.items():
             rows = np.random.default_rng(dim).normal(size=(50, dim)).astype(np.float32)
-            trainer.import_rows("t", {"key": tr.nn.keys_of(feature, ids), "weights": rows})
+            tr.interchange.import_arrays(
+                trainer, "t", {"key": tr.nn.keys_of(feature, ids), "weights": rows}
+            )
         batch = dict.fromkeys(dims, torch.from_numpy(ids))
-        trainer.save_inference_model(tmp_path / "export", batch=batch)
+        export_model(trainer, tmp_path / "export", batch=batch)
     bags = [[i, i + 1] for i in range(0, 48, 2)]
     expected = Predictor(tmp_path / "export").predict(dict.fromkeys(dims, bags)).outputs["output"]
     for number, feature in enumerate(dims):
         keys = [tr.nn.keys_of(feature, bag).tolist() for bag in bags]
-        found, _ = pooled(program, tmp_path / f"export/tables/{number}", keys)
+        actual, _ = pooled(program, tmp_path / f"export/tables/{number}", keys)
         columns = expected.split((3, 5), 1)[number]
-        np.testing.assert_allclose(found, columns.numpy(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(actual, columns.numpy(), rtol=0, atol=1e-6)
 
 
 def pooled(program: Path, folder: Path, bags: list[list[int]]) -> tuple[np.ndarray, str]:

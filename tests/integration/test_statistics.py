@@ -1,4 +1,4 @@
-"""Shows, clicks, features and data time on their way from batches to the rows of servers."""
+"""Shows, clicks, features and data time travel from batches to the rows of servers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import torch
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster, embedded, set_default
 from trireme.data import Ragged
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import CVM, EmbeddingBag
 from trireme.optim import values_of_group
 from trireme.policy import CtrCommonAccessor, ScorePolicy, ShowClick, SparseAccessor
-from trireme.ps import policies
-from trireme.ps.gradients import Step, TableGradient
-from trireme.ps.rows import RowLayout
-from trireme.ps.shard import Shard
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.row_selection import DAY_S as DAY
+from trireme.protocol.wide_rows import RowLayout
+from trireme.server.state import ServerState
 
-DAY = policies.DAY_S
 FEATURES = ["2", "17", "user"]
 NUM_KEYS = 40
 SHOW_CLICK = ShowClick("show", "click")
@@ -68,17 +70,17 @@ def shows_of(batches: list[dict[str, torch.Tensor]], *, columns: bool) -> dict[i
     return rows
 
 
-def statistics(shards: list[Shard]) -> dict[int, Any]:
+def statistics(states: list[ServerState]) -> dict[int, Any]:
     """Key -> statistics of its row, over all servers."""
-    found = {}
-    for shard in shards:
-        table = shard.tables["t"]
+    actual = {}
+    for state in states:
+        table = state.tables["t"]
         layout = RowLayout.of(table.schema, table.rows)
         for bucket in range(4096):
             content = table.rows.snapshot(bucket)
             records = layout.statistics(content.rows)
-            found.update(zip(content.keys.tolist(), records, strict=True))
-    return found
+            actual.update(zip(content.keys.tolist(), records, strict=True))
+    return actual
 
 
 def train(
@@ -107,16 +109,16 @@ def test_rows_gather_the_shows_and_clicks_of_all_workers(
     streams = [batches_of(worker, 12 - worker) for worker in range(num_workers)]
     with Job(num_servers) as job:
         job.run(num_workers, lambda c: train(c, table, streams[c.worker], mode))
-        found = statistics([server.shard for server in job.servers])
+        actual = statistics([server.state for server in job.servers])
     everything = [batch for batches in streams for batch in batches]
     expected = shows_of(everything, columns=columns)
-    assert {key: [row["show"], row["click"]] for key, row in found.items()} == expected
-    assert {row["time"] for row in found.values()} == {3 * DAY}
-    for key, row in found.items():
+    assert {key: [row["show"], row["click"]] for key, row in actual.items()} == expected
+    assert {row["time"] for row in actual.values()} == {3 * DAY}
+    for key, row in actual.items():
         score = table.policy.score(*expected[key])
         assert row["delta_score"] == pytest.approx(score, rel=1e-5)
-        of = {f for f in FEATURES if any((batch[f] == key).any() for batch in everything)}
-        assert row["feature"] in {{"2": 2, "17": 17, "user": 2}[f] for f in of}
+        features = {f for f in FEATURES if any((batch[f] == key).any() for batch in everything)}
+        assert row["feature"] in {{"2": 2, "17": 17, "user": 2}[f] for f in features}
 
 
 @pytest.mark.parametrize("rule", [tr.optim.FleetAdagrad, tr.optim.FleetSGD])
@@ -134,7 +136,7 @@ def test_fleets_scale_in_sync_is_that_of_the_union_of_the_batches(
         def work(cluster: Cluster) -> np.ndarray:
             train_on_means(cluster, table, data[cluster.worker])
             cluster.client.gather({}, [])
-            return cluster.client.pull({"t": keys_of(cluster)}).rows["t"]
+            return cluster.client.pull({T_ROWS: keys_of(cluster)}).rows[T_ROWS]
 
         with Job(num_servers) as job:
             return job.run(len(data), work)[0]
@@ -167,7 +169,7 @@ def train_on_means(
         optimizer.step()
 
 
-def test_a_push_that_is_sent_again_counts_once_and_time_never_goes_back() -> None:
+def test_a_resent_push_counts_once_and_time_never_decreases() -> None:
     table = table_with(ScorePolicy(decay_rate=0.5))
     values = values_of_group(table.optimizer.group(), 1)
 
@@ -180,14 +182,14 @@ def test_a_push_that_is_sent_again_counts_once_and_time_never_goes_back() -> Non
         push = TableGradient(keys, gradient, values, {"show_click": shows, "feature": features})
         for sequence, time in enumerate((2 * DAY, 3 * DAY, 2 * DAY, 0), 1):
             for _ in range(3):
-                cluster.client.push(Step(sequence, 0, [], examples=1, time=time), {"t": push})
+                cluster.client.push(Step(sequence, 0, [], examples=1, time=time), {T_ROWS: push})
 
     with Job(2) as job:
         job.run(1, work)
-        found = statistics([server.shard for server in job.servers])
+        actual = statistics([server.state for server in job.servers])
     # Half of the first day's shows are left on the second; what comes late counts as of that day.
-    assert len(found) == NUM_KEYS
-    for row in found.values():
+    assert len(actual) == NUM_KEYS
+    for row in actual.values():
         assert (row["show"], row["click"], row["time"]) == (14.0, 3.5, 3 * DAY)
         assert row["feature"] == 7
 
@@ -225,7 +227,7 @@ def test_pulled_shows_and_clicks_come_first_and_are_not_learnt(home: Cluster) ->
 
 
 @pytest.mark.parametrize(
-    ("column", "found"),
+    ("column", "message"),
     [
         (None, "in the batch, found 2, click"),
         (torch.tensor([1.0, 2.0]), r"for each of 3 examples, found \(2,\)"),
@@ -234,15 +236,15 @@ def test_pulled_shows_and_clicks_come_first_and_are_not_learnt(home: Cluster) ->
         (Ragged(torch.tensor([1, 2]), torch.tensor([0, 1, 2, 2])), "found Ragged"),
     ],
 )
-def test_a_column_of_shows_that_is_none_is_named(home: Cluster, column: Any, found: str) -> None:
+def test_a_column_of_shows_that_is_none_is_named(home: Cluster, column: Any, message: str) -> None:
     embedding = EmbeddingBag(table_with(SparseAccessor(show_click=SHOW_CLICK)), features=["2"])
     batch = {name: value for name, value in {**BATCH, "show": column}.items() if value is not None}
-    with pytest.raises(BadRequest, match=f"column 'show' of its ShowClick .*{found}"):
+    with pytest.raises(BadRequest, match=f"column 'show' of its ShowClick .*{message}"):
         embedding(batch)
     embedding.eval()(batch)  # needs none
 
 
-def test_rows_whose_time_is_over_are_removed_once(home: Cluster) -> None:
+def test_expired_rows_are_removed_once(home: Cluster) -> None:
     policy = ScorePolicy(decay_rate=0.5, delete_threshold=0.2, show_click=SHOW_CLICK)
     model = EmbeddingBag(table_with(policy), features=["2"])
     trainer = tr.Trainer(model, None, loss=lambda x, _: x.sum(), label=None, progress=False)
@@ -270,7 +272,7 @@ def test_the_clock_on_the_wall_is_time_only_if_asked_for(home: Cluster) -> None:
             trainer.set_time(wrong)
 
 
-def test_rows_that_cannot_grow_old_for_lack_of_time_are_told(
+def test_rows_that_cannot_age_without_data_time_are_warned_about(
     home: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = EmbeddingBag(table_with(SparseAccessor(show_click=SHOW_CLICK)), features=["2"])

@@ -1,4 +1,4 @@
-"""What SIGTERM does to one process that trains embedded."""
+"""SIGTERM to one process that trains embedded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import embedded
 from trireme.errors import Stopped
-from trireme.train.online import PassReport
+from trireme.job.embedded import embedded
+from trireme.train.online.train_passes import PassReport
 
 NUM_BATCHES, TOLD_AT = 500, 3
 
@@ -94,14 +94,14 @@ def test_a_stopped_pass_of_data_without_streams_is_read_again(
     with trainer() as training, pytest.raises(Stopped):
         run()
     with trainer() as training:
-        training.model.num_steps = TOLD_AT  # not told again
+        training.model.num_steps = TOLD_AT  # no second signal
         first, second = run()
         assert training.optimizer.num_steps == 2 * num
     assert f"reading {TOLD_AT} batches again" in caplog.text
     assert (first.trained["examples"], second.trained["examples"]) == (2 * (num - TOLD_AT), 2 * num)
 
 
-def test_a_script_that_heeds_sigterm_itself_is_left_alone() -> None:
+def test_a_script_with_its_own_sigterm_handler_keeps_it() -> None:
     heard: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:

@@ -1,4 +1,4 @@
-"""Sync training is exact: any number of servers gives the same bits; workers together equal plain
+"""Sync training is exact: the same bits on any number of servers, and several workers equal plain
 torch.
 """
 
@@ -15,9 +15,11 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import Cluster, embedded
-from trireme.ps.served import make_core_table
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
+from trireme.protocol.core_table import make_core_table
 
 FEATURES = ["a", "b", "c"]
 DIM = 4
@@ -114,7 +116,7 @@ def train(
     cluster.client.gather({}, [])
     optimizer.refresh()
     keys = keys_in_bucket_order()
-    rows = np.array(cluster.client.pull({"t": keys}).rows["t"])
+    rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
     return {"rows": rows[np.argsort(keys)], **model.dense_weights()}
 
 

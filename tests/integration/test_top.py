@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from tests.programs import Program, Template
-from trireme import cli
+from trireme.commands import cli
 from trireme.errors import BadRequest, Unavailable
-from trireme.ps.routing import BucketMap
-from trireme.rpc import Client, Handler, Reply, Request, Server, make_keys
-from trireme.top.snapshot import take
+from trireme.protocol.routing import BucketMap
+from trireme.rpc import Handler, Reply, Request, RpcClient, Server, make_keys
+from trireme.top.job_snapshot import take_snapshot
 
-TRAINEE = str(Path(__file__).with_name("trainee.py"))
-SERVER = ["-m", "trireme.cli", "server", "--listen", "127.0.0.1:0"]
+TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
+SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
 
 
 class Job:
@@ -38,7 +38,7 @@ class Job:
             self.addresses.append(server.wait_line(r"^listening on (\S+)")[1])
         place = {"TRIREME_ROLE": "worker", "TRIREME_SERVERS": ",".join(self.addresses)}
         place |= {"TRIREME_INDEX": "0", "TRIREME_NUM_WORKERS": "1"}
-        worker = self._programs.start("worker 0", [TRAINEE], env | place)
+        worker = self._programs.start("worker 0", [TRAINING_SCRIPT], env | place)
         self._stack.enter_context(worker).wait_line(r"^batch 9$")
 
 
@@ -69,7 +69,7 @@ def test_one_server_tells_of_the_whole_job(job: Job, capsys: pytest.CaptureFixtu
 
 def test_a_pipe_gets_one_view_after_the_other(job: Job, programs: Template) -> None:
     job.start(1)
-    arguments = ["-m", "trireme.cli", "top", "--servers", job.addresses[0]]
+    arguments = ["-m", "trireme", "top", "--servers", job.addresses[0]]
     arguments += ["--interval_s", "0.2", "--timeout_s", "60"]
     with programs.start("top", arguments, {}) as shown:
         for _ in range(3):
@@ -93,19 +93,19 @@ def test_servers_that_do_not_answer_are_shown_unless_none_does() -> None:
     with (
         Server("127.0.0.1:0", {"server.metrics": gone}, name="b") as silent,
         Server("127.0.0.1:0", handlers, name="a") as server,
-        Client(name="top") as client,
+        RpcClient(name="top") as client,
     ):
         bucket_map = BucketMap.even((server.endpoint, silent.endpoint)).to_wire()
         answers["coord.map"] = lambda _: Reply({"map": bucket_map})
-        answering, other = take(client, [server.endpoint], 60).servers
+        answering, other = take_snapshot(client, [server.endpoint], 60).servers
         assert (answering.total("trireme_blocks"), answering.error) == (3, "")
         assert (other.endpoint, other.samples) == (silent.endpoint, {})
         assert other.error.startswith(f"server.metrics at {silent.endpoint} (b): gone")
         answers["server.metrics"] = gone
         with pytest.raises(Unavailable, match="gone"):
-            take(client, [server.endpoint], 60)
+            take_snapshot(client, [server.endpoint], 60)
         with pytest.raises(BadRequest, match="no such method"):  # it tells of no servers either
-            take(client, [silent.endpoint], 60)
+            take_snapshot(client, [silent.endpoint], 60)
 
 
 def test_of_a_job_with_keys_an_admitted_client_sees_all_and_others_nothing(

@@ -1,4 +1,4 @@
-"""Training loops of every form, on embedded tables and on servers."""
+"""Training loops of every form, with embedded tables and with servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.planted import (
+from tests.integration.planted_model import (
     NUM_KEYS,
     Linear,
     Share,
@@ -21,8 +21,9 @@ from tests.integration.planted import (
     trainer_for,
 )
 from tests.jobs import Job, in_threads
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest, DataError, DeadlineExceeded, SchemaMismatch
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 
 @pytest.mark.parametrize(("mode", "threads"), [("sync", 1), ("async", 1), ("async", 3)])
@@ -91,7 +92,7 @@ def test_an_error_in_the_data_reaches_the_training_thread_and_ends_its_threads()
         assert not cluster.is_prefetching
 
 
-def test_an_older_optimizer_is_told_that_there_is_a_newer_one() -> None:
+def test_an_older_optimizer_is_refused_once_there_is_a_newer_one() -> None:
     with embedded() as cluster:
         older, newer = trainer_for(cluster), trainer_for(cluster)
         newer.fit(loader(500))
@@ -102,7 +103,7 @@ def test_an_older_optimizer_is_told_that_there_is_a_newer_one() -> None:
         assert cluster.client.stream_position().sequence == 20
 
 
-def test_after_a_push_that_failed_no_other_batch_takes_its_name(
+def test_after_a_failed_push_no_other_batch_reuses_its_sequence(
     default_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Linear()
@@ -123,7 +124,7 @@ def test_after_a_push_that_failed_no_other_batch_takes_its_name(
     monkeypatch.undo()
     with pytest.raises(BadRequest, match="expected push 2 to be repeated"):
         step()
-    optimizer.resume()
+    optimizer.mode.resume()
     step()
 
 
@@ -171,7 +172,7 @@ def test_a_save_that_is_refused_is_refused_to_every_worker(tmp_path: Any) -> Non
     assert "worker 0 failed" in messages[1]
 
 
-def test_a_worker_that_has_finished_waits_for_one_that_is_alive_and_has_more() -> None:
+def test_a_finished_worker_waits_for_one_that_still_trains() -> None:
     def slow(batches: Any) -> Any:
         for batch in batches:
             threading.Event().wait(0.4)  # more data, no synchronisation
@@ -217,8 +218,8 @@ def test_a_plain_loop_equals_torch(default_cluster: Cluster) -> None:
         logits = (rows(batch["a"]) + rows(batch["b"])).squeeze(1) + bias
         nn.functional.binary_cross_entropy_with_logits(logits, batch["label"]).backward()
         optimizer.step()
-    found = rows_of(default_cluster, model)
-    np.testing.assert_allclose(found, rows.weight.detach()[:, 0].numpy(), atol=1e-6)
+    actual = rows_of(default_cluster, model)
+    np.testing.assert_allclose(actual, rows.weight.detach()[:, 0].numpy(), atol=1e-6)
     np.testing.assert_allclose(model.bias.detach(), bias.detach(), atol=1e-6)
 
 
@@ -289,7 +290,7 @@ def test_wrong_use_gets_a_typed_error(default_cluster: Cluster) -> None:
         trainer_for(default_cluster).fit(loader(100), epochs=0)
 
 
-def test_workers_that_disagree_on_the_strategy_are_told_both_sides() -> None:
+def test_workers_with_different_strategies_get_an_error_with_both() -> None:
     with Job(1) as job:
         one, two = job.join(0, 2), job.join(1, 2)
         one.client.agree("strategy", "Strategy('sync')")
@@ -299,7 +300,7 @@ def test_workers_that_disagree_on_the_strategy_are_told_both_sides() -> None:
         two.abandon()
 
 
-def test_two_clusters_live_in_one_process() -> None:
+def test_two_clusters_work_in_one_process() -> None:
     def train(steps: int) -> tuple[int, float]:
         with embedded(threads=1) as cluster:
             trainer = trainer_for(cluster)

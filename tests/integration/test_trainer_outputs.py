@@ -1,4 +1,4 @@
-"""Models with several outputs, losses that read the batch, and metrics of their own choice."""
+"""Models with several outputs, losses that read the batch, and custom metrics."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import trireme as tr
-from tests.integration.planted import Linear, loader, trainer_for
+from tests.integration.planted_model import Linear, loader, trainer_for
 from tests.jobs import Job
-from trireme.cluster import Cluster, embedded
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.metrics import AUC, GAUC
-from trireme.train import tally
+from trireme.train import gather_arrays
 
 bce = nn.functional.binary_cross_entropy_with_logits
 
@@ -104,13 +105,13 @@ def test_states_of_any_size_merge_over_workers(monkeypatch: pytest.MonkeyPatch) 
     assert expected["by_user.users"] == len({int(u) for batch in data for u in batch["a"]})
     assert expected["by_user.sum"] == sum(float(batch["label"].sum()) for batch in data)
     # Pieces of different numbers of meetings, which no array's end fits.
-    monkeypatch.setattr(tally, "_WORKER_BYTES_MAX", 1_000_003)
+    monkeypatch.setattr(gather_arrays, "_WORKER_BYTES_MAX", 1_000_003)
     with Job(1) as job:
         results = job.run(3, work)
-    for found in results:
+    for actual in results:
         for name in ("auc", "pass_auc", "gauc", "by_user.users", "by_user.sum", "examples"):
-            assert found[name] == expected[name]
-        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+            assert actual[name] == expected[name]
+        assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_wrong_outputs_labels_and_metrics_get_typed_errors() -> None:

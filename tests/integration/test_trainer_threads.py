@@ -1,4 +1,4 @@
-"""Trainer(threads=): order, age of the weights, rows of each thread, and errors in one of them."""
+"""Trainer(threads=): order, age of the weights, rows of each thread, and errors in a thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.integration.planted import (
+from tests.integration.planted_model import (
     OFFSETS,
     Linear,
     loader,
@@ -20,10 +20,11 @@ from tests.integration.planted import (
     trainer_for,
 )
 from tests.jobs import Job
-from trireme.cluster import Cluster, embedded
 from trireme.data.batch import Ragged
 from trireme.errors import DeadlineExceeded
-from trireme.ps.gradients import Step
+from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
+from trireme.protocol.gradients import Step
 
 
 @pytest.mark.parametrize(("threads", "oldest"), [(1, 1), (2, 1), (3, 2)])

@@ -1,5 +1,5 @@
-"""Workers whose data ends at unlike times, or is none at all: in every mode each batch counts once,
-nobody hangs, and figures are of all examples.
+"""Workers with unequal data or none: in every mode each batch counts once, no worker hangs, and
+metrics cover all examples.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import pytest
 
 import trireme as tr
 from tests.integration import test_sync
-from tests.integration.test_succession import Model, counts, make_trainer
+from tests.integration.test_predecessor import Model, counts, make_trainer
 from tests.jobs import Job
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 
 LENGTHS = (5, 0, 2)  # batches of the workers
 BATCH = 4
@@ -35,7 +35,7 @@ class Data:
 
 def expected_counts(*, is_sync: bool) -> dict[int, int]:
     """Updates of each key: one for each batch that it is in, in sync for each step."""
-    found = Counter[int]()
+    actual = Counter[int]()
     for epoch in range(EPOCHS):
         streams = [
             [set(batch["a"].values.tolist()) for batch in Data().stream(w, 3, epoch=epoch)]
@@ -44,8 +44,8 @@ def expected_counts(*, is_sync: bool) -> dict[int, int]:
         for step in range(max(LENGTHS)):
             sets = [stream[step] for stream in streams if step < len(stream)]
             for keys in [set().union(*sets)] if is_sync else sets:
-                found.update(keys)
-    return dict(found)
+                actual.update(keys)
+    return dict(actual)
 
 
 @pytest.mark.parametrize("mode", ["sync", "bounded", "async", "geo", "hybrid"])
@@ -58,19 +58,21 @@ def test_each_batch_counts_once_whatever_the_lengths_of_the_streams(mode: str) -
 
     with Job(2) as job:
         results = job.run(3, work)
-    for trained, found in results:
+    for trained, actual in results:
         assert trained["examples"] == sum(LENGTHS) * BATCH
         assert trained["loss"] == results[0][0]["loss"]
-        assert found == expected_counts(is_sync=mode == "sync")
+        assert actual == expected_counts(is_sync=mode == "sync")
 
 
 def test_sync_with_a_worker_without_data_equals_one_process_on_the_union() -> None:
     """Gradients are weighted by examples, of unlike numbers, and of none."""
     rule, streams = test_sync.RULES["adam"], ([0], [], [1])
     with Job(1) as job:
-        results = job.run(3, lambda of: test_sync.train(of, rule, streams[of.worker]))
+        results = job.run(
+            3, lambda cluster: test_sync.train(cluster, rule, streams[cluster.worker])
+        )
     test_sync.assert_same_bits(results)
     _, after = test_sync.plain_torch(rule)
     for part, values in after.items():
-        found = results[0][part]
-        np.testing.assert_allclose(found, values, atol=test_sync.ATOL, rtol=0, err_msg=part)
+        actual = results[0][part]
+        np.testing.assert_allclose(actual, values, atol=test_sync.ATOL, rtol=0, err_msg=part)

@@ -1,4 +1,4 @@
-"""`trireme verify`: what is whole is said to be, what is damaged is named."""
+"""`trireme verify`: confirms intact checkpoints and names what is damaged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from tests.integration.test_checkpoint import batches, make_trainer
 from tests.jobs import Job
-from trireme import cli
+from trireme.commands import cli
+from trireme.inference.export import export_model
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         trainer.save(folder / "full")
         trainer.fit(batches(1, 9))
         trainer.save(folder / "day" / "delta", mode="delta")
-        trainer.save_inference_model(folder / "export", batch=batches(1)[0])
+        export_model(trainer, folder / "export", batch=batches(1)[0])
     return folder
 
 
@@ -31,7 +32,9 @@ def files_of(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def test_what_is_whole_is_said_to_be(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_intact_checkpoints_are_reported_as_intact(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["verify", str(saved)]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.partition(": ")[0] for line in lines]
@@ -60,8 +63,8 @@ def test_each_damaged_file_is_named_once(
                 damaged.write_bytes(content[:-1] if damage == "cut" else content)
             is_gone = damage == "remove" and file.name == "manifest.json"
             assert cli.main(["verify", "--quiet", str(copy)]) == (2 if is_gone else 1)
-            said = capsys.readouterr()
-            text = said.err if is_gone else said.out
+            captured = capsys.readouterr()
+            text = captured.err if is_gone else captured.out
             assert str(copy if is_gone else damaged.relative_to(copy)) in text, (file, damage)
             assert len(text.splitlines()) == 1, text
             shutil.rmtree(copy)

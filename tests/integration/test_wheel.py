@@ -1,4 +1,5 @@
-"""The wheel: built from this tree, installed into a clean environment, trains from an empty folder.
+"""The wheel, built from this tree and installed into a clean environment, trains from an empty
+folder.
 
 The environment sees the dependencies of the running one, through a path file, but not its trireme:
 nothing is fetched from a network.
@@ -50,8 +51,8 @@ def run(*command: str, cwd: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     run(*PIP, "wheel", ".", "--no-build-isolation", "--no-deps", "-w", str(folder), cwd=ROOT)
-    (found,) = folder.iterdir()
-    return found
+    (actual,) = folder.iterdir()
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     for needed in (
         "trireme/py.typed",
         "trireme/_core.pyi",
-        "trireme/children/child.py",
+        "trireme/children/keeper_program.py",
         "trireme/fleet/reader_utils/common_ps.py",
         "trireme/models/lr.yaml",
     ):

@@ -1,6 +1,5 @@
-"""Workers are killed, anywhere, and their script is started again: the job goes on as if nothing
-had happened. In sync all weights and states are those of an undisturbed run, to the bit; in async
-every batch counts once.
+"""Workers are killed anywhere and their script is restarted: in sync all weights and states keep
+the bits of an undisturbed run, in async every batch counts once.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ import numpy as np
 import pytest
 
 import trireme as tr
-from tests.integration import restartee
-from tests.integration.resuming import SERVER, assert_same
+from tests.integration import restarted_script
+from tests.integration.resumed_jobs import SERVER, assert_same
 from tests.long import pick
 from tests.programs import Program, Template
-from tests.property.seeds import SEED
+from tests.seeds import SEED
+from tests.tables import T_ROWS
 from trireme import _core
-from trireme.cluster import embedded
+from trireme.job.embedded import embedded
 
-RESTARTEE = str(Path(restartee.__file__))
+RESTARTED_SCRIPT = str(Path(restarted_script.__file__))
 NUM_KILLS = pick(short=3, long=30)
 
 # Where the processes of a worker are held and killed, one after the other. A process counts its own
@@ -45,7 +45,7 @@ CASES = [(worker, name) for worker in (0, 1) for name in HOLDS if worker == 0 or
 
 
 class Training:
-    """A job of restartee.py whose workers are killed and started again."""
+    """A job of restarted_script.py whose workers are killed and started again."""
 
     def __init__(self, programs: Template, folder: Path, mode: str) -> None:
         self.folder, self._mode = folder, mode
@@ -74,7 +74,7 @@ class Training:
         options = [] if hold is None else ["--hold", hold]
         program = self._program(
             f"worker {worker}",
-            *(RESTARTEE, str(self.folder), "--mode", self._mode, *options),
+            *(RESTARTED_SCRIPT, str(self.folder), "--mode", self._mode, *options),
             TRIREME_ROLE="worker",
             TRIREME_SERVERS=",".join(self._addresses),
             TRIREME_INDEX=str(worker),
@@ -118,7 +118,7 @@ class Training:
 
 @pytest.fixture(scope="module")
 def undisturbed(programs: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run in sync that nobody disturbs."""
+    """The folder of an undisturbed run in sync."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with Training(programs, folder, "sync") as training:
         figures = training.run(1, [])
@@ -167,19 +167,19 @@ def test_every_batch_is_applied_once_whenever_workers_are_killed(
 
 def expected_counts() -> dict[int, int]:
     """How often each key is in a batch."""
-    found = Counter[int]()
-    for worker, epoch in itertools.product((0, 1), range(restartee.EPOCHS)):
-        for batch in restartee.Data().stream(worker, 2, epoch=epoch):
-            found.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
-    return dict(found)
+    actual = Counter[int]()
+    for worker, epoch in itertools.product((0, 1), range(restarted_script.EPOCHS)):
+        for batch in restarted_script.Data().stream(worker, 2, epoch=epoch):
+            actual.update(set(batch["a"].values.tolist()) | set(batch["b"].values.tolist()))
+    return dict(actual)
 
 
 def counts(path: Path) -> dict[int, int]:
     """Updates of each key in a checkpoint of the rule Count."""
     with embedded(threads=1) as cluster:
-        model = restartee.Model(tr.optim.Count())
-        restartee.make_trainer("async", model, cluster).load(path)
-        keys = _core.unique(np.arange(restartee.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({"t": keys}).rows["t"]
-        found = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
-        return {key: count for key, count in found.items() if count}
+        model = restarted_script.Model(tr.optim.Count())
+        restarted_script.make_trainer("async", model, cluster).load(path)
+        keys = _core.unique(np.arange(restarted_script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
+        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
+        actual = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+        return {key: count for key, count in actual.items() if count}

@@ -1,5 +1,5 @@
-"""Models of the zoo from the command line: copies of their YAML files, data in MultiSlot text; and
-what docs/models.md shows.
+"""Zoo models from the command line: copies of their YAML files on MultiSlot text, and the commands
+of docs/models.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from tests.programs import Template
-from trireme import cli
+from trireme.commands import cli
 from trireme.config import Config
 from trireme.data import Dense, Schema, Sparse
 from trireme.models import zoo
@@ -80,7 +80,7 @@ def test_the_commands_and_the_script_of_the_page_run(
         name, *words = command.split()
         assert name == "trireme"
         options = [f"-o=runner.model_save_path=saved{number}", f"-o={SMALL[0]}"]
-        started.append(["-m", "trireme.cli", *words, *options])
+        started.append(["-m", "trireme", *words, *options])
     assert len(started) == 3
     for command in started:
         programs.run(tmp_path, command)

@@ -1,5 +1,5 @@
-"""Fleet's accessors in plain Python, as they are there: counts that every row carries are touched
-once a day, by shrink and by the save of the batch model.
+"""Fleet's accessors in plain Python: every row carries counts, updated once a day by shrink and by
+the save of the batch model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Admission as plain Python: what the core's tables must equal, bit for bit."""
+"""Admission in plain Python; tables of the core must equal it bit for bit."""
 
 from __future__ import annotations
 

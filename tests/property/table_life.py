@@ -1,4 +1,4 @@
-"""What a table remembers of its rows and lets go, for the model: statistics, expiry, limits."""
+"""Lifetimes of rows for the table model: statistics, expiry, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table as a plain dict: what the core's tables must equal, bit for bit.
+"""A table as a plain dict; tables of the core must equal it bit for bit.
 
 Written from the definitions, without the core, for one caller: rows are NumPy arrays in a dict,
 marks an array per stream. Every operation in float32 stands for one of the core's, in its order.
@@ -188,19 +188,19 @@ def shared_fleet_adagrad(
 ) -> None:
     parts = [slice(0, 1), slice(1, None)] if next_count(state) > 1 else [slice(0, 1)]
     for sums, part in zip((state[:1], state[1:2]), parts, strict=False):
-        of = grad[part]
-        if not len(of):
+        gradient = grad[part]
+        if not len(gradient):
             continue
         rate = F32(v.lr) * np.sqrt(F32(v.eps) / (F32(v.eps) + sums[0]))
-        move(weights[part], rate * of, v)
-        sums += sum_of(of * of) / F32(len(of))
+        move(weights[part], rate * gradient, v)
+        sums += sum_of(gradient * gradient) / F32(len(gradient))
 
 
 def fleet_adagrad_v2(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
     for sums, part in zip((state[:1], state[1:2]), parts_of(grad, next_count(state)), strict=False):
-        of = grad[part]
-        sums += sum_of(of * of) / F32(len(of))
-        move(weights[part], F32(v.lr) * of / (np.sqrt(sums[0]) + F32(v.eps)), v)
+        gradient = grad[part]
+        sums += sum_of(gradient * gradient) / F32(len(gradient))
+        move(weights[part], F32(v.lr) * gradient / (np.sqrt(sums[0]) + F32(v.eps)), v)
 
 
 def parts_of(grad: np.ndarray, count: int) -> list[slice]:
@@ -423,6 +423,6 @@ def rows_of(content: Any) -> tuple[dict[int, bytes], dict[int, int]]:
     """What a table's snapshot() returned, as a model's does; checks that no key occurs twice."""
     assert not content.classes.any(), content.classes
     keys = content.keys.tolist()
-    found = {key: row.tobytes() for key, row in zip(keys, content.rows, strict=True)}
-    assert len(found) == len(keys), f"a key twice: {sorted(keys)}"
-    return found, content.marks
+    actual = {key: row.tobytes() for key, row in zip(keys, content.rows, strict=True)}
+    assert len(actual) == len(keys), f"a key twice: {sorted(keys)}"
+    return actual, content.marks

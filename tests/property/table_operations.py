@@ -1,4 +1,4 @@
-"""Random operations on a table and on its model: what they answer must be the same."""
+"""Random operations on a table and on its model, whose answers must be equal."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Operations:
         )
 
     def moment(self) -> int:
-        """Data time goes on, some seconds or days; now and then it is late, or unknown."""
+        """Data time advances by seconds or days; now and then it is late, or unknown."""
         self.time += self.random.choice((0, 0, 10, 5000, 86_400, 300_000))
         time = self.random.choice((self.time,) * 8 + (self.time // 2, 0))
         self.doing += f", time {time}"
@@ -220,11 +220,11 @@ class Operations:
         self.model.advance(ids)
 
     def compare_marks(self) -> None:
-        """Of its own buckets; all, if it has none, for then nobody replaces buckets."""
+        """Marks of its own buckets; of all, if it has none."""
         buckets = self.buckets or range(NUM_BUCKETS)
         for stream in self.streams:
-            found = self.table.marks(stream)[buckets]
-            assert (found == self.model.marks[stream][buckets]).all()
+            actual = self.table.marks(stream)[buckets]
+            assert (actual == self.model.marks[stream][buckets]).all()
 
     def set_marks(self) -> None:
         """As after buckets have come from elsewhere: some have the last push, some have not."""
@@ -251,9 +251,11 @@ class Operations:
         """What some bucket held at an earlier time, its rows in another order."""
         if not self.contents:
             return
-        bucket, found = self.random.choice(self.contents)
-        order = self.rng.permutation(len(found.keys))
-        content = Content(found.keys[order], found.classes[order], found.rows[order], found.marks)
+        bucket, actual = self.random.choice(self.contents)
+        order = self.rng.permutation(len(actual.keys))
+        content = Content(
+            actual.keys[order], actual.classes[order], actual.rows[order], actual.marks
+        )
         self.doing += f", bucket {bucket}, {len(order)} keys"
         restore(self.table, bucket, content)
         self.model.restore(bucket, *rows_of(content))
@@ -282,9 +284,9 @@ class Operations:
         """Some rows of an earlier time, and keys removed."""
         if not self.contents:
             return
-        bucket, found = self.random.choice(self.contents)
-        some = self.rng.random(len(found.keys)) < 0.5
-        content = Content(found.keys[some], found.classes[some], found.rows[some], {})
+        bucket, actual = self.random.choice(self.contents)
+        some = self.rng.random(len(actual.keys)) < 0.5
+        content = Content(actual.keys[some], actual.classes[some], actual.rows[some], {})
         there = self.model.keys_of(bucket)
         removed = self.random.sample(there, self.random.randint(0, min(len(there), 5)))
         self.doing += f", bucket {bucket}, {some.sum()} keys, removed {removed}"
@@ -296,9 +298,9 @@ class Operations:
         bucket, time, version = self.bucket(), self.moment(), self.version()
         day_over = self.random.random() < 0.5
         for _ in range(2):
-            found = self.table.shrink(bucket, time, day_over, version)
-            assert found == self.model.shrink(bucket, time, version, day_over=day_over)
-        assert found == (0, 0), "the second time, nothing is left to remove"
+            actual = self.table.shrink(bucket, time, day_over, version)
+            assert actual == self.model.shrink(bucket, time, version, day_over=day_over)
+        assert actual == (0, 0), "the second time, nothing is left to remove"
 
     def forget_removed(self) -> None:
         version = max(self.table.version - self.random.choice((0, 1, 5)), 0)

@@ -1,4 +1,4 @@
-"""Rows of several classes and types as a plain dict: what the core's tables must equal.
+"""Rows of several classes and types as a plain dict; tables of the core must equal it.
 
 Written from the definitions, without the core: a row has the weights and the state of its class,
 and is as wide as all others only where it is saved.
@@ -32,7 +32,7 @@ def rounded(weights: np.ndarray, dtype: str, draw: int | None) -> np.ndarray:
     if dtype == "float32":
         return weights
     fraction_bits, lowest, largest = TYPES[dtype]
-    found = []
+    actual = []
     for j, weight in enumerate(weights.astype(np.float64).tolist()):
         exponent = max(int(np.frexp(weight)[1]) - 1, lowest)
         step = 2.0 ** (exponent - fraction_bits)
@@ -42,8 +42,8 @@ def rounded(weights: np.ndarray, dtype: str, draw: int | None) -> np.ndarray:
         else:
             bits = mix64((draw + (j // 2 + 1) * GOLDEN) & MASK) >> 32 * (j % 2) & 0xFFFFFFFF
             is_up = goes_up(dtype, rest, bits, is_normal=abs(weight) >= 2.0**lowest)
-        found.append(np.copysign(min((whole + is_up) * step, largest), weight))
-    return np.array(found, F32)
+        actual.append(np.copysign(min((whole + is_up) * step, largest), weight))
+    return np.array(actual, F32)
 
 
 def goes_up(dtype: str, rest: float, bits: int, *, is_normal: bool) -> bool:
@@ -96,11 +96,11 @@ class Rows:
         out = np.zeros((len(keys), self.dims[row_class]), F32)
         for weights, key in zip(out, keys, strict=True):
             if key in self.rows:
-                found = self.rows[key].weights
+                actual = self.rows[key].weights
             else:
-                found = self.initial(key, 1 if self.head is not None else len(weights))
-            size = min(len(found), len(weights))
-            weights[:size] = found[:size]
+                actual = self.initial(key, 1 if self.head is not None else len(weights))
+            size = min(len(actual), len(weights))
+            weights[:size] = actual[:size]
         return out
 
     def update(

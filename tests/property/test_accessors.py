@@ -1,5 +1,5 @@
-"""Accessors count, select and remove as Fleet's do, over random histories of pushes, days, saves
-and shrinks.
+"""Accessors count, select and remove rows as Fleet's do, over random histories of pushes, days,
+saves and shrinks.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import pytest
 import trireme as tr
 from tests.jobs import Job
 from tests.property.accessor_model import Accessor
-from tests.property.seeds import SEED, named_in_failure
-from tests.tables import POOL, buckets_of
+from tests.seeds import SEED, named_in_failure
+from tests.tables import POOL, T_ROWS, buckets_of
 from trireme import _core
-from trireme.cluster import Cluster
+from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.policy import ACCESSORS, ScorePolicy
-from trireme.ps import policies
-from trireme.ps.gradients import Step, TableGradient
-from trireme.ps.rows import RowLayout
-from trireme.ps.served import ServedTable, make_core_table
-from trireme.ps.shard import Shard
+from trireme.protocol import row_selection
+from trireme.protocol.core_table import make_core_table
+from trireme.protocol.gradients import Step, TableGradient
+from trireme.protocol.row_selection import DAY_S as DAY
+from trireme.protocol.wide_rows import RowLayout
+from trireme.server.state import ServedTable, ServerState
+from trireme.worker import expiry_calls
+from trireme.worker.passes import begin_pass
 
-DAY = policies.DAY_S
 NUM_HISTORIES = 200
 KEYS = _core.unique(np.arange(24, dtype=np.uint64), POOL)[0]
 BUCKETS = sorted(set(buckets_of(KEYS).tolist()))
@@ -71,7 +73,7 @@ class Ours:
         saved: set[int] = set()
         for table in self.tables:
             keys, records = self.records(table)
-            mask = policies.selected(table.schema, records, MODES[mode], time, day_over)
+            mask = row_selection.selected(table.schema, records, MODES[mode], time, day_over)
             saved.update(keys[mask].tolist())
             if mode in (1, 2):
                 gained = records["delta_score"][mask].copy()
@@ -79,26 +81,26 @@ class Ours:
         return saved
 
     def compare(self, model: Accessor, time: int, day_over: bool) -> None:
-        found: dict[int, Any] = {}
+        actual: dict[int, Any] = {}
         for table in self.tables:
             keys, records = self.records(table)
             policy = model.numbers
-            show, click = policies.faded(policy, records, time, day_over)
-            unseen = policies.unseen_days(records, time)
+            show, click = row_selection.faded(policy, records, time, day_over)
+            unseen = row_selection.unseen_days(records, time)
             pulled = np.empty((len(keys), 2))
             table.rows.statistics(keys, pulled, time, day_over, POOL)
-            np.testing.assert_allclose(pulled, np.stack([show, click], 1), rtol=1e-12)
+            np.testing.assert_array_equal(pulled, np.stack([show, click], 1))
             for i, key in enumerate(keys.tolist()):
                 record = records[i]
-                found[key] = (show[i], click[i], record["delta_score"], unseen[i])
+                actual[key] = (show[i], click[i], record["delta_score"], unseen[i])
                 assert record["feature"] == model.rows[key].slot
         expected = {
             key: (row.show, row.click, row.delta_score, row.unseen_days)
             for key, row in model.rows.items()
         }
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key, row in expected.items():
-            np.testing.assert_allclose(found[key], row, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(actual[key], row, rtol=1e-5, atol=1e-6)
 
 
 class Core(Ours):
@@ -131,13 +133,15 @@ class Core(Ours):
 class Servers(Ours):
     """Real servers, reached by a worker's client."""
 
-    def __init__(self, table: tr.Table, cluster: Cluster, shards: list[Shard], sync: bool) -> None:
+    def __init__(
+        self, table: tr.Table, cluster: Cluster, states: list[ServerState], sync: bool
+    ) -> None:
         cluster.ensure_table(table)
-        super().__init__([shard.tables["t"] for shard in shards])
+        super().__init__([state.tables["t"] for state in states])
         self._cluster, self._sync, self._sequence = cluster, sync, 0
         self._values = values_of_group(table.optimizer.group(), 1)
         if sync:
-            cluster.client.begin_pass()
+            begin_pass(cluster.client)
 
     def push(self, rows: np.ndarray, slots: np.ndarray, shows: np.ndarray, time: int) -> None:
         self._sequence += 1
@@ -147,12 +151,12 @@ class Servers(Ours):
         number = self._sequence if self._sync else 0
         step = Step(self._sequence, number, [], examples=1, time=time)
         client = self._cluster.client
-        client.push(step, {"t": push}, staged=self._sync)
-        pulled = client.pull({"t": KEYS}, staged=number, time=time).rows["t"]
+        client.push(step, {T_ROWS: push}, staged=self._sync)
+        pulled = client.pull({T_ROWS: KEYS}, staged=number, time=time).rows[T_ROWS]
         assert pulled.shape[1] == self.tables[0].schema.width_of(0)
 
     def shrink(self, time: int) -> int:
-        removed = policies.shrink(self._cluster.client, time=time, day_over=True)["t"]
+        removed = expiry_calls.shrink(self._cluster.client, time=time, day_over=True)["t"]
         return removed["expired"] + removed["evicted"]
 
 
@@ -202,10 +206,10 @@ def test_a_random_history_on_servers(mode: str) -> None:
         policy = drawn_policy(draw)
         table, model = table_of(policy), Accessor(policy)
         with Job(2) as job, named_in_failure(lambda at=at: f"history {at}"):
-            shards = [server.shard for server in job.servers]
+            states = [server.state for server in job.servers]
 
             def work(cluster: Cluster) -> None:
-                ours = Servers(table, cluster, shards, mode == "sync")  # noqa: B023
+                ours = Servers(table, cluster, states, mode == "sync")  # noqa: B023
                 live(ours, model, draw, 6)  # noqa: B023
 
             job.run(1, work)

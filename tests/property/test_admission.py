@@ -1,5 +1,5 @@
-"""Random operations on tables with admission against a plain model: rows, rejections and pending
-bytes are the same for any number of threads and servers.
+"""Tables with admission equal a plain model under random operations: the same rows, rejections and
+pending bytes for any number of threads and servers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.property.admission_model import Model
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.table_model import bucket_of, key_at
+from tests.seeds import SEED, named_in_failure
 from tests.tables import RULES, restore
 from trireme import _core
 
@@ -79,9 +79,9 @@ class Servers:
             table.erase(np.array(keys, np.uint64), self.pool)
 
     def rows(self, bucket: int) -> dict[int, int]:
-        found = self.table_of(bucket).snapshot(bucket)
-        weights = np.ascontiguousarray(found.rows[:, :4]).view(np.float32)[:, 0]
-        return dict(zip(found.keys.tolist(), weights.astype(int).tolist(), strict=True))
+        actual = self.table_of(bucket).snapshot(bucket)
+        weights = np.ascontiguousarray(actual.rows[:, :4]).view(np.float32)[:, 0]
+        return dict(zip(actual.keys.tolist(), weights.astype(int).tolist(), strict=True))
 
     def counter(self, name: str) -> int:
         return sum(table.counters[name] for table in self.tables)
@@ -131,22 +131,26 @@ def test_random_operations_agree_with_the_model(name: str, num_servers: int, thr
                     model.shrink(bucket, time)
                 case 4:
                     table = servers.table_of(bucket)
-                    found = table.snapshot(bucket)
+                    actual = table.snapshot(bucket)
                     table.clear_bucket(bucket)
                     if random.random() < 0.1:
                         model.clear(bucket)
-                        table.restore(bucket, *empty(table), found.marks)
+                        table.restore(bucket, *empty(table), actual.marks)
                     elif random.random() < 0.5:
-                        restore(table, bucket, found)
+                        restore(table, bucket, actual)
                     else:
-                        table.restore(bucket, *empty(table), found.marks)
-                        rows = (found.keys, found.classes, found.rows)
-                        table.apply(bucket, *rows, np.empty(0, np.uint64), found.pending)
+                        table.restore(bucket, *empty(table), actual.marks)
+                        rows = (actual.keys, actual.classes, actual.rows)
+                        table.apply(bucket, *rows, np.empty(0, np.uint64), actual.pending)
                         table.apply(bucket, *empty(table), np.empty(0, np.uint64))
-            for of in [bucket] if number % 20 else BUCKETS:
-                assert servers.table_of(of).snapshot(of).pending.tobytes() == model.filter.save(of)
-                expected = {key: row[0] for key, row in model.rows.items() if bucket_of(key) == of}
-                assert servers.rows(of) == expected
+            for chosen in [bucket] if number % 20 else BUCKETS:
+                assert servers.table_of(chosen).snapshot(
+                    chosen
+                ).pending.tobytes() == model.filter.save(chosen)
+                expected = {
+                    key: row[0] for key, row in model.rows.items() if bucket_of(key) == chosen
+                }
+                assert servers.rows(chosen) == expected
         assert servers.counter("admitted") == model.num_admitted > 0
         assert servers.counter("rejected") == model.num_rejected > 0
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.example_lists import Example, batch_of, examples_of, random_examples, random_schema
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from trireme import _core
 from trireme.data.column_layout import ColumnLayout
 
@@ -91,7 +91,9 @@ class Pair:
         pieces = taken.split(parts, num_parts, self.pool)
         for part in self.random.sample(range(num_parts), num_parts):
             self.store.append_piece(pieces[part])
-            self.model += [row for row, of in zip(rows, parts.tolist(), strict=True) if of == part]
+            self.model += [
+                row for row, owner in zip(rows, parts.tolist(), strict=True) if owner == part
+            ]
 
     def compare(self) -> None:
         assert self.store.num_rows == len(self.model)

@@ -1,4 +1,4 @@
-"""Inputs that the fuzzer kept: the parsers make of them what plain Python makes of them.
+"""The parsers read the fuzzer's corpus as plain Python does.
 
 The first byte of a file chooses the options, as core/tests/fuzz/parsing.h says; the rest is text.
 """
@@ -27,7 +27,7 @@ from trireme.data import (
     libsvm,
     multislot,
 )
-from trireme.data.schema import TextFormat
+from trireme.data.text_parser import TextFormat
 
 CORPUS = Path(__file__).resolve().parents[2] / "core" / "tests" / "fuzz" / "corpus"
 FIELDS = [InsId(), Label(), Sparse("a"), Sparse("b", hashed=True), Weight(), Dense("dense", 2)]
@@ -71,12 +71,12 @@ def test_inputs_of_the_fuzzer_are_judged_as_a_plain_reader_does(format):
         batches, num_broken = parse(schema, text)
         if format == "criteo":
             expected: list[Any] = criteo_text.read_text(text)
-            found = [e for batch in batches for e in criteo_text.examples_of(batch)]
+            actual = [e for batch in batches for e in criteo_text.examples_of(batch)]
             broken_type: type = criteo_text.Broken
         else:
             module = {"csv": plain_csv, "libsvm": plain_libsvm, "multislot": plain_multislot}
             expected = read_plainly(schema, text, module[format].read_line)
-            found = [e for batch in batches for e in examples_of(schema, batch)]
+            actual = [e for batch in batches for e in examples_of(schema, batch)]
             broken_type = Broken
-        assert found == [e for e in expected if not isinstance(e, broken_type)]
+        assert actual == [e for e in expected if not isinstance(e, broken_type)]
         assert num_broken == sum(isinstance(e, broken_type) for e in expected)

@@ -1,5 +1,5 @@
-"""Random requests to a server that starts again now and then, with and without snapshots between,
-and to one that does not: both hold the same bytes.
+"""Random requests to a server that restarts now and then, with and without snapshots, and to one
+that does not: both hold the same bytes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import pytest
 
 import trireme as tr
 from tests.long import pick
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from tests.tables import snapshot
 from trireme import _core
+from trireme.coordinator.coordinator import Coordinator
+from trireme.job.durability import Durability, kept
+from trireme.job.handlers import handlers_of
 from trireme.optim import values_of_group
-from trireme.ps.attendance import Attendance
-from trireme.ps.blocks import BlockSpec
-from trireme.ps.coordinator import Coordinator
-from trireme.ps.handlers import handlers_of
-from trireme.ps.log.durability import Durability, kept
-from trireme.ps.routing import BucketMap
-from trireme.ps.shard import Shard
-from trireme.ps.wire import BlocksPush, Push, TablePush
+from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.routing import BucketMap
+from trireme.protocol.wire import BlocksPush, Push, TablePush
 from trireme.rpc import Reply, Request
+from trireme.server.attendance import Attendance
+from trireme.server.state import ServerState
 
 NUM_KEYS, DAY = 300, 86_400
 NUM_REQUESTS = pick(short=60, long=2000)
@@ -57,13 +57,17 @@ class Served:
 
     def open(self) -> None:
         self._exit = ExitStack()
-        self.shard, coordinator, attendance = Shard(_core.Pool(1)), Coordinator(), Attendance()
+        self.state, coordinator, attendance = (
+            ServerState(_core.Pool(1)),
+            Coordinator(),
+            Attendance(),
+        )
         durability = Durability()
         if self.folder is not None:
             durability = Durability(mode="process", folder=self.folder, log_bytes=1 << 40)
-        self._exit.enter_context(kept(durability, self.shard, coordinator, attendance))
+        self._exit.enter_context(kept(durability, self.state, coordinator, attendance))
         self.handlers = handlers_of(
-            self.shard, coordinator, attendance.handlers(), self.folder or Path("/")
+            self.state, coordinator, attendance.handlers(), self.folder or Path("/")
         )
 
     def restart(self) -> None:
@@ -72,7 +76,7 @@ class Served:
             self.open()
 
     def snapshot(self) -> None:
-        with self.shard.journal.replacing():
+        with self.state.journal.replacing():
             pass
 
     def ask(self, method: str, body: dict[str, Any], arrays: list[Any] | None = None) -> None:
@@ -81,26 +85,26 @@ class Served:
         assert answer is None or isinstance(answer, Reply)
 
     def content(self) -> dict[str, Any]:
-        shard = self.shard
+        state = self.state
         return {
-            **{name: snapshot(table.rows) for name, table in shard.tables.items()},
+            **{name: snapshot(table.rows) for name, table in state.tables.items()},
             "removed": [
-                shard.tables["scored"].rows.snapshot(bucket, 2).removed.tolist()
+                state.tables["scored"].rows.snapshot(bucket, 2).removed.tolist()
                 for bucket in range(0, 4096, 64)
             ],
             "blocks": {
                 spec.id: (
-                    {n: t.tolist() for n, t in shard.blocks.state_of(spec.id).items()},
-                    shard.blocks.marks_of(spec.id),
+                    {n: t.tolist() for n, t in state.blocks.state_of(spec.id).items()},
+                    state.blocks.marks_of(spec.id),
                 )
-                for spec in shard.blocks.specs()
+                for spec in state.blocks.specs()
             },
-            "streams": shard.applied_streams(),
-            "applied": shard.staging.applied,
-            "paces": shard.paces.state(),
-            "staleness": dict(shard.staleness),
-            "version": [table.rows.version for table in shard.tables.values()],
-            "pushes": shard.num_pushes,
+            "streams": state.applied_streams(),
+            "applied": state.staging.applied,
+            "paces": state.pacing.state(),
+            "staleness": dict(state.staleness),
+            "version": [table.rows.version for table in state.tables.values()],
+            "pushes": state.num_pushes,
         }
 
     def close(self) -> None:
@@ -173,7 +177,7 @@ class Requests:
             stream=stream, sequence=self.sequences[stream], incarnation=1, step=step,
             staged=self.mode == "sync", computed_at=0, examples=8,
             position=(self.sequences[stream],),
-            time=self.time, map_version=self.map, export_version=0, tables=tables,
+            time=self.time, map_version=self.map, tables=tables,
             blocks=BlocksPush(GROUPS, gradient, absent),
             kind="delta" if self.mode == "geo" else "gradient",
         )  # fmt: skip
@@ -181,7 +185,7 @@ class Requests:
 
 
 @pytest.mark.parametrize("mode", ["async", "sync", "bounded", "geo"])
-def test_a_server_that_starts_again_holds_what_it_held(tmp_path: Path, mode: str) -> None:
+def test_a_restarted_server_holds_the_same_bytes(tmp_path: Path, mode: str) -> None:
     random = Random(f"{SEED} recovery {mode}")
     number = 0
     with named_in_failure(lambda: f"request {number}"):
@@ -200,14 +204,14 @@ def test_a_server_that_starts_again_holds_what_it_held(tmp_path: Path, mode: str
                         server.snapshot()
                     if method == "declare":  # with their next pull, which is repeated if need be
                         for stream in (1, 0):
-                            server.shard.staging.declare(stream, body["step"])
+                            server.state.staging.declare(stream, body["step"])
                     else:
                         server.ask(method, body, arrays)
             for server in servers:
-                server.shard.raise_version(requests.version)
+                server.state.raise_version(requests.version)
         servers[1].restart()
-        found, expected = (server.content() for server in reversed(servers))
+        actual, expected = (server.content() for server in reversed(servers))
         for name in expected:
-            assert found[name] == expected[name], name
+            assert actual[name] == expected[name], name
         for server in servers:
             server.close()

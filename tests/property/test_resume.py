@@ -1,5 +1,5 @@
-"""Stop after any batch, go on from its position: the same batches, for every kind of file, one and
-three streams, and another number of threads.
+"""Stop after any batch and resume from its position: the same batches, for every kind of file, one
+and three streams, and another number of threads.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pytest
 from torch import Tensor
 
 from tests.criteo_text import random_line
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.test_text_formats import FORMATS
+from tests.seeds import SEED, named_in_failure
 from trireme.data import Batch, Dense, InsId, Label, QueueDataset, Schema, Sparse, arrow, criteo
 
 MakeLine = Callable[[], bytes]

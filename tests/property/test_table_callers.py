@@ -1,4 +1,4 @@
-"""Many callers of one table: each sees what it would see alone, and only ever whole rows."""
+"""Many concurrent callers of one table: each sees its own updates, and never a torn row."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from threading import Event
 import numpy as np
 import pytest
 
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.table_model import NUM_BUCKETS, Model, rows_of
 from tests.property.table_operations import Operations
+from tests.seeds import SEED, named_in_failure
 from tests.tables import lookup, make_table, random_keys, restore, snapshot
 from trireme import _core
 
@@ -151,9 +151,9 @@ def test_lookups_while_a_table_grows_find_every_row_that_was_there() -> None:
         while not done.is_set():
             was_there = (np.arange(num_pushes) < num_done[:, None]).repeat(size)
             rows = rng.integers(0, len(keys), 20_000)
-            found = lookup(table, keys[rows], pool)
-            is_grown = (found == grown[rows]).all(axis=1)
-            assert (is_grown | (found == start[rows]).all(axis=1)).all()
+            actual = lookup(table, keys[rows], pool)
+            is_grown = (actual == grown[rows]).all(axis=1)
+            assert (is_grown | (actual == start[rows]).all(axis=1)).all()
             assert is_grown[was_there[rows]].all()
 
     with named_in_failure():

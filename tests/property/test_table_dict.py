@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.table_life import Policy
 from tests.property.table_model import Model
 from tests.property.table_operations import Operations
+from tests.seeds import SEED, named_in_failure
 from tests.tables import RULES, make_table
 
 NUM_OPERATIONS = 100_000

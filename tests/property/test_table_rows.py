@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.property.seeds import SEED, named_in_failure
 from tests.property.table_rows import CLICK, NONCLK, Rows, values_of
+from tests.seeds import SEED, named_in_failure
 from tests.tables import POOL, buckets_of, make_table, restore
 from trireme import _core
 
@@ -108,15 +108,15 @@ class Operations:
 
     def compare_all(self) -> None:
         self.doing = "comparing everything at the end"
-        found = {}
+        actual = {}
         for bucket in np.unique(buckets_of(np.array(self.keys, np.uint64))).tolist():
             content = self.table.snapshot(bucket)
             rows = zip(content.keys.tolist(), content.classes, content.rows, strict=True)
-            found.update({key: (int(of), row.tobytes()) for key, of, row in rows})
+            actual.update({key: (int(row_class), row.tobytes()) for key, row_class, row in rows})
         expected = {
             key: (row.row_class, self.model.wide(key)) for key, row in self.model.rows.items()
         }
-        assert found == expected
+        assert actual == expected
 
 
 @pytest.mark.parametrize(("dims", "rule", "dtype", "threshold"), TABLES, ids=str)

@@ -1,4 +1,4 @@
-"""Text formats: what was printed is read back; damaged lines are judged as plain Python does."""
+"""Text formats: printed examples are read back; damaged lines are judged as plain Python does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests import plain_csv, plain_libsvm, plain_multislot
 from tests.plain_text import Broken, Example, damaged, examples_of
 from tests.plain_text import read as read_plainly
-from tests.property.seeds import SEED, named_in_failure
+from tests.seeds import SEED, named_in_failure
 from trireme.data import QueueDataset, Schema
 from trireme.errors import DataError
 
@@ -30,7 +30,7 @@ def plain(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_what_was_printed_is_read_back(plain, number, tmp_path):
+def test_printed_examples_are_read_back(plain, number, tmp_path):
     random = Random(f"{SEED} {number}")
     path = tmp_path / "part"
     with named_in_failure():

@@ -1,16 +1,13 @@
-"""What is written down twice is equal, and what is referred to exists."""
+"""Facts written twice agree, and references lead to something that exists."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
-
+from benchmarks import draw
 from tests.repo import tree
 from trireme import errors
-
-PAGES = tree.files(".md")
 
 
 def test_error_names_are_equal_in_cpp_python_and_the_protocol() -> None:
@@ -40,16 +37,27 @@ def test_readme_shows_examples_train_py() -> None:
     assert len(script.splitlines()) <= 30
 
 
-@pytest.mark.parametrize("page", PAGES, ids=tree.name)
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_the_picture_of_the_readme_is_drawn_from_the_results() -> None:
+    assert draw.PICTURE.read_text() == draw.draw()
+
+
+def test_every_link_of_a_page_leads_somewhere() -> None:
+    wrong = [
+        f"{tree.name(page)}: {target}"
+        for page in tree.files(".md")
+        for target in targets(page)
+        if not target.exists()
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def targets(page: Path) -> list[Path]:
+    """The files that a page links to, or names in quotes by a path from the root."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
-    for target in re.findall(
-        r"`((?:src|core|bind|tests|examples|benchmarks|docs)/[\w./-]+)`", text
-    ):
-        assert (tree.ROOT / target).exists(), target
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    named = re.findall(r"`((?:src|core|bind|tests|examples|benchmarks|docs)/[\w./-]+)`", text)
+    local = [page.parent / link for link in links if "://" not in link]
+    return [*local, *(tree.ROOT / name for name in named)]
 
 
 def test_pinned_versions_cover_every_dependency() -> None:

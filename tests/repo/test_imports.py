@@ -1,58 +1,107 @@
-"""Arrows point one way: a module imports only what stands before it in this list."""
+"""A module imports only from lower layers of this list."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from tests.repo import tree
 
-# Units of src/trireme, lowest first; those on one line do not know each other.
+# Units of src/trireme, lowest first: modules, packages, or packages within one; those on one line
+# do not know each other. A module belongs to the longest unit that is a prefix of its name.
 LAYERS = (
     ("errors",),
-    ("children", "drawing"),
+    ("bounded_queue", "children", "drawing", "progress", "storage"),
     ("config",),
     ("telemetry",),
     ("_core",),
+    ("threads", "torch_compiler"),
     ("rpc",),
     ("blocks", "initializer", "optim", "policy", "strategy"),
     ("table",),
-    ("ps",),
-    ("cluster",),
+    ("protocol",),
+    ("checkpoint.format", "interchange.formats"),
+    ("coordinator", "server", "worker"),
+    (
+        "checkpoint.server_side",
+        "checkpoint.worker_side",
+        "interchange.server_side",
+        "interchange.worker_side",
+    ),
+    ("server.log",),
+    ("job",),
     ("data",),
     ("metrics",),
     ("nn",),
     ("inference",),
     ("inspect",),
     ("train",),
+    ("inference.export", "interchange"),
+    ("train.online",),  # which publishes exports
     ("models",),
     ("launch",),
     ("fleet",),
     ("run",),
     ("size", "top"),
-    ("cli",),
+    ("commands",),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 
 
 def unit(module: str) -> str:
-    """`ps` for trireme.ps.client.pull; "" for the package itself."""
-    return module.split(".")[1] if "." in module else ""
+    """The unit of trireme.worker.client.Client is `worker`; "" for the package itself."""
+    parts = module.split(".")[1:]
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in RANK), "")
+
+
+def own_imports(module: str) -> Iterator[tuple[int, str]]:
+    """(line, module) of what a module of ours imports of ours."""
+    for line, imported in tree.imports(MODULES[module]):
+        if imported.startswith("trireme."):
+            is_module = imported in MODULES or unit(imported) == "_core"
+            yield line, imported if is_module else imported.rpartition(".")[0]
+
+
+MODULES = {tree.module(path): path for path in tree.files(".py", under="src")}
 
 
 def test_modules_import_only_lower_layers() -> None:
     wrong = []
-    for path in tree.files(".py", under="src"):
-        importer = unit(tree.module(path))
-        for line, imported in tree.imports(path):
-            if not imported.startswith("trireme") or not importer:
-                continue
+    for module, path in MODULES.items():
+        importer = unit(module)
+        for line, imported in own_imports(module):
             lower = unit(imported)
-            if lower != importer and not RANK.get(lower, len(LAYERS)) < RANK[importer]:
+            if importer and lower != importer and not RANK.get(lower, len(RANK)) < RANK[importer]:
                 wrong.append(f"{tree.name(path)}:{line}: {importer} imports {imported}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_unit_has_a_layer() -> None:
-    found = {unit(tree.module(path)) for path in tree.files(".py", under="src")} - {""}
-    assert found == set(RANK) - {"_core"}
+def test_every_module_has_a_layer() -> None:
+    packages = {"trireme", "trireme.__main__", "trireme.checkpoint"}
+    assert {module for module in MODULES if not unit(module)} == packages
+    assert {unit(module) for module in MODULES} - {""} == set(RANK) - {"_core"}
+
+
+def test_no_circle_between_modules() -> None:
+    arrows = {module: {name for _, name in own_imports(module)} for module in MODULES}
+    assert circle(arrows) == []
+
+
+def circle(arrows: Mapping[str, set[str]]) -> list[str]:
+    """The nodes of a circle in the order of its arrows; empty if there is none."""
+    done: set[str] = set()
+
+    def search(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node not in done:
+            for following in sorted(arrows.get(node, set())):
+                if following != node and (nodes := search(following, [*path, node])):
+                    return nodes
+            done.add(node)
+        return []
+
+    return next((nodes for node in sorted(arrows) if (nodes := search(node, []))), [])
 
 
 def test_core_includes_only_itself_and_the_standard_library() -> None:
@@ -77,20 +126,20 @@ SYSTEM_HEADERS = {
 }
 
 
-def test_only_roles_reads_the_environment() -> None:
+def test_one_module_reads_the_environment() -> None:
     wrong = []
     for path in tree.files(".py", under="src"):
         text = path.read_text()
         reads = "os.environ" in text or "getenv" in text
         if reads and tree.name(path) not in ENVIRONMENT:
             wrong.append(tree.name(path))
-    assert not wrong, f"read the environment in launch/roles.py: {wrong}"
+    assert not wrong, f"read the environment in launch/environment.py: {wrong}"
 
 
 ENVIRONMENT = {
-    "src/trireme/launch/roles.py": "the one place",
-    "src/trireme/launch/local.py": "hands its own on to the processes it starts",
-    "src/trireme/data/pipe.py": "hands its own on to the commands it starts",
+    "src/trireme/launch/environment.py": "the one place",
+    "src/trireme/launch/process_environment.py": "passes its own on to the processes it starts",
+    "src/trireme/data/pipe_process.py": "passes its own on to the commands it starts",
     "src/trireme/fleet/generator.py": "runs in a pipe's command, which is told so",
     "src/trireme/fleet/reader_utils/common_ps.py": "runs in a reader script, which is told so",
 }

@@ -1,4 +1,4 @@
-"""The files of the repository, and what their Python says, for the tests beside this file."""
+"""The repository's files and their syntax trees, for the tests beside this file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _FOLDERS = ("core", "bind", "src", "tests", "benchmarks", "examples", "docs", ".
 def files(*suffixes: str, under: str | None = None) -> list[Path]:
     """Our own files with one of the suffixes, build outputs left out."""
     folders = [ROOT / under] if under else [ROOT / name for name in _FOLDERS]
-    found = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
+    actual = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
     if not under:
-        found += [path for path in ROOT.iterdir() if path.suffix in suffixes]
-    ours = [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+        actual += [path for path in ROOT.iterdir() if path.suffix in suffixes]
+        actual = [path for path in actual if path.name != ".git"]  # a file in a git worktree
+    ours = [path for path in actual if path.is_file() and "__pycache__" not in path.parts]
     return sorted(path for path in ours if not path.name.startswith("_core."))
 
 
@@ -33,7 +34,7 @@ def syntax(path: Path) -> ast.Module:
 
 
 def module(path: Path) -> str:
-    """`trireme.ps.client` for src/trireme/ps/client.py; the package for its __init__.py."""
+    """`trireme.worker.client` for src/trireme/worker/client.py; the package for its __init__.py."""
     parts = (
         path.relative_to(ROOT / "src" if PACKAGE in path.parents else ROOT).with_suffix("").parts
     )

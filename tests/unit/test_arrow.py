@@ -25,7 +25,7 @@ from trireme.data import (
     Strings,
     Weight,
     arrow,
-    arrow_reader,
+    arrow_files,
     string_keys,
 )
 from trireme.errors import BadRequest, DataError
@@ -146,7 +146,7 @@ def write(path: Path, table: pa.Table) -> None:
 @pytest.fixture(params=["parquet", "arrow", "feather"])
 def folder(request, tmp_path: Path, monkeypatch) -> Path:
     """Files of unequal sizes, one without a row."""
-    monkeypatch.setattr(arrow_reader, "_ROWS", 10)
+    monkeypatch.setattr(arrow_files, "_ROWS", 10)
     random = Random(3)
     number = 0
     for i, num_rows in enumerate([100, 1, 0, 150, 7]):
@@ -298,7 +298,7 @@ def test_broken_rows_keep_positions_of_the_file(tmp_path):
     assert [y for batch in rest for y in batch["y"].tolist()] == right[30:]
 
 
-def test_files_that_are_not_what_their_name_says(tmp_path, folder):
+def test_files_whose_content_differs_from_their_ending(tmp_path, folder):
     for path in folder.glob("part-*"):
         whole = path.read_bytes()
         for junk in (Random(1).randbytes(1000), whole[:-1], whole[: len(whole) // 2], b"x"):

@@ -1,4 +1,4 @@
-"""When a server's job is over: goodbyes, silence, stop."""
+"""When a server considers its job over: goodbyes, silence, stop."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from trireme.errors import BadRequest, Unavailable
-from trireme.ps.attendance import Attendance
 from trireme.rpc import Request
+from trireme.server.attendance import Attendance
 
 SILENCE_S = 60.0
 
 
 class Clock:
-    """Stands still until told."""
+    """A clock that stands still until the test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -49,7 +49,7 @@ def outcome(attendance: Attendance) -> queue.SimpleQueue[Any]:
     return result
 
 
-def test_the_job_is_over_when_every_worker_has_said_goodbye() -> None:
+def test_the_job_is_over_when_every_worker_has_left() -> None:
     attendance = Attendance()
     result = outcome(attendance)
     for worker in (0, 1):
@@ -72,7 +72,7 @@ def test_a_late_sign_of_life_does_not_take_a_goodbye_back_but_a_successor_does()
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_silence_is_an_error_that_names_who_has_not_said_goodbye(comes: bool) -> None:
+def test_silence_is_an_error_that_names_the_workers_that_have_not_left(comes: bool) -> None:
     clock = Clock()
     attendance = Attendance(clock)
     if comes:
@@ -83,7 +83,7 @@ def test_silence_is_an_error_that_names_who_has_not_said_goodbye(comes: bool) ->
     assert "workers [1] have been silent for 60 s without saying goodbye" in str(error)
 
 
-def test_a_server_that_goes_on_for_another_waits_so_long_for_its_workers() -> None:
+def test_a_restarted_server_waits_as_long_for_its_workers() -> None:
     clock = Clock()
     attendance = Attendance(clock)
     clock.now += SILENCE_S
@@ -95,13 +95,13 @@ def test_a_server_that_goes_on_for_another_waits_so_long_for_its_workers() -> No
     )
 
 
-def test_who_is_silent_is_who_was_not_heard_lately_or_has_ended() -> None:
+def test_silent_workers_are_those_without_recent_calls_or_ended() -> None:
     def silent() -> list[int]:
         body = {"within_s": 5.0}
         request = Request(1, "server.attendance", body, [], "t", "t", "", time.monotonic() + 10)
         reply = attendance.handlers()["server.attendance"](request)
-        found: list[int] = reply.body["silent"]
-        return found
+        actual: list[int] = reply.body["silent"]
+        return actual
 
     clock = Clock()
     attendance = Attendance(clock)
@@ -118,7 +118,7 @@ def test_who_is_silent_is_who_was_not_heard_lately_or_has_ended() -> None:
     assert silent() == [1]
 
 
-def test_as_long_as_one_worker_is_heard_the_others_are_waited_for() -> None:
+def test_while_one_worker_calls_the_others_are_waited_for() -> None:
     clock = Clock()
     attendance = Attendance(clock)
     tell(attendance, "alive", 1)
@@ -145,7 +145,7 @@ def test_a_late_worker_cannot_say_any_number_of_workers(method: str, num_workers
     assert (attendance.gone(), attendance.silences_s()) == ([], {})
 
 
-def test_a_worker_is_known_by_what_it_said_last_until_its_goodbye() -> None:
+def test_a_worker_is_described_by_its_last_call_until_it_leaves() -> None:
     clock = Clock()
     attendance = Attendance(clock)
     tell(attendance, "alive", 0, report={"retries": 3})
@@ -166,7 +166,7 @@ def test_a_worker_can_only_say_numbers_of_known_names(report: Any) -> None:
     assert attendance.reports() == {}
 
 
-def test_where_workers_come_and_go_those_are_waited_for_that_take_part_at_the_end() -> None:
+def test_with_leased_streams_the_members_at_the_end_are_waited_for() -> None:
     """Worker 1 was given up, worker 2 has come late; worker 3 only listened, and knows of none."""
     attendance = Attendance()
     tell(attendance, "alive", 2, late=True)
@@ -175,9 +175,9 @@ def test_where_workers_come_and_go_those_are_waited_for_that_take_part_at_the_en
     assert not attendance.is_over
     again = Attendance()
     again.install(attendance.gone())
-    for of in (attendance, again):
-        tell(of, "goodbye", 0, members=[0, 2])
-        assert of.is_over
+    for one in (attendance, again):
+        tell(one, "goodbye", 0, members=[0, 2])
+        assert one.is_over
     with pytest.raises(BadRequest, match="expected 0 <= worker < num_workers"):
         tell(Attendance(), "alive", 2)
 

@@ -1,4 +1,4 @@
-"""Models of what users do: histories, conversions, choices, words. Each learns a planted signal."""
+"""Models of user behaviour (histories, conversions, choices, words) each learn a signal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.cluster import Cluster, embedded, set_default
+from examples.planted.behaviour import choices, clicks_after_history, clicks_and_conversions
+from examples.planted.clicks import exact_auc
 from trireme.data import ArrayDataset, Bags, Batch, Ragged, Schema, SkipGramDataset
-from trireme.data.planted import exact_auc
-from trireme.data.planted_behaviour import choices, clicks_after_history, clicks_and_conversions
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.models import DIN, ESMM, LR, SkipGram, Tower, TwoTower
 from trireme.models.attention import TargetAttention
 from trireme.models.esmm import esmm_loss, logit_of_both
@@ -60,16 +62,16 @@ def test_din_learns_from_histories_what_lr_cannot() -> None:
     batch = all_of(test_set, schema)
     labels = batch["label"].numpy() > 0
     best = exact_auc(test_set.logits["label"] + 1e-6 * np.arange(len(labels)) % 1, labels)
-    found = {}
+    actual = {}
     din = DIN(table("items", 4), table("categories", 4), attention=(16,), layers=(16,))
     lr = LR(table("weights", 1), features=TARGET, num_dense=0)
     for name, model, epochs in (("din", din, 3), ("lr", lr, 1)):
         with embedded() as cluster:
             train(cluster, model, click_loss, dataset, epochs)
             with torch.no_grad():
-                found[name] = exact_auc(model.eval()(batch).double().numpy(), labels)
-    assert found["lr"] < 0.55
-    assert best - 0.04 < found["din"] < best + 0.01
+                actual[name] = exact_auc(model.eval()(batch).double().numpy(), labels)
+    assert actual["lr"] < 0.55
+    assert best - 0.04 < actual["din"] < best + 0.01
 
 
 def din_batch(history: list[list[int]]) -> Batch:
@@ -85,12 +87,12 @@ def test_din_takes_padding_for_nothing_and_empty_histories_for_zeros() -> None:
     model = DIN(table("items", 4), table("categories", 4), attention=(5,), layers=(5,)).eval()
     with embedded() as cluster, torch.no_grad():
         set_default(cluster)
-        found = model(din_batch([[7, 8], [7, 0, 8, 0], [], [0], [8]]))
-        torch.testing.assert_close(found[0], found[1])
-        torch.testing.assert_close(found[2], found[3])
-        assert len({float(x) for x in found[[0, 2, 4]]}) == 3
+        actual = model(din_batch([[7, 8], [7, 0, 8, 0], [], [0], [8]]))
+        torch.testing.assert_close(actual[0], actual[1])
+        torch.testing.assert_close(actual[2], actual[3])
+        assert len({float(x) for x in actual[[0, 2, 4]]}) == 3
         alone = model(din_batch([[8]]))
-        torch.testing.assert_close(alone[0], found[4])
+        torch.testing.assert_close(alone[0], actual[4])
 
 
 def test_din_reads_histories_out_of_common_bags() -> None:
@@ -121,13 +123,13 @@ def test_din_refuses_histories_that_do_not_fit() -> None:
 def test_attention_sums_each_history_times_its_relevance() -> None:
     attention = TargetAttention(3, layers=(4,))
     candidate, events = torch.randn(2, 3), torch.randn(5, 3)
-    found = attention(candidate, events, torch.tensor([4, 6, 9]))
+    actual = attention(candidate, events, torch.tensor([4, 6, 9]))
     for b, part in ((0, events[:2]), (1, events[2:])):
         expected = torch.zeros(3)
         for event in part:
             pair = [candidate[b], event, candidate[b] - event, candidate[b] * event]
             expected += attention.relevance(torch.cat(pair)) * event
-        torch.testing.assert_close(found[b], expected)
+        torch.testing.assert_close(actual[b], expected)
 
 
 def test_esmm_learns_clicks_and_conversions() -> None:
@@ -154,10 +156,10 @@ def test_esmm_learns_clicks_and_conversions() -> None:
 
 def test_the_logit_of_both_is_exact_where_probabilities_are_not() -> None:
     a, b = torch.tensor([-200.0, 30.0, 0.3]), torch.tensor([-100.0, 40.0, -1.0])
-    found = logit_of_both(a, b)
-    torch.testing.assert_close(found[:2], torch.tensor([-300.0, 30.0]), rtol=1e-4, atol=1e-3)
+    actual = logit_of_both(a, b)
+    torch.testing.assert_close(actual[:2], torch.tensor([-300.0, 30.0]), rtol=1e-4, atol=1e-3)
     product = torch.sigmoid(a) * torch.sigmoid(b)
-    torch.testing.assert_close(found[2], torch.logit(product[2]))
+    torch.testing.assert_close(actual[2], torch.logit(product[2]))
 
 
 def test_two_towers_find_what_users_choose() -> None:
@@ -220,9 +222,9 @@ def test_skip_gram_takes_negatives_as_bags_or_as_a_tensor() -> None:
     ragged = Ragged(negatives.flatten(), torch.tensor([0, 2, 4]))
     with embedded() as cluster, torch.no_grad():
         set_default(cluster)
-        found = model({**ids, "negatives": negatives})
-        assert found.shape == (2, 3)
-        torch.testing.assert_close(model({**ids, "negatives": ragged}), found)
+        actual = model({**ids, "negatives": negatives})
+        assert actual.shape == (2, 3)
+        torch.testing.assert_close(model({**ids, "negatives": ragged}), actual)
         words, contexts = (
             tr.nn.Embedding(part.table, features="k").eval()
             for part in (model.center, model.context)
@@ -231,7 +233,7 @@ def test_skip_gram_takes_negatives_as_bags_or_as_a_tensor() -> None:
             rows({"k": torch.tensor(keys)}) for rows, keys in ((words, [1]), (contexts, [3, 5, 6]))
         )
         expected = torch.stack([center[0] @ other for other in (context, *others)])
-        torch.testing.assert_close(found[0], expected)
+        torch.testing.assert_close(actual[0], expected)
     uneven = Ragged(negatives.flatten(), torch.tensor([0, 1, 4]))
     with pytest.raises(BadRequest, match="'negatives' in every example, found between 1 and 3"):
         model({**ids, "negatives": uneven})
@@ -245,6 +247,6 @@ def test_a_tower_is_a_model_of_its_own() -> None:
     tower = Tower(table("items", 4), features=("item_id", "item_cat"), layers=(5, 3)).eval()
     with embedded() as cluster, torch.no_grad():
         set_default(cluster)
-        found = tower({"item_id": torch.tensor([1, 2]), "item_cat": torch.tensor([1, 1])})
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(2))
-    assert found.shape == (2, 3)
+        actual = tower({"item_id": torch.tensor([1, 2]), "item_cat": torch.tensor([1, 1])})
+    torch.testing.assert_close(actual.norm(dim=1), torch.ones(2))
+    assert actual.shape == (2, 3)

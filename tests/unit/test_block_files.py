@@ -1,4 +1,4 @@
-"""Files of dense blocks are safetensors, as the package of that name reads them."""
+"""Files of dense blocks are valid safetensors files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
+from trireme.checkpoint.format.block_files import write_tensors
 from trireme.errors import BadRequest
-from trireme.ps.checkpoint.block_files import write_tensors
-from trireme.ps.checkpoint.storage import LocalStorage, written
+from trireme.storage.checked_file import written
+from trireme.storage.local import LocalStorage
 
 TENSORS = {
     "fc.bias@0/flag": torch.tensor([True, False, True]),
@@ -22,16 +23,16 @@ TENSORS = {
 }
 
 
-def test_what_is_written_is_read_bit_by_bit(tmp_path: Path) -> None:
+def test_written_records_are_read_back_unchanged(tmp_path: Path) -> None:
     with written(LocalStorage(tmp_path), "x.safetensors") as (file, entry):
         write_tensors(file, TENSORS)
     path = tmp_path / "x.safetensors"
     assert entry["bytes"] == path.stat().st_size
-    for found in (load(path.read_bytes()), load_file(path)):
-        assert found.keys() == TENSORS.keys()
+    for tensors in (load(path.read_bytes()), load_file(path)):
+        assert tensors.keys() == TENSORS.keys()
         for name, tensor in TENSORS.items():
-            assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
-            assert found[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes(), name
+            assert (tensors[name].dtype, tensors[name].shape) == (tensor.dtype, tensor.shape), name
+            assert tensors[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes(), name
 
 
 def test_the_same_tensors_make_the_same_bytes_in_any_order(tmp_path: Path) -> None:
@@ -49,9 +50,9 @@ def test_no_tensors_are_a_file_too(tmp_path: Path) -> None:
 
 
 def test_a_dtype_without_a_name_is_refused(tmp_path: Path) -> None:
-    found = r"found b@0/weights of torch.complex64"
+    message = r"found b@0/weights of torch.complex64"
     with (
-        pytest.raises(BadRequest, match=found),
+        pytest.raises(BadRequest, match=message),
         written(LocalStorage(tmp_path), "x.safetensors") as (file, _),
     ):
         write_tensors(file, {"b@0/weights": torch.zeros(2, dtype=torch.complex64)})

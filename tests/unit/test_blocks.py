@@ -10,8 +10,16 @@ import pytest
 import torch
 
 from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
-from trireme.ps.blocks import BlockSpec, BlockStore, Part, cut
-from trireme.ps.dense_optimizers import ELEMENTWISE, KNOWN, WHOLE, group_values, optimizer_spec
+from trireme.protocol.block_spec import BlockSpec, cut
+from trireme.protocol.dense_optimizers import (
+    ELEMENTWISE,
+    KNOWN,
+    WHOLE,
+    group_values,
+    optimizer_spec,
+)
+from trireme.server.block_slice import BlockSlice
+from trireme.server.block_store import BlockStore
 
 NUM_ELEMENTS = 1000
 BLOCK = 64
@@ -115,17 +123,17 @@ def test_state_survives_save_and_restore() -> None:
         store.apply([{"lr": 0.1}], ids, np.full(8, step, dtype=np.float32), [(0, step)])
     other, _ = make()
     for block_id in ids:
-        other.restore(block_id, store.parts_of(block_id))
+        other.restore(block_id, store.slices_of(block_id))
     for each in (store, other):
         each.apply([{"lr": 0.1}], ids, np.ones(8, dtype=np.float32), [(0, 4)])
     np.testing.assert_array_equal(other.read(ids), store.read(ids))
 
 
-def part_of(store: BlockStore, ids: list[str], start: int, end: int) -> Part:
+def part_of(store: BlockStore, ids: list[str], start: int, end: int) -> BlockSlice:
     """Elements of a parameter cut into blocks, as they would be read from a checkpoint."""
-    parts = [part for block_id in ids for part in store.parts_of(block_id)]
-    [found] = [part for part in parts if part.start <= start and end <= part.start + part.size]
-    return found.sliced(start, end)
+    parts = [part for block_id in ids for part in store.slices_of(block_id)]
+    [actual] = [part for part in parts if part.start <= start and end <= part.start + part.size]
+    return actual.sliced(start, end)
 
 
 @pytest.mark.parametrize(("name", "options"), CONFIGURATIONS)
@@ -147,19 +155,19 @@ def test_a_block_of_parts_that_saw_unlike_pushes_sees_each_once(name: str, optio
     (behind, ids), (ahead, _) = make(BLOCK), make(BLOCK)
     train(behind, ids, range(1, 5))
     train(ahead, ids, range(1, 8))
-    found, whole = make(NUM_ELEMENTS)
+    actual, whole = make(NUM_ELEMENTS)
     bounds = [*range(0, NUM_ELEMENTS, BLOCK), NUM_ELEMENTS]
     parts = [
         part_of(ahead if start < 3 * BLOCK or start > 6 * BLOCK else behind, ids, start, end)
         for start, end in itertools.pairwise(bounds)
     ]
-    found.restore(whole[0], parts)
-    assert found.marks_of(whole[0]) == {0: 4, 1: 3}
-    assert [part.size for part in found.parts_of(whole[0])] == [192, 256, 552]
-    train(found, whole, range(5, STEPS + 1))
+    actual.restore(whole[0], parts)
+    assert actual.marks_of(whole[0]) == {0: 4, 1: 3}
+    assert [part.size for part in actual.slices_of(whole[0])] == [192, 256, 552]
+    train(actual, whole, range(5, STEPS + 1))
     expected, _ = make(BLOCK)
     train(expected, ids, range(1, STEPS + 1))
-    np.testing.assert_array_equal(found.read(whole), expected.read(ids))
+    np.testing.assert_array_equal(actual.read(whole), expected.read(ids))
 
 
 def test_parts_that_saw_the_same_pushes_are_one_piece() -> None:
@@ -168,10 +176,10 @@ def test_parts_that_saw_the_same_pushes_are_one_piece() -> None:
     store.apply([{"lr": 0.1}], ids, np.ones(8, dtype=np.float32), [(0, 1)])
     other = BlockStore()
     other.create("Adam", [{"lr": 0.1}], cut("p", 8, 0, None), np.zeros(8, dtype=np.float32), {})
-    other.restore("p@0", [part for block_id in ids for part in store.parts_of(block_id)])
-    assert len(other.parts_of("p@0")) == 1
+    other.restore("p@0", [part for block_id in ids for part in store.slices_of(block_id)])
+    assert len(other.slices_of("p@0")) == 1
     with pytest.raises(SchemaMismatch, match=r"block p@0: expected 8 elements, found \[4\]"):
-        other.restore("p@0", store.parts_of("p@0"))
+        other.restore("p@0", store.slices_of("p@0"))
 
 
 WHOLE_OPTIONS = {
@@ -181,7 +189,7 @@ WHOLE_OPTIONS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [(name, of) for name in WHOLE for of in WHOLE_OPTIONS[name]]
+    ("name", "options"), [(name, options) for name in WHOLE for options in WHOLE_OPTIONS[name]]
 )
 def test_optimizers_of_whole_parameters_give_the_bits_of_torch(name: str, options: dict) -> None:
     parameter = torch.nn.Parameter(torch.from_numpy(initial()).reshape(40, 25))
@@ -192,7 +200,7 @@ def test_optimizers_of_whole_parameters_give_the_bits_of_torch(name: str, option
     store.create(optimizer_spec(optimizer), groups, [spec], initial(), {})
     for step in range(1, STEPS + 1):
         if step == 10:
-            store.restore("p@0", store.parts_of("p@0"))
+            store.restore("p@0", store.slices_of("p@0"))
         store.check_groups(groups)
         store.apply(groups, ["p@0"], gradients(step), [(0, step)])
         parameter.grad = torch.from_numpy(gradients(step)).reshape(40, 25)
@@ -200,7 +208,7 @@ def test_optimizers_of_whole_parameters_give_the_bits_of_torch(name: str, option
     np.testing.assert_array_equal(store.read(["p@0"]), parameter.detach().numpy().reshape(-1))
 
 
-def test_what_is_not_a_rate_of_muon_stays_as_it_was() -> None:
+def test_muons_other_options_stay_unchanged() -> None:
     store, spec = BlockStore(), BlockSpec("p", 0, 6, 0, (2, 3))
     values = np.zeros(6, dtype=np.float32)
     for steps in (0, 100, 2.5):
@@ -251,7 +259,7 @@ def test_values_of_another_form_are_refused(values: dict[str, Any]) -> None:
         {"other": torch.zeros(4)},
     ],
 )
-def test_state_that_the_optimizer_could_not_go_on_with_is_refused(
+def test_unusable_optimizer_state_is_refused(
     spoilt: dict[str, torch.Tensor],
 ) -> None:
     """Before the first step, when there is no state, and after it."""
@@ -276,7 +284,7 @@ def test_state_that_the_optimizer_could_not_go_on_with_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*CONFIGURATIONS, *((name, of) for name in WHOLE for of in WHOLE_OPTIONS[name])],
+    [*CONFIGURATIONS, *((name, options) for name in WHOLE for options in WHOLE_OPTIONS[name])],
 )
 def test_the_state_of_every_optimizer_goes_into_another_store(name: str, options: dict) -> None:
     """Flat, as it travels; before the first step and after it."""
@@ -289,7 +297,7 @@ def test_the_state_of_every_optimizer_goes_into_another_store(name: str, options
     for sequence in (1, 2, 3):
         flat = {n: tensor.reshape(-1) for n, tensor in store.state_of(spec.id).items()}
         state = other.state_with(spec.id, flat)
-        other.restore(spec.id, [Part(0, state, store.marks_of(spec.id))])
+        other.restore(spec.id, [BlockSlice(0, state, store.marks_of(spec.id))])
         for each in (store, other):
             each.apply([values], [spec.id], np.ones(4, dtype=np.float32), [(0, sequence)])
         np.testing.assert_array_equal(other.read([spec.id]), store.read([spec.id]))

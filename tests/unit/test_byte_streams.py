@@ -1,4 +1,4 @@
-"""Bytes of files: decompressed, from any offset, ahead of their reader; errors name the file."""
+"""Streams of file bytes: decompression, offsets, read-ahead; errors name the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from trireme.data.byte_streams import AheadStream, StreamsAhead, open_bytes, read_full
-from trireme.data.sources import File
+from trireme.data.sources import DataFile
 from trireme.errors import DataError, Internal
 
 DATA = Random(5).randbytes(3_000_000) + b"0" * 2_000_000
@@ -42,7 +42,7 @@ class Waits:
 
 
 def in_members(data: bytes, compress) -> bytes:
-    """Several compressed parts one behind the other, as parallel compressors write them."""
+    """Several compressed parts in one file, as parallel compressors write them."""
     third = len(data) // 3
     return b"".join(compress(part) for part in (data[:third], data[third:]))
 
@@ -52,7 +52,7 @@ def zstd(data: bytes) -> bytes:
 
 
 @pytest.fixture(params=["", ".gz", ".zst"])
-def file(request, tmp_path: Path) -> File:
+def file(request, tmp_path: Path) -> DataFile:
     stored = {
         "": DATA,
         ".gz": in_members(DATA, lambda part: gzip.compress(part, 1)),
@@ -60,7 +60,7 @@ def file(request, tmp_path: Path) -> File:
     }
     path = tmp_path / f"part-1{request.param}"
     path.write_bytes(stored[request.param])
-    return File(str(path), path.stat().st_size)
+    return DataFile(str(path), path.stat().st_size)
 
 
 def read(stream, size: int = 100_000) -> bytes:
@@ -85,7 +85,7 @@ def test_the_text_comes_once_and_progress_ends_at_the_size(file):
 def test_a_compressed_file_without_text_is_an_error(tmp_path):
     (tmp_path / "part.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(DataError, match=r"expected data, found none in .*part\.gz"):
-        read(open_bytes(File(str(tmp_path / "part.gz"), 20)))
+        read(open_bytes(DataFile(str(tmp_path / "part.gz"), 20)))
 
 
 def test_streams_are_read_in_order_with_so_many_open_at_once():
@@ -128,8 +128,8 @@ def test_a_full_read_fills_the_buffer(file):
 
 def test_a_file_that_ends_too_early_or_has_changed_is_named(file):
     Path(file.path).write_bytes(Path(file.path).read_bytes()[:-10])
-    found = {"": "become shorter", ".gz": "has changed", ".zst": "has changed"}
-    with pytest.raises(DataError, match=f"part-1.*{found[Path(file.path).suffix]}"):
+    message = {"": "become shorter", ".gz": "has changed", ".zst": "has changed"}
+    with pytest.raises(DataError, match=f"part-1.*{message[Path(file.path).suffix]}"):
         read(open_bytes(file))
     Path(file.path).unlink()
     with pytest.raises(DataError, match=r"cannot read .*part-1.*No such file"):
@@ -142,7 +142,7 @@ def test_damaged_compressed_files_are_named(tmp_path):
             path = tmp_path / f"part{suffix}"
             path.write_bytes(stored)
             for opener in (open_bytes, lambda file: AheadStream(lambda: open_bytes(file))):
-                stream = opener(File(str(path), len(stored)))
+                stream = opener(DataFile(str(path), len(stored)))
                 with pytest.raises(
                     DataError, match=rf"cannot decompress .*part{suffix} behind \d+"
                 ):
@@ -171,8 +171,8 @@ def test_reading_ahead_is_bounded():
             return len(buffer)
 
     ahead = AheadStream(Endless, bytes_ahead=1 << 20)
-    shared = ahead._ahead._shared
-    with shared.changed:
-        assert shared.changed.wait_for(lambda: len(shared.items) == shared.depth, 60)
-    assert Endless.num_read <= shared.depth + 1
+    queue = ahead._ahead._queue
+    with queue._changed:
+        assert queue._changed.wait_for(lambda: len(queue) == queue._capacity, 60)
+    assert Endless.num_read <= queue._capacity + 1
     ahead.close()

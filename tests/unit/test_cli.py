@@ -1,4 +1,4 @@
-"""The command line: its flags are frozen, its errors help."""
+"""The command line: its flags are frozen, and its errors help."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trireme import cli
-from trireme.launch import roles
+from trireme.commands import cli
+from trireme.launch import environment
 
 # Changing this list changes what users type: add to it, and say so in CHANGELOG.md.
 FLAGS = {
@@ -158,12 +158,12 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def test_cli_flags_are_the_frozen_list() -> None:
-    found = {}
+    actual = {}
     for name, command in commands().items():
         options = sorted(flag for action in command._actions for flag in action.option_strings)
         places = [str(a.metavar) for a in command._actions if not a.option_strings]
-        found[name] = options + places
-    assert found == FLAGS
+        actual[name] = options + places
+    assert actual == FLAGS
 
 
 def test_cli_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +210,7 @@ def test_a_server_refuses_a_root_that_is_no_folder(
 def test_a_server_needs_an_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in roles.VARIABLES:
+    for name in environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert cli.main(["server"]) == 2
     assert "a server needs an address to listen on (--listen," in capsys.readouterr().err
@@ -222,7 +222,7 @@ def test_cli_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> No
             cli.main(argv)
     text = capsys.readouterr().out
     internal = {"TRIREME_LISTEN_FD"}  # handed over by the launcher
-    assert [name for name in roles.VARIABLES if name not in text] == sorted(internal)
+    assert [name for name in environment.VARIABLES if name not in text] == sorted(internal)
 
 
 def test_cli_version_names_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,10 +235,23 @@ def test_cli_version_names_what_runs(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_may_stop_reading(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    command = [sys.executable, "-m", "trireme.cli", "size", "--keys", "1", "--dim", "4"]
+    command = [sys.executable, "-m", "trireme", "size", "--keys", "1", "--dim", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_commands_start_without_torch_and_numpy() -> None:
+    program = """
+import sys
+from trireme.commands import cli
+cli.build_parser()
+print([name for name in ("torch", "numpy", "zmq", "yaml", "rich") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

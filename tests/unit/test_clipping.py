@@ -1,4 +1,4 @@
-"""The norm of a step: exact sums of squares, whoever holds which part."""
+"""The gradient norm of a step: an exact sum of squares, however gradients are divided."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.property.seeds import SEED
+from tests.seeds import SEED
 from trireme.errors import BadRequest, NotFinite
-from trireme.ps.clipping import (
+from trireme.protocol.clipping import (
     Clip,
     NormReply,
     norm_from_wire,
@@ -57,8 +57,8 @@ def test_clipping_is_torchs(limit: float) -> None:
     parameter = torch.nn.Parameter(torch.zeros(300))
     parameter.grad = torch.from_numpy(gradient.copy())
     torch.nn.utils.clip_grad_norm_([parameter], limit)
-    found = Clip("norm", limit).clipped(gradient, norm_of(square_sum(gradient) or 0))
-    np.testing.assert_allclose(found, parameter.grad.numpy(), rtol=2e-6)
+    actual = Clip("norm", limit).clipped(gradient, norm_of(square_sum(gradient) or 0))
+    np.testing.assert_allclose(actual, parameter.grad.numpy(), rtol=2e-6)
     parameter.grad = torch.from_numpy(gradient.copy())
     torch.nn.utils.clip_grad_value_([parameter], limit)
     np.testing.assert_array_equal(
@@ -66,7 +66,7 @@ def test_clipping_is_torchs(limit: float) -> None:
     )
 
 
-def test_what_servers_say_of_a_step_makes_its_norm() -> None:
+def test_the_norm_of_a_step_is_combined_from_all_servers() -> None:
     def reply(total: int | None, norm: float | None = None, *, applied: bool = False) -> NormReply:
         sent = NormReply(total, norm, applied)
         assert NormReply.from_wire(sent.to_wire()) == sent
@@ -79,7 +79,7 @@ def test_what_servers_say_of_a_step_makes_its_norm() -> None:
         norm_of_step(3, [reply(1), reply(None)])
 
 
-def test_what_is_no_clip_or_norm_is_refused() -> None:
+def test_malformed_clips_and_norms_are_refused() -> None:
     assert Clip.from_wire(Clip("norm", 2.0).to_wire()) == Clip("norm", 2.0)
     wrong = [["norm"], ["norm", 0.0], ["value", math.inf], ["value", math.nan], ["all", 1.0], 1.0]
     for body in wrong:

@@ -1,4 +1,4 @@
-"""Configurations: YAML with dotted keys, numbers that are numbers, overrides."""
+"""Configurations: YAML with dotted keys, typed numbers, overrides."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_keys_that_nothing_reads_are_listed(tmp_path):
         ("a: 1", "b=[", "expected YAML as the value of b"),
     ],
 )
-def test_what_is_not_a_configuration_is_refused(tmp_path, text, override, message):
+def test_files_that_are_no_configuration_are_refused(tmp_path, text, override, message):
     with pytest.raises(BadRequest, match=message):
         Config.load(write(tmp_path, text), [override] if override else [])
 

@@ -1,4 +1,4 @@
-"""`trireme convert`: what it cannot do, it says before it begins."""
+"""`trireme convert` refuses what it cannot do before it starts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.repo import tree
-from trireme import cli
-from trireme.train import progress
+from trireme import progress
+from trireme.commands import cli
 
 FLEET = tree.ROOT / "tests/golden/fleet_checkpoint/SparseAccessor-adagrad-adam/saved"
 

@@ -1,4 +1,4 @@
-"""Members, incarnations, passes and meetings, as one process after another asks for them."""
+"""Membership, incarnations, passes and meetings of the coordinator, one request after another."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import (
     BadRequest,
     Corruption,
@@ -20,7 +21,6 @@ from trireme.errors import (
     SchemaMismatch,
     TriremeError,
 )
-from trireme.ps.coordinator import Coordinator
 from trireme.rpc import Deferred, Reply, Request
 
 
@@ -68,7 +68,7 @@ class Asker:
         return self.ask("coord.gather", {**place, **self.me(worker, incarnation)}, arrays)
 
     def script(self, worker: int) -> Any:
-        """What a process that starts as this worker is told."""
+        """The position in the script that a new process of this worker gets."""
         return self.join(worker).body["script"]
 
 
@@ -106,14 +106,14 @@ def test_a_successor_gets_the_next_incarnation_and_fences_its_predecessor(asker:
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
-        ({"servers": ["b:2"]}, SchemaMismatch, r"servers is \['a:1'\] for this job, worker 0 says"),
-        ({"num_workers": 3}, SchemaMismatch, "num_workers is 2 for this job, worker 0 says 3"),
+        ({"servers": ["b:2"]}, SchemaMismatch, r"servers is \['a:1'\] for this job, worker 0 has"),
+        ({"num_workers": 3}, SchemaMismatch, "num_workers is 2 for this job, worker 0 has 3"),
         ({"num_workers": 0}, BadRequest, "expected 0 <= worker < num_workers"),
         ({"servers": []}, BadRequest, "expected at least one server"),
         ({"servers": None}, BadRequest, "expected field 'servers' of type list"),
     ],
 )
-def test_a_worker_that_disagrees_is_told_both_sides(
+def test_a_worker_that_disagrees_gets_an_error_with_both_values(
     asker: Asker, other: dict[str, Any], error: type[TriremeError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -153,7 +153,7 @@ def test_a_successor_joins_the_running_pass_at_once(asker: Asker) -> None:
     assert again == {**begun.body, "note": [4, -1]}
 
 
-def test_a_meeting_hands_everyone_what_each_brought_also_when_asked_again(asker: Asker) -> None:
+def test_a_meeting_gives_every_member_all_contributions_also_on_retry(asker: Asker) -> None:
     def gather(worker: int) -> Any:
         arrays = [np.full(worker + 1, worker)]
         return asker.gather(worker, "1", "talk", body={"from": worker}, arrays=arrays)
@@ -181,7 +181,7 @@ def test_the_same_process_joins_as_the_same_incarnation(asker: Asker) -> None:
     asker.begin(0, 1, 3)
 
 
-def test_a_call_that_comes_after_a_later_one_changes_nothing(asker: Asker) -> None:
+def test_a_delayed_call_after_a_later_one_changes_nothing(asker: Asker) -> None:
     begin = {"pass": 1, "together": True, "note": [], **asker.me(0)}
     asker.ask("coord.begin_pass", begin)
     asker.begin(1, 1)
@@ -202,9 +202,9 @@ def test_a_meeting_for_two_purposes_fails_for_all(asker: Asker) -> None:
     waiting = asker.gather(1, "1", "save")
     with pytest.raises(BadRequest, match=r"workers \[1\] came for 'save', worker 0 for 'evaluate'"):
         asker.gather(0, "1", "evaluate")
-    told: list[Reply | TriremeError] = []
-    waiting.bind(told.append)
-    assert "came for 'save'" in str(told[0])
+    answers: list[Reply | TriremeError] = []
+    waiting.bind(answers.append)
+    assert "came for 'save'" in str(answers[0])
 
 
 def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
@@ -217,7 +217,7 @@ def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
 # ---- successors ----
 
 
-def test_who_was_killed_is_told_how_far_it_had_come(asker: Asker) -> None:
+def test_a_successor_learns_how_far_its_predecessor_had_come(asker: Asker) -> None:
     first = {"run": 0, "begun": 0, "entered": 0, "has_ended": False, "met": []}
     asker.gather(1, "1")
     assert asker.script(0) == {**first, "is_successor": True}
@@ -239,7 +239,7 @@ def test_without_going_together_each_worker_begins_passes_by_itself(asker: Asker
     assert asker.script(0)["entered"] == 0
 
 
-def test_of_what_a_worker_and_its_successor_bring_the_first_counts(asker: Asker) -> None:
+def test_the_first_contribution_of_a_worker_or_its_successor_counts(asker: Asker) -> None:
     asker.gather(1, "1", body={"figures": 7})
     asker.join(1)
     asker.gather(1, "1", incarnation=2)
@@ -283,9 +283,9 @@ def test_when_all_have_ended_the_next_script_begins(asker: Asker) -> None:
     script = asker.script(1)
     assert (script["has_ended"], script["is_successor"], script["entered"]) == (True, True, 1)
     asker.ask("coord.end", {"run": 0, **asker.me(0)})
-    asker.coordinator.hear_goodbye(0)
+    asker.coordinator.note_goodbye(0)
     assert asker.script(1)["has_ended"]
-    asker.coordinator.hear_goodbye(1)
+    asker.coordinator.note_goodbye(1)
     for worker in (0, 1):
         script = asker.script(worker)
         assert (script["run"], script["begun"], script["entered"]) == (1, 1, 1)
@@ -300,7 +300,7 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     for worker in (0, 1):
         asker.begin(worker, 1, note=[5])
     asker.gather(0, "1", number=1, arrays=[np.arange(3)])
-    met = asker.gather(1, "1", number=1)
+    gathered = asker.gather(1, "1", number=1)
     asker.gather(1, "2", number=1)  # waits
     other = Asker()
     other.coordinator.install(msgpack.unpackb(msgpack.packb(kept[-1]), strict_map_key=False))
@@ -308,5 +308,5 @@ def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: 
     assert (script["entered"], script["met"]) == (1, ["1"])
     assert other.begin(1, 1, 2).body["note"] == [5]
     again = other.gather(1, "1", number=1, incarnation=2)
-    assert again.body == met.body
+    assert again.body == gathered.body
     assert [array.tolist() for array in again.arrays] == [[0, 1, 2]]

@@ -51,7 +51,7 @@ def test_random_and_damaged_lines_agree_with_a_plain_reader(seed, tmp_path):
     ) as stream:
         assert sum(batch.num_examples for batch in stream) == len(good)
         assert stream.num_broken_lines == len(broken)
-    for start in (0, len(expected) // 2):  # the first broken line behind a point is the one named
+    for start in (0, len(expected) // 2):  # the first broken line after the start is named
         rest = tmp_path / "rest"
         rest.write_bytes(b"\n".join(lines[start:]))
         first = next(e for e in expected[start:] if isinstance(e, Broken))

@@ -1,4 +1,4 @@
-"""Tables, rules, initializers and strategies: every value is checked where it is written down."""
+"""Tables, rules, initializers and strategies check every value where it is written."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_incomplete_schema_is_refused(field: str) -> None:
         TableSchema.from_wire(body)
 
 
-def test_what_this_version_does_not_do_is_refused_in_a_schema() -> None:
+def test_unsupported_settings_are_refused_in_a_schema() -> None:
     body = Table("t", dim=1).schema.to_wire()
     with pytest.raises(
         BadRequest, match="expected dtype one of float32, bfloat16, float16, found 'int8'"

@@ -1,4 +1,4 @@
-"""Done-files: Fleet's lines, written whole, and what is said of lines that are none."""
+"""Done-files: complete lines in Fleet's format, and errors about malformed lines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import fsspec
 import pytest
 
 from trireme.errors import Corruption, ResourceExhausted
-from trireme.train.donefiles import (
+from trireme.train.online.donefiles import (
     BASES,
     CHECKPOINTS,
     DELTAS,
     STOPPED,
     DoneFiles,
-    Exported,
-    Point,
-    Published,
-    StoppedAt,
+    ListedCheckpoint,
+    ListedExport,
+    PassPoint,
+    StopRecord,
 )
 
-NEWEST = Published(Point("20190721", 0), 7, "out/20190721/0")
+NEWEST = ListedCheckpoint(PassPoint("20190721", 0), 7, "out/20190721/0")
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -36,7 +36,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_checkpoints_come_back_in_fleets_lines(folder: str) -> None:
     done = DoneFiles(folder)
     assert done.checkpoints() == []
-    entries = [Published(Point("20190720", n), 5, f"out/20190720/{n}") for n in (6, 12)]
+    entries = [ListedCheckpoint(PassPoint("20190720", n), 5, f"out/20190720/{n}") for n in (6, 12)]
     for entry in [*entries, NEWEST]:
         assert done.add_checkpoint(entry) == []
     assert done.checkpoints() == [*entries, NEWEST]
@@ -50,10 +50,12 @@ def test_checkpoints_come_back_in_fleets_lines(folder: str) -> None:
 
 def test_a_line_of_the_same_path_is_replaced_and_old_ones_go(folder: str) -> None:
     done = DoneFiles(folder)
-    entries = [Published(Point("20190720", n), 5, f"out/20190720/{n}") for n in (1, 2, 3)]
+    entries = [
+        ListedCheckpoint(PassPoint("20190720", n), 5, f"out/20190720/{n}") for n in (1, 2, 3)
+    ]
     for entry in entries:
         done.add_checkpoint(entry)
-    again = Published(Point("20190720", 2), 6, "out/20190720/2")
+    again = ListedCheckpoint(PassPoint("20190720", 2), 6, "out/20190720/2")
     assert done.add_checkpoint(again) == []
     assert done.checkpoints() == [entries[0], entries[2], again]
     assert done.add_checkpoint(NEWEST, keep=2) == ["out/20190720/1", "out/20190720/3"]
@@ -64,17 +66,17 @@ def test_a_stop_is_listed_until_there_is_a_checkpoint(folder: str) -> None:
     done = DoneFiles(folder)
     assert done.stopped() is None
     done.set_stopped(None)
-    point, path = Point("20190720", 6), "out/stopped/1"
-    between = StoppedAt(point, None, 7, None, path)
+    point, path = PassPoint("20190720", 6), "out/stopped/1"
+    between = StopRecord(point, None, 7, None, path)
     figures = {"loss": 0.5, "auc": 0.75}
-    within = StoppedAt(point, Point("20190720", 7), 7, "out/20190720/delta-6", path, figures)
+    within = StopRecord(point, PassPoint("20190720", 7), 7, "out/20190720/delta-6", path, figures)
     for at in (between, within):
         done.set_stopped(at)
         assert done.stopped() == at
-    done.set_stopped(StoppedAt(point, None, 7, None, path, {"auc": math.nan}))
-    of = done.stopped()
-    assert of is not None
-    assert math.isnan(of.evaluated["auc"])
+    done.set_stopped(StopRecord(point, None, 7, None, path, {"auc": math.nan}))
+    job = done.stopped()
+    assert job is not None
+    assert math.isnan(job.evaluated["auc"])
     done.set_stopped(None)
     assert done.stopped() is None
     where, name = fsspec.core.url_to_fs(f"{folder}/{STOPPED}")
@@ -85,7 +87,10 @@ def test_a_stop_is_listed_until_there_is_a_checkpoint(folder: str) -> None:
 
 def test_exports_are_json_lines(folder: str) -> None:
     done = DoneFiles(folder)
-    base, delta = Exported(9, 9, "out/20190721/base"), Exported(11, 9, "out/\u00e9/d", "auc:0.7")
+    base, delta = (
+        ListedExport(9, 9, "out/20190721/base"),
+        ListedExport(11, 9, "out/\u00e9/d", "auc:0.7"),
+    )
     done.add_export(BASES, base)
     done.add_export(DELTAS, delta)
     done.add_export(DELTAS, delta)
@@ -119,5 +124,5 @@ def test_a_full_disk_leaves_the_old_lines(tmp_path: Path) -> None:
     done.add_checkpoint(NEWEST)
     (tmp_path / f"{CHECKPOINTS}.partial").symlink_to("/dev/full")
     with pytest.raises(ResourceExhausted, match=r"cannot write .*donefile\.txt: No space left"):
-        done.add_checkpoint(Published(Point("20190722", 0), 8, "x"))
+        done.add_checkpoint(ListedCheckpoint(PassPoint("20190722", 0), 8, "x"))
     assert done.checkpoints() == [NEWEST]

@@ -1,4 +1,4 @@
-"""Lines of dumps: reading back gives the same numbers and keys."""
+"""Lines of dumps: numbers and keys are read back unchanged."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trireme.train import dump_text
 
 
 def values_of(texts: list[str], name: str) -> list[list[str]]:
-    found = [text.split(":") for text in texts]
-    assert all(part[0] == name and int(part[1]) == len(part) - 2 for part in found)
-    return [part[2:] for part in found]
+    actual = [text.split(":") for text in texts]
+    assert all(part[0] == name and int(part[1]) == len(part) - 2 for part in actual)
+    return [part[2:] for part in actual]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -25,8 +25,8 @@ def test_reading_back_gives_the_same_numbers(seed: int) -> None:
     random = np.random.default_rng(seed)
     bits_BD = random.integers(0, 2**32, (40, 1 + seed), dtype=np.uint32)
     numbers_BD = torch.from_numpy(bits_BD.view(np.float32))  # of every size, NaN too
-    found = values_of(dump_text.field("x", numbers_BD).to_pylist(), "x")
-    np.testing.assert_array_equal(np.array(found, np.float32), numbers_BD.numpy())
+    actual = values_of(dump_text.field("x", numbers_BD).to_pylist(), "x")
+    np.testing.assert_array_equal(np.array(actual, np.float32), numbers_BD.numpy())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -36,9 +36,9 @@ def test_reading_back_gives_the_same_keys(seed: int) -> None:
     keys_N = random.integers(0, 2**64, 100, dtype=np.uint64)
     ends = np.sort(random.integers(0, 101, 31))
     column = Ragged(torch.from_numpy(keys_N.view(np.int64)), torch.from_numpy(ends))
-    found = values_of(dump_text.field("k", column).to_pylist(), "k")
+    actual = values_of(dump_text.field("k", column).to_pylist(), "k")
     expected = [keys_N[a:b].tolist() for a, b in itertools.pairwise(ends)]
-    assert [[int(key) for key in bag] for bag in found] == expected
+    assert [[int(key) for key in bag] for bag in actual] == expected
 
 
 def test_other_kinds_of_numbers() -> None:

@@ -1,4 +1,4 @@
-"""Fleet's datasets: what they read is what was said, and what has no meaning here is refused."""
+"""Fleet's datasets: they read what they were configured to read, and refuse the rest."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 
 import trireme as tr
 from trireme import fleet
-from trireme.cluster import embedded, set_default
 from trireme.data import Dense, Label, Sparse
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.dataset import WITHOUT_EFFECT
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 
 FIELDS = [Label("click"), Sparse("a"), Sparse("b"), Dense("d", 2)]
 
@@ -106,7 +107,7 @@ def test_settings_without_a_meaning_are_refused_unless_they_ask_for_nothing(name
         dataset.init(**{name: 7})
 
 
-def test_a_date_is_the_time_of_what_is_trained() -> None:
+def test_a_date_sets_the_data_time_of_training() -> None:
     dataset = fleet.InMemoryDataset()
     assert dataset.data_time == 0
     dataset.set_date("19700102")
@@ -116,7 +117,7 @@ def test_a_date_is_the_time_of_what_is_trained() -> None:
             dataset.set_date(wrong)
 
 
-def test_what_is_missing_is_said(files: list[str]) -> None:
+def test_missing_data_is_named(files: list[str]) -> None:
     dataset = fleet.QueueDataset()
     with pytest.raises(BadRequest, match="found batchsize"):
         dataset.init(batchsize=3)

@@ -12,11 +12,12 @@ import torch
 
 from tests.jobs import Job
 from tests.unit.test_metrics import drawn, exact_auc
-from trireme import cluster as clusters
 from trireme import fleet, initializer, nn, optim
-from trireme.cluster import Cluster, embedded
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn.shows import feature_numbers
 from trireme.policy import (
     CountFilter,
@@ -31,7 +32,7 @@ from trireme.policy import (
 @pytest.fixture
 def home() -> Iterator[Cluster]:
     with embedded(threads=2) as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         fleet.init()
         yield cluster
 
@@ -170,7 +171,9 @@ def test_a_slot_is_what_rows_remember(home: Cluster) -> None:
         ({"pool": "max"}, r"one of \('sum', 'average', 'sqrt'\), found 'max'"),
     ],
 )
-def test_what_has_no_meaning_here_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_settings_without_a_meaning_are_refused_by_name(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(BadRequest, match=rf"fleet\.sparse_embedding: .*{message}"):
         make("a", **options)
 
@@ -214,11 +217,11 @@ def test_a_strategy_with_adam_d2sum_trains_the_dense_part_by_it(home: Cluster) -
     model = linear()
     groups = [{"params": [model.weight], "lr": 0.02}, {"params": [model.bias]}]
     adam = torch.optim.Adam(groups, lr=0.01)
-    found = steps(model, fleet.distributed_optimizer(adam, strategy, model=model))
+    actual = steps(model, fleet.distributed_optimizer(adam, strategy, model=model))
     alone = linear()
     groups = [{"params": [alone.weight], "lr": 0.02}, {"params": [alone.bias]}]
     expected = steps(alone, fleet.AdamD2Sum(groups, lr=0.01))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     sgd = torch.optim.SGD(model.parameters())
     with pytest.raises(BadRequest, match=r"expected torch\.optim\.Adam .* found SGD"):
         fleet.distributed_optimizer(sgd, strategy, model=model)
@@ -229,7 +232,7 @@ def test_a_strategy_with_adam_d2sum_trains_the_dense_part_by_it(home: Cluster) -
         strategy.adam_d2sum = 1  # type: ignore[assignment]
 
 
-def test_a_strategy_says_where_what_is_dumped_goes() -> None:
+def test_a_strategy_names_the_folder_of_dumps() -> None:
     strategy = fleet.DistributedStrategy()
     with pytest.raises(BadRequest, match=r"found .*'dump_fields'.*; .* dump=trireme\.Dump\("):
         strategy.trainer_desc_configs = {"dump_fields": ["auc"]}
@@ -249,7 +252,7 @@ def on_three_workers(
         return work(cluster.worker)
 
     with Job(1) as job:
-        monkeypatch.setattr(clusters, "default", lambda: of_thread.cluster)
+        monkeypatch.setattr("trireme.fleet.util.default", lambda: of_thread.cluster)
         return job.run(3, place)
 
 
@@ -289,13 +292,13 @@ def test_metrics_are_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         "none": np.nan,
         "half": 0.5,
     }
-    for found in on_three_workers(monkeypatch, work):
-        assert found.keys() == expected.keys()
+    for actual in on_three_workers(monkeypatch, work):
+        assert actual.keys() == expected.keys()
         for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-12)
+            np.testing.assert_allclose(actual[name], value, rtol=1e-12)
 
 
-def test_metrics_refuse_what_is_no_number(home: Cluster) -> None:
+def test_metrics_refuse_values_that_are_no_numbers(home: Cluster) -> None:
     with pytest.raises(BadRequest, match=r"metrics\.sum: expected numbers .*, found str"):
         fleet.metrics.sum("auc_0.tmp_0")
     with pytest.raises(BadRequest, match=r"metrics\.mae: expected scope=None"):

@@ -1,18 +1,22 @@
-"""Fleet's scaling of gradients: times the examples of the batch, by shows for Adagrad."""
+"""Fleet's scaling of gradients: by the batch's examples, and by shows for Adagrad."""
 
 from __future__ import annotations
 
-import types
+import copy
 
 import numpy as np
 import pytest
 import torch
 
 import trireme as tr
-from trireme import cluster
+from tests.tables import T_ROWS
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
+from trireme.table import RowClassId
 
 KEYS = np.array([3, 5, 7, 9], np.uint64)
 # Two features, four examples; key 3 occurs three times, in two features and twice in one bag.
@@ -24,12 +28,12 @@ BATCH = Batch(
 
 @pytest.fixture
 def home():
-    with cluster.embedded(threads=2) as embedded:
-        cluster.set_default(embedded)
-        yield embedded
+    with embedded(threads=2) as cluster:
+        set_default(cluster)
+        yield cluster
 
 
-def train(home: cluster.Cluster, rule: tr.optim.Rule, steps: int) -> np.ndarray:
+def train(home: Cluster, rule: tr.optim.Rule, steps: int) -> np.ndarray:
     """The rows of KEYS after steps of the mean of w * (sum of all weights of both bags)."""
     table = tr.Table(
         "t",
@@ -44,7 +48,7 @@ def train(home: cluster.Cluster, rule: tr.optim.Rule, steps: int) -> np.ndarray:
         loss = (model(BATCH).sum((1, 2)) * BATCH["w"]).mean()
         loss.backward()
         optimizer.step()
-    return home.pull({"t": KEYS}).rows["t"]
+    return home.pull({T_ROWS: KEYS}).rows[T_ROWS]
 
 
 # The sum of w over the occurrences of each key: bags of "a" are [3, 3], [5], [], [7], of "b" [3],
@@ -56,7 +60,7 @@ SHOWS = np.array([3, 1, 1, 1])
 def test_fleets_sgd_undoes_the_mean_of_the_loss(home):
     rows = train(home, tr.optim.FleetSGD(lr=0.1), 1)
     np.testing.assert_allclose(rows[:, 0], -0.1 * SUMS, rtol=1e-6)
-    np.testing.assert_array_equal(rows[:, 1], 0)  # the tail begins behind the first update
+    np.testing.assert_array_equal(rows[:, 1], 0)  # the tail starts after the first update
 
 
 def test_fleets_adagrad_divides_by_the_shows(home):
@@ -74,7 +78,8 @@ def test_without_the_scale_a_gradient_is_that_of_the_loss(home, rule):
 
 def test_several_workers_in_sync_cannot_have_the_scale(home):
     model = EmbeddingBag(tr.Table("t", dim=2, optimizer=tr.optim.FleetSGD()), features=["a", "b"])
-    two = types.SimpleNamespace(pool=home.pool, num_workers=2)
+    two = copy.copy(home)
+    two.num_workers = 2
     with pytest.raises(BadRequest, match="expected scale='loss' for table 't' in sync with 2"):
         tr.DistributedOptimizer(None, model, strategy=tr.Strategy("sync"), cluster=two)
 
@@ -90,6 +95,6 @@ def test_absent_keys_answer_zeros_or_initial_weights_by_choice(home):
     for absent, expected in (("zeros", 0.0), ("initial", 0.5)):
         table = tr.Table(absent, dim=2, absent=absent, initializer=tr.initializer.Constant(0.5))
         home.ensure_table(table)
-        assert (home.pull({absent: KEYS}).rows[absent] == expected).all()
+        assert (home.pull({RowClassId(absent): KEYS}).rows[RowClassId(absent)] == expected).all()
     with pytest.raises(BadRequest, match="expected absent 'initial' or 'zeros', found 'none'"):
         tr.Table("t", dim=1, absent="none")

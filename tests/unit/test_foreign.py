@@ -70,7 +70,7 @@ def test_strings_may_all_be_empty():
     assert as_batch({"id": ["", ""]})["id"].decode() == ["", ""]
 
 
-def test_what_is_no_batch_is_refused(kind):
+def test_values_that_are_no_batch_are_refused(kind):
     for source in ((torch.ones(2), torch.ones(2)), torch.ones(2), None, TorchRecBatch):
         with pytest.raises(BadRequest, match="expected a Batch, a mapping or dataclass"):
             as_batch(source)

@@ -1,4 +1,4 @@
-"""Frozen rows: what a table answers that is only read, from the bytes of its files."""
+"""Frozen tables: read-only lookups from the bytes of their files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from trireme import _core
 from trireme.errors import BadRequest, Corruption
-from trireme.ps.frozen import encode
+from trireme.protocol.frozen_rows import encode
 
 DIM = 5
 POOL = _core.Pool(2)

@@ -100,7 +100,7 @@ def test_batches_go_through_generate_batch(run: Callable[[Any, str], str]) -> No
         ([{"a": [1]}], "expected a list of"),
     ],
 )
-def test_what_is_not_an_example_is_an_error_that_names_the_line(
+def test_values_that_are_no_example_are_an_error_that_names_the_line(
     examples: list[Any], message: str, run: Callable[[Any, str], str]
 ) -> None:
     where = rf"Returns: line {len(examples)} of stdin: DataError: Returns: .*{message}"
@@ -128,7 +128,7 @@ def test_strings_are_written_as_they_are(run: Callable[[Any, str], str]) -> None
     )
 
 
-def test_a_generator_without_generate_sample_says_so(run: Callable[[Any, str], str]) -> None:
+def test_a_generator_without_generate_sample_is_an_error(run: Callable[[Any, str], str]) -> None:
     class Empty(fleet.MultiSlotDataGenerator):
         pass
 

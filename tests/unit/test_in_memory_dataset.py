@@ -1,4 +1,4 @@
-"""InMemoryDataset: what it holds, in which order, its positions, and calls in the wrong order."""
+"""InMemoryDataset: contents, orders, positions, and calls in the wrong order."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def gated(folder: Path) -> tuple[InMemoryDataset, Gate]:
     """Its load waits for the gate."""
     dataset = make(folder)
     gate = Gate(QueueDataset(f"{folder}/part-*", schema=criteo(), batch_size=64).stream(0, 1))
-    dataset._share = lambda _: gate
+    dataset._stream_of_files = lambda _: gate
     return dataset, gate
 
 
@@ -93,7 +93,7 @@ def test_it_takes_little_more_memory_than_its_values(tmp_path):
     assert dataset.num_bytes <= 1.3 * dataset.num_value_bytes
 
 
-def test_a_process_alone_cuts_what_it_holds_into_streams(folder):
+def test_a_single_process_cuts_its_examples_into_streams(folder):
     dataset = loaded(folder)
     streams = [flat(dataset.stream(i, 3)) for i in range(3)]
     assert list(itertools.chain(*streams)) == plain(folder)
@@ -128,7 +128,7 @@ def test_slots_shuffle_moves_the_features_together_and_nothing_else(folder):
     assert [(e.label, e.dense, e.keys[1], e.keys[3:]) for e in after] == [
         (e.label, e.dense, e.keys[1], e.keys[3:]) for e in before
     ]
-    pairs = [[repr((e.keys[0], e.keys[2])) for e in of] for of in (before, after)]
+    pairs = [[repr((e.keys[0], e.keys[2])) for e in order] for order in (before, after)]
     assert pairs[0] != pairs[1]
     assert sorted(pairs[0]) == sorted(pairs[1])
     dataset.slots_shuffle(["dense", "label"])
@@ -199,7 +199,7 @@ def test_a_release_forgets_and_a_new_load_starts_over(folder):
     assert flat(dataset) == shuffled
 
 
-def test_a_preload_runs_behind_and_is_waited_for(folder):
+def test_a_preload_runs_in_the_background_and_is_waited_for(folder):
     dataset, gate = gated(folder)
     dataset.preload_into_memory(2)
     assert gate.is_reached.wait(30)
@@ -222,7 +222,7 @@ def test_a_preload_with_other_threads_brings_the_same(folder):
     assert flat(dataset) == plain(folder)
 
 
-def test_calls_before_a_load_say_what_to_call(folder):
+def test_calls_before_a_load_are_errors_that_name_the_call(folder):
     dataset = make(folder)
     for name in ("local_shuffle", "global_shuffle", "__iter__"):
         with pytest.raises(NotReady, match=r"found none; call load_into_memory\(\) first"):
@@ -264,7 +264,7 @@ def test_a_dropped_dataset_ends_its_preload(folder):
     assert not thread.is_alive()
 
 
-def test_a_long_load_says_how_far_it_is(folder, caplog, monkeypatch):
+def test_a_long_load_logs_its_progress(folder, caplog, monkeypatch):
     monkeypatch.setattr("trireme.data.loading.REPORT_S", 0.0)
     with caplog.at_level("INFO", "trireme.data.loading"):
         loaded(folder)

@@ -1,4 +1,4 @@
-"""trireme inspect: statistics and differences against NumPy; what a user reads."""
+"""`trireme inspect`: statistics and differences against NumPy, and its output."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from trireme import _core, cli, drawing, optim, policy
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, embedded
+from trireme import _core, drawing, optim, policy
+from trireme.commands import cli
 from trireme.data import Bags, Batch
-from trireme.inference import manifest
+from trireme.inference import export_manifest as manifest
+from trireme.inference.export import export_model
 from trireme.inspect.difference import compare
-from trireme.inspect.export_source import ExportTable
-from trireme.inspect.opening import open_source
-from trireme.inspect.source import buckets_of
-from trireme.inspect.values import QUANTILES, Values
+from trireme.inspect.opening import open_saved
+from trireme.inspect.saved_export import ExportTable
+from trireme.inspect.saved_model import buckets_of
+from trireme.inspect.value_statistics import QUANTILES, ValueStatistics
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
-from trireme.ps.frozen import encode
+from trireme.protocol.frozen_rows import encode
 from trireme.table import Table
 from trireme.train import Trainer
 
@@ -35,7 +38,7 @@ def test_values_agree_with_numpy_in_any_parts() -> None:
     numbers[:100] = 0.0
     others = np.array([np.nan, np.inf, -np.inf, np.nan], np.float32)
     for part_size in (1 << 20, 999):
-        values = Values()
+        values = ValueStatistics()
         everything = rng.permutation(np.concatenate([numbers, others]))
         for low in range(0, len(everything), part_size):
             values.add(everything[low : low + part_size])
@@ -46,7 +49,7 @@ def test_values_agree_with_numpy_in_any_parts() -> None:
         np.testing.assert_allclose([values.mean, values.std], [double.mean(), double.std()], 1e-9)
         exact = np.quantile(double, QUANTILES, method="lower")
         np.testing.assert_allclose(values.quantiles(), exact, rtol=1 / 128, atol=1e-40)
-    empty = Values()
+    empty = ValueStatistics()
     empty.add(others)
     assert not empty.count
     assert np.isnan([empty.mean, empty.std, *empty.quantiles()]).all()
@@ -66,7 +69,7 @@ def test_drawing() -> None:
 @pytest.fixture
 def home() -> Iterator[Cluster]:
     with embedded(threads=2) as cluster:
-        clusters.set_default(cluster)
+        set_default(cluster)
         yield cluster
 
 
@@ -197,22 +200,22 @@ def test_differences_are_counted(
     trainer = make_trainer()
     trainer.fit([batch_of(list(range(100)))])
     trainer.save(tmp_path / "one")
-    before = open_source(str(tmp_path / "one"))
-    same = compare(before, open_source(str(tmp_path / "one")), lambda _: None)
+    before = open_saved(str(tmp_path / "one"))
+    same = compare(before, open_saved(str(tmp_path / "one")), lambda _: None)
     assert (same.tables["scored"].same, same.tables["scored"].changed) == (100, 0)
     assert not any(dense.changed for dense in same.dense.values())
     trainer.fit([batch_of([*range(90, 120), 7])])
     trainer.save(tmp_path / "two")
-    found = compare(before, open_source(str(tmp_path / "two")), lambda _: None)
-    counts = found.tables["scored"]
+    actual = compare(before, open_saved(str(tmp_path / "two")), lambda _: None)
+    counts = actual.tables["scored"]
     assert (counts.added, counts.removed, counts.same) == (20, 0, 89)
     assert counts.changed + counts.touched == 11
-    back = compare(open_source(str(tmp_path / "two")), before, lambda _: None).tables["scored"]
+    back = compare(open_saved(str(tmp_path / "two")), before, lambda _: None).tables["scored"]
     assert (back.added, back.removed, back.largest) == (0, 20, counts.largest)
     assert counts.largest > 0
     assert counts.largest_key in {7, *range(90, 100)}
-    assert found.dense["linear.weight"].changed == 8
-    assert found.dense["linear.weight"].others == 0
+    assert actual.dense["linear.weight"].changed == 8
+    assert actual.dense["linear.weight"].others == 0
     text = inspected(capsys, tmp_path / "two", "--diff", tmp_path / "one", "--table", "scored")
     line = next(line.split() for line in text.splitlines() if line.startswith("scored"))
     assert line[1:3] == ["20", "0"]
@@ -229,12 +232,12 @@ def test_an_export_is_described(
     weights = trainer.model.scored.eval()(batch_of(list(range(1, 40))))[:, 0, 2:].detach().numpy()
     for dtype in ("float32", "int8"):
         path = tmp_path / dtype
-        trainer.save_inference_model(path, batch=batch, dtype=dtype)
-        found = {}
-        for rows in open_source(str(path)).tables["scored"].rows():
-            found.update(zip(rows.keys.tolist(), rows.weights, strict=True))
-        assert sorted(found) == list(range(1, 40))
-        for key, row in found.items():
+        export_model(trainer, path, batch=batch, dtype=dtype)
+        actual = {}
+        for rows in open_saved(str(path)).tables["scored"].rows():
+            actual.update(zip(rows.keys.tolist(), rows.weights, strict=True))
+        assert sorted(actual) == list(range(1, 40))
+        for key, row in actual.items():
             np.testing.assert_allclose(
                 row, weights[key - 1], atol=0.01 if dtype == "int8" else 1e-3
             )
@@ -262,14 +265,16 @@ def test_rows_of_an_export_are_read_whatever_stands_before_them(
     writer = _core.FrozenWriter(encoding=dtype, dim=dim, statistics=2, has_flags=is_delta)
     padded = np.zeros((n, writer.value_bytes), np.uint8)
     padded[:, : values.shape[1]] = values
-    of = buckets_of(keys)
-    pieces = [writer.add(keys[of == b], padded[of == b]) for b in range(_core.NUM_BUCKETS)]
+    buckets = buckets_of(keys)
+    pieces = [
+        writer.add(keys[buckets == b], padded[buckets == b]) for b in range(_core.NUM_BUCKETS)
+    ]
     data = b"".join(piece.tobytes() for piece in [*pieces, writer.finish()])
     (tmp_path / "t.rows").write_bytes(data)
-    file = manifest.File("t.rows", len(data), "")
+    file = manifest.ExportFile("t.rows", len(data), "")
     num_removed = int(is_removed.sum())
     uniform = ("uniform", 0.0, 1.0)
-    part = manifest.TablePart(
+    part = manifest.ExportedTable(
         *("t", dim, 2, dtype, uniform, 0, 0, "float32", False),
         *(n - num_removed, num_removed, 0.0, 0.0, (file,)),
     )
@@ -291,10 +296,10 @@ def test_memory_is_bounded(home: Cluster, tmp_path: Path) -> None:
     offsets = torch.tensor([0, len(ids)])
     trainer.fit([Batch({"label": torch.ones(1)}, Bags(("a",), ids, offsets))])
     trainer.save(tmp_path / "one")
-    source = open_source(str(tmp_path / "one"))
+    source = open_saved(str(tmp_path / "one"))
     assert source.tables["wide"].num_bytes > 85 << 20
     tracemalloc.start()
-    compare(source, open_source(str(tmp_path / "one")), lambda _: None)
+    compare(source, open_saved(str(tmp_path / "one")), lambda _: None)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 60 << 20, peak

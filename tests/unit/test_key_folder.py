@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trireme import cli
+from trireme.commands import cli
 from trireme.errors import BadRequest
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.rpc import read_keys
@@ -30,11 +30,11 @@ def test_one_folder_serves_a_whole_job(tmp_path: Path, capsys: pytest.CaptureFix
     servers, worker = server_keys(folder), client_keys(folder)
     assert worker.server == servers.own.public
     assert servers.admitted == {worker.own.public}
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in contents(folder):
-        assert f"{folder}/{name} " in told
-    assert servers.own.secret not in told
-    assert worker.own.secret not in told
+        assert f"{folder}/{name} " in output
+    assert servers.own.secret not in output
+    assert worker.own.secret not in output
 
 
 def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_a_worker_is_added_to_those_admitted(tmp_path: Path, options: list[objec
 
 
 @pytest.mark.parametrize("options", [[], ["--worker_num", 2]])
-def test_keys_are_replaced_only_when_told(
+def test_keys_are_replaced_only_with_force(
     tmp_path: Path, options: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys(tmp_path, *options)
     before = contents(tmp_path)
     assert keys(tmp_path, *options) == 2
-    assert "must not exist yet, found a file; --force" in capsys.readouterr().err
+    assert "found one; --force replaces" in capsys.readouterr().err
     assert contents(tmp_path) == before
     assert keys(tmp_path, *options, "--force") == 0
     after = contents(tmp_path)
@@ -134,7 +134,7 @@ def test_wrong_use_is_told(
     assert contents(tmp_path) == {}
 
 
-def test_a_folder_that_cannot_be_written_is_told(
+def test_a_folder_that_cannot_be_written_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -142,6 +142,6 @@ def test_a_folder_that_cannot_be_written_is_told(
     assert "keys: cannot write to" in capsys.readouterr().err
 
 
-def test_a_folder_without_keys_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_keys_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"server\.key must be a readable text file"):
         server_keys(tmp_path)

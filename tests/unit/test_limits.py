@@ -1,4 +1,4 @@
-"""The limits of a server's config: how they are written, and the typed refusals that name them."""
+"""Limits in a server's configuration: how they are written, and the errors that name them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import InProcessServer
-from trireme import cluster as clusters
-from trireme.cluster import Cluster, connect
+from tests.tables import T_ROWS
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.ps.limits import ServerLimits, ShardLimits, parse_limits
+from trireme.job.cluster import Cluster
+from trireme.job.connecting import connect
+from trireme.job.default import set_default
+from trireme.protocol.server_limits import CapacityLimits, ServerLimits, parse_limits
 from trireme.rpc import Limits
 
 
@@ -24,18 +26,18 @@ def limited(text: str) -> Iterator[Cluster]:
     """A worker of a server with these limits, which afterwards still serves."""
     server = InProcessServer(limits=parse_limits(text))
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1, timeout_s=30) as cluster:
-        clusters.set_default(cluster)  # modules find it
+        set_default(cluster)  # modules find it
         yield cluster
-        cluster.client.everywhere("ps.stats", {})
+        cluster.client.servers.everywhere("ps.stats", {})
 
 
 def test_limits_are_read_from_one_text() -> None:
-    assert parse_limits("") == ServerLimits(ShardLimits(), Limits())
-    found = parse_limits(
+    assert parse_limits("") == ServerLimits(CapacityLimits(), Limits())
+    actual = parse_limits(
         " tables_max=8, table_bytes_max=1.5GiB,message_bytes_max=64 MiB,handshake_timeout_s=2.5"
     )
-    assert found.shard == ShardLimits(tables_max=8, table_bytes_max=3 << 29)
-    assert found.messages == Limits(message_bytes_max=64 << 20, handshake_timeout_s=2.5)
+    assert actual.capacity == CapacityLimits(tables_max=8, table_bytes_max=3 << 29)
+    assert actual.messages == Limits(message_bytes_max=64 << 20, handshake_timeout_s=2.5)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_limits_are_read_from_one_text() -> None:
         ("message_bytes_max=1KiB", "header_bytes_max must be at most message_bytes_max"),
     ],
 )
-def test_wrong_limits_are_told(text: str, words: str) -> None:
+def test_wrong_limits_are_refused_by_name(text: str, words: str) -> None:
     with pytest.raises(BadRequest) as error:
         parse_limits(text)
     assert words in str(error.value)
@@ -105,12 +107,12 @@ def test_rows_stop_growing_at_their_limit_and_are_still_served() -> None:
     with limited("table_bytes_max=16MiB") as cluster:
         with pytest.raises(ResourceExhausted, match=r"table_bytes_max is 16777216, found \d+"):
             steps(cluster, 200)
-        [reply] = cluster.client.everywhere("ps.stats", {})
+        [reply] = cluster.client.servers.everywhere("ps.stats", {})
         held = reply.body["tables"]["t"]
         assert 0 < held["rows"] < 200_000
         assert held["bytes"] < 32 << 20
-        pulled = cluster.client.pull({"t": np.arange(5, dtype=np.uint64)})
-        assert pulled.rows["t"].shape == (5, 64)
+        pulled = cluster.client.pull({T_ROWS: np.arange(5, dtype=np.uint64)})
+        assert pulled.rows[T_ROWS].shape == (5, 64)
 
 
 @pytest.mark.parametrize("limit", ["blocks_max=1", "block_bytes_max=200"])
@@ -137,8 +139,8 @@ def test_an_import_stops_at_the_limit() -> None:
             cluster=cluster,
         )
         with pytest.raises(ResourceExhausted, match="table_bytes_max is 16777216"):
-            trainer.import_rows("t", rows)
-        [reply] = cluster.client.everywhere("ps.stats", {})
+            tr.interchange.import_arrays(trainer, "t", rows)
+        [reply] = cluster.client.servers.everywhere("ps.stats", {})
         assert reply.body["tables"]["t"]["rows"] == 0
 
 
@@ -147,5 +149,5 @@ def test_a_message_beyond_the_servers_limit_is_refused_by_name() -> None:
     with limited(limits) as cluster:
         cluster.ensure_table(tr.Table("t", dim=2))
         with pytest.raises(ResourceExhausted, match="the server's message_bytes_max is 65536"):
-            cluster.client.pull({"t": np.arange(20_000, dtype=np.uint64)})
-        assert len(cluster.client.pull({"t": np.arange(9, dtype=np.uint64)}).rows["t"]) == 9
+            cluster.client.pull({T_ROWS: np.arange(20_000, dtype=np.uint64)})
+        assert len(cluster.client.pull({T_ROWS: np.arange(9, dtype=np.uint64)}).rows[T_ROWS]) == 9

@@ -1,5 +1,5 @@
-"""Segments, the log and documents: what was written is read, what was cut off is told from what was
-damaged, and nothing is half written.
+"""Segments, the log and documents: written records are read back, a cut end differs from damage,
+and no file is half-written.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from trireme.errors import BadRequest, Corruption, DeadlineExceeded, ResourceExhausted
-from trireme.ps.journal import Journal
-from trireme.ps.log.document import Document
-from trireme.ps.log.folder import StateFolder
-from trireme.ps.log.log import Log
-from trireme.ps.log.segment import Record, Segment, SegmentReader, file_name
+from trireme.server.journal import Journal
+from trireme.server.log.log import Log
+from trireme.server.log.segment import Record, Segment, SegmentReader, file_name
+from trireme.server.log.state_folder import StateFolder
+from trireme.storage.document import Document
 
 STATE = bytes(range(16))
 RECORDS: list[Record] = [
@@ -44,32 +44,32 @@ def read(folder: Path) -> tuple[list[Record], int]:
     return [record for _, record in reader.records()], reader.end
 
 
-def same(found: list[Record], expected: list[Record]) -> bool:
-    return len(found) == len(expected) and all(
+def same(actual: list[Record], expected: list[Record]) -> bool:
+    return len(actual) == len(expected) and all(
         (a[0], a[1]) == (b[0], b[1])
         and [x.dtype for x in a[2]] == [x.dtype for x in b[2]]
         and all(np.array_equal(x, y) for x, y in zip(a[2], b[2], strict=True))
-        for a, b in zip(found, expected, strict=True)
+        for a, b in zip(actual, expected, strict=True)
     )
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     ends = write(tmp_path)
-    found, end = read(tmp_path)
-    assert same(found, RECORDS)
+    actual, end = read(tmp_path)
+    assert same(actual, RECORDS)
     assert end == ends[-1] == (tmp_path / file_name(1)).stat().st_size
     assert SegmentReader(tmp_path / file_name(1)).head.state == STATE
 
 
-def test_wherever_the_file_is_cut_off_the_whole_records_before_are_there(tmp_path: Path) -> None:
+def test_a_file_cut_off_anywhere_keeps_the_whole_records_before(tmp_path: Path) -> None:
     ends = write(tmp_path)
     path = tmp_path / file_name(1)
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        found, end = read(tmp_path)
+        actual, end = read(tmp_path)
         num_whole = sum(size >= e for e in ends[1:])
-        assert same(found, RECORDS[:num_whole])
+        assert same(actual, RECORDS[:num_whole])
         assert end == (ends[num_whole] if size >= ends[0] else 0)
 
 
@@ -83,21 +83,21 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
             read(tmp_path)
 
 
-def test_what_a_machine_that_went_down_had_not_synced_is_cut_off(tmp_path: Path) -> None:
+def test_records_that_were_not_synced_before_a_power_loss_are_cut_off(tmp_path: Path) -> None:
     """The last record says that the first one was on the disk; the second one was not, for sure."""
     ends = write(tmp_path, is_synced=True, kept=(0, 0, 1))
     path = tmp_path / file_name(1)
     whole = bytearray(path.read_bytes())
     whole[ends[2] + 40] ^= 1
     path.write_bytes(whole)
-    found, end = read(tmp_path)
-    assert same(found, RECORDS[:2])
+    actual, end = read(tmp_path)
+    assert same(actual, RECORDS[:2])
     assert end == ends[2]
     path.write_bytes(bytes(whole[: ends[1]]) + bytes(1000))
     assert read(tmp_path)[1] == ends[1]
 
 
-def test_damage_before_what_was_synced_is_an_error(tmp_path: Path) -> None:
+def test_damage_in_synced_records_is_an_error(tmp_path: Path) -> None:
     ends = write(tmp_path, is_synced=True, kept=(0, 1, 2))
     path = tmp_path / file_name(1)
     whole = bytearray(path.read_bytes())
@@ -131,16 +131,16 @@ def test_an_append_that_fails_leaves_the_log_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_synced", [False, True])
-def test_what_waits_is_told_when_it_is_kept_across_segments(
+def test_callbacks_run_once_their_records_are_kept_across_segments(
     tmp_path: Path, is_synced: bool
 ) -> None:
     log = Log(tmp_path, 1, STATE, is_synced=is_synced)
-    told = []
+    reported = []
     all_told = threading.Event()
 
     def tell(number: int, error: Exception | None) -> None:
-        told.append((number, error))
-        if len(told) == 20:
+        reported.append((number, error))
+        if len(reported) == 20:
             all_told.set()
 
     for number in range(20):
@@ -149,7 +149,7 @@ def test_what_waits_is_told_when_it_is_kept_across_segments(
         if number == 10:
             log.rotate([RECORDS[0]])
     assert all_told.wait(30)
-    assert sorted(told) == [(number, None) for number in range(20)]
+    assert sorted(reported) == [(number, None) for number in range(20)]
     log.close()
     assert (tmp_path / file_name(2)).exists()
 
@@ -172,7 +172,9 @@ def test_a_document_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
         document.read()
 
 
-def test_a_folder_is_one_process_own_and_is_emptied_whatever_interrupts(tmp_path: Path) -> None:
+def test_a_folder_belongs_to_one_process_and_is_emptied_despite_interruptions(
+    tmp_path: Path,
+) -> None:
     folder = StateFolder(tmp_path)
     with pytest.raises(BadRequest, match="another process"):
         StateFolder(tmp_path)
@@ -190,6 +192,6 @@ def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
         def when_kept(self, action: object) -> None:
             """Never."""
 
-    monkeypatch.setattr("trireme.ps.journal.KEPT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("trireme.server.journal.KEPT_TIMEOUT_S", 0.01)
     with pytest.raises(DeadlineExceeded, match="expected a folder to keep what is recorded within"):
         Stuck().wait_kept()

@@ -1,4 +1,4 @@
-"""Every metric equals its definition in plain NumPy, and merges to the same bits in any order."""
+"""Every metric equals its definition in NumPy, and merges to the same bits in any order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.property.seeds import SEED
+from tests.long import sampled
+from tests.seeds import SEED
 from tests.unit.test_metrics import drawn, exact_auc, sigmoid
 from trireme import _core, metrics
 from trireme.data import Ragged, Strings
@@ -56,10 +57,10 @@ def bucket_error(p: Array, y: Array, w: Array) -> float:
     """Over distinct predictions: the definition where no two share a bucket of ours."""
     errors = weights = begin = n = expected = clicks = 0.0
     values, at = np.unique(p, return_inverse=True)
-    for value, here, hits in zip(values, np.bincount(at, w), np.bincount(at, w * y), strict=True):
-        if here > 0 and (n == 0 or value - begin > 0.01):
+    for value, total, hits in zip(values, np.bincount(at, w), np.bincount(at, w * y), strict=True):
+        if total > 0 and (n == 0 or value - begin > 0.01):
             begin, n, expected, clicks = value, 0.0, 0.0, 0.0
-        n, expected, clicks = n + here, expected + here * value, clicks + hits
+        n, expected, clicks = n + total, expected + total * value, clicks + hits
         if n > 0 and math.sqrt((1 - expected / n) / expected) < 0.05:
             errors += abs(clicks / expected - 1) * n
             weights += n
@@ -92,10 +93,10 @@ def accuracy(p: Array, y: Array, w: Array) -> float:
 def gauc(p: Array, y: Array, w: Array, users: Array) -> float:
     areas, impressions = [], []
     for user in np.unique(users):
-        of = users == user
-        if len(np.unique(y[of & (w > 0)])) == 2:
-            areas.append(exact_auc(p[of], y[of], w[of]))
-            impressions.append(w[of].sum())
+        is_own = users == user
+        if len(np.unique(y[is_own & (w > 0)])) == 2:
+            areas.append(exact_auc(p[is_own], y[is_own], w[is_own]))
+            impressions.append(w[is_own].sum())
     return float(np.average(areas, weights=impressions))
 
 
@@ -137,6 +138,7 @@ def test_every_metric_is_defined_here() -> None:
     assert set(ALL) == set(metrics.__all__) - {"Metric"}
 
 
+@sampled(keep=len(ALL))
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize("name", ALL)
@@ -145,8 +147,8 @@ def test_a_metric_equals_its_definition(name: str, from_logits: bool, weighted: 
     num = 300_000 if name == "BucketError" else 10_000  # so that its groups are complete
     scores, labels, weights, users = examples(1, num, from_logits)
     metric = make(from_logits=from_logits)
-    given = weights if weighted else None
-    update(metric, scores, labels, given, users)
+    chosen = weights if weighted else None
+    update(metric, scores, labels, chosen, users)
     p = scores.astype(np.float64)
     columns = [sigmoid(p) if from_logits else p, labels.astype(np.float64)]
     columns += [weights.astype(np.float64) if weighted else np.ones(len(p))]
@@ -181,9 +183,9 @@ def test_any_split_and_any_order_of_merging_give_the_same_state(name: str, seed:
         states.append(as_from_the_wire(merged.state()))
     last = make()
     last.merge(states[0])
-    expected, found = whole.state(), last.state()
+    expected, actual = whole.state(), last.state()
     for key, array in expected.items():
-        np.testing.assert_array_equal(found[key], array)
+        np.testing.assert_array_equal(actual[key], array)
     np.testing.assert_equal(last.compute(), whole.compute())
     last.reset()
     assert all((last.state()[key] == array).all() for key, array in make().state().items())
@@ -267,8 +269,8 @@ def test_exact_sums_are_those_of_integers() -> None:
     limbs = np.zeros(_core.EXACT_LIMBS, np.int64)
     for part in np.array_split(values, 10):
         _core.exact_add(part, limbs)
-    found = sum(int(digit) << (32 * i) for i, digit in enumerate(limbs))
-    assert found == sum(int(n * 2**1074 // d) for n, d in map(float.as_integer_ratio, values))
+    actual = sum(int(digit) << (32 * i) for i, digit in enumerate(limbs))
+    assert actual == sum(int(n * 2**1074 // d) for n, d in map(float.as_integer_ratio, values))
     assert (limbs[:-1] >= 0).all()
     assert (limbs[:-1] < 2**32).all()
     with pytest.raises(BadRequest, match="expected finite values, found nan"):

@@ -1,4 +1,4 @@
-"""AUC and LogLoss against exact references; how every metric reads scores, labels and weights."""
+"""AUC and LogLoss against exact references; how metrics read scores, labels and weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The click models learn a planted signal of ids and numbers, every option shapes them, and they
-are what their papers say.
-"""
+"""The click models learn a generated signal, follow their papers, and use every option."""
 
 from __future__ import annotations
 
@@ -14,9 +12,10 @@ from torch import nn
 from torch.export import Dim
 
 import trireme as tr
-from trireme.cluster import embedded, set_default
 from trireme.data import Batch
 from trireme.errors import BadRequest
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.models import DLRM, FM, LR, CtrDnn, DCNv2, DeepFM, SlotDnn, WideDeep
 from trireme.models.cross import CrossLayer, CrossMixture
 from trireme.models.interaction import pairwise_products, sum_of_products
@@ -88,7 +87,7 @@ def test_a_model_learns_a_planted_signal(name: str) -> None:
 def test_every_option_shapes_the_model(name: str) -> None:
     def shapes(**changed: Any) -> list[tuple[int, ...]]:
         model = MODELS[name](**{**OPTIONS, **changed})
-        rows = [part.table.dim for part in model.modules() if hasattr(part, "readings")]
+        rows = [part.table.dim for part in model.modules() if hasattr(part, "lookup_specs")]
         return [(len(rows), *rows), *(tuple(p.shape) for p in model.parameters())]
 
     changes: dict[str, Any] = {"num_dense": 2}
@@ -137,7 +136,7 @@ def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> Non
         def attached(num: int) -> Batch:
             batch = next(iter(planted(num, seed=num)[0]))
             plan = planner.plan(batch)
-            rows = {p.table.name: torch.randn(len(p.keys), p.table.dim) for p in plan.tables}
+            rows = {p.table.class_id: torch.randn(len(p.keys), p.table.dim) for p in plan.tables}
             plan.attach(batch, rows, train=False)
             return batch
 
@@ -200,9 +199,9 @@ def test_slot_dnn_sums_its_features_leaves_padding_out_and_clips() -> None:
         set_default(cluster)
         rows = tr.nn.Embedding(model.inputs.embedding.table, features="k").eval()
         five, six, seven = rows({"k": torch.tensor([5, 6, 7])})
-        found = model.inputs(batch)
-        torch.testing.assert_close(found[0], torch.cat([five + six, seven]))
-        assert not found[1].any()
+        actual = model.inputs(batch)
+        torch.testing.assert_close(actual[0], torch.cat([five + six, seven]))
+        assert not actual[1].any()
         nn.init.constant_(model.mlp[-1].bias, 100.0)
         assert model(batch).tolist() == [15.0, 15.0]
 

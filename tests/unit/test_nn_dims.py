@@ -1,4 +1,4 @@
-"""Features of one table with dims of their own: values, gradients, rows, and what is refused.
+"""Features of one table with different dims: values, gradients, rows, and refused settings.
 
 Legend: B examples, D columns of a feature.
 """
@@ -15,9 +15,11 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
-from trireme import cluster
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.nn import Embedding, EmbeddingBag, Planner
 
 DIMS = {"user": 8, "ad": 3, "site": 8, "hour": 1}
@@ -25,10 +27,10 @@ B = 6
 
 
 @pytest.fixture
-def home() -> Iterator[cluster.Cluster]:
-    with cluster.embedded(threads=2) as embedded:
-        cluster.set_default(embedded)
-        yield embedded
+def home() -> Iterator[Cluster]:
+    with embedded(threads=2) as cluster:
+        set_default(cluster)
+        yield cluster
 
 
 def table(name: str = "t", **options: Any) -> tr.Table:
@@ -61,7 +63,7 @@ class Apart(nn.Module):
         return torch.cat([bag(batch).squeeze(1) for bag in self.bags], dim=1)
 
 
-def train(model: nn.Module, home: cluster.Cluster, num_steps: int = 4) -> list[torch.Tensor]:
+def train(model: nn.Module, home: Cluster, num_steps: int = 4) -> list[torch.Tensor]:
     """What the model returns in each step; the loss depends on every column."""
     optimizer = tr.DistributedOptimizer(None, model, cluster=home)
     outputs = []
@@ -76,21 +78,19 @@ def train(model: nn.Module, home: cluster.Cluster, num_steps: int = 4) -> list[t
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_a_bag_over_dims_is_the_bags_of_each_feature_side_by_side(
-    home: cluster.Cluster, mode: str
-) -> None:
+def test_a_bag_over_dims_is_the_bags_of_each_feature_side_by_side(home: Cluster, mode: str) -> None:
     bag = EmbeddingBag(table(), features=list(DIMS), mode=mode)
     assert bag.dims == (8, 3, 8, 1)
-    found = train(bag, home)
-    assert found[0].shape == (B, 20)
-    for out, expected in zip(found, train(Apart(mode), home), strict=True):
+    actual = train(bag, home)
+    assert actual[0].shape == (B, 20)
+    for out, expected in zip(actual, train(Apart(mode), home), strict=True):
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
-    assert not torch.equal(found[0], bag(random_batch(0)))
+    assert not torch.equal(actual[0], bag(random_batch(0)))
     parts = bag(random_batch(0)).split(bag.dims, 1)
     assert [part.shape[1] for part in parts] == [8, 3, 8, 1]
 
 
-def test_features_of_one_dim_give_what_they_give_in_any_table(home: cluster.Cluster) -> None:
+def test_features_of_one_dim_give_what_they_give_in_any_table(home: Cluster) -> None:
     of_dims = EmbeddingBag(table(), features=["site", "user"])
     plain = EmbeddingBag(table("plain", dim=8), features=["site", "user"])
     batch = random_batch(1)
@@ -98,29 +98,31 @@ def test_features_of_one_dim_give_what_they_give_in_any_table(home: cluster.Clus
     torch.testing.assert_close(of_dims(batch), plain(batch), rtol=0, atol=0)
 
 
-def test_gradients_reach_the_rows_of_each_feature(home: cluster.Cluster) -> None:
+def test_gradients_reach_the_rows_of_each_feature(home: Cluster) -> None:
     model = EmbeddingBag(table(), features=list(DIMS))
     batch = random_batch(2)
     plan = Planner(model, pool=home.pool).plan(batch)
     assert [part.table.dim for part in plan.tables] == [8, 3, 1]
     assert Planner(model, pool=home.pool).tables == (model.table,)
-    rows = {part.table.part: torch.randn(len(part.keys), part.table.dim) for part in plan.tables}
+    rows = {
+        part.table.class_id: torch.randn(len(part.keys), part.table.dim) for part in plan.tables
+    }
     leaves = plan.attach(batch, rows, train=True)
     scale = torch.randn(20)
     (model(batch) * scale).sum().backward()
     for part in plan.tables:
-        grad = leaves[part.table.part].grad
+        grad = leaves[part.table.class_id].grad
         assert grad is not None
         assert grad.shape == (len(part.keys), part.table.dim)
     # Each id of a bag of "ad" has the gradient of its columns.
     ad = next(part for part in plan.tables if part.table.dim == 3)
-    found, offsets = leaves[ad.table.part].grad, batch["ad"].offsets
-    counts = (found[:, 0] / scale[8]).round()
-    torch.testing.assert_close(found, counts[:, None] * scale[8:11])
+    actual, offsets = leaves[ad.table.class_id].grad, batch["ad"].offsets
+    counts = (actual[:, 0] / scale[8]).round()
+    torch.testing.assert_close(actual, counts[:, None] * scale[8:11])
     assert counts.sum() == offsets[-1] - offsets[0]
 
 
-def test_an_embedding_answers_each_feature_in_its_dim(home: cluster.Cluster) -> None:
+def test_an_embedding_answers_each_feature_in_its_dim(home: Cluster) -> None:
     module = Embedding(table(), features=["ad", "user"])
     ids = {"ad": torch.tensor([1, 2, 3]), "user": torch.tensor([[1, 2], [3, 4], [5, 6]])}
     ad, user = module(ids)
@@ -133,7 +135,7 @@ def test_an_embedding_answers_each_feature_in_its_dim(home: cluster.Cluster) -> 
 def test_workers_and_servers_agree_on_dims(mode: str) -> None:
     """Two workers on two servers against one on one, on the same examples."""
 
-    def work(home: cluster.Cluster) -> np.ndarray:
+    def work(home: Cluster) -> np.ndarray:
         model = EmbeddingBag(table(), features=list(DIMS))
         optimizer = tr.DistributedOptimizer(None, model, cluster=home, strategy=tr.Strategy(mode))
         batches = [random_batch(step) for step in range(4)]
@@ -143,19 +145,19 @@ def test_workers_and_servers_agree_on_dims(mode: str) -> None:
         optimizer.finish()
         model.eval()
         plan = Planner(model, pool=home.pool).plan(batches[0])
-        pulled = home.pull({part.table.part: part.keys for part in plan.tables})
+        pulled = home.pull({part.table.class_id: part.keys for part in plan.tables})
         assert sum(pulled.missing.values()) == 0
         return np.concatenate([rows.ravel() for rows in pulled.rows.values()])
 
-    found = []
+    actual = []
     for num_servers in (1, 2):
         with Job(num_servers) as job:
-            found += job.run(1, work)
-    np.testing.assert_array_equal(found[0], found[1])
-    assert np.isfinite(found[0]).all()
+            actual += job.run(1, work)
+    np.testing.assert_array_equal(actual[0], actual[1])
+    assert np.isfinite(actual[0]).all()
 
 
-def test_row_classes_are_saved_and_loaded(home: cluster.Cluster, tmp_path: Any) -> None:
+def test_row_classes_are_saved_and_loaded(home: Cluster, tmp_path: Any) -> None:
     model = EmbeddingBag(table(), features=list(DIMS))
     trainer = tr.Trainer(
         model,

@@ -41,7 +41,7 @@ def test_embedding_bag_is_embedding_and_pool_in_one(mode: str, padding_key: int 
     two = Embedding(table, features="a", padding_key=padding_key)
     torch.manual_seed(0)
     grad = torch.randn(40, D)
-    found = []
+    actual = []
     for module in (one, two):
         leaf = attached_rows(module, batch)
         out = module(batch)
@@ -55,8 +55,8 @@ def test_embedding_bag_is_embedding_and_pool_in_one(mode: str, padding_key: int 
                 out, offsets = out[ids != padding_key], kept[offsets]
             out = sequence_pool(out, offsets, mode)
         out.backward(grad)
-        found.append((out, leaf.grad))
-    torch.testing.assert_close(*found)
+        actual.append((out, leaf.grad))
+    torch.testing.assert_close(*actual)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_embedding_bag_is_embedding_and_pool_in_one(mode: str, padding_key: int 
         ((3, 2), [], "sum", r"\(B \+ 1,\), found \(3, 2\) and torch.int64 \(0,\)"),
     ],
 )
-def test_what_cannot_be_pooled_is_refused(
+def test_values_that_cannot_be_pooled_are_refused(
     rows: tuple[int, ...], offsets: list[int], mode: str, message: str
 ) -> None:
     with pytest.raises(BadRequest, match=f"sequence_pool: expected .*{message}"):
@@ -97,13 +97,13 @@ def test_cvm_takes_logarithms_of_the_counts_and_gives_counts_as_their_gradient(
         out = CVM(use_cvm)(values, show_click)
         torch.testing.assert_close(out, formula)
         grad = torch.randn(out.shape, dtype=torch.float64)
-        [found] = torch.autograd.grad(out, values, grad)
+        [actual] = torch.autograd.grad(out, values, grad)
         counts = show_click.double().view(6, *[1] * (len(shape) - 2), 2)
-        torch.testing.assert_close(found[..., :2], counts.expand(*shape[:-1], 2))
-        torch.testing.assert_close(found[..., 2:], grad[..., 2:] if use_cvm else grad)
+        torch.testing.assert_close(actual[..., :2], counts.expand(*shape[:-1], 2))
+        torch.testing.assert_close(actual[..., 2:], grad[..., 2:] if use_cvm else grad)
         [alone] = torch.autograd.grad(CVM(use_cvm)(values), values, grad)
         assert not alone[..., :2].any()
-        torch.testing.assert_close(alone[..., 2:], found[..., 2:])
+        torch.testing.assert_close(alone[..., 2:], actual[..., 2:])
 
 
 @pytest.mark.parametrize(

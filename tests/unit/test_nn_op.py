@@ -1,4 +1,4 @@
-"""The custom operators: on every kernel, under torch.compile and under torch.export."""
+"""The custom operators: every kernel, under torch.compile and under torch.export."""
 
 import io
 
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from tests.tables import T_ROWS
 from trireme import _core
 from trireme.data import Bags, Batch
 from trireme.nn import EmbeddingBag, Lookup, Planner, gather_rows, op
@@ -42,7 +43,7 @@ class Model(nn.Module):
 def attach(model, batch, *, train):
     plan = Planner(model, pool=_core.Pool(1)).plan(batch)
     rows = torch.randn(len(plan.tables[0].keys), D, generator=torch.Generator().manual_seed(7))
-    return plan.attach(batch, {"t": rows}, train=train)["t"]
+    return plan.attach(batch, {T_ROWS: rows}, train=train)[T_ROWS]
 
 
 def random_lookup(*, is_ragged, is_weighted, seed=0):
@@ -67,9 +68,9 @@ def test_the_operators_keep_torchs_contract(is_ragged, is_weighted):
 @pytest.mark.parametrize(("is_ragged", "is_weighted"), KINDS)
 def test_torchs_kernels_equal_the_cores(is_ragged, is_weighted):
     lookup = random_lookup(is_ragged=is_ragged, is_weighted=is_weighted)
-    found = op._gather_torch(lookup, B, F)
-    torch.testing.assert_close(found, op._gather_core(lookup, B, F))
-    assert found.is_contiguous()
+    actual = op._gather_torch(lookup, B, F)
+    torch.testing.assert_close(actual, op._gather_core(lookup, B, F))
+    assert actual.is_contiguous()
     args = (lookup.order, lookup.starts, lookup.bags, lookup.weights, len(lookup.rows))
     grad = torch.randn(B, F, D)
     torch.testing.assert_close(op._scatter_torch(grad, *args), op._scatter_core(grad, *args))
@@ -83,7 +84,7 @@ def test_gradients_of_any_layout_are_read_right():
     wide = torch.randn(B, F * D + 6)
     wide[:, 2:-4] = grad.flatten(1)
     slice_of_wide = wide[:, 2:-4].view(B, F, D)
-    assert op._in_pieces(slice_of_wide).data_ptr() == slice_of_wide.data_ptr()
+    assert op._readable(slice_of_wide).data_ptr() == slice_of_wide.data_ptr()
     for layout in (slice_of_wide, grad.transpose(0, 2).contiguous().transpose(0, 2)):
         assert torch.equal(op._scatter_core(layout, *args), expected)
     ones = torch.ones(1, 1, 1).expand(B, F, D)
@@ -106,9 +107,9 @@ def test_a_planned_model_compiles_to_one_graph(is_ragged, backend):
         expected_grads = [leaf.grad, *(p.grad.clone() for p in model.parameters())]
         leaf.grad = None
         model.zero_grad()
-        found = compiled(batch)
-        found.sum().backward()
-        torch.testing.assert_close(found, expected)
+        actual = compiled(batch)
+        actual.sum().backward()
+        torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(
             [leaf.grad, *(p.grad for p in model.parameters())], expected_grads
         )

@@ -1,4 +1,4 @@
-"""Days and passes of a configuration, and the data that they wait for."""
+"""Days and passes in a configuration, and the data they wait for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import fsspec
 import pytest
 
-from trireme.cluster import embedded
 from trireme.config import Config
 from trireme.errors import BadRequest, DeadlineExceeded
-from trireme.run.keys import warn_of_unused_in_stream
+from trireme.job.embedded import embedded
+from trireme.run.day_folders import passes_of
 from trireme.run.online_settings import OnlineSettings
-from trireme.run.passes import passes_of
 from trireme.run.settings import Settings
 from trireme.run.stream import stream
-from trireme.train.passes import Pass, Waiting, next_day, seconds_of_day
+from trireme.run.unused_keys import warn_of_unused_in_stream
+from trireme.train.online.passes import Pass, PassLoader, next_day, seconds_of_day
 
 TEXT = """\
 runner:
@@ -46,15 +46,15 @@ def write(folder: Path, name: str, text: str = "x\n") -> None:
 
 
 def test_passes_fill_the_days(tmp_path: Path) -> None:
-    found = passes(tmp_path)
-    assert [(of.day, of.number, of.ends_day) for of in found] == [
+    actual = passes(tmp_path)
+    assert [(one.day, one.number, one.ends_day) for one in actual] == [
         (day, number, number == 2)
         for day in ("20190730", "20190731", "20190801")
         for number in (1, 2)
     ]
     begin = seconds_of_day("20190730")
     assert begin == 1564444800
-    assert [of.seconds - begin for of in found] == [n * 43200 for n in range(6)]
+    assert [one.seconds - begin for one in actual] == [n * 43200 for n in range(6)]
     assert next_day("20191231") == "20200101"
 
 
@@ -84,7 +84,7 @@ def test_a_pass_is_ready_when_all_its_folders_are(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_donefile_says_that_data_is_complete_even_where_there_is_none(tmp_path: Path) -> None:
+def test_a_donefile_marks_data_as_complete_even_if_empty(tmp_path: Path) -> None:
     first = passes(tmp_path, "runner.data_donefile=data.done")[0]
     write(tmp_path, "20190730/0000/part-0")
     write(tmp_path, "20190730/0000/data.done", "")
@@ -112,15 +112,15 @@ def test_data_may_be_elsewhere(tmp_path: Path) -> None:
     assert files == [f"memory:///days/20190730/{split}/part-0" for split in ("0000", "0600")]
 
 
-def test_messages_say_what_is_waited_for(tmp_path: Path) -> None:
-    of = passes(tmp_path, "runner.data_donefile=done")[0]
+def test_log_lines_name_what_is_waited_for(tmp_path: Path) -> None:
+    first = passes(tmp_path, "runner.data_donefile=done")[0]
     folder = tmp_path / "data" / "20190730"
-    assert str(of) == f"pass 20190730/1 ({folder}/0000 to 20190730/0600, each with done)"
+    assert str(first) == f"pass 20190730/1 ({folder}/0000 to 20190730/0600, each with done)"
     with embedded() as cluster, pytest.raises(DeadlineExceeded, match=r"pass 20190730/1 \(.*done"):
-        Waiting(cluster, 0.01, 0.02, None).open(of)
+        PassLoader(cluster, 0.01, 0.02, None).open(first)
 
 
-def test_loading_ahead_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_preloading_that_is_impossible_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(TEXT + "  prefetch: True\n")
     with pytest.raises(BadRequest, match="prefetch: expected reader_type: InMemoryDataset with it"):
         stream(Config.load(tmp_path / "config.yaml"))
@@ -135,8 +135,8 @@ def test_keys_of_other_commands_are_named(tmp_path: Path, caplog: pytest.LogCapt
     warn_of_unused_in_stream(config)
     assert caplog.messages == [
         "runner.epochs: no effect: every pass is trained on once",
-        "runner.infer_batch_size: no effect: every pass is evaluated before it is trained on, as"
-        " runner.train_* says",
+        "runner.infer_batch_size: no effect: every pass is evaluated before training, with"
+        " the values of runner.train_*",
         "runner.use_inference: no effect: base and deltas are written as save_delta_frequency says",
     ]
 

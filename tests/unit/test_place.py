@@ -1,4 +1,4 @@
-"""Which server gets which block: the user's word, checked."""
+"""Placement of dense blocks on servers: the user's choice, checked."""
 
 from __future__ import annotations
 

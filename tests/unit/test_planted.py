@@ -1,4 +1,4 @@
-"""Planted click data: the files, their label distribution and the claimed best AUC."""
+"""Generated click data: the files, their labels, and the best possible AUC."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from trireme.data import QueueDataset, criteo, planted
-from trireme.data.planted import VOCABULARY_SIZES, _Planted, exact_auc, write_planted_criteo
+from examples.planted import clicks as planted
+from examples.planted.clicks import VOCABULARY_SIZES, _Planted, exact_auc, write_planted_criteo
+from trireme.data import QueueDataset, criteo
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
 

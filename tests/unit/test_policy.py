@@ -1,4 +1,4 @@
-"""Policies as users declare them: what is refused, and how they travel in a schema."""
+"""Row policies: refused values, and how a policy is sent within a schema."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_wrong_policy_from_the_wire_is_refused(body: dict[str, Any]) -> None:
         TableSchema.from_wire({**Table("t", dim=4).schema.to_wire(), **body})
 
 
-def test_what_is_no_policy_is_refused() -> None:
+def test_values_that_are_no_policy_are_refused() -> None:
     with pytest.raises(BadRequest, match=r"expected policy to be one of trireme\.policy"):
         Table("t", dim=4, policy=CountFilter(2))  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match=r"expected admit to be one of trireme\.policy"):

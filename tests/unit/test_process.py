@@ -1,15 +1,15 @@
-"""What every process sets up once."""
+"""Settings that every process makes once."""
 
 import os
 import platform
 import subprocess
 import sys
 
-from trireme.ps.process import start_pool
+from trireme.threads import start_pool
 
 PAGE_FAULTS_OF_A_STEP = """
 import resource, torch
-from trireme.ps.process import start_pool
+from trireme.threads import start_pool
 if {is_started}:
     start_pool(1)
 def page_faults(num_steps):

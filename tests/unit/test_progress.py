@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from trireme.train import progress
+from trireme import progress
 
 
 def test_figures_that_take_long_are_shown_more_seldom(
@@ -17,14 +17,14 @@ def test_figures_that_take_long_are_shown_more_seldom(
 
     def times_shown(until: float, figures_s: float) -> list[float]:
         nonlocal now
-        found = []
+        actual = []
         while now < until:
             now += 0.5
             if shown.is_due():
                 now += figures_s
                 shown.show(None, {"auc": 0.5})
-                found.append(now)
-        return found
+                actual.append(now)
+        return actual
 
     with progress.display("train") as shown:
         assert times_shown(16, 0.0) == [5.0, 10.0, 15.0]

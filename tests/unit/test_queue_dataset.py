@@ -120,9 +120,10 @@ def test_progress_counts_the_bytes_of_the_stream(folder):
 def test_reading_ahead_is_bounded(folder):
     stream = make(folder, batch_size=1, batches_ahead=2).stream(0, 1)
     next(stream)
-    with stream._ahead._shared.changed:
-        stream._ahead._shared.changed.wait_for(lambda: len(stream._ahead._shared.items) == 2, 60)
-        assert len(stream._ahead._shared.items) == 2
+    queue = stream._ahead._queue
+    with queue._changed:
+        queue._changed.wait_for(lambda: len(queue) == 2, 60)
+        assert len(queue) == 2
     stream.close()
 
 
@@ -211,7 +212,7 @@ def test_a_file_that_changes_under_the_reader_is_an_error(folder):
         list(dataset)
 
 
-def test_what_is_appended_later_is_not_read(folder):
+def test_lines_appended_later_are_not_read(folder):
     dataset = make(folder)
     expected = plain(folder)
     with (folder / "part-12").open("ab") as file:

@@ -1,4 +1,4 @@
-"""Files that cannot be cut: dealt whole, read ahead, resumed by skipping, errors with lines."""
+"""Compressed files: assigned whole, read ahead, resumed by skipping; errors name the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers: shown to the parser first, wherever a stream begins, and never read as lines."""
+"""Headers: given to the parser first wherever a stream begins, and never read as examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = b"# columns of\tCriteo\n"
 
 
 class HeaderParser:
-    """Criteo's parser behind a first line that must be HEADER."""
+    """Criteo's parser after a first line that must be HEADER."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""ReadAhead: order, errors after the items before them, and an end of its thread."""
+"""ReadAhead: keeps the order, raises errors after the items before them, and ends its thread."""
 
 from __future__ import annotations
 

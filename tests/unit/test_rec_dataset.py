@@ -1,4 +1,4 @@
-"""Examples of a Python class become batches, dealt to workers, resumed by replay."""
+"""Examples of a Python class become batches, divided among workers, resumed by replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bucket map, and keys divided among its owners."""
+"""The bucket map, and the division of keys among bucket owners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from trireme import _core
 from trireme.errors import BadRequest
-from trireme.ps.routing import NUM_BUCKETS, BucketMap, Split
+from trireme.protocol.routing import NUM_BUCKETS, BucketMap, Split
 
 SERVERS = ("a:1", "b:2", "c:3")
 

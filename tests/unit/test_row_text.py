@@ -1,4 +1,4 @@
-"""Rows as text: what the core writes it reads again; what is wrong is refused by name."""
+"""Rows as text: the core reads back what it writes, and names what is wrong."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_rows_survive():
     assert (
         bytes(text).decode().startswith("3 0.1 9007199254740992\n18446744073709551615 -1e-30 0.1")
     )
-    found = _core.parse_rows(text, form, ALL)
-    for expected, array in zip((keys, numbers, wide, is_full), found, strict=False):
+    actual = _core.parse_rows(text, form, ALL)
+    for expected, array in zip((keys, numbers, wide, is_full), actual, strict=False):
         np.testing.assert_array_equal(expected, array)
-    assert found[4:] == (2, None)
+    assert actual[4:] == (2, None)
 
 
-def test_a_broken_line_is_named_and_nothing_behind_it_is_read():
+def test_a_broken_line_is_named_and_nothing_after_it_is_read():
     form = _core.RowTextFormat(num_head=1, num_full=1, wide=[])
     keys, *_, num_lines, broken = _core.parse_rows(as_text("1 2\n3 x\n4 5\n"), form, ALL)
     assert keys.tolist() == [1]

@@ -1,4 +1,4 @@
-"""Client and server over real sockets: what arrives, in which order, and which error when not."""
+"""RpcClient and server over real sockets: requests, replies, their order, and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trireme.errors import (
     Unavailable,
     WrongMap,
 )
-from trireme.rpc import Call, Client, Deferred, Reply, Request, Server
+from trireme.rpc import Call, Deferred, Reply, Request, RpcClient, Server
 from trireme.rpc.frames import DTYPES
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (2, 0, 3), (1, 2, 3, 4, 5), (513,), (2048, 3)]
@@ -78,14 +78,14 @@ def server(service: Service) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
-    with Client(name="worker 0") as client:
+def client() -> Iterator[RpcClient]:
+    with RpcClient(name="worker 0") as client:
         yield client
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_arrays_of_every_dtype_and_shape_arrive_as_they_were(
-    server: Server, client: Client, dtype: str
+    server: Server, client: RpcClient, dtype: str
 ) -> None:
     random = np.random.default_rng(7)
     arrays = [random.integers(0, 2, shape).astype(dtype) for shape in SHAPES]
@@ -96,13 +96,13 @@ def test_arrays_of_every_dtype_and_shape_arrive_as_they_were(
         assert not got.flags.writeable
 
 
-def test_body_arrives_as_it_was(server: Server, client: Client) -> None:
+def test_body_arrives_as_it_was(server: Server, client: RpcClient) -> None:
     body = {"none": None, "list": [1, -(2**63), 2**64 - 1, 0.1, "x", b"\0\xff", True, {"a": []}]}
     assert client.call(server.endpoint, "echo", body, timeout_s=30).body == body
 
 
 def test_error_of_a_handler_names_method_endpoint_and_server(
-    server: Server, client: Client
+    server: Server, client: RpcClient
 ) -> None:
     with pytest.raises(WrongMap, match="map is 2, found 1") as caught:
         client.call(server.endpoint, "wrong_map", timeout_s=30)
@@ -110,8 +110,8 @@ def test_error_of_a_handler_names_method_endpoint_and_server(
     assert caught.value.details == {"version": 2}
 
 
-def test_unexpected_exception_becomes_internal_and_the_server_goes_on(
-    server: Server, client: Client, caplog: pytest.LogCaptureFixture
+def test_unexpected_exception_becomes_internal_and_the_server_still_serves(
+    server: Server, client: RpcClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(Internal, match="KeyError: 'lost'"):
         client.call(server.endpoint, "broken", timeout_s=30)
@@ -119,20 +119,20 @@ def test_unexpected_exception_becomes_internal_and_the_server_goes_on(
     assert client.call(server.endpoint, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
 
 
-def test_unknown_method_is_refused(server: Server, client: Client) -> None:
+def test_unknown_method_is_refused(server: Server, client: RpcClient) -> None:
     with pytest.raises(BadRequest, match="no such method"):
         client.call(server.endpoint, "nothing", timeout_s=30)
 
 
 def test_calls_of_one_client_are_handled_in_order(
-    server: Server, client: Client, service: Service
+    server: Server, client: RpcClient, service: Service
 ) -> None:
     client.call_all([Call(server.endpoint, "note", {"value": i}) for i in range(300)], timeout_s=30)
     assert service.seen == list(range(300))
 
 
 def test_deferred_is_answered_from_another_thread(
-    server: Server, client: Client, service: Service
+    server: Server, client: RpcClient, service: Service
 ) -> None:
     def answer() -> None:
         for _ in range(2):
@@ -145,15 +145,15 @@ def test_deferred_is_answered_from_another_thread(
     thread.join()
 
 
-def test_absent_server_is_an_error_in_time_that_says_what_was_waited_for(client: Client) -> None:
+def test_absent_server_is_an_error_at_the_deadline_that_names_the_server(client: RpcClient) -> None:
     with pytest.raises(Unavailable, match=r"push at 127.0.0.1:1: .*nobody listens .* for 0.3 s"):
         client.call("127.0.0.1:1", "push", timeout_s=0.3)
 
 
-def test_silent_handler_ends_in_deadline_exceeded(server: Server, client: Client) -> None:
+def test_silent_handler_ends_in_deadline_exceeded(server: Server, client: RpcClient) -> None:
     # Both sides keep the deadline; whose word comes first depends on the machine.
-    said = r"defer at .* \(server 0\): no answer (for 0.3 s|was ready before the deadline)"
-    with pytest.raises(DeadlineExceeded, match=said):
+    message = r"defer at .* \(server 0\): no answer (for 0.3 s|was ready before the deadline)"
+    with pytest.raises(DeadlineExceeded, match=message):
         client.call(server.endpoint, "defer", timeout_s=0.3)
     assert client.call(server.endpoint, "echo", timeout_s=30).body == {}
 
@@ -161,7 +161,7 @@ def test_silent_handler_ends_in_deadline_exceeded(server: Server, client: Client
 def test_server_takes_over_a_socket_that_listens_already() -> None:
     held = socket.create_server(("127.0.0.1", 0))
     bind = f"127.0.0.1:{held.getsockname()[1]}"
-    with Client(name="worker 0") as client:
+    with RpcClient(name="worker 0") as client:
         answers: list[Reply] = []
 
         def ask() -> None:
@@ -176,7 +176,7 @@ def test_server_takes_over_a_socket_that_listens_already() -> None:
 
 
 def test_calls_survive_a_network_that_loses_and_repeats_messages(
-    server: Server, client: Client, service: Service
+    server: Server, client: RpcClient, service: Service
 ) -> None:
     faults = Faults(
         seed=11, lose_request=0.05, lose_reply=0.05, duplicate=0.1, replay=0.1, delay=0.1
@@ -198,7 +198,7 @@ def test_reply_arrives_that_a_server_sends_just_before_it_stops() -> None:
 
         answers: list[Reply] = []
         with (
-            Client(name="worker 0") as client,
+            RpcClient(name="worker 0") as client,
             Server("127.0.0.1:0", {"bye": answer}, name="s") as server,
         ):
             asking = threading.Thread(
@@ -210,4 +210,4 @@ def test_reply_arrives_that_a_server_sends_just_before_it_stops() -> None:
             assert is_asked.wait(60)
             server.stop()
             asking.join(60)
-        assert [found.body for found in answers] == [{"n": 1}]
+        assert [actual.body for actual in answers] == [{"n": 1}]

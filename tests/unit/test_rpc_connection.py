@@ -1,4 +1,4 @@
-"""Connections of rpc: lost and made again, shared, given up, closed, and leaving nothing."""
+"""Connections of rpc: lost, re-established, shared, given up, closed, leaving nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trireme.errors import (
     TriremeError,
     Unavailable,
 )
-from trireme.rpc import Call, Client, Deferred, Reply, Request, Server
+from trireme.rpc import Call, Deferred, Reply, Request, RpcClient, Server
 
 MIB = 1 << 20
 
@@ -35,8 +35,8 @@ def echo(request: Request) -> Reply:
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
-    with Client(name="worker 0") as client:
+def client() -> Iterator[RpcClient]:
+    with RpcClient(name="worker 0") as client:
         yield client
 
 
@@ -53,7 +53,7 @@ def free_address() -> str:
 # Lost and made again
 
 
-def test_calls_go_on_after_a_restart_of_the_server_on_the_same_port(client: Client) -> None:
+def test_calls_continue_after_a_restart_of_the_server_on_the_same_port(client: RpcClient) -> None:
     with Server("127.0.0.1:0", {"echo": echo}, name="first") as first:
         at = first.endpoint
         client.call(at, "echo", timeout_s=30)
@@ -61,7 +61,7 @@ def test_calls_go_on_after_a_restart_of_the_server_on_the_same_port(client: Clie
         assert client.call(at, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
 
 
-def test_call_waits_for_a_server_that_comes_later(client: Client) -> None:
+def test_call_waits_for_a_server_that_starts_later(client: RpcClient) -> None:
     at = free_address()
     replies: list[Reply] = []
     caller = threading.Thread(
@@ -73,14 +73,14 @@ def test_call_waits_for_a_server_that_comes_later(client: Client) -> None:
     assert [reply.body for reply in replies] == [{"a": 1}]
 
 
-def test_trying_again_leaves_the_random_numbers_of_the_script_alone(client: Client) -> None:
+def test_trying_again_leaves_the_random_numbers_of_the_script_alone(client: RpcClient) -> None:
     before = random.getstate()
-    with pytest.raises(Unavailable), Client(name="another") as another:
+    with pytest.raises(Unavailable), RpcClient(name="another") as another:
         another.call(free_address(), "echo", timeout_s=0.3)
     assert random.getstate() == before
 
 
-def test_request_without_answer_is_sent_again_with_the_same_id(client: Client) -> None:
+def test_request_without_answer_is_sent_again_with_the_same_id(client: RpcClient) -> None:
     ids: list[int] = []
     may_go_on = threading.Event()
 
@@ -109,7 +109,7 @@ def test_request_without_answer_is_sent_again_with_the_same_id(client: Client) -
     assert ids[0] == ids[1]
 
 
-def test_stopping_server_answers_what_it_holds(client: Client) -> None:
+def test_stopping_server_answers_the_requests_it_has(client: RpcClient) -> None:
     entered = threading.Event()
     held: list[Deferred] = []
 
@@ -122,7 +122,7 @@ def test_stopping_server_answers_what_it_holds(client: Client) -> None:
         errors: list[object] = []
 
         def call() -> None:
-            with Client(name="waits") as waits:
+            with RpcClient(name="waits") as waits:
                 errors.extend(
                     waits.call_all(
                         [Call(server.endpoint, "defer")], timeout_s=1, return_errors=True
@@ -138,7 +138,7 @@ def test_stopping_server_answers_what_it_holds(client: Client) -> None:
     held[0].reply(Reply())  # too late, and no error
 
 
-def test_server_killed_in_the_middle_is_unavailable_before_long(client: Client) -> None:
+def test_server_killed_in_the_middle_is_unavailable_before_long(client: RpcClient) -> None:
     code = (
         "import sys; from trireme.rpc import Server, Deferred;"
         "s = Server('127.0.0.1:0', {'hang': lambda r: Deferred()}, name='victim').start();"
@@ -160,10 +160,10 @@ def test_server_killed_in_the_middle_is_unavailable_before_long(client: Client) 
 # Messages while waiting
 
 
-def test_waiting_client_says_whom_it_waits_for(
-    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_waiting_client_logs_the_server_it_waits_for(
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trireme.rpc.client.NOTICE_S", 0.1)
+    monkeypatch.setattr("trireme.rpc.rpc_client.NOTICE_S", 0.1)
     with (
         Server("127.0.0.1:0", {"hang": lambda request: Deferred()}, name="s") as server,
         caplog.at_level(logging.WARNING),
@@ -176,10 +176,10 @@ def test_waiting_client_says_whom_it_waits_for(
 
 
 def test_waiting_message_goes_to_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trireme.rpc.client.NOTICE_S", 0.1)
+    monkeypatch.setattr("trireme.rpc.rpc_client.NOTICE_S", 0.1)
     lines: list[str] = []
     with (
-        Client(name="w", on_wait=lines.append) as client,
+        RpcClient(name="w", on_wait=lines.append) as client,
         pytest.raises(Unavailable),
     ):
         client.call(free_address(), "push", timeout_s=0.35)
@@ -192,7 +192,7 @@ def test_waiting_message_goes_to_the_callback(monkeypatch: pytest.MonkeyPatch) -
 def test_many_clients_get_their_own_answers() -> None:
     wrong: list[object] = []
 
-    def work(number: int, at: str, parent: Client) -> None:
+    def work(number: int, at: str, parent: RpcClient) -> None:
         random = np.random.default_rng(number)
         with parent.clone(f"worker {number}") as client:
             for i in range(40):
@@ -201,7 +201,7 @@ def test_many_clients_get_their_own_answers() -> None:
                 if reply.body != {"n": number, "i": i} or (reply.arrays[0] != array).any():
                     wrong.append((number, i))
 
-    with Client(name="parent") as parent:
+    with RpcClient(name="parent") as parent:
         servers = [Server("127.0.0.1:0", {"echo": echo}, name=f"s{i}").start() for i in range(2)]
         workers = [
             threading.Thread(target=work, args=[i, servers[i % 2].endpoint, parent])
@@ -225,7 +225,7 @@ def test_requests_of_different_connections_are_handled_in_parallel() -> None:
     with Server("127.0.0.1:0", {"meet": meet}, name="s", threads=3) as server:
 
         def call() -> None:
-            with Client(name="w") as client:
+            with RpcClient(name="w") as client:
                 client.call(server.endpoint, "meet", timeout_s=60)
 
         callers = [threading.Thread(target=call) for _ in range(3)]
@@ -236,7 +236,7 @@ def test_requests_of_different_connections_are_handled_in_parallel() -> None:
     assert not barrier.broken
 
 
-def test_requests_of_one_connection_are_handled_one_at_a_time(client: Client) -> None:
+def test_requests_of_one_connection_are_handled_one_at_a_time(client: RpcClient) -> None:
     inside = threading.Lock()
 
     def handle(request: Request) -> None:
@@ -248,7 +248,7 @@ def test_requests_of_one_connection_are_handled_one_at_a_time(client: Client) ->
         client.call_all([Call(server.endpoint, "x") for _ in range(50)], timeout_s=60)
 
 
-def test_errors_can_be_returned_call_by_call(client: Client) -> None:
+def test_errors_can_be_returned_call_by_call(client: RpcClient) -> None:
     with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
         calls = [
             Call(server.endpoint, "echo", {"i": 1}),
@@ -263,7 +263,7 @@ def test_errors_can_be_returned_call_by_call(client: Client) -> None:
         assert client.call_all([], timeout_s=1) == []
 
 
-def test_client_used_by_two_threads_is_refused(client: Client) -> None:
+def test_client_used_by_two_threads_is_refused(client: RpcClient) -> None:
     entered, may_go_on = threading.Event(), threading.Event()
 
     def hold(request: Request) -> None:
@@ -280,7 +280,7 @@ def test_client_used_by_two_threads_is_refused(client: Client) -> None:
         caller.join(60)
 
 
-def test_arrays_may_change_when_a_call_has_failed(client: Client) -> None:
+def test_arrays_may_change_when_a_call_has_failed(client: RpcClient) -> None:
     """The server must see the array as it was, or not at all, also when the call was given up."""
     wrong: list[float] = []
 
@@ -307,7 +307,7 @@ def test_nothing_is_left_after_server_and_client() -> None:
     def use() -> None:
         with (
             Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
-            Client(name="w") as client,
+            RpcClient(name="w") as client,
         ):
             client.call(server.endpoint, "echo", arrays=[np.zeros(MIB)], timeout_s=30)
             client.call_all([Call(free_address(), "echo")], timeout_s=0.05, return_errors=True)
@@ -332,7 +332,7 @@ def test_stop_names_the_handler_that_does_not_end() -> None:
     server = Server("127.0.0.1:0", {"hold": hold}, name="s").start()
 
     def call() -> None:
-        with Client(name="w") as client:
+        with RpcClient(name="w") as client:
             client.call_all([Call(server.endpoint, "hold")], timeout_s=60, return_errors=True)
 
     caller = threading.Thread(target=call)
@@ -345,7 +345,7 @@ def test_stop_names_the_handler_that_does_not_end() -> None:
     caller.join(60)
 
 
-def test_closed_client_and_wrong_starts_are_refused(client: Client) -> None:
+def test_closed_client_and_wrong_starts_are_refused(client: RpcClient) -> None:
     client.close()
     client.close()
     with pytest.raises(BadRequest, match="closed"):
@@ -363,9 +363,9 @@ def test_client_in_a_forked_child_is_refused() -> None:
     code = """
 import os, sys
 from trireme.errors import BadRequest
-from trireme.rpc import Client, Server
+from trireme.rpc import RpcClient, Server
 server = Server("127.0.0.1:0", {"echo": lambda request: None}, name="s").start()
-client = Client(name="w")
+client = RpcClient(name="w")
 client.call(server.endpoint, "echo", timeout_s=30)
 child = os.fork()
 if child == 0:
@@ -373,7 +373,7 @@ if child == 0:
         client.call(server.endpoint, "echo", timeout_s=30)
     except BadRequest as error:
         client.close()
-        with Client(name="child") as own:
+        with RpcClient(name="child") as own:
             own.call(server.endpoint, "echo", timeout_s=30)
         os._exit(7 if "make a client in each process" in str(error) else 8)
     os._exit(9)
@@ -386,7 +386,7 @@ sys.exit(status)
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
 
 
-def test_two_servers_in_one_process_know_nothing_of_each_other(client: Client) -> None:
+def test_two_servers_in_one_process_know_nothing_of_each_other(client: RpcClient) -> None:
     with (
         Server("127.0.0.1:0", {"who": lambda request: Reply({"n": 1})}, name="a") as a,
         Server("127.0.0.1:0", {"who": lambda request: Reply({"n": 2})}, name="b") as b,
@@ -401,7 +401,7 @@ def test_every_byte_of_a_connection_is_accounted_for() -> None:
     random = np.random.default_rng(5)
     with (
         Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
-        Client(name="w") as client,
+        RpcClient(name="w") as client,
     ):
         unfinished = set()
         for _ in range(200):
@@ -413,7 +413,7 @@ def test_every_byte_of_a_connection_is_accounted_for() -> None:
                 [np.zeros(size, np.uint8) for size in sizes],
                 timeout_s=30,
             )
-            [peer] = server._gate.peers
+            [peer] = server._socket.peers
             peer.read()
             unfinished.add(peer._read - peer.num_bytes_in)
         assert len(unfinished) == 1
@@ -425,8 +425,8 @@ def test_every_byte_of_a_connection_is_accounted_for() -> None:
         assert abs(peer._taken - peer.num_bytes_out) < 512
 
 
-def test_words_that_fail_do_not_end_the_keeper(
-    client: Client, caplog: pytest.LogCaptureFixture
+def test_failing_callbacks_do_not_end_the_heartbeat(
+    client: RpcClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> str:
         raise KeyError("whom")
@@ -439,7 +439,7 @@ def test_words_that_fail_do_not_end_the_keeper(
 
 
 def test_connection_that_cannot_be_followed_is_closed(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_more(descriptor: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -452,11 +452,11 @@ def test_connection_that_cannot_be_followed_is_closed(
         client.call(server.endpoint, "echo", timeout_s=30)
 
 
-def test_deadline_reaches_the_handler_and_ends_what_waits(client: Client) -> None:
+def test_deadline_reaches_the_handler_and_ends_waiting_replies(client: RpcClient) -> None:
     remaining: list[float] = []
 
     def note(request: Request) -> Deferred:
-        remaining.append(request.remaining_s)
+        remaining.append(request.deadline - time.monotonic())
         return Deferred(lambda: "workers [1] have not come")
 
     with Server("127.0.0.1:0", {"note": note}, name="s") as server:

@@ -1,4 +1,4 @@
-"""Limits of rpc, and what may be sent at all."""
+"""Limits of rpc, and which values can be sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError
-from trireme.rpc import Call, Client, Limits, Reply, Request, Server
+from trireme.rpc import Call, Limits, Reply, Request, RpcClient, Server
 
 MIB = 1 << 20
 
@@ -19,8 +19,8 @@ def echo(request: Request) -> Reply:
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
-    with Client(name="worker 0") as client:
+def client() -> Iterator[RpcClient]:
+    with RpcClient(name="worker 0") as client:
         yield client
 
 
@@ -31,7 +31,7 @@ def test_client_keeps_within_the_credit_of_its_server() -> None:
     array = np.zeros(300_000, np.uint8)
     with (
         Server("127.0.0.1:0", {"echo": echo}, name="s", limits=limits) as server,
-        Client(name="w") as client,
+        RpcClient(name="w") as client,
     ):
         calls = [Call(server.endpoint, "echo", {"i": i}, [array]) for i in range(50)]
         replies = client.call_all(calls, timeout_s=60)
@@ -50,7 +50,7 @@ def test_full_server_lets_clients_try_again() -> None:
     with Server("127.0.0.1:0", {"hold": hold}, name="s", limits=limits, threads=2) as server:
 
         def call(answers: list[object]) -> None:
-            with Client(name="w") as client:
+            with RpcClient(name="w") as client:
                 answers.append(client.call(server.endpoint, "hold", timeout_s=60))
 
         answers: list[object] = []
@@ -78,7 +78,7 @@ def test_a_full_server_holds_no_more_than_its_limit_and_says_so_at_the_deadline(
         assert may_go_on.wait(60)
 
     def call(which: str) -> None:
-        with Client(name="w") as client:
+        with RpcClient(name="w") as client:
             client.call(server.endpoint, "echo", timeout_s=60)  # it is connected from here on
             timeout_s = 60.0
             if which == "refused":
@@ -113,7 +113,7 @@ def test_a_full_server_holds_no_more_than_its_limit_and_says_so_at_the_deadline(
         assert f"holds {limits.total_bytes_max} bytes of requests: later" in str(error)
 
 
-def test_request_beyond_the_servers_limit_is_refused_by_the_client(client: Client) -> None:
+def test_request_beyond_the_servers_limit_is_refused_by_the_client(client: RpcClient) -> None:
     limits = Limits(message_bytes_max=MIB, header_bytes_max=1024, arrays_max=3)
     small = np.zeros(1, np.uint8)
     with Server("127.0.0.1:0", {"echo": echo}, name="s", limits=limits) as server:
@@ -132,14 +132,14 @@ def test_reply_beyond_the_clients_limit_is_an_error() -> None:
     big = {"big": lambda request: Reply({}, [np.zeros(2 * MIB, np.uint8)])}
     with (
         Server("127.0.0.1:0", big | {"echo": echo}, name="s") as server,
-        Client(name="w", limits=limits) as client,
+        RpcClient(name="w", limits=limits) as client,
     ):
         with pytest.raises(ResourceExhausted, match="takes messages of 1048576 bytes, found"):
             client.call(server.endpoint, "big", timeout_s=30)
         assert client.call(server.endpoint, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
 
 
-def test_message_of_100_mb_arrives(client: Client) -> None:
+def test_message_of_100_mb_arrives(client: RpcClient) -> None:
     array = np.arange(25_000_000, dtype=np.float32)
     with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
         [got] = client.call(server.endpoint, "echo", arrays=[array], timeout_s=60).arrays
@@ -170,7 +170,7 @@ def test_limits_must_be_positive(field: str) -> None:
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
-def test_array_that_cannot_travel_is_refused(client: Client, array: np.ndarray) -> None:
+def test_array_that_cannot_travel_is_refused(client: RpcClient, array: np.ndarray) -> None:
     with (
         Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
         pytest.raises(BadRequest, match=r"echo at .*array 0"),
@@ -178,7 +178,7 @@ def test_array_that_cannot_travel_is_refused(client: Client, array: np.ndarray) 
         client.call(server.endpoint, "echo", arrays=[array], timeout_s=30)
 
 
-def test_body_that_cannot_travel_is_refused(client: Client) -> None:
+def test_body_that_cannot_travel_is_refused(client: RpcClient) -> None:
     with (
         Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
         pytest.raises(BadRequest, match="msgpack values only"),
@@ -194,7 +194,7 @@ def test_body_that_cannot_travel_is_refused(client: Client) -> None:
         {"not": "a reply"},
     ],
 )
-def test_answer_that_cannot_travel_is_internal(client: Client, answer: Reply) -> None:
+def test_answer_that_cannot_travel_is_internal(client: RpcClient, answer: Reply) -> None:
     with (
         Server("127.0.0.1:0", {"answer": lambda request: answer}, name="s") as server,
         pytest.raises(Internal),
@@ -202,7 +202,7 @@ def test_answer_that_cannot_travel_is_internal(client: Client, answer: Reply) ->
         client.call(server.endpoint, "answer", timeout_s=30)
 
 
-def test_error_that_cannot_travel_is_told_nevertheless(client: Client) -> None:
+def test_an_error_that_cannot_be_sent_is_replaced_by_one_that_can(client: RpcClient) -> None:
     def fail(request: Request) -> None:
         error = BadRequest("bad \udcff name")
         error.details = request.body or {"x": object()}
@@ -216,7 +216,7 @@ def test_error_that_cannot_travel_is_told_nevertheless(client: Client) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan")])
-def test_call_without_deadline_is_refused(client: Client, timeout_s: float) -> None:
+def test_call_without_deadline_is_refused(client: RpcClient, timeout_s: float) -> None:
     with pytest.raises(BadRequest, match="timeout_s"):
         client.call("127.0.0.1:1", "echo", timeout_s=timeout_s)
 
@@ -224,6 +224,6 @@ def test_call_without_deadline_is_refused(client: Client, timeout_s: float) -> N
 @pytest.mark.parametrize(
     "endpoint", ["", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "no host:1"]
 )
-def test_wrong_endpoint_is_refused(client: Client, endpoint: str) -> None:
+def test_wrong_endpoint_is_refused(client: RpcClient, endpoint: str) -> None:
     with pytest.raises(BadRequest, match="host:port"):
         client.call(endpoint, "echo", timeout_s=30)

@@ -1,4 +1,4 @@
-"""What clients and servers tell of their calls, and what a server says that it holds."""
+"""Observers of rpc calls on clients and servers, and the server's own statistics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from tests.proxy import Faults, Proxy
 from trireme.errors import BadRequest
-from trireme.rpc import Call, Client, Deferred, Ended, Limits, Reply, Request, Server
+from trireme.rpc import Call, Deferred, Ended, Limits, Reply, Request, RpcClient, Server
 
 ARRAY = np.zeros(10_000, np.float32)
 
 
 class Requests:
-    """What a server told."""
+    """Calls that a server's observer saw."""
 
     def __init__(self) -> None:
         self.told: Counter[tuple[str, str]] = Counter()
@@ -42,7 +42,7 @@ def test_both_sides_tell_of_each_call_and_how_it_ended() -> None:
     handlers = {"echo": echo, "refuse": refuse}
     with (
         Server("127.0.0.1:0", handlers, name="s", observe=requests) as server,
-        Client(name="w", observe=calls.append) as client,
+        RpcClient(name="w", observe=calls.append) as client,
     ):
         call = [Call(server.endpoint, "echo", {}, [ARRAY])] * 3
         client.call_all(call, timeout_s=60)
@@ -73,7 +73,7 @@ def test_a_request_that_was_sent_again_is_a_retry() -> None:
     with (
         Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
         Proxy(server.endpoint, faults) as proxy,
-        Client(name="w", observe=calls.append) as client,
+        RpcClient(name="w", observe=calls.append) as client,
     ):
         for _ in range(40):
             client.call(proxy.endpoint, "echo", {}, [ARRAY], timeout_s=60)
@@ -84,7 +84,7 @@ def test_a_request_that_was_sent_again_is_a_retry() -> None:
     assert sent == pytest.approx((40 + lost) * ARRAY.nbytes, rel=0.01)
 
 
-def test_a_refusal_of_a_full_server_is_a_retry_too_and_waiting_is_told() -> None:
+def test_a_call_to_a_full_server_is_retried_and_the_wait_is_reported() -> None:
     calls, waits = list[Ended](), list[tuple[str, str]]()
     came, go_on = threading.Semaphore(0), threading.Event()
 
@@ -99,8 +99,8 @@ def test_a_refusal_of_a_full_server_is_a_retry_too_and_waiting_is_told() -> None
     limits = Limits(total_requests_max=1)
     with (
         Server("127.0.0.1:0", {"hold": hold}, name="s", limits=limits) as server,
-        Client(name="first") as first,
-        Client(name="second", observe=calls.append, watch=watch) as second,
+        RpcClient(name="first") as first,
+        RpcClient(name="second", observe=calls.append, watch=watch) as second,
     ):
         holder = threading.Thread(target=lambda: first.call(server.endpoint, "hold", timeout_s=60))
         holder.start()
@@ -115,7 +115,7 @@ def test_a_refusal_of_a_full_server_is_a_retry_too_and_waiting_is_told() -> None
     assert "holds 1 requests: later" in line
 
 
-def test_a_server_says_what_it_holds() -> None:
+def test_a_server_reports_its_requests_and_bytes() -> None:
     came, go_on = threading.Semaphore(0), threading.Event()
     deferred = Deferred()
 
@@ -130,7 +130,7 @@ def test_a_server_says_what_it_holds() -> None:
     handlers = {"hold": hold, "wait": wait}
     with (
         Server("127.0.0.1:0", handlers, name="s", threads=1) as server,
-        Client(name="w") as client,
+        RpcClient(name="w") as client,
     ):
         assert server.usage()[:5] == (0, 0, 0, 0, 0)
         calls = [Call(server.endpoint, method, {}, [ARRAY]) for method in ("wait", "hold", "hold")]
@@ -139,7 +139,7 @@ def test_a_server_says_what_it_holds() -> None:
         assert came.acquire(timeout=60)
         assert came.acquire(timeout=60)
         deadline = time.monotonic() + 60
-        while server.usage().queued < 1:  # its arrival wakes nobody who could tell
+        while server.usage().queued < 1:  # its arrival signals no event
             assert time.monotonic() < deadline
         usage = server.usage()
         assert (usage.running, usage.deferred, usage.connections) == (1, 1, 1)

@@ -10,10 +10,10 @@ import fsspec
 import pytest
 
 from tests.jobs import Job
-from trireme.cluster import Cluster
 from trireme.config import Config
 from trireme.data import InsId, Label, Schema, Sparse, criteo, multislot
 from trireme.errors import BadRequest, DataError
+from trireme.job.cluster import Cluster
 from trireme.run.data import find_data, make_dataset
 from trireme.run.settings import Settings
 
@@ -73,7 +73,7 @@ def test_a_folder_elsewhere_is_listed_too(tmp_path: Path) -> None:
         (["own"], [4, 4], False),
     ],
 )
-def test_workers_share_what_all_see_unless_they_are_told_otherwise(
+def test_workers_divide_examples_unless_each_reads_its_own(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     overrides: list[str],
@@ -100,7 +100,7 @@ def test_workers_share_what_all_see_unless_they_are_told_otherwise(
 
 
 @pytest.mark.parametrize("reader", ["QueueDataset", "InMemoryDataset"])
-def test_text_is_multislot_with_names_in_front_unless_the_model_says_otherwise(
+def test_text_is_multislot_with_names_unless_the_model_declares_another_format(
     tmp_path: Path, reader: str
 ) -> None:
     def work(cluster: Cluster) -> None:
@@ -116,7 +116,7 @@ def test_text_is_multislot_with_names_in_front_unless_the_model_says_otherwise(
         (batch,) = dataset.stream(0, 1)
         assert dataset.schema == multislot([InsId(), *SCHEMA.fields])
         assert batch["ins_id"].decode() == ["name"]
-        with pytest.raises(BadRequest, match="leaves the format to the runner, found schema"):
+        with pytest.raises(BadRequest, match="with a schema without a format, found schema"):
             make_dataset(config, settings, settings.train, criteo(), cluster)
         with pytest.raises(BadRequest, match="expected a Recipe with a schema"):
             make_dataset(config, settings, settings.train, None, cluster)

@@ -1,4 +1,4 @@
-"""What the runner reads of a configuration, refuses, and warns of."""
+"""Settings of the runner: read, refused, or warned about."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.run.keys import warn_of_unused
 from trireme.run.settings import Settings
+from trireme.run.unused_keys import warn_of_unused
 from trireme.strategy import Strategy
 
 
@@ -63,7 +63,7 @@ def test_reader_types_in_every_spelling(
     assert Settings.read(config(tmp_path, *overrides)).reader_type == expected
 
 
-def test_what_is_not_said_of_inference_is_as_for_training(tmp_path: Path) -> None:
+def test_inference_settings_default_to_those_of_training(tmp_path: Path) -> None:
     settings = Settings.read(
         config(tmp_path, "runner.train_batch_size=7", "runner.thread_num=3", "runner.epochs=4")
     )
@@ -107,7 +107,7 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
         ("runner.model_save_path=s3://b/m", "a folder that all servers and worker 0 share"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused_by_name(
+def test_contradictory_settings_are_refused_by_name(
     tmp_path: Path, override: str, message: str
 ) -> None:
     with pytest.raises(BadRequest, match=message):
@@ -124,7 +124,7 @@ def test_two_places_to_start_from_are_refused(tmp_path: Path) -> None:
 def test_keys_without_an_effect_are_warnings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = config(
+    actual = config(
         tmp_path,
         "runner.epoch=3",
         "runner.start_day=20190720",
@@ -132,9 +132,9 @@ def test_keys_without_an_effect_are_warnings(
         "runner.geo_step=400",
         "other=1",
     )
-    Settings.read(found)
+    Settings.read(actual)
     with caplog.at_level(logging.WARNING):
-        warn_of_unused(found)
+        warn_of_unused(actual)
     assert caplog.messages == [
         "other: no effect: nothing reads it",
         "runner.epoch: no effect: nothing reads it; did you mean runner.epochs?",

@@ -1,6 +1,4 @@
-"""Pairs of words: what they are, that draws have the promised distribution, and that a stream goes
-on where it stopped.
-"""
+"""Skip-gram pairs of words: contents, the promised distribution, and resuming a stream."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def test_negatives_follow_counts_to_the_power_of_three_quarters() -> None:
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_a_stream_goes_on_behind_every_batch(num_streams: int) -> None:
     dataset = SkipGramDataset(numbered(3000), batch_size=3001, min_count=1, seed=4)
-    assert dataset.num_pieces == 4
+    assert dataset.num_chunks == 4
     for index in range(num_streams):
         whole = list(dataset.stream(index, num_streams, epoch=2))
         assert len(whole) > 1
@@ -97,9 +95,9 @@ def test_a_stream_goes_on_behind_every_batch(num_streams: int) -> None:
         for i, batch in enumerate(whole):
             rest = list(dataset.stream(index, num_streams, start=batch.position, epoch=2))
             assert len(rest) == len(whole) - i - 1
-            for expected, found in zip(whole[i + 1 :], rest, strict=True):
-                assert torch.equal(expected.bags.values, found.bags.values)
-                assert expected.position == found.position
+            for expected, actual in zip(whole[i + 1 :], rest, strict=True):
+                assert torch.equal(expected.bags.values, actual.bags.values)
+                assert expected.position == actual.position
 
 
 def test_streams_share_the_pairs_of_an_epoch() -> None:
@@ -122,5 +120,5 @@ def test_arguments_out_of_range_are_refused() -> None:
     dataset = SkipGramDataset(SENTENCES, batch_size=1, min_count=1)
     with pytest.raises(BadRequest, match="found 1, 1 and 0"):
         dataset.stream(1, 1)
-    with pytest.raises(BadRequest, match=r"expected a position \(piece 0 to 1, pairs\)"):
+    with pytest.raises(BadRequest, match=r"expected a position \(chunk 0 to 1, pairs\)"):
         dataset.stream(0, 1, start=(2, 0))

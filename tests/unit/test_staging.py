@@ -1,6 +1,4 @@
-"""A step of sync training is applied when all its members have declared it, in stream order,
-once.
-"""
+"""Sync training applies a step once, in stream order, when all members have declared it."""
 
 from __future__ import annotations
 
@@ -9,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from trireme.errors import BadRequest
-from trireme.ps.clipping import Clip, NormReply
-from trireme.ps.staging import Member, Staging, Stop
-from trireme.ps.wire import Push
+from trireme.protocol.clipping import Clip, NormReply
+from trireme.protocol.membership import Member, Stop
+from trireme.protocol.wire import Push
+from trireme.server.staging import Staging
 
 
 def push(stream: int, step: int) -> Push:
@@ -26,7 +25,6 @@ def push(stream: int, step: int) -> Push:
         position=(),
         time=0,
         map_version=1,
-        export_version=0,
         tables=[],
         blocks=None,
     )
@@ -97,12 +95,12 @@ def test_waiters_run_when_their_step_has_been_applied(applied: Applied) -> None:
     assert staging.when_applied(1, lambda: woken.append(2))
 
 
-def test_all_stop_behind_the_step_that_one_of_them_wants_to_be_the_last(applied: Applied) -> None:
+def test_all_streams_stop_after_the_step_that_one_names_the_last(applied: Applied) -> None:
     staging = applied.staging
     staging.stage(push(0, 1))
     staging.stage(replace(push(1, 1), stops="told"))
     staging.declare(1, 1)
-    assert staging.stop is None  # nobody hears of it before the step is everybody's
+    assert staging.stop is None  # not reported before all have declared the step
     staging.declare(0, 1)
     assert staging.stop == Stop(1, "told")
     again = Applied().staging
@@ -114,7 +112,7 @@ def test_all_stop_behind_the_step_that_one_of_them_wants_to_be_the_last(applied:
     assert staging.stop is None
 
 
-def test_a_push_that_is_not_staged_stops_nobody() -> None:
+def test_a_push_that_is_not_staged_delays_no_step() -> None:
     body, arrays = replace(push(0, 1), stops="told").to_wire()
     assert Push.from_wire(body, arrays).stops == "told"
     for wrong in ({"staged": False}, {"stops": "a\nb"}, {"stops": "x" * 201}, {"stops": None}):
@@ -144,27 +142,27 @@ NORM = Clip("norm", 1.0)
 
 
 def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> None:
-    staging, told = applied.staging, list[str]()
+    staging, reported = applied.staging, list[str]()
     for stream in (0, 1):
         staging.stage(replace(push(stream, 1), clip=NORM))
-    assert not staging.when_complete(0, 1, lambda: told.append("complete"))
+    assert not staging.when_complete(0, 1, lambda: reported.append("complete"))
     staging.declare(0, 1)
-    assert told == []
+    assert reported == []
     staging.declare(1, 1)
-    assert (told, applied.steps) == (["complete"], [])
-    assert staging.when_complete(0, 1, told.clear)
+    assert (reported, applied.steps) == (["complete"], [])
+    assert staging.when_complete(0, 1, reported.clear)
     assert staging.norm_of(1) == NormReply(2, None, False)
     assert staging.waiting_for() == "step 1 waits for its norm"
     with pytest.raises(BadRequest, match="expected a member of the pass, found stream 7"):
-        staging.when_complete(7, 1, told.clear)
-    assert not staging.when_applied(1, lambda: told.append("applied"))
-    staging.give_norm(1, 0.5)
+        staging.when_complete(7, 1, reported.clear)
+    assert not staging.when_applied(1, lambda: reported.append("applied"))
+    staging.set_norm(1, 0.5)
     staging.declare(0, 1)
-    assert told == ["complete", "applied"]
+    assert reported == ["complete", "applied"]
     assert (applied.steps, applied.norms) == ([[(0, 1), (1, 1)]], [0.5])
-    # Who asks late is told what it was; who brings another one then changes nothing.
+    # A late request gets the same norm; a late other norm changes nothing.
     assert staging.norm_of(1) == NormReply(None, 0.5, True)
-    staging.give_norm(1, 7.0)
+    staging.set_norm(1, 7.0)
     staging.advance()
     assert len(applied.steps) == 1
     other = Applied().staging
@@ -181,12 +179,12 @@ def test_streams_that_leave_are_no_reason_to_apply_a_step_without_its_norm(
         staging.stage(replace(push(stream, 1), clip=NORM))
     staging.set_group(2, {0: Member(1, 2), 1: Member(1, 2)})
     assert applied.steps == []
-    staging.give_norm(1, 3.0)
+    staging.set_norm(1, 3.0)
     staging.declare(1, 1)
     assert applied.norms == [3.0]
 
 
-def test_workers_that_clip_unlike_are_told_so(applied: Applied) -> None:
+def test_different_clipping_of_workers_is_refused(applied: Applied) -> None:
     applied.staging.stage(replace(push(0, 1), clip=NORM))
     for clip in (None, Clip("norm", 2.0), Clip("value", 1.0)):
         with pytest.raises(BadRequest, match=r"clips by Clip.* they must agree"):

@@ -1,4 +1,4 @@
-"""A histogram of staleness in words."""
+"""How a histogram of staleness is printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from trireme.train.staleness import described
+from trireme.train.loop.staleness import described
 
 
 def test_quantiles_are_the_least_values_that_so_many_do_not_exceed() -> None:
@@ -22,5 +22,5 @@ def test_quantiles_are_the_least_values_that_so_many_do_not_exceed() -> None:
 def test_quantiles_equal_those_of_numpy(seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 40, size=1 + 100 * seed)
     expected = [np.quantile(values, part, method="inverted_cdf") for part in (0.5, 0.99, 1)]
-    found = described(Counter(values.tolist())).split(": ")[1].split(", ")
-    assert [int(text.split()[0]) for text in found] == expected
+    actual = described(Counter(values.tolist())).split(": ")[1].split(", ")
+    assert [int(text.split()[0]) for text in actual] == expected

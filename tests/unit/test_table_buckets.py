@@ -1,4 +1,4 @@
-"""Whole buckets: snapshot, restore, clear."""
+"""Whole buckets of a table: snapshot, restore, clear."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_snapshots_of_all_buckets_hold_each_row_once() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_buckets_restored_into_another_table_make_it_go_on_alike(rule: str) -> None:
+def test_buckets_restored_into_another_table_train_on_with_the_same_bits(rule: str) -> None:
     table, other = filled(rule), make_table(3, rule)
     step(other, MANY[:50], (0, 9), (2, 4), seed=5)  # all of it is replaced
     for bucket in range(4096):
@@ -89,9 +89,9 @@ def test_restore_replaces_one_bucket_and_leaves_the_others() -> None:
     content = table.snapshot(BUCKET)
     keys = content.keys
     table.restore(BUCKET, keys[:7], content.classes[:7], content.rows[:7], {3: 5})
-    found = table.snapshot(BUCKET)
-    assert set(found.keys) == set(keys[:7])
-    assert found.marks == {3: 5}, "marks that are not given become 0"
+    actual = table.snapshot(BUCKET)
+    assert set(actual.keys) == set(keys[:7])
+    assert actual.marks == {3: 5}, "marks that are not given become 0"
     assert contains(table, keys).sum() == 7
     after = snapshot(table)
     assert all(after[bucket] == before[bucket] for bucket in others)
@@ -104,10 +104,10 @@ def test_restore_grows_a_bucket_as_far_as_need_be() -> None:
         rows = np.random.default_rng(n).integers(0, 256, (n, 16), np.uint8)
         table.restore(BUCKET, keys, np.zeros(n, np.uint8), rows, {})
         assert table.rows == n
-        found = table.snapshot(BUCKET)
-        order, expected = np.argsort(found.keys), np.argsort(keys)
-        np.testing.assert_array_equal(found.keys[order], keys[expected])
-        np.testing.assert_array_equal(found.rows[order], rows[expected])
+        actual = table.snapshot(BUCKET)
+        order, expected = np.argsort(actual.keys), np.argsort(keys)
+        np.testing.assert_array_equal(actual.keys[order], keys[expected])
+        np.testing.assert_array_equal(actual.rows[order], rows[expected])
 
 
 def test_a_cleared_bucket_is_empty_and_its_memory_is_used_again() -> None:

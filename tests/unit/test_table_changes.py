@@ -1,4 +1,4 @@
-"""What a push may do to rows besides the table's rule: add to the weights, or assign them."""
+"""Pushes that bypass a table's update rule: add to the weights, or assign them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from trireme import _core
 from trireme.errors import BadRequest
 from trireme.optim import Adagrad, values_of_group
-from trireme.ps.served import make_core_table
+from trireme.protocol.core_table import make_core_table
 from trireme.table import Table
 
 DIM = 5
@@ -28,9 +28,9 @@ def values(**numbers: float) -> _core.RuleValues:
 
 
 def weights(table: _core.Table, keys: np.ndarray = KEYS) -> np.ndarray:
-    found = np.empty((len(keys), DIM), np.float32)
-    table.lookup(keys, found, POOL)
-    return found
+    actual = np.empty((len(keys), DIM), np.float32)
+    table.lookup(keys, actual, POOL)
+    return actual
 
 
 def numbers(seed: int) -> np.ndarray:
@@ -47,7 +47,7 @@ def test_differences_are_added_to_old_and_new_rows_and_clipped() -> None:
     assert table.rows == 3
 
 
-def test_assigned_weights_are_there_to_the_bit() -> None:
+def test_assigned_weights_are_stored_bit_for_bit() -> None:
     table, assigned = make(), numbers(2)
     table.update(KEYS, assigned, [(0, 1)], values(lower=0.0), POOL, change="assign")
     np.testing.assert_array_equal(weights(table), assigned)

@@ -45,12 +45,12 @@ def look(table: _core.Table, keys: np.ndarray, dim: int, row_class: int = 0) -> 
 
 def content_of(table: _core.Table) -> dict[int, tuple[int, bytes]]:
     """Key -> class and wide row."""
-    found = {}
+    actual = {}
     for bucket in range(_core.NUM_BUCKETS):
         content = table.snapshot(bucket)
         for key, row_class, row in zip(content.keys, content.classes, content.rows, strict=True):
-            found[int(key)] = int(row_class), row.tobytes()
-    return found
+            actual[int(key)] = int(row_class), row.tobytes()
+    return actual
 
 
 # ---- dims of their own ----
@@ -72,14 +72,14 @@ def test_each_class_learns_as_a_table_of_its_dim(rule: str, dtype: str) -> None:
     assert both.rows == sum(table.rows for table in alone.values())
 
 
-def test_a_lookup_of_another_class_answers_what_fits() -> None:
+def test_a_lookup_of_another_class_answers_the_common_columns() -> None:
     table = make_table(dims=[8, 3])
     push(table, WIDE, 8, 1)
     push(table, NARROW, 3, 2, 1)
     np.testing.assert_array_equal(look(table, WIDE, 3, 1), look(table, WIDE, 8)[:, :3])
-    found = look(table, NARROW, 8)
-    np.testing.assert_array_equal(found[:, :3], look(table, NARROW, 3, 1))
-    assert not found[:, 3:].any()
+    actual = look(table, NARROW, 8)
+    np.testing.assert_array_equal(actual[:, :3], look(table, NARROW, 3, 1))
+    assert not actual[:, 3:].any()
     absent = random_keys(np.random.default_rng(9), 50)[6:]
     np.testing.assert_array_equal(look(table, absent, 3, 1), look(table, absent, 8)[:, :3])
     before = look(table, WIDE, 8), look(table, NARROW, 3, 1)
@@ -100,11 +100,11 @@ def test_wide_rows_have_zeros_where_a_class_has_nothing(rule: str) -> None:
     push(table, WIDE, 7, 2, 1)
     plain = make_table(3, rule)
     push(plain, NARROW, 3, 1)
-    found, narrow = content_of(table), content_of(plain)
+    actual, narrow = content_of(table), content_of(plain)
     per_weight = (table.state_floats - plain.state_floats) // 4
     per_row = plain.state_floats - 3 * per_weight
     for key in NARROW.tolist():
-        row_class, row = found[key]
+        row_class, row = actual[key]
         floats = np.frombuffer(row[:-8], np.float32)
         planes, rest = floats[: 7 * (1 + per_weight)].reshape(-1, 7), floats[7 * (1 + per_weight) :]
         assert row_class == 0
@@ -114,7 +114,7 @@ def test_wide_rows_have_zeros_where_a_class_has_nothing(rule: str) -> None:
         assert len(rest) == per_row
     for bucket in range(_core.NUM_BUCKETS):
         restore(other, bucket, table.snapshot(bucket))
-    assert content_of(other) == found
+    assert content_of(other) == actual
     push(table, KEYS, 7, 3, 1)
     push(other, KEYS, 7, 3, 1)
     assert content_of(other) == content_of(table)
@@ -215,16 +215,16 @@ def test_a_row_is_a_head_until_its_score_reaches_the_threshold(dtype: str) -> No
     assert not absent[:, 1:].any(), "its row would begin as a head"
 
     shown(table, KEYS, 5, 1, np.where(np.arange(3000) % 3 == 0, 4, 2))  # scores 2 and 1
-    found, is_whole = lookup(table, KEYS), np.arange(3000) % 3 == 0
-    assert (found[:, 0] != start[:, 0]).mean() > 0.99
-    np.testing.assert_array_equal(found[is_whole, 1:], start[is_whole, 1:])
-    assert not found[~is_whole, 1:].any()
+    actual, is_whole = lookup(table, KEYS), np.arange(3000) % 3 == 0
+    assert (actual[:, 0] != start[:, 0]).mean() > 0.99
+    np.testing.assert_array_equal(actual[is_whole, 1:], start[is_whole, 1:])
+    assert not actual[~is_whole, 1:].any()
     classes = {key: row_class for key, (row_class, _) in content_of(table).items()}
     assert [classes[key] for key in KEYS.tolist()] == np.where(is_whole, 0, 1).tolist()
 
     shown(table, KEYS, 5, 2, 2)  # scores 3 and 2: all are whole
     again = lookup(table, KEYS)
-    assert (again[is_whole] != found[is_whole]).mean() > 0.99
+    assert (again[is_whole] != actual[is_whole]).mean() > 0.99
     np.testing.assert_array_equal(again[~is_whole, 1:], start[~is_whole, 1:])
     assert table.rows == len(KEYS)
     assert {row_class for row_class, _ in content_of(table).values()} == {0}
@@ -263,7 +263,7 @@ def test_a_tail_begins_with_the_update_after_its_row_is_whole(rule: str) -> None
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_heads_and_whole_rows_are_restored_and_go_on_alike(rule: str) -> None:
+def test_restored_heads_and_whole_rows_train_on_with_the_same_bits(rule: str) -> None:
     table, other = heads(6, rule, 2.0), heads(6, rule, 2.0)
     rng = np.random.default_rng(3)
     for sequence in range(1, 4):

@@ -1,4 +1,4 @@
-"""Tables of the core: keys, lookups, updates, and what is refused."""
+"""Core tables: keys, lookups, updates, and refused calls."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ def test_the_order_of_distinct_keys_and_the_number_of_threads_do_not_matter() ->
     keys = random_keys(rng, 30_000)
     grads = rng.standard_normal((len(keys), 4), np.float32)
     by_bucket = np.argsort(buckets_of(keys), kind="stable")
-    found = []
+    actual = []
     for order, pool in ((np.arange(len(keys)), _core.Pool(1)), (by_bucket, _core.Pool(3))):
         table = make_table(4, "adam")
         for sequence in (1, 2, 3):
             table.update(keys[order], grads[order], [(0, sequence)], RATES, pool)
-        found.append(lookup(table, keys))
-    np.testing.assert_array_equal(found[0], found[1])
+        actual.append(lookup(table, keys))
+    np.testing.assert_array_equal(actual[0], actual[1])
 
 
 def test_erased_rows_are_gone_and_others_stay() -> None:
@@ -172,8 +172,8 @@ def test_rows_are_found_after_growth() -> None:
     assert table.rows == len(keys)
     assert (lookup(table, keys) == 1).all()
     others = rng.integers(0, 2**64, 1_000_000, np.uint64)
-    found = contains(table, others)
-    assert not found[~np.isin(others, keys)].any()
+    actual = contains(table, others)
+    assert not actual[~np.isin(others, keys)].any()
     # One million rows of 2 floats: at most 16 bytes beside what a row says.
     assert table.bytes / table.rows - table.row_bytes <= 16
 
@@ -351,7 +351,7 @@ print(messages[0])
 """
 
 
-def test_a_table_without_memory_says_so_and_stays_whole() -> None:
+def test_a_table_out_of_memory_raises_and_stays_intact() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FILL_UNTIL_THE_LIMIT],
         capture_output=True,
@@ -365,7 +365,7 @@ def test_a_table_without_memory_says_so_and_stays_whole() -> None:
 
 
 def test_readers_do_not_keep_writers_waiting() -> None:
-    """Lookups that overlap all the time, until the updates are through."""
+    """PendingLookups that overlap all the time, until the updates are through."""
     table, keys = filled(num_keys=40_000)
     done = threading.Event()
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Weights of 16 bits: rounded by chance, the same everywhere, and right in the mean."""
+"""16-bit weights: stochastic rounding, the same everywhere and unbiased."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def is_kept(weights: np.ndarray, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("initializer", INITIALIZERS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_absent_key_answers_what_its_row_starts_with(dtype: str, initializer: str) -> None:
+def test_a_lookup_of_an_absent_key_returns_its_initial_weights(
+    dtype: str, initializer: str
+) -> None:
     table = make_table(5, dtype=dtype, **INITIALIZERS[initializer])
     exact = lookup(make_table(5, **INITIALIZERS[initializer]), KEYS)
     start = lookup(table, KEYS)
@@ -76,16 +78,16 @@ def test_rounding_goes_by_seed_key_stream_sequence_and_element(dtype: str) -> No
         push(table, keys, -STEP_AT_1[dtype] / 2, ids)
         return lookup(table, KEYS)
 
-    found = weights_after((0, 1))
-    assert (found > 1).mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(found.size))
-    np.testing.assert_array_equal(weights_after((0, 1), KEYS[::-1].copy()), found)
+    actual = weights_after((0, 1))
+    assert (actual > 1).mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(actual.size))
+    np.testing.assert_array_equal(weights_after((0, 1), KEYS[::-1].copy()), actual)
     for simd, reason in instruction_sets().items():
         if not reason:
-            np.testing.assert_array_equal(weights_after((0, 1), simd=simd), found)
+            np.testing.assert_array_equal(weights_after((0, 1), simd=simd), actual)
     for other in (weights_after((1, 1)), weights_after((0, 2)), weights_after((0, 1), seed=2)):
-        assert (other != found).mean() == pytest.approx(0.5, abs=0.05)
-    assert (found[:, :-1] != found[:, 1:]).mean() == pytest.approx(0.5, abs=0.05)
-    assert (found[:-1] != found[1:]).mean() == pytest.approx(0.5, abs=0.05)
+        assert (other != actual).mean() == pytest.approx(0.5, abs=0.05)
+    assert (actual[:, :-1] != actual[:, 1:]).mean() == pytest.approx(0.5, abs=0.05)
+    assert (actual[:-1] != actual[1:]).mean() == pytest.approx(0.5, abs=0.05)
 
 
 def test_pushes_that_are_merged_round_by_the_lowest_stream() -> None:
@@ -100,12 +102,12 @@ def test_pushes_that_are_merged_round_by_the_lowest_stream() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_too_large_becomes_the_largest_and_a_nan_stays_one(dtype: str) -> None:
+def test_overflowing_weights_become_the_largest_value_and_nan_stays_nan(dtype: str) -> None:
     table, largest = make_table(4, dtype=dtype), np.float32(LARGEST[dtype])
     huge = np.float32(3.4e38)
     push(table, KEYS[:3], [[huge, -huge, np.inf, np.nan]], (0, 1))
-    found = lookup(table, KEYS[:3])
-    np.testing.assert_array_equal(found, [[-largest, largest, -np.inf, np.nan]] * 3)
+    actual = lookup(table, KEYS[:3])
+    np.testing.assert_array_equal(actual, [[-largest, largest, -np.inf, np.nan]] * 3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,9 +119,9 @@ def test_state_is_float32_and_rows_are_smaller(dtype: str, dim: int) -> None:
         grads = rng.standard_normal((len(KEYS), dim), np.float32)
         for table in (half, whole):
             push(table, KEYS, grads, (0, sequence), lr=0.01)
-    found, expected = snapshot(half), snapshot(whole)
+    actual, expected = snapshot(half), snapshot(whole)
     assert half.row_bytes == whole.row_bytes, "wide rows have float32 weights"
-    for bucket, (keys, _, rows, _, _) in found.items():
+    for bucket, (keys, _, rows, _, _) in actual.items():
         shape = (len(keys) // 8, half.row_bytes // 4)
         a, b = (np.frombuffer(x, np.float32).reshape(shape) for x in (rows, expected[bucket][2]))
         assert keys == expected[bucket][0]
@@ -147,7 +149,7 @@ def test_snapshots_go_both_ways_exactly_and_other_weights_to_the_nearest(dtype: 
     assert (lookup(table, content.keys) == 1 + STEP_AT_1[dtype]).all()
 
 
-def test_what_is_for_float32_alone_is_refused() -> None:
+def test_rules_for_float32_alone_are_refused() -> None:
     with pytest.raises(BadRequest, match="expected float32, bfloat16 or float16, found int8"):
         make_table(dtype="int8")
     with pytest.raises(BadRequest, match="expected one row class of float32 weights"):

@@ -1,4 +1,4 @@
-"""The weights that a row starts with: a pure function of (seed, key, position in the row)."""
+"""Initial weights of a row: a pure function of (seed, key, position in the row)."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def bits_of(seed: int, key: int, position: int) -> int:
 def test_golden_bits(initializer: str) -> None:
     for key, expected in GOLDEN[initializer].items():
         table = make_table(5, seed=7, **INITIALIZERS[initializer])
-        found = lookup(table, keys_of(key)).view(np.uint32)[0]
-        assert [f"{bits:08x}" for bits in found] == expected.split()
+        actual = lookup(table, keys_of(key)).view(np.uint32)[0]
+        assert [f"{bits:08x}" for bits in actual] == expected.split()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
@@ -73,8 +73,8 @@ def test_normal_weights_are_quantiles_of_uniform_numbers() -> None:
         [normal.inv_cdf(((bits_of(3, int(key), j) >> 32) + 0.5) / 2**32) for j in range(7)]
         for key in keys
     ]
-    found = lookup(make_table(7, seed=3, **INITIALIZERS["normal"]), keys)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    actual = lookup(make_table(7, seed=3, **INITIALIZERS["normal"]), keys)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_uniform_weights_fill_their_range_evenly() -> None:
@@ -97,17 +97,17 @@ def test_normal_weights_have_mean_deviation_and_tails_of_the_normal_distribution
     assert abs((z**4).mean() - 3) < 4 * (96 / n) ** 0.5
     normal = NormalDist()
     steps = np.linspace(-4.5, 4.5, 91)
-    found = np.searchsorted(z, steps) / n
+    actual = np.searchsorted(z, steps) / n
     expected = np.array([normal.cdf(step) for step in steps])
-    assert np.abs(found - expected).max() < 2 / n**0.5  # Kolmogorov and Smirnov: 1.95 at 0.1 %
+    assert np.abs(actual - expected).max() < 2 / n**0.5  # Kolmogorov and Smirnov: 1.95 at 0.1 %
     assert 4.5 < np.abs(z).max() < 6.5
 
 
 def test_neighbouring_keys_positions_and_seeds_are_independent() -> None:
     keys = np.arange(20_000, dtype=np.uint64)
-    here = lookup(make_table(2, init_a=-1.0, init_b=1.0), keys)
+    rows = lookup(make_table(2, init_a=-1.0, init_b=1.0), keys)
     there = lookup(make_table(2, init_a=-1.0, init_b=1.0, seed=2), keys)
-    pairs = [(here[:-1], here[1:]), (here[:, 0], here[:, 1]), (here, there)]
+    pairs = [(rows[:-1], rows[1:]), (rows[:, 0], rows[:, 1]), (rows, there)]
     for a, b in pairs:
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 4 / 20_000**0.5
 
@@ -120,9 +120,9 @@ def test_absent_keys_answer_zeros_if_so_declared() -> None:
     table = make_table(absent="zeros")
     assert (lookup(table, KEYS[:100]) == 0).all()
     table.update(KEYS[:1], np.zeros((1, 4), np.float32), [(0, 1)], _core.RuleValues(lr=1.0), POOL)
-    found = lookup(table, KEYS[:2])
-    np.testing.assert_array_equal(found[0], lookup(make_table(), KEYS[:1])[0])
-    assert (found[1] == 0).all()
+    actual = lookup(table, KEYS[:2])
+    np.testing.assert_array_equal(actual[0], lookup(make_table(), KEYS[:1])[0])
+    assert (actual[1] == 0).all()
 
 
 @pytest.mark.parametrize(

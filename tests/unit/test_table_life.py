@@ -1,10 +1,11 @@
-"""How long rows of a table live: limits, expiry, and what is remembered of what has gone.
+"""Lifetimes of rows: limits, expiry, and what is remembered of removed rows.
 
 That every number is right is tests/property/test_table_dict.py's.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from trireme import _core
 from trireme.errors import BadRequest
 from trireme.optim import Adagrad
 from trireme.policy import Policy, ScorePolicy
-from trireme.ps.served import make_core_table
+from trireme.protocol.core_table import make_core_table
+from trireme.protocol.row_selection import selected
+from trireme.protocol.wide_rows import RowLayout
 from trireme.table import Table
 
 RATES = _core.RuleValues(lr=0.1)
@@ -53,7 +56,7 @@ def test_a_limit_bounds_memory_without_shrink() -> None:
     assert max(sizes[30:]) < 1.1 * sizes[29], "25 times as many keys as rows have come since"
 
 
-def test_a_limit_in_bytes_holds_what_rows_and_index_take() -> None:
+def test_a_limit_in_bytes_covers_rows_and_index() -> None:
     rng = np.random.default_rng(0)
     limit = 4 << 20
     table = limited(max_bytes=limit)
@@ -132,6 +135,24 @@ def test_rows_that_no_push_with_a_time_has_reached_have_no_age() -> None:
     assert table.shrink(bucket, 20_000 * DAY + 11, False, 0) == (1, 0)
 
 
+@pytest.mark.parametrize("decay_rate", [0.98, 0.9])
+def test_export_and_expiry_judge_a_row_by_the_same_score(decay_rate: float) -> None:
+    """To the last bit: computed by pow(), 0.98**5 is larger than the core's, 0.9**4 smaller."""
+    for days in range(1, 31):
+        (score,) = _core.decay(decay_rate, np.array([days], np.uint32)).tolist()
+        for threshold, is_kept in ((score, True), (math.nextafter(score, 1), False)):
+            policy = ScorePolicy(
+                decay_rate=decay_rate, delete_threshold=threshold, base_threshold=threshold
+            )
+            schema = Table("t", dim=2, optimizer=Adagrad(lr=0.1), policy=policy).schema
+            table = make_core_table(schema)
+            push(table, keys_of(5), 1, time=DAY)  # a show and a click: score 1
+            bucket, time = int(buckets_of(keys_of(5))[0]), (1 + days) * DAY
+            statistics = RowLayout.of(schema, table).statistics(table.snapshot(bucket).rows)
+            assert selected(schema, statistics, "base", time, False).tolist() == [is_kept]
+            assert table.shrink(bucket, time, False, 0) == (0 if is_kept else 1, 0)
+
+
 def test_an_expired_row_answers_until_it_is_removed() -> None:
     table = limited(ttl_s=10)
     push(table, keys_of(5), 1, time=100)
@@ -168,7 +189,7 @@ def test_a_limit_without_a_row_for_every_bucket_is_refused(
         limited(**policy)
 
 
-def test_a_push_brings_what_the_table_counts_and_nothing_else() -> None:
+def test_a_push_carries_only_the_columns_that_the_table_counts() -> None:
     scored, plain = limited(**SCORED), limited()
     keys, ones = keys_of(1, 2), np.ones((2, 2), np.float32)
     none = {"show_click": None}

@@ -1,4 +1,4 @@
-"""Marks: what a push has done already is not done again, bucket by bucket."""
+"""Marks: a push that was applied is not applied again, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def counts(table: _core.Table, keys: np.ndarray = KEYS) -> np.ndarray:
     return weights[:, 0]
 
 
-def test_a_push_counts_once_however_often_it_comes() -> None:
+def test_a_repeated_push_counts_once() -> None:
     table = counting()
     assert push(table, KEYS, (3, 1)) == len(KEYS)
     before = snapshot(table)

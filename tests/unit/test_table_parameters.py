@@ -1,4 +1,4 @@
-"""table_parameters.* of PaddleRec: which accessor rows have, with which numbers."""
+"""PaddleRec's table_parameters.*: the accessor and the numbers they select."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def table_of(name: str = "ctr_dnn", *, dim: int = 9, **accessor: Any) -> Table:
     return table
 
 
-def test_an_accessor_of_which_nothing_is_said_has_what_fleets_python_fills_in() -> None:
+def test_an_accessor_without_parameters_has_the_defaults_of_fleet() -> None:
     assert table_of(embed_sgd_param=ADAGRAD).policy == SparseAccessor(**UNSET)
     assert table_of("slot_dnn", embedx_dim=8).policy == SparseAccessor(
         show_click=ShowClick("show", "click"), **UNSET
@@ -127,6 +127,6 @@ def test_heads_start_and_gradients_are_scaled_as_the_accessor_says() -> None:
         ({"embedx_threshold": "high"}, "expected embedx_threshold None or a finite number"),
     ],
 )
-def test_what_an_accessor_cannot_be_is_refused(accessor: dict[str, Any], message: str) -> None:
+def test_malformed_accessors_are_refused(accessor: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         table_of(**accessor)

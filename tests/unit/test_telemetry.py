@@ -1,4 +1,4 @@
-"""Instruments, health and the HTTP endpoint of a process, its limits among them."""
+"""A process's instruments, health and HTTP endpoint, with its limits."""
 
 from __future__ import annotations
 
@@ -70,54 +70,57 @@ def test_histograms_count_like_a_plain_list(registry: Registry) -> None:
     histogram = Histogram("trireme_x_seconds", "x", ["of"], BOUNDS)
     registry.register(histogram)
     values = {
-        of: [rng.choice([*BOUNDS, rng.uniform(-1, 12)]) for _ in range(300)] for of in ("a", "b")
+        name: [rng.choice([*BOUNDS, rng.uniform(-1, 12)]) for _ in range(300)]
+        for name in ("a", "b")
     }
-    for of, observed in values.items():
+    for name, observed in values.items():
         for value in observed:
-            histogram.observe(value, of)
-    found = samples(registry)
-    for of, observed in values.items():
-        assert found["trireme_x_seconds_count", (("of", of),)] == 300
-        assert found["trireme_x_seconds_sum", (("of", of),)] == pytest.approx(sum(observed))
+            histogram.observe(value, name)
+    actual = samples(registry)
+    for name, observed in values.items():
+        assert actual["trireme_x_seconds_count", (("of", name),)] == 300
+        assert actual["trireme_x_seconds_sum", (("of", name),)] == pytest.approx(sum(observed))
         for bound in BOUNDS:
-            label = (("le", str(bound)), ("of", of))
-            assert found["trireme_x_seconds_bucket", label] == sum(v <= bound for v in observed)
+            label = (("le", str(bound)), ("of", name))
+            assert actual["trireme_x_seconds_bucket", label] == sum(v <= bound for v in observed)
 
 
 def test_a_histogram_of_counted_numbers_is_that_of_the_numbers() -> None:
     numbers = [0, 0, 1, 2, 3, 3, 3, 9, 50]
     family = histogram_family("x", "x", BOUNDS, Count(numbers))
-    found = {s.labels.get("le", s.name): s.value for s in family.samples}
-    assert found == {"0.0": 2, "1.0": 3, "2.5": 4, "10.0": 8, "+Inf": 9, "x_count": 9, "x_sum": 71}
+    actual = {s.labels.get("le", s.name): s.value for s in family.samples}
+    assert actual == {"0.0": 2, "1.0": 3, "2.5": 4, "10.0": 8, "+Inf": 9, "x_count": 9, "x_sum": 71}
 
 
-def test_counters_and_gauges_say_what_they_hold(registry: Registry) -> None:
+def test_counters_and_gauges_show_their_values(registry: Registry) -> None:
     counter = Counter("trireme_x_total", "x", ["a", "b"])
     for part in (
         counter,
         Counter("trireme_y_total", "y"),
         Gauge("trireme_z", "z", lambda: {("p",): 3.5, ('"\\\n',): 4}, ["k"]),
-        Gauge("trireme_w_total", "w", lambda: {(): 7}, is_counter=True),
+        Gauge("trireme_w_total", "w", lambda: {(): 7}),
     ):
         registry.register(part)
     counter.add(2, "1", "2")
     counter.add(3, "1", "2")
-    found = samples(registry)
-    assert found["trireme_x_total", (("a", "1"), ("b", "2"))] == 5
-    assert found["trireme_y_total", ()] == 0  # there before the first
-    assert found["trireme_z", (("k", "p"),)] == 3.5
-    assert found["trireme_z", (("k", '"\\\n'),)] == 4
-    assert found["trireme_w_total", ()] == 7
+    actual = samples(registry)
+    assert actual["trireme_x_total", (("a", "1"), ("b", "2"))] == 5
+    assert actual["trireme_y_total", ()] == 0  # there before the first
+    assert actual["trireme_z", (("k", "p"),)] == 3.5
+    assert actual["trireme_z", (("k", '"\\\n'),)] == 4
+    assert actual["trireme_w_total", ()] == 7
     with pytest.raises(ValueError, match="trireme_x"):  # a name is used once
         registry.register(Counter("trireme_x_total", "x"))
 
 
 def test_a_process_tells_of_itself(registry: Registry) -> None:
-    found = samples(registry)
-    [(build, one)] = [(dict(of), v) for (n, of), v in found.items() if n == "trireme_build_info"]
+    actual = samples(registry)
+    [(build, one)] = [
+        (dict(labels), v) for (n, labels), v in actual.items() if n == "trireme_build_info"
+    ]
     assert (build["role"], build["name"], one) == ("server", "server 0", 1)
-    assert found["trireme_uptime_seconds", ()] >= 0
-    assert found["process_open_fds", ()] > 0
+    assert actual["trireme_uptime_seconds", ()] >= 0
+    assert actual["process_open_fds", ()] > 0
 
 
 def test_the_endpoint_answers_metrics_and_health(endpoint: Endpoint, health: Health) -> None:
@@ -192,7 +195,7 @@ def test_an_address_that_is_taken_is_an_error(endpoint: Endpoint, registry: Regi
 
 
 @pytest.mark.parametrize("text", ["", "x", "host:", "host:port", "70000", "-1", "1.5"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_malformed_addresses_are_refused(text: str) -> None:
     with pytest.raises(BadRequest, match=r"expected \[HOST:\]PORT with a port up to 65535, found"):
         split_address(text)
 
@@ -208,7 +211,7 @@ def test_addresses_of_several_processes() -> None:
         nth_address("65534", 2)
 
 
-def test_what_a_gauge_raises_is_logged_and_ends_that_answer_alone(
+def test_an_error_of_a_gauge_is_logged_and_fails_that_reply_alone(
     endpoint: Endpoint, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_broken = False

@@ -1,4 +1,4 @@
-"""MultiSlot, CSV and libsvm: options, headers, and what a user reads when something is wrong."""
+"""MultiSlot, CSV and libsvm: options, headers, and the errors a user reads."""
 
 from __future__ import annotations
 
@@ -149,13 +149,13 @@ def test_csv_files_may_order_their_columns_differently(tmp_path):
 def test_csv_header_belongs_to_no_stream_but_all_know_it(path):
     path.write_text("b,a\n" + "".join(f"{i},{i + 1}\n" for i in range(100)))
     dataset = QueueDataset(path, schema=csv([Label("a"), Label("b")]), batch_size=7)
-    found = [
+    actual = [
         example
         for index in range(3)
         for batch in dataset.stream(index, 3)
         for example in examples_of(dataset.schema, batch)
     ]
-    assert found == [(i + 1.0, float(i)) for i in range(100)]
+    assert actual == [(i + 1.0, float(i)) for i in range(100)]
 
 
 def test_csv_renames_columns_and_gathers_dense_ones(path):

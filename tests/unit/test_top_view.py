@@ -1,4 +1,4 @@
-"""What `trireme top` shows of two snapshots whose numbers are known."""
+"""What `trireme top` shows of two known snapshots."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import io
 
 from rich.console import Console
 
-from trireme.top.snapshot import Labels, Snapshot, Told
+from trireme.top.job_snapshot import Labels, ServerSamples, Snapshot
 from trireme.top.view import view
 
 
-def told(endpoint: str, **numbers: float | list[tuple[Labels, float]]) -> Told:
+def samples_of(endpoint: str, **numbers: float | list[tuple[Labels, float]]) -> ServerSamples:
     """Names without their prefix; a number alone has no labels."""
     samples = {}
     for name, value in numbers.items():
-        of = name if name.startswith("process_") else f"trireme_{name}"
-        samples[of] = value if isinstance(value, list) else [({}, value)]
-    return Told(endpoint, samples)
+        full_name = name if name.startswith("process_") else f"trireme_{name}"
+        samples[full_name] = value if isinstance(value, list) else [({}, value)]
+    return ServerSamples(endpoint, samples)
 
 
 def shown(before: Snapshot, now: Snapshot) -> dict[str, list[str]]:
@@ -27,12 +27,12 @@ def shown(before: Snapshot, now: Snapshot) -> dict[str, list[str]]:
     return {words[0]: words[1:] for words in lines if words}
 
 
-def busy(endpoint: str, n: int) -> Told:
+def busy(endpoint: str, n: int) -> ServerSamples:
     """A server after n pulls and pushes of 10 ms and 30 ms."""
     seconds = [({"method": "ps.pull"}, 0.01 * n), ({"method": "ps.push"}, 0.03 * n)]
     counts = [({"method": "ps.pull"}, float(n)), ({"method": "ps.push"}, float(n))]
     queues = {"queued": 3.0, "running": 2.0, "deferred": 1.0}
-    return told(
+    return samples_of(
         endpoint,
         uptime_seconds=3723,
         table_rows=[({"table": "ads"}, 12_000.0), ({"table": "users"}, 7.0)],
@@ -82,7 +82,7 @@ def test_a_server_that_started_again_counts_from_zero() -> None:
 
 
 def test_a_server_without_an_answer_is_shown_and_the_others_are_summed() -> None:
-    gone = Told("b:2", {}, "server.metrics at b:2: not reached")
+    gone = ServerSamples("b:2", {}, "server.metrics at b:2: not reached")
     before = Snapshot(0.0, [busy("a:1", 0), gone])
     lines = shown(before, Snapshot(1.0, [busy("a:1", 1), gone]))
     assert lines["b:2"] == ["no", "answer"]
@@ -91,6 +91,6 @@ def test_a_server_without_an_answer_is_shown_and_the_others_are_summed() -> None
 
 
 def test_a_job_that_has_not_begun_has_nothing_to_show() -> None:
-    lines = shown(Snapshot(0.0, [told("a:1")]), Snapshot(1.0, [told("a:1")]))
+    lines = shown(Snapshot(0.0, [samples_of("a:1")]), Snapshot(1.0, [samples_of("a:1")]))
     assert lines["staleness:"] == ["no", "push", "yet"]
     assert lines["a:1"][-1] == "-"

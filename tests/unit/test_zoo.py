@@ -1,4 +1,4 @@
-"""The zoo: every model is found by its name, and made from its configuration."""
+"""The zoo: every model is found by its name and created from its configuration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 from torch.export import Dim
 
 import trireme as tr
-from trireme.cluster import embedded, set_default
 from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.errors import BadRequest
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.models import zoo
-from trireme.ps.adam_d2sum import AdamD2Sum
+from trireme.protocol.adam_d2sum import AdamD2Sum
 
 TWO_OF_EACH = ("hist_item_seq", "hist_cat_seq", "negatives")
 
@@ -76,7 +77,7 @@ def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> Non
         def attached(num: int) -> Batch:
             batch = batch_of(recipe.schema, num)
             plan = planner.plan(batch)
-            rows = {p.table.name: torch.randn(len(p.keys), p.table.dim) for p in plan.tables}
+            rows = {p.table.class_id: torch.randn(len(p.keys), p.table.dim) for p in plan.tables}
             plan.attach(batch, rows, train=False)
             return batch
 

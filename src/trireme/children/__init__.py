@@ -1,5 +1,5 @@
-"""Child processes that end with this one, whatever happens to it."""
+"""Child processes that end with this process, for whatever reason it ends."""
 
-from trireme.children.keeper import SHIM, Child
+from trireme.children.command import PROGRAM, ChildCommand
 
-__all__ = ["Child", "SHIM"]
+__all__ = ["ChildCommand", "PROGRAM"]

@@ -3,8 +3,6 @@
 InMemoryDataset, which shuffles over a cluster, is loaded on first use.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,8 @@ from trireme.data.skip_gram import SkipGramDataset, SkipGramStream, read_words, 
 from trireme.data.strings import string_keys
 
 if TYPE_CHECKING:
-    from trireme.data.in_memory_dataset import InMemoryDataset, InMemoryStream
+    from trireme.data.in_memory_dataset import InMemoryDataset
+    from trireme.data.in_memory_stream import InMemoryStream
 
 __all__ = [
     "ArrayDataset",
@@ -55,9 +54,12 @@ __all__ = [
 ]
 
 
+_LAZY = {"InMemoryDataset": "in_memory_dataset", "InMemoryStream": "in_memory_stream"}
+
+
 def __getattr__(name: str) -> Any:
-    if name not in ("InMemoryDataset", "InMemoryStream"):
+    if name not in _LAZY:
         raise AttributeError(f"module 'trireme.data' has no attribute {name!r}")
-    home = importlib.import_module("trireme.data.in_memory_dataset")
+    home = importlib.import_module(f"trireme.data.{_LAZY[name]}")
     globals()[name] = value = getattr(home, name)
     return value

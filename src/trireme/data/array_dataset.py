@@ -23,8 +23,8 @@ class ArrayDataset:
     """Batches of examples given as columns: NumPy arrays, tensors or lists.
 
     Iterating reads everything once, in another order each time if shuffled; `stream` reads one of
-    several shares, or goes on from a position. The order of an epoch depends on the number of
-    examples, the seed and the epoch alone; streams cut it into pieces of equal size.
+    several parts, or continues from a position. The order of an epoch depends on the number of
+    examples, the seed and the epoch alone; streams cut it into parts of equal size.
 
     Args:
         columns: name -> N values. Columns that the schema does not name are not read.
@@ -33,7 +33,7 @@ class ArrayDataset:
             (64 bits), strings are hashed (see trireme.data.strings); None, NaN and "" among
             strings make an empty bag. Or Ragged, N bags of keys without weights.
             InsId, Content: N strings.
-        schema: the fields to read; one without a text format.
+        schema: the fields to read; without a text format.
         batch_size: examples per batch; the last one of a stream may have fewer.
         shuffle: another order of the examples in every epoch, by `seed`.
         drop_last: leave out the last batch of a stream if it is short.
@@ -42,7 +42,7 @@ class ArrayDataset:
         DataError: a column is missing, of another length, or holds a value of another kind.
         BadRequest: an argument out of range.
 
-    Threads: share it for streams; iterating itself counts epochs: one thread.
+    Threads: any for streams; one at a time for iterating, which counts epochs.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ArrayDataset:
                 )
         self._numbers: dict[str, Tensor] = {}
         keys_F, sizes_F = [], []
-        self._strings: dict[str, _Bags] = {}
+        self._strings: dict[str, _RaggedColumns] = {}
         for field in schema.fields:
             if isinstance(field, (InsId, Content)):
                 self._strings[field.name] = _texts(field.name, columns[field.name])
@@ -95,10 +95,10 @@ class ArrayDataset:
                 if isinstance(field, Weight):
                     _require(field.name, "weights >= 0", numbers, numbers >= 0)
                 self._numbers[field.name] = torch.from_numpy(numbers)
-        self._bags = _Bags(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
+        self._bags = _RaggedColumns(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
 
     def __len__(self) -> int:
-        """Batches of one pass over everything."""
+        """Number of batches of one pass over all examples."""
         full, rest = divmod(self.num_examples, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
@@ -112,9 +112,9 @@ class ArrayDataset:
         """Stream `index` of `num_streams`: every example in exactly one, sizes equal to within 1.
 
         Args:
-            start: the `position` of a batch of this stream and epoch: the stream goes on behind
+            start: the `position` of a batch of this stream and epoch: the stream continues behind
                 that batch. None or (): from its beginning.
-            epoch: names the order if shuffled; any number >= 0.
+            epoch: determines the order if shuffled; any number >= 0.
 
         Raises:
             BadRequest: index, num_streams, start or epoch out of range.
@@ -144,37 +144,37 @@ class ArrayDataset:
         columns: dict[str, BatchColumn] = {
             name: column[rows_B] for name, column in self._numbers.items()
         }
-        columns |= {name: Strings(*texts.of(rows_B)) for name, texts in self._strings.items()}
+        columns |= {name: Strings(*texts.take(rows_B)) for name, texts in self._strings.items()}
         if self._bags is None:
             return Batch(columns)
-        return Batch(columns, Bags(self.schema.sparse, *self._bags.of(rows_B)))
+        return Batch(columns, Bags(self.schema.sparse, *self._bags.take(rows_B)))
 
 
-class _Bags:
-    """Bags of values of F features of N examples: bag f*N + n is that of example n.
+class _RaggedColumns:
+    """Bags of F features of N examples: bag f*N + n belongs to feature f of example n.
 
-    values: of all bags, one behind the other. sizes_FN: how many each has.
+    values: of all bags, concatenated. sizes_FN: number of values of each bag.
     """
 
     def __init__(self, values: Tensor, sizes_FN: Tensor) -> None:
         self._values, self._sizes_FN = values, sizes_FN
         self._begins_FN = sizes_FN.flatten().cumsum(0).view_as(sizes_FN) - sizes_FN
 
-    def of(self, rows_B: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, rows_B: Tensor) -> tuple[Tensor, Tensor]:
         """Values and offsets of the bags of some examples, feature-major."""
         sizes, begins = (part[:, rows_B].flatten() for part in (self._sizes_FN, self._begins_FN))
         offsets = torch.zeros(len(sizes) + 1, dtype=torch.int64)
         torch.cumsum(sizes, 0, out=offsets[1:])
         total = int(offsets[-1])
-        places = torch.repeat_interleave(begins - offsets[:-1], sizes, output_size=total)
-        places += torch.arange(total)
-        return self._values[places], offsets
+        indices = torch.repeat_interleave(begins - offsets[:-1], sizes, output_size=total)
+        indices += torch.arange(total)
+        return self._values[indices], offsets
 
 
 class ArrayStream(Iterator[Batch]):
     """The batches of one stream; made by ArrayDataset.stream.
 
-    position: behind the latest batch handed out.
+    position: behind the latest batch returned.
 
     Threads: one at a time.
     """
@@ -197,7 +197,7 @@ class ArrayStream(Iterator[Batch]):
         return batch
 
     def fraction_read(self) -> float:
-        """How much of the stream has been handed out, 0 to 1."""
+        """The fraction of the stream that has been returned, 0 to 1."""
         return self.position[0] / len(self._order) if len(self._order) else 1.0
 
 
@@ -221,13 +221,13 @@ def _numbers(name: str, column: Column, dim: int | None) -> NDArray[np.float32]:
     shape = (len(array),) if dim is None else (len(array), dim)
     if array.shape != shape:
         raise DataError(f"ArrayDataset: expected {name!r} of shape {shape}, found {array.shape}")
-    with np.errstate(over="ignore"):  # found below
+    with np.errstate(over="ignore"):  # checked below
         numbers = np.array(array, dtype=np.float32)
     _require(name, "finite float32 numbers", array, np.isfinite(numbers))
     return numbers
 
 
-def _texts(name: str, column: Column) -> _Bags:
+def _texts(name: str, column: Column) -> _RaggedColumns:
     encoded = []
     for text in [] if isinstance(column, Ragged) else column:
         if not isinstance(text, str):
@@ -235,11 +235,11 @@ def _texts(name: str, column: Column) -> _Bags:
         encoded.append(text.encode())
     data = np.frombuffer(b"".join(encoded), np.uint8).copy()
     sizes = torch.tensor([[len(text) for text in encoded]], dtype=torch.int64)
-    return _Bags(torch.from_numpy(data), sizes)
+    return _RaggedColumns(torch.from_numpy(data), sizes)
 
 
 def _bags(name: str, column: Column) -> tuple[Tensor, Tensor]:
-    """int64 keys of N bags, one behind the other, and (N,) int64 how many each has."""
+    """int64 keys of N bags, concatenated, and (N,) int64 the size of each."""
     if isinstance(column, Ragged):
         return _ragged(name, column)
     keys_N, present_N = _keys(name, _array(column))

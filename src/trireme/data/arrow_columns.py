@@ -3,8 +3,6 @@
 Shapes: n rows, N keys, n1 = n + 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,14 +18,14 @@ from trireme.data.schema import Content, Dense, Field, InsId, Label, Schema, Spa
 from trireme.data.strings import arrow_string_keys
 
 
-class Pieces(NamedTuple):
-    """Piece i is values[offsets[i]:offsets[i + 1]]: the keys of a bag, or the bytes of a string."""
+class RaggedArray(NamedTuple):
+    """Part i is values[offsets[i]:offsets[i + 1]]: the keys of a bag, or the bytes of a string."""
 
     values: NDArray[Any]
     offsets: NDArray[np.int64]  # (n1,)
 
     def cut(self, begin: int, end: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The values of pieces [begin, end), and how many each has."""
+        """The values of parts [begin, end), and the size of each."""
         offsets = self.offsets[begin : end + 1]
         return self.values[offsets[0] : offsets[-1]], np.diff(offsets)
 
@@ -38,24 +36,24 @@ class BrokenRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class ConvertedRows:
     """Converted rows.
 
     numbers: name -> (n,) or (n, dim) float32.
-    pieces: name -> bags of keys, or strings.
-    numbers_of_rows: (n,) where in its file each row is.
+    ragged: name -> bags of keys, or strings.
+    row_numbers: (n,) of each row in its file.
     """
 
     numbers: dict[str, NDArray[np.float32]]
-    pieces: dict[str, Pieces]
-    places: NDArray[np.int64]
+    ragged: dict[str, RaggedArray]
+    row_numbers: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.row_numbers)
 
 
 def why_not(field: Field, kind: pa.DataType) -> str | None:
-    """What a field expects of its column, if the column's type is not that."""
+    """What a field expects of its column; None: the column's type fits."""
     if isinstance(field, Sparse):
         inner = _without_list(kind)
         if isinstance(inner, pa.DictionaryType):
@@ -73,35 +71,35 @@ def why_not(field: Field, kind: pa.DataType) -> str | None:
 
 def convert(
     schema: Schema, batch: pa.RecordBatch, first_row: int
-) -> tuple[Rows, NDArray[np.bool_], BrokenRow | None]:
-    """The rows of a batch of Arrow, which has the columns of the schema, of types that they accept.
+) -> tuple[ConvertedRows, NDArray[np.bool_], BrokenRow | None]:
+    """Convert a batch of Arrow whose columns fit the schema.
 
     Returns:
-        The rows; (n,) whether a row is broken; the first broken one and what is wrong with it.
+        The rows; (n,) whether a row is broken; the first broken row and what is wrong with it.
     """
     numbers: dict[str, NDArray[np.float32]] = {}
-    pieces: dict[str, Pieces] = {}
+    ragged: dict[str, RaggedArray] = {}
     broken_n = np.zeros(batch.num_rows, np.bool_)
     first: BrokenRow | None = None
     for field in schema.fields:
         array = batch.column(field.name)
         if isinstance(field, Sparse):
-            pieces[field.name] = _bags(field, array)
+            ragged[field.name] = _bags(field, array)
         elif isinstance(field, (InsId, Content)):
-            pieces[field.name] = _strings(array)
+            ragged[field.name] = _strings(array)
         else:
             numbers[field.name], wrong_n, expected = _numbers(field, array)
             broken_n |= wrong_n
             if wrong_n.any() and (first is None or int(wrong_n.argmax()) < first.row):
                 row = int(wrong_n.argmax())
-                found = array[row].as_py()
-                first = BrokenRow(row, f"column {field.name!r}: expected {expected}, found {found}")
-    places = np.arange(first_row, first_row + batch.num_rows)
-    return Rows(numbers, pieces, places), broken_n, first
+                value = array[row].as_py()
+                first = BrokenRow(row, f"column {field.name!r}: expected {expected}, found {value}")
+    row_numbers = np.arange(first_row, first_row + batch.num_rows)
+    return ConvertedRows(numbers, ragged, row_numbers), broken_n, first
 
 
-def to_batch(schema: Schema, parts: Sequence[tuple[Rows, int, int]]) -> Batch:
-    """One batch of the rows [begin, end) of several."""
+def join_rows(schema: Schema, parts: Sequence[tuple[ConvertedRows, int, int]]) -> Batch:
+    """One batch of the rows [begin, end) of each part."""
     columns: dict[str, Any] = {}
     values, lengths = [], []
     for field in schema.fields:
@@ -110,7 +108,7 @@ def to_batch(schema: Schema, parts: Sequence[tuple[Rows, int, int]]) -> Batch:
             cut = [rows.numbers[name][begin:end] for rows, begin, end in parts]
             columns[name] = torch.from_numpy(np.concatenate(cut))
             continue
-        cuts = [rows.pieces[name].cut(begin, end) for rows, begin, end in parts]
+        cuts = [rows.ragged[name].cut(begin, end) for rows, begin, end in parts]
         if isinstance(field, Sparse):
             values += [values_N for values_N, _ in cuts]
             lengths += [lengths_n for _, lengths_n in cuts]
@@ -154,19 +152,19 @@ def _vectors(array: pa.Array, dim: int) -> tuple[NDArray[np.float32], NDArray[np
 
 
 def _floats(array: pa.Array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The numbers, and where there is none that is finite."""
+    """The numbers, and where they are missing or not finite."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     elif pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
     numbers = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):  # found below
+    with np.errstate(over="ignore"):  # checked below
         floats = numbers.astype(np.float32)
     return floats, _nulls(array) | ~np.isfinite(floats)
 
 
-def _bags(field: Sparse, array: pa.Array) -> Pieces:
-    """A bag per row; what is null or an empty string has no key."""
+def _bags(field: Sparse, array: pa.Array) -> RaggedArray:
+    """A bag per row; null and empty strings have no key."""
     bounds = np.arange(len(array) + 1)
     if _without_list(array.type) != array.type:
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
@@ -175,10 +173,10 @@ def _bags(field: Sparse, array: pa.Array) -> Pieces:
         array = array.flatten()
     keys, present = _keys(field, array)
     if present.all():
-        return Pieces(keys, bounds)
+        return RaggedArray(keys, bounds)
     before = np.zeros(len(keys) + 1, np.int64)
     np.cumsum(present, out=before[1:])
-    return Pieces(keys[present], before[bounds])
+    return RaggedArray(keys[present], before[bounds])
 
 
 def _keys(field: Sparse, array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -198,8 +196,8 @@ def _keys(field: Sparse, array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
     return keys.astype(np.int64), ~_nulls(array)
 
 
-def _strings(array: pa.Array) -> Pieces:
-    """The bytes of each string; null is an empty one."""
+def _strings(array: pa.Array) -> RaggedArray:
+    """The bytes of each string; null is empty."""
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
     if pa.types.is_integer(array.type):
@@ -207,7 +205,7 @@ def _strings(array: pa.Array) -> Pieces:
     array = pc.fill_null(array.cast(pa.large_binary()), b"")
     _, offsets, data = array.buffers()
     bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    return Pieces(np.frombuffer(data or b"", np.uint8), bounds)
+    return RaggedArray(np.frombuffer(data or b"", np.uint8), bounds)
 
 
 def _nulls(array: pa.Array) -> NDArray[np.bool_]:
@@ -233,7 +231,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Strings, bytes, or nothing: a column without any value has no other type."""
+    """Strings, bytes, or null, the type of a column without values."""
     types = pa.types
     return any(
         is_kind(kind)

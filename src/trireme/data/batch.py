@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from trireme import _core
+
 
 class Ragged(NamedTuple):
     """The bags of one feature: bag b is values[offsets[b]:offsets[b + 1]].
@@ -50,8 +52,8 @@ class Strings(NamedTuple):
     def decode(self) -> list[str]:
         """The B strings; bytes that are not UTF-8 as backslash escapes."""
         data, ends = self.data.numpy().tobytes(), self.offsets.tolist()
-        pieces = (data[begin:end] for begin, end in itertools.pairwise(ends))
-        return [piece.decode("utf-8", "backslashreplace") for piece in pieces]
+        strings = (data[begin:end] for begin, end in itertools.pairwise(ends))
+        return [string.decode("utf-8", "backslashreplace") for string in strings]
 
 
 @dataclass(eq=False)
@@ -75,7 +77,7 @@ class Bags:
         return (self.offsets.shape[0] - 1) // len(self.names) if self.names else 0
 
     def __getitem__(self, name: str) -> Ragged:
-        """The bags of one feature, as views. Raises KeyError for a name that is not here."""
+        """The bags of one feature, as views. Raises KeyError for an unknown name."""
         if name not in self.names:
             raise KeyError(f"Bags: no feature {name!r}; there are {', '.join(self.names)}")
         first = self.names.index(name) * self.num_examples
@@ -92,16 +94,17 @@ class Batch:
     """Columns of B examples; `batch[name]` gives a dense column or the bags of a sparse feature.
 
     columns: name -> tensor whose first dimension is B (labels, weights, dense features), strings,
-        or bags of one feature on their own, where a source yields them so.
+        or bags of a single feature, if a source yields them so.
     bags: the sparse features together, or None when there are none.
-    lookups: filled when the batch is planned: name of a reading of an embedding module -> its
-        lookup; or, in an exported model, the tensor that the module returns.
-    stream: the stream that this batch is a part of.
-    position: a few numbers from which the same source goes on with the next batch of the stream;
-        empty where the source cannot say.
+    lookups: filled when the batch is planned: name of a use of an embedding module -> its lookup;
+        or, in an exported model, the tensor that the module returns.
+    pool: threads for what modules compute from the lookups, from the plan.
+    stream: the stream that this batch belongs to.
+    position: a few numbers from which the same source continues with the next batch of the stream;
+        empty if the source has no positions.
 
     In a pytree (torch.export, torch.compile, tree_map) the tensors are leaves and the names are
-    structure; `stream` and `position` are left out, because they differ from batch to batch.
+    structure; `pool`, `stream` and `position` are left out.
     """
 
     columns: dict[str, Column]
@@ -109,6 +112,11 @@ class Batch:
     lookups: dict[str, Any] = field(default_factory=dict)
     stream: int = 0
     position: tuple[int, ...] = ()
+    pool: _core.Pool | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Threads stay in the process."""
+        return {**self.__dict__, "pool": None}
 
     @property
     def num_examples(self) -> int:
@@ -118,7 +126,7 @@ class Batch:
         return 0 if self.bags is None else self.bags.num_examples
 
     def __getitem__(self, name: str) -> Column:
-        """The column or the bags of that name. Raises KeyError, listing what there is."""
+        """The column or the bags of that name. Raises KeyError, which lists the names."""
         if name in self.columns:
             return self.columns[name]
         if self.bags is not None and name in self.bags.names:
@@ -126,7 +134,7 @@ class Batch:
         raise KeyError(f"Batch: no column {name!r}; there are {', '.join(self.keys())}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Like `batch[name]`, but `default` for a name that is not here."""
+        """Like `batch[name]`, but `default` for an unknown name."""
         try:
             return self[name]
         except KeyError:

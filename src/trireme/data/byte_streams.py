@@ -1,6 +1,4 @@
-"""The bytes of one file: local or of an fsspec location, decompressed, ahead of their reader."""
-
-from __future__ import annotations
+"""The bytes of files, local or remote (fsspec), decompressed and read ahead."""
 
 import threading
 from collections import deque
@@ -13,18 +11,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trireme.data.read_ahead import ReadAhead
-from trireme.data.sources import File, filesystem, reason
+from trireme.data.sources import DataFile, filesystem, reason
 from trireme.errors import DataError, Internal
 
 BLOCK_BYTES = 1 << 18  # read ahead at a time
-_BYTES_AHEAD = 128 << 20  # of all files together: files of some ten MiB are read at once whole
-_REMOTE_BLOCK_BYTES = 8 << 20  # asked of a server at a time
+_BYTES_AHEAD = 128 << 20  # of all files together: a file of some ten MiB fits whole
+_REMOTE_BLOCK_BYTES = 8 << 20  # of one request to a server
 
 
 class ByteStream(Protocol):
     """Bytes in order, once.
 
-    num_bytes_in: bytes of the stored file consumed so far, for progress alone; at most its size.
+    num_bytes_in: bytes of the stored file read so far, for progress alone; at most its size.
 
     Threads: readinto and close from one thread at a time; stop from any.
     """
@@ -36,21 +34,21 @@ class ByteStream(Protocol):
         """Write up to len(buffer) >= 1 of the next bytes; returns how many, 0 only at the end.
 
         Raises:
-            DataError: the file cannot be read, or is not what it was; names it.
+            DataError: the file cannot be read, or has changed; names it.
         """
 
     def stop(self) -> None:
-        """Nobody wants more: a readinto() that waits in another thread returns or raises soon."""
+        """Make a readinto() that waits in another thread return or raise soon."""
 
     def close(self) -> None:
         """Release everything. Twice does nothing."""
 
 
-def open_bytes(file: File, offset: int = 0) -> ByteStream:
-    """The bytes of a file from `offset` on; of its text, from the beginning, if it is compressed.
+def open_bytes(file: DataFile, offset: int = 0) -> ByteStream:
+    """The bytes of a file from `offset` on; of a compressed file its text, from the beginning.
 
     Raises:
-        DataError: it cannot be read or has another size than when it was found; names it.
+        DataError: it cannot be read, or its size has changed; names it.
     """
     if file.codec is None:
         return _PlainStream(file, offset)
@@ -59,11 +57,11 @@ def open_bytes(file: File, offset: int = 0) -> ByteStream:
     return _DecodedStream(file, file.codec)
 
 
-def open_stored(file: File) -> pa.NativeFile:
-    """The bytes of a file as they are stored, for Arrow, which reads local ones without the GIL.
+def open_stored(file: DataFile) -> pa.NativeFile:
+    """The stored bytes of a file, for Arrow, which reads local files without the GIL.
 
     Raises:
-        DataError: it cannot be read or has another size than when it was found; names it.
+        DataError: it cannot be read, or its size has changed; names it.
     """
     try:
         stored = pa.OSFile(file.path) if file.is_local else pa.PythonFile(_open(file), "r")
@@ -91,9 +89,9 @@ def read_full(stream: ByteStream, buffer: NDArray[np.uint8]) -> int:
 
 
 class _PlainStream:
-    """Exactly the bytes that the file had when it was found."""
+    """As many bytes as the file had when the dataset was made."""
 
-    def __init__(self, file: File, offset: int) -> None:
+    def __init__(self, file: DataFile, offset: int) -> None:
         self.num_bytes_in = offset
         self._file = file
         self._raw: Any
@@ -120,16 +118,16 @@ class _PlainStream:
         return num_bytes
 
     def stop(self) -> None:
-        """Files do not wait; a server has its own time limits."""
+        """Do nothing: files do not wait, and a server has its own time limits."""
 
     def close(self) -> None:
         self._raw.close()
 
 
 class _DecodedStream:
-    """The text of a compressed file; its parts may be compressed one by one and concatenated."""
+    """The text of a compressed file, which may be a concatenation of compressed parts."""
 
-    def __init__(self, file: File, codec: str) -> None:
+    def __init__(self, file: DataFile, codec: str) -> None:
         self.num_bytes_in = 0
         self._file = file
         self._num_bytes_out = 0
@@ -159,13 +157,13 @@ class _DecodedStream:
 
 
 class AheadStream:
-    """Another stream, opened and read by a thread of its own, a bounded number of bytes ahead."""
+    """A stream that a thread of its own opens and reads, a bounded number of bytes ahead."""
 
     def __init__(
         self, opener: Callable[[], ByteStream], *, bytes_ahead: int = _BYTES_AHEAD
     ) -> None:
         self.num_bytes_in = 0
-        self._source = _Source(opener)
+        self._source = _BlockSource(opener)
         self._ahead = ReadAhead(
             self._source.blocks(),
             depth=max(bytes_ahead // BLOCK_BYTES, 2),
@@ -196,8 +194,8 @@ class AheadStream:
 class StreamsAhead:
     """Streams one after the other, `ahead` of them open at once, each with a thread of its own.
 
-    They share a bound on the bytes that wait. So `ahead` files are decompressed, or go through a
-    command, at the same time as long as one's part of it holds most of a file.
+    They share a bound on the bytes read ahead. So `ahead` files are decompressed, or go through a
+    command, at the same time if the part of the bound for one of them holds most of a file.
 
     Threads: next and close from one thread at a time; stop from any.
     """
@@ -226,7 +224,7 @@ class StreamsAhead:
             return self._streams[0]
 
     def stop(self) -> None:
-        """Nobody wants more: reads that wait end."""
+        """Make reads that wait end."""
         with self._lock:
             self._is_stopped = True
             for stream in self._streams:
@@ -238,8 +236,8 @@ class StreamsAhead:
             stream.close()
 
 
-class _Source:
-    """What the thread of an AheadStream runs, and how to stop it."""
+class _BlockSource:
+    """The iterator that the thread of an AheadStream runs, and how to stop it."""
 
     def __init__(self, opener: Callable[[], ByteStream]) -> None:
         self._opener = opener
@@ -248,7 +246,7 @@ class _Source:
         self._is_stopped = False
 
     def blocks(self) -> Iterator[tuple[NDArray[np.uint8], int]]:
-        """Blocks of bytes, and how much of the stored file they and those before took."""
+        """Blocks of bytes, each with `num_bytes_in` behind it."""
         self._stream = stream = self._opener()
         try:
             while not self._is_stopped:
@@ -262,7 +260,7 @@ class _Source:
             stream.close()
 
     def num_bytes_in_all(self) -> int:
-        """What the whole stream took of the file; an error if it was stopped before its end."""
+        """`num_bytes_in` of the whole stream. Raises Internal if it was stopped before its end."""
         if self._num_bytes_in_all is None:
             raise Internal("AheadStream.readinto: expected an open stream, found it stopped")
         return self._num_bytes_in_all
@@ -273,12 +271,12 @@ class _Source:
             self._stream.stop()
 
 
-def _open(file: File) -> Any:
+def _open(file: DataFile) -> Any:
     if file.storage_options is None:
         return FileIO(file.path)
     filesystem_of, path = filesystem(file.path, file.storage_options)
     return filesystem_of.open(path, "rb", block_size=_REMOTE_BLOCK_BYTES)
 
 
-def _cannot_read(file: File, error: Exception) -> DataError:
+def _cannot_read(file: DataFile, error: Exception) -> DataError:
     return DataError(f"QueueDataset: cannot read {file.path}: {reason(error)}")

@@ -1,6 +1,4 @@
-"""The columns of a schema as the core has them, and the way there and back."""
-
-from __future__ import annotations
+"""The columns of a schema in the core: their order, and conversion of batches to and from it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,9 +15,9 @@ from trireme.errors import BadRequest, Internal
 
 
 class ColumnLayout:
-    """Where they are in a column store: fields of numbers, then of strings, then sparse features.
+    """Order of the columns in a store: fields of numbers, then of strings, then sparse features.
 
-    Threads: any; it never changes.
+    Threads: any; immutable.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -34,7 +32,7 @@ class ColumnLayout:
         """Number of the ins_id among the fields of strings; None without one."""
 
     def new_store(self, *, has_weights: bool) -> _core.ColumnStore:
-        """An empty store. has_weights: each value of a sparse feature has one."""
+        """An empty store. has_weights: each value of a sparse feature has a weight."""
         dims = [f.dim if isinstance(f, Dense) else 1 for f in self._numbers]
         return _core.ColumnStore(dims, len(self._strings), len(self._sparse), has_weights)
 
@@ -100,7 +98,7 @@ def to_batch(schema: Schema, columns: tuple[Any, ...]) -> Batch:
 
 
 def has_weights(batch: Batch) -> bool:
-    """Whether the values of its sparse features have weights."""
+    """Whether the values of the sparse features have weights."""
     return batch.bags is not None and batch.bags.weights is not None
 
 

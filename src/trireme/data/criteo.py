@@ -5,8 +5,6 @@ hexadecimal digits or empty (an empty bag); its key is (category number 0..25) <
 A line ends with LF or CR LF. Anything else is broken. The parser is in C++: core/feed/criteo.h.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,7 +29,7 @@ _SCHEMA_FIELDS: tuple[Field, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class CriteoText:
-    """How Criteo's text becomes columns.
+    """Converts Criteo's text to columns.
 
     transform: "log1p": dense value = scale * log(1 + max(x, 0)); "none": scale * x.
     scale: finite. Both are computed in double precision and rounded once.
@@ -47,7 +45,7 @@ class CriteoText:
             )
 
     def check(self, schema: Schema) -> None:
-        """Only the fields that `criteo()` lists."""
+        """The fields are those of `criteo()`."""
         if schema.fields != _SCHEMA_FIELDS:
             raise BadRequest(
                 f"criteo: expected the fields of tr.data.criteo(), found {list(schema.fields)}"

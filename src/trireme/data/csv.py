@@ -1,8 +1,8 @@
 """Separated values: CSV with or without a header, TSV and the like.
 
-A line is an example, its cells have a delimiter between them. A cell that begins with the quote
-goes up to the closing one; delimiters inside are text, two quotes stand for one. Lines end within
-quotes, too: a cell cannot hold a line break. Elsewhere a quote is a character like any other.
+A line is an example; a delimiter separates its cells. A cell that begins with the quote ends with
+the closing quote; delimiters inside are text, two quotes are one. A line break ends the line also
+within quotes: a cell cannot hold one. Elsewhere a quote is an ordinary character.
 
 - Label, Weight, Show: a cell with a number; Weight and Show are not negative.
 - Dense: dim cells, each a number, or empty for 0. With a list separator: one cell with dim numbers,
@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme import _core
-from trireme.data.schema import HEAD_BYTES, Dense, Field, Schema
-from trireme.data.text_parser import TextParser, core_fields
+from trireme.data.schema import Dense, Field, Schema
+from trireme.data.text_parser import HEAD_BYTES, TextParser, core_fields
 from trireme.errors import BadRequest, DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -36,9 +36,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, kw_only=True)
 class CsvText:
-    """How separated values become columns: see `csv`.
+    """Converts separated values to columns; see `csv`.
 
-    columns: for some fields, the names of their cells in the header.
+    columns: of some fields the names of their cells in the header.
     """
 
     delimiter: str = ","
@@ -48,7 +48,7 @@ class CsvText:
     columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def check(self, schema: Schema) -> None:
-        """Every field knows its cells."""
+        """Check that the header names the cells of every field."""
         self._open_core(schema, batch_size=1, skip_broken=False)
         named = dict(self.columns)
         if named and not self.header:
@@ -66,7 +66,7 @@ class CsvText:
                 )
 
     def cells_of(self, field: Field) -> tuple[str, ...]:
-        """What the header calls the cells of a field."""
+        """Names of a field's cells in the header."""
         return dict(self.columns).get(field.name, (field.name,))
 
     def open(
@@ -101,18 +101,18 @@ def csv(
     """The schema of separated values.
 
     Args:
-        fields: the columns to read. With a header, in any order, and others are not read; without,
-            exactly those of a line, in order.
+        fields: the columns to read. With a header, in any order, and other columns are not read;
+            without, all columns of a line, in order.
         delimiter: one ASCII character between cells.
         header: the first line of every file names the columns.
         quote: one ASCII character around cells that hold delimiters; None: there is none.
         list_separator: one ASCII character between the values of a cell; None: one value each.
-        columns: name of a field -> what the header calls its column, or its dim columns if it is
-            dense. A field that is not here is called by its name.
+        columns: name of a field -> name of its column in the header, or of its dim columns if it
+            is dense. Default: the field's name.
 
     Raises:
         BadRequest: as Schema; marks that are equal or could be part of a number; columns without a
-            header, of no field, or of another number than the field has cells.
+            header, of no field, or not one for each cell of a field.
     """
     named = {
         name: (cells,) if isinstance(cells, str) else tuple(cells)

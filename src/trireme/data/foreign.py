@@ -1,10 +1,8 @@
-"""Batches of other kinds as ours: mappings, dataclasses, TorchRec's KeyedJaggedTensor.
+"""Batches of other libraries as Batch: mappings, dataclasses, TorchRec's KeyedJaggedTensor.
 
-TorchRec is not imported: what has its methods counts. A KeyedJaggedTensor is laid out as `Bags` is,
-feature-major, so its tensors are taken as they are.
+TorchRec is not imported: an object with its methods is a KeyedJaggedTensor. Its layout is that of
+`Bags`, feature-major, so its tensors are used without a copy.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,16 +19,16 @@ _KEYED_JAGGED = ("keys", "values", "lengths", "offsets", "weights_or_none")
 
 
 def as_batch(source: Any) -> Batch:
-    """A batch of what a loader yields.
+    """Convert what a loader yields to a batch.
 
     Args:
-        source: a Batch, which is returned as it is; a mapping of names to tensors, Ragged, Strings
-            or lists of str, or a dataclass of such; a KeyedJaggedTensor, by itself or as a value:
+        source: a Batch, which is returned unchanged; a mapping of names to tensors, Ragged, Strings
+            or lists of str, or a dataclass of these; a KeyedJaggedTensor, by itself or as a value:
             its keys are the names of features.
 
     Raises:
-        BadRequest: something else; a name given twice; a KeyedJaggedTensor whose features differ
-            in their number of examples.
+        BadRequest: anything else; a repeated name; a KeyedJaggedTensor whose features differ in
+            their number of examples.
     """
     if isinstance(source, Batch):
         return source
@@ -82,7 +80,7 @@ def _varies(jagged: Any) -> bool:
 
 
 def _joined(parts: Sequence[Bags]) -> Bags:
-    """The features of all, one behind the other."""
+    """The features of all parts, in order."""
     if len(parts) == 1:
         return parts[0]
     names = tuple(name for part in parts for name in part.names)

@@ -1,27 +1,24 @@
-"""All examples of a pass in memory: loaded once, shuffled, read as often as wanted."""
+"""All examples of a pass in memory: loaded once, shuffled, read any number of times."""
 
-from __future__ import annotations
-
-import hashlib
 import threading
-import time
-import zlib
-from collections.abc import Iterable, Iterator
-from types import TracebackType
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from trireme import _core
-from trireme.cluster import Cluster, default, is_default_set
 from trireme.data.batch import Batch
 from trireme.data.column_layout import ColumnLayout
-from trireme.data.exchange import exchange
-from trireme.data.loading import Loaded, Preload, load
+from trireme.data.global_shuffle import deal_examples
+from trireme.data.in_memory_stream import InMemoryStream
+from trireme.data.loading import LoadedExamples, Preload, load
 from trireme.data.queue_dataset import QueueDataset
 from trireme.data.schema import Schema
+from trireme.data.shuffle_history import ShuffleHistory
 from trireme.data.sources import Paths
 from trireme.errors import BadRequest, NotReady
+from trireme.job.cluster import Cluster
+from trireme.job.default import default, is_default_set
 
 # Values of one batch of a load: some megabytes.
 _LOAD_VALUES = 1 << 18
@@ -37,16 +34,15 @@ class InMemoryDataset:
         trainer.fit(dataset)
         dataset.release_memory()
 
-    Each worker of a job loads and holds its own share of the data: the stream of the files that
-    QueueDataset would give it, or with `own_files` all of its own. From then on these examples are
-    its own: `stream(worker, workers)` gives all of them, uncut, and no other stream can be read
-    here. After global_shuffle they are those that came to it. A process alone (embedded, or before
-    tr.init()) holds everything, and cuts it into as many streams as are asked for, sizes equal to
-    within 1.
+    Each worker of a job loads and holds its own part of the data: the stream of the files that
+    QueueDataset would give it, or with `own_files` all files. `stream(worker, workers)` reads all
+    of these examples, and no other stream can be read here. After global_shuffle they are the ones
+    that the worker received. A process alone (embedded, or before tr.init()) holds everything, and
+    cuts it into any number of streams, sizes equal to within 1.
 
     The order of the examples is a function of the files, the schema, the seed, the number of
-    workers and the calls since the load. So a position is good after the same calls in another
-    process, with any number of threads; with other calls it is refused. The order is the same in
+    workers and the calls since the load. So a position is valid after the same calls in another
+    process, with any number of threads; after other calls it is refused. The order is the same in
     every epoch: shuffle again in between for another.
 
     Memory: at most 1.3 times the values (8 bytes a key, 4 a number, 1 a character) for examples of
@@ -60,8 +56,8 @@ class InMemoryDataset:
         drop_last: leave out the last batch of a stream if it is short.
         seed: of all shuffles; the same at all workers.
         cluster: the job; default that of tr.init(), if it has been called when loading begins.
-        reading: other options of QueueDataset that say how files are read: on_error, own_files,
-            pipe_command, storage_options.
+        reading: options of QueueDataset on reading files: on_error, own_files, pipe_command,
+            storage_options.
 
     Raises:
         As QueueDataset.
@@ -89,7 +85,8 @@ class InMemoryDataset:
         self._files = self._open(threads)
         self._layout = ColumnLayout(schema)
         self._pool = _core.Pool(threads)
-        self._lock = threading.Lock()  # a batch is made of one order
+        self._lock = threading.Lock()  # a batch is made in one order
+        self._history = ShuffleHistory(seed)
         self._preload: Preload | None = None
         self._store: _core.ColumnStore | None = None
         self._forget()
@@ -97,13 +94,13 @@ class InMemoryDataset:
     # ---- loading ----
 
     def load_into_memory(self, is_shuffle: bool = False) -> None:
-        """Load this worker's share; with `is_shuffle`, then shuffle it (local_shuffle).
+        """Load this worker's part; with `is_shuffle`, then shuffle it (local_shuffle).
 
         Raises:
             BadRequest: loaded already. NotReady: being preloaded. DataError: as QueueDataset.
         """
         self._check_empty("load_into_memory")
-        stream = self._share(self._files)
+        stream = self._stream_of_files(self._files)
         self._take(load(stream, self._layout, self._pool, threading.Event()))
         if is_shuffle:
             self.local_shuffle()
@@ -112,13 +109,13 @@ class InMemoryDataset:
         """Begin to load in the background, with `thread_num` threads; see wait_preload_done.
 
         Raises:
-            As load_into_memory; what is wrong with the data, wait_preload_done raises.
+            As load_into_memory, but for errors of the data, which wait_preload_done raises.
         """
         self._check_empty("preload_into_memory")
         files, pool = self._files, self._pool
         if thread_num is not None and thread_num != self._threads:
             files, pool = self._open(thread_num), _core.Pool(thread_num)
-        self._preload = Preload(self._share(files), self._layout, pool)
+        self._preload = Preload(self._stream_of_files(files), self._layout, pool)
 
     def wait_preload_done(self) -> None:
         """Wait until everything is loaded. Raises NotReady without preload_into_memory; DataError
@@ -133,7 +130,7 @@ class InMemoryDataset:
         self._take(preload.wait())
 
     def release_memory(self) -> None:
-        """Forget the examples and give their memory back; streams over them end with an error."""
+        """Drop the examples and free their memory; streams over them end with an error."""
         self._check_idle("release_memory")
         with self._lock:
             self._store = None
@@ -150,34 +147,32 @@ class InMemoryDataset:
             **self._reading,
         )
 
-    def _share(self, files: QueueDataset) -> Any:
-        of = self._cluster or (default() if is_default_set() else None)
-        if of is not None and of.num_streams:
+    def _stream_of_files(self, files: QueueDataset) -> Any:
+        cluster = self._cluster or (default() if is_default_set() else None)
+        if cluster is not None and cluster.num_streams:
             raise BadRequest(
                 "InMemoryDataset.load_into_memory: expected a job in which each worker has its own"
-                f" part of the examples, found one whose workers share out {of.num_streams} streams"
-                " and may come late: use a QueueDataset"
+                f" part of the examples, found one with {cluster.num_streams} leased streams, whose"
+                " workers may come late: use a QueueDataset"
             )
-        self._place = (0, 1) if of is None else (of.worker, of.num_workers)
+        self._place = (0, 1) if cluster is None else (cluster.worker, cluster.num_workers)
         return files.stream(*self._place)
 
-    def _take(self, loaded: Loaded) -> None:
+    def _take(self, loaded: LoadedExamples) -> None:
         with self._lock:
             self._store = loaded.store
             self._num_loaded = loaded.store.num_rows
             self.num_broken_lines = loaded.num_broken_lines
-            self._reorder("load", self._seed, *self._place, self._num_loaded)
+            self._history.begin(*self._place, self._num_loaded)
 
     def _forget(self) -> None:
         self._place = (0, 1)
-        self._num_loaded = self._num_shuffled = self._num_shuffles = 0
-        self._order = 0
-        self.num_broken_lines = 0
+        self._num_loaded = self._num_shuffled = self.num_broken_lines = 0
 
     # ---- shuffling ----
 
     def local_shuffle(self) -> None:
-        """Put this worker's examples into a random order, another one at each call since the load.
+        """Put this worker's examples into a random order, another one at each call after a load.
 
         Raises:
             NotReady: not loaded, or being preloaded.
@@ -195,8 +190,8 @@ class InMemoryDataset:
 
         Args:
             cluster: the job; default that of tr.init(). Alone, the same as local_shuffle.
-            by_ins_id: all examples of one ins_id go to one worker, hash(ins_id) % workers, where
-                hash is XXH64 with seed 0.
+            by_ins_id: all examples of an ins_id go to worker hash(ins_id) % workers, where hash is
+                XXH64 with seed 0.
 
         Raises:
             NotReady: not loaded, or being preloaded. BadRequest: `by_ins_id` without InsId in the
@@ -210,18 +205,18 @@ class InMemoryDataset:
                 "InMemoryDataset.global_shuffle: expected an InsId field for by_ins_id, "
                 f"found {self.schema}"
             )
-        of = self._job(cluster)
+        cluster = self._job(cluster)
         with self._lock:
-            if of is not None:
-                self._store = None  # in pieces until all have arrived
-                self._store = store = self._exchange(store, of, by_ins_id)
-            what = f"global_shuffle by_ins_id={by_ins_id}"
-            self._shuffle(store, what, self._layout.all_numbers)
+            if cluster is not None:
+                self._store = None  # incomplete until all examples have arrived
+                self._store = store = self._deal(store, cluster, by_ins_id)
+            call = f"global_shuffle by_ins_id={by_ins_id}"
+            self._shuffle(store, call, self._layout.all_numbers)
             self._num_shuffled = store.num_rows
         _core.give_back_memory()
 
     def slots_shuffle(self, features: Iterable[str]) -> None:
-        """Give every example the values that another one has of these features (or other fields).
+        """Permute the values of these features (or other fields) over the examples.
 
         The features of one call move together, by one random permutation of this worker's examples;
         the others stay. A model that needs a feature is worse on data in which it was shuffled: the
@@ -238,58 +233,48 @@ class InMemoryDataset:
         with self._lock:
             self._shuffle(store, f"slots_shuffle {names}", numbers)
 
-    def _shuffle(self, store: _core.ColumnStore, what: str, numbers: list[int]) -> None:
-        """With the lock held."""
-        self._num_shuffles += 1
-        self._reorder(what, self._num_shuffles, store.num_rows)
-        store.shuffle(self._seed_of(what, self._place[0]), numbers, self._pool)
+    def _shuffle(self, store: _core.ColumnStore, call: str, numbers: list[int]) -> None:
+        """The caller holds the lock."""
+        self._history.add(call, store.num_rows)
+        store.shuffle(self._history.seed(call, self._place[0]), numbers, self._pool)
 
-    def _exchange(
-        self, store: _core.ColumnStore, of: Cluster, by_ins_id: bool
+    def _deal(
+        self, store: _core.ColumnStore, cluster: Cluster, by_ins_id: bool
     ) -> _core.ColumnStore:
-        seed = self._seed_of("exchange", of.worker)
+        seed = self._history.seed("exchange", cluster.worker)
 
-        def deal(rows: _core.ColumnStore, number: int) -> Any:
+        def receivers(rows: _core.ColumnStore, number: int) -> Any:
             if by_ins_id:
                 assert self._layout.ins_id is not None
-                return rows.parts_by_string(self._layout.ins_id, of.num_workers)
-            return rows.random_parts((seed + number) % (1 << 64), of.num_workers)
+                return rows.parts_by_string(self._layout.ins_id, cluster.num_workers)
+            return rows.random_parts((seed + number) % (1 << 64), cluster.num_workers)
 
-        return exchange(
+        return deal_examples(
             store,
             lambda has_weights: self._layout.new_store(has_weights=has_weights),
-            deal,
+            receivers,
             columns=str(self.schema.fields),
-            cluster=of,
+            cluster=cluster,
             pool=self._pool,
         )
 
-    def _job(self, given: Cluster | None) -> Cluster | None:
+    def _job(self, cluster: Cluster | None) -> Cluster | None:
         """The cluster, if it has other workers."""
-        given = given or self._cluster or (default() if is_default_set() else None)
-        place = (0, 1) if given is None else (given.worker, given.num_workers)
+        cluster = cluster or self._cluster or (default() if is_default_set() else None)
+        place = (0, 1) if cluster is None else (cluster.worker, cluster.num_workers)
         if place != self._place:
             raise BadRequest(
                 f"InMemoryDataset.global_shuffle: expected examples loaded as worker {place[0]} of "
                 f"{place[1]}, found them loaded as {self._place[0]} of {self._place[1]}; call "
                 "tr.init() before load_into_memory()"
             )
-        return given if place[1] > 1 else None
-
-    def _seed_of(self, what: str, worker: int) -> int:
-        """Of the shuffle now: 64 bits."""
-        text = repr((self._seed, what, self._num_shuffles, worker))
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-    def _reorder(self, *what: Any) -> None:
-        """Another order, whose number says how it came about."""
-        self._order = zlib.crc32(repr(what).encode(), self._order)
+        return cluster if place[1] > 1 else None
 
     # ---- sizes ----
 
     def get_memory_data_size(self, cluster: Cluster | None = None) -> int:
-        """Examples that the latest load brought to this worker; with a cluster, to all workers
-        together (every worker calls it). 0 after release_memory.
+        """Examples that the latest load gave this worker; with a cluster, all workers together
+        (every worker calls it). 0 after release_memory.
         """
         return _sum(self._num_loaded, cluster)
 
@@ -301,12 +286,12 @@ class InMemoryDataset:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the examples here take; 0 if none are loaded."""
+        """Memory of the examples in this process; 0 if none are loaded."""
         return 0 if self._store is None else self._store.num_bytes
 
     @property
     def num_value_bytes(self) -> int:
-        """What their values alone take: 8 bytes a key, 4 a number, 1 a character."""
+        """Memory of their values alone: 8 bytes a key, 4 a number, 1 a character."""
         return 0 if self._store is None else self._store.num_value_bytes
 
     # ---- reading ----
@@ -322,9 +307,9 @@ class InMemoryDataset:
 
         Args:
             index, num_streams: the worker and the number of workers that loaded; alone, any.
-            start: the `position` of a batch of this stream, after the same calls: the stream goes
-                on behind that batch. None or (): from its beginning.
-            epoch: the order is that in memory, in every epoch.
+            start: the `position` of a batch of this stream, after the same calls: the stream
+                continues behind that batch. None or (): from its beginning.
+            epoch: ignored: the order is the one in memory in every epoch.
 
         Raises:
             NotReady: not loaded, or being preloaded. BadRequest: another worker's stream, a number
@@ -344,25 +329,36 @@ class InMemoryDataset:
                 f"InMemoryDataset.stream: expected the stream of the worker that loaded, "
                 f"{self._place[0]} of {self._place[1]}, found {index} of {num_streams}"
             )
-        start = tuple(start or (begin, self._order))
-        if len(start) != 2 or not begin <= start[0] <= end or start[1] != self._order:
+        order = self._history.order
+        start = tuple(start or (begin, order))
+        if len(start) != 2 or not begin <= start[0] <= end or start[1] != order:
             raise BadRequest(
                 f"InMemoryDataset.stream: expected a position (example from {begin} to {end}, "
-                f"{self._order} for this order), found {start}; are files, seed, workers and the "
+                f"{order} for this order), found {start}; are files, seed, workers and the "
                 "calls since the load those it was taken with?"
             )
-        return InMemoryStream(self, index, begin, end, start[0])
+        return InMemoryStream(
+            self._batch,
+            index,
+            begin,
+            end,
+            (start[0], order),
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            num_broken_lines=self.num_broken_lines,
+        )
 
     def _batch(self, begin: int, end: int, order: int) -> Batch:
+        """The examples [begin, end). Raises BadRequest if they are in another order now."""
         with self._lock:
-            if self._store is None or self._order != order:
+            if self._store is None or self._history.order != order:
                 raise BadRequest(
                     "InMemoryDataset: expected a stream to be read before its examples are "
                     "shuffled or released; make another stream"
                 )
             return self._layout.batch(self._store, begin, end, self._pool)
 
-    # ---- order of calls ----
+    # ---- what a call expects ----
 
     def _loaded(self, what: str) -> _core.ColumnStore:
         self._check_idle(what)
@@ -388,56 +384,6 @@ class InMemoryDataset:
                 f"{self._store.num_rows} examples; call release_memory() first"
             )
         self._forget()
-
-
-class InMemoryStream(Iterator[Batch]):
-    """The batches of one stream; made by InMemoryDataset.stream.
-
-    position: behind the latest batch handed out: (example, number of the order).
-    seconds: spent making batches.
-
-    Threads: one at a time.
-    """
-
-    def __init__(
-        self, dataset: InMemoryDataset, index: int, begin: int, end: int, start: int
-    ) -> None:
-        self.position = (start, dataset._order)
-        self.seconds = {"read": 0.0, "parse": 0.0}
-        self.num_broken_lines = dataset.num_broken_lines
-        self._dataset, self._index, self._begin, self._end = dataset, index, begin, end
-
-    def __next__(self) -> Batch:
-        begin, order = self.position
-        end = min(begin + self._dataset.batch_size, self._end)
-        is_short = end - begin < self._dataset.batch_size
-        if begin == end or (is_short and self._dataset.drop_last):
-            raise StopIteration
-        started = time.monotonic()
-        batch = self._dataset._batch(begin, end, order)
-        self.seconds["read"] += time.monotonic() - started
-        self.position = (end, order)
-        batch.stream, batch.position = self._index, self.position
-        return batch
-
-    def fraction_read(self) -> float:
-        """How much of the stream has been handed out, 0 to 1."""
-        size = self._end - self._begin
-        return (self.position[0] - self._begin) / size if size else 1.0
-
-    def close(self) -> None:
-        """Nothing to end: batches are made when they are asked for."""
-
-    def __enter__(self) -> InMemoryStream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _sum(number: int, cluster: Cluster | None) -> int:

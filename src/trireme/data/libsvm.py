@@ -1,17 +1,14 @@
 """libsvm's text: a label, then index:value pairs, separated by blanks.
 
-A line is an example: a number, then any number of pairs, spaces or tabs between them and, if need
-be, around them; what follows a # is a comment. The indices are the keys of one sparse feature:
-integers up to 2^64 - 1, or from -2^63, in any order; the values are their weights. With hashed=True
-an index is any characters up to the last colon of the pair, and the key is its hash (see
-trireme.data.strings).
+A line is an example: a number, then any number of pairs, with spaces or tabs between and around
+them; a # begins a comment. The indices are the keys of one sparse feature: integers up to 2^64 - 1,
+or from -2^63, in any order; the values are their weights. With hashed=True an index is any
+characters up to the last colon of the pair, and the key is its hash (see trireme.data.strings).
 
 Numbers are decimal, with or without an exponent, and round to a finite float32. A line ends with LF
-or CR LF and has at most 1 MiB. Anything else is broken, "qid:1" too: groups of examples for ranking
-have no column here. The parser is in C++: core/feed/libsvm.h.
+or CR LF and has at most 1 MiB. Anything else is broken, also "qid:1": groups of examples for
+ranking are not supported. The parser is in C++: core/feed/libsvm.h.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -23,7 +20,7 @@ from trireme.errors import BadRequest
 
 @dataclass(frozen=True, kw_only=True)
 class LibsvmText:
-    """How libsvm's text becomes columns: see `libsvm`."""
+    """Converts libsvm's text to columns; see `libsvm`."""
 
     def check(self, schema: Schema) -> None:
         """A label and one sparse feature."""
@@ -44,8 +41,8 @@ def libsvm(*, label: str = "label", feature: str = "features", hashed: bool = Fa
 
     Args:
         label: name of the label's column.
-        feature: name of the feature that all pairs belong to.
-        hashed: indices are strings, and their hashes the keys.
+        feature: name of the feature of all pairs.
+        hashed: indices are strings, whose hashes are the keys.
 
     Raises:
         BadRequest: as Schema.

@@ -1,6 +1,4 @@
-"""Reads a stream of batches into a column store, in a thread if asked to."""
-
-from __future__ import annotations
+"""Loads a stream of batches into a column store, also in the background."""
 
 import logging
 import threading
@@ -20,8 +18,8 @@ _JOIN_S = 30.0
 
 
 @dataclass
-class Loaded:
-    """What a load brought."""
+class LoadedExamples:
+    """The outcome of a load."""
 
     store: _core.ColumnStore
     num_broken_lines: int
@@ -29,11 +27,11 @@ class Loaded:
 
 def load(
     stream: Stream, layout: ColumnLayout, pool: _core.Pool, is_stopped: threading.Event
-) -> Loaded:
-    """Everything that the stream has; says every few seconds how far it is.
+) -> LoadedExamples:
+    """Load the whole stream; the log shows progress every few seconds.
 
     Raises:
-        Unavailable: told to stop. And what reading raises.
+        Unavailable: `is_stopped` was set. And what reading raises.
     """
     store: _core.ColumnStore | None = None
     started = reported = time.monotonic()
@@ -55,17 +53,17 @@ def load(
                     f"{store.num_bytes / 1e6:,.0f}",
                 )
         num_broken_lines = stream.num_broken_lines
-    return Loaded(store or layout.new_store(has_weights=False), num_broken_lines)
+    return LoadedExamples(store or layout.new_store(has_weights=False), num_broken_lines)
 
 
 class Preload:
-    """A load in a thread of its own; dropping the object, or the end of the interpreter, stops it.
+    """A load in a thread of its own. It stops when the object is dropped or the interpreter ends.
 
     Threads: one at a time.
     """
 
     def __init__(self, stream: Stream, layout: ColumnLayout, pool: _core.Pool) -> None:
-        self._outcome: list[Loaded | BaseException] = []
+        self._outcome: list[LoadedExamples | BaseException] = []
         is_stopped = threading.Event()
         self._thread = threading.Thread(
             target=_load,
@@ -76,8 +74,8 @@ class Preload:
         self._stop = weakref.finalize(self, _stop, is_stopped, self._thread)
         self._thread.start()
 
-    def wait(self) -> Loaded:
-        """What it brought, once it has ended; raises what it raised."""
+    def wait(self) -> LoadedExamples:
+        """Wait for its end; returns the outcome, or raises its error."""
         self._thread.join()
         self._stop.detach()
         if not self._outcome:
@@ -93,7 +91,7 @@ def _load(
     layout: ColumnLayout,
     pool: _core.Pool,
     is_stopped: threading.Event,
-    outcome: list[Loaded | BaseException],
+    outcome: list[LoadedExamples | BaseException],
 ) -> None:
     try:
         outcome.append(load(stream, layout, pool, is_stopped))

@@ -1,21 +1,19 @@
 """MultiSlot text, as Fleet's data generators print it.
 
-A line is one slot for each field of the schema, in order, separated by one space; one more may
+A line has one slot for each field of the schema, in order, separated by one space; one more may
 end the line. A slot is a count and that many values, separated by one space:
 
 - Label, Weight, Show: `1` and a number. Weight and Show are not negative.
 - Dense: the dim and as many numbers.
-- Sparse: a count and as many keys: integers up to 2^64 - 1, or from -2^63, which stand for their
-  two's complement. The count 0 makes an empty bag. With hashed=True: words, whose hashes are the
-  keys (see trireme.data.strings).
+- Sparse: a count and as many keys: integers up to 2^64 - 1, or from -2^63 as two's complement. The
+  count 0 makes an empty bag. With hashed=True: words, whose hashes are the keys (see
+  trireme.data.strings).
 - InsId and Content, which come first and in this order: `1` and a word.
 
 A word is any bytes but spaces. A number is decimal, with or without an exponent, and rounds to a
 finite float32. A line ends with LF or CR LF and has at most 1 MiB. Anything else is broken.
 The parser is in C++: core/feed/multislot.h.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ from trireme.errors import BadRequest
 
 @dataclass(frozen=True, kw_only=True)
 class MultiSlotText:
-    """How MultiSlot text becomes columns: see `multislot`."""
+    """Converts MultiSlot text to columns; see `multislot`."""
 
     drop_zeros: bool = False
     pad_empty: bool = False
@@ -58,12 +56,12 @@ def multislot(
     """The schema of MultiSlot text with one slot per field, in this order.
 
     Args:
-        fields: as the lines have them; InsId and Content, where there are any, come first.
-        drop_zeros: a key 0 is left out, as Fleet does in memory. Else it is a key like any other.
-            Hashed features have no such key.
-        pad_empty: a bag that would be empty gets the key 0, as Fleet does. Else it stays empty.
+        fields: in the order of the slots; InsId and Content, if any, come first.
+        drop_zeros: leave out keys 0 of features that are not hashed, as Fleet does in memory. Else
+            0 is an ordinary key.
+        pad_empty: give an empty bag the key 0, as Fleet does. Else it stays empty.
 
     Raises:
-        BadRequest: as Schema; or InsId or Content at another place.
+        BadRequest: as Schema; or InsId or Content are not first.
     """
     return Schema(fields, format=MultiSlotText(drop_zeros=drop_zeros, pad_empty=pad_empty))

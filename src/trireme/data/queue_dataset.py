@@ -1,26 +1,27 @@
-"""Text files as a stream of batches, with bounded memory, read and parsed ahead of the consumer."""
+"""Files as streams of batches, read and parsed ahead of the consumer in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from trireme.data.arrow_reader import ArrowReader, ArrowTable
 from trireme.data.batch import Batch
-from trireme.data.pipe import Pipe, checked_command
+from trireme.data.file_range import FileRange, range_of_stream
+from trireme.data.pipe import Pipe
+from trireme.data.pipe_process import checked_command
 from trireme.data.read_ahead import ReadAhead
-from trireme.data.schema import Schema, TextFormat
-from trireme.data.shares import Share, share_of_files
+from trireme.data.schema import Schema
 from trireme.data.sources import Paths, find_files
+from trireme.data.text_parser import TextFormat
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest
 
 
 class QueueDataset:
-    """Batches of the lines of text files, in the order of the files.
+    """Batches of the lines of text files (or rows of tables), in the order of the files.
 
-    Iterating reads everything once; `stream` reads one of several shares, or goes on from a
+    Iterating reads everything once; `stream` reads one of several parts, or continues from a
     position. The order within a stream depends on the files and the number of streams alone.
 
     Args:
@@ -29,24 +30,24 @@ class QueueDataset:
             order (part-2 before part-10). Text whose name ends in .gz or .zst is decompressed.
         schema: what the files hold; from tr.data.criteo(), for instance.
         batch_size: examples per batch; the last one of a stream may have fewer.
-        threads: threads that parse one batch; one parses millions of lines per second. Of
-            compressed and remote files as many are read at once.
+        threads: threads that parse one batch; one parses millions of lines per second. As many
+            compressed or remote files are read at once.
         drop_last: leave out the last batch of a stream if it is short.
         on_error: "raise": a broken line is a DataError naming file, line and value. "count": it is
-            skipped and counted, and the log says how many there were and what the first was.
+            skipped and counted, and the log shows their number and the first one.
         batches_ahead: batches that each stream keeps ready; bounds its memory.
-        pipe_command: a shell command. Each file goes through it, decompressed, and what it writes
-            is read in place of the file; `threads` of them run at once. A script built on
+        pipe_command: a shell command. It gets each file, decompressed, on stdin, and its stdout is
+            read in place of the file; `threads` of them run at once. A script built on
             trireme.fleet's generators serves one file after the other. A command that fails is a
             DataError, with its exit code and the last lines of its stderr.
-        own_files: the paths are this worker's own: a stream reads all of them.
-        storage_options: for fsspec, which opens the locations.
+        own_files: the paths belong to this worker: a stream reads all of them.
+        storage_options: of fsspec, for remote locations.
 
     Raises:
         DataError: a path or pattern without a readable, non-empty file; named in the message.
         BadRequest: an argument out of range, or a protocol without its package.
 
-    Threads: share it freely; it holds no state of its streams.
+    Threads: any; it holds no state of its streams.
     """
 
     def __init__(
@@ -108,20 +109,20 @@ class QueueDataset:
     def stream(
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Stream:
-        """Stream `index` of `num_streams`: every line in exactly one, unless the files are its own.
+        """Stream `index` of `num_streams`: every line is in exactly one, but for `own_files`.
 
-        Streams get about as many bytes each; where files cannot be cut because they are compressed
-        or go through a command, contiguous blocks of files, one more for the first
+        Streams get about equal numbers of bytes. Files that are compressed or go through a command
+        cannot be cut: streams get contiguous blocks of them, one more for the first
         len(files) % num_streams streams.
 
         Args:
-            start: the `position` of a batch of this stream, over the same files: the stream goes
-                on behind that batch. None or (): from its beginning.
-            epoch: the order here is that of the files, in every epoch.
+            start: the `position` of a batch of this stream, over the same files: the stream
+                continues behind that batch. None or (): from its beginning.
+            epoch: ignored: the order is that of the files in every epoch.
 
         Raises:
             BadRequest: index, num_streams or start out of range, or start is not at a line; fewer
-                files than streams where files cannot be cut; there, start is looked at when the
+                files than streams where files cannot be cut; there, start is checked when the
                 first batch is read.
         """
         if not 0 <= index < num_streams:
@@ -129,22 +130,22 @@ class QueueDataset:
                 f"QueueDataset.stream: expected 0 <= index < num_streams, "
                 f"found {index} and {num_streams}"
             )
-        share = share_of_files(
+        file_range = range_of_stream(
             self.files,
             index,
             num_streams,
             can_seek=self._pipe_command is None and all(f.codec is None for f in self.files),
             own_files=self.own_files,
         )
-        reader = self._reader(share, tuple(start or ()))
+        reader = self._reader(file_range, tuple(start or ()))
         return Stream(reader, drop_last=self.drop_last, batches_ahead=self._batches_ahead)
 
-    def _reader(self, share: Share, start: tuple[int, ...]) -> Reader:
+    def _reader(self, file_range: FileRange, start: tuple[int, ...]) -> StreamReader:
         if isinstance(self._format, ArrowTable):
             return ArrowReader(
                 self.files,
                 self.schema,
-                share,
+                file_range,
                 batch_size=self.batch_size,
                 threads=self._threads,
                 skip_broken=self._skip_broken,
@@ -160,21 +161,22 @@ class QueueDataset:
             self.files,
             self.schema,
             parser,
-            share,
+            file_range,
             pipe=None if self._pipe_command is None else Pipe(self._pipe_command),
             files_ahead=self._threads,
             start=start,
         )
 
 
-class Reader(Protocol):
-    """Reads and parses a stream's share of the files.
+class StreamReader(Protocol):
+    """Reads and parses a stream's range of the files.
 
-    num_bytes: stored bytes of the share.
-    num_bytes_read: those up to the latest batch yielded.
-    position: behind the latest batch yielded.
-    seconds: "read": waiting for bytes, decompression included; "parse": making columns of them;
-        both by the clock, in the thread that runs batches().
+    Attributes:
+        num_bytes: stored bytes of the range.
+        num_bytes_read: stored bytes up to the latest batch yielded.
+        position: behind the latest batch yielded.
+        seconds: wall time of the thread that runs batches(): "read": waiting for bytes,
+            decompression included; "parse": making columns of them.
     """
 
     seconds: dict[str, float]
@@ -195,23 +197,24 @@ class Reader(Protocol):
         """Batches in order, each with num_bytes_read behind it."""
 
     def stop(self) -> None:
-        """Nobody wants more: batches() ends or raises soon. From any thread."""
+        """Make batches() end or raise soon. From any thread."""
 
 
 class Stream(Iterator[Batch]):
     """The batches of one stream; made by QueueDataset.stream.
 
-    A thread starts with the first batch asked for. It ends with the last batch, with close() (also
-    by `with`), or when the stream is dropped.
+    A thread starts with the first batch. It ends with the last batch, with close() (also by
+    `with`), or when the stream is dropped.
 
-    num_bytes: bytes as stored that this stream covers, to within a line.
-    num_bytes_read: those up to the latest batch handed out; nearly so in compressed files.
-    position: behind the latest batch handed out.
+    Attributes:
+        num_bytes: stored bytes of this stream, to within a line.
+        num_bytes_read: stored bytes up to the latest batch returned; about, in compressed files.
+        position: behind the latest batch returned.
 
     Threads: one at a time.
     """
 
-    def __init__(self, reader: Reader, *, drop_last: bool, batches_ahead: int) -> None:
+    def __init__(self, reader: StreamReader, *, drop_last: bool, batches_ahead: int) -> None:
         self.num_bytes = reader.num_bytes
         self.num_bytes_read = reader.num_bytes_read
         self.position: tuple[int, ...] = reader.position
@@ -221,19 +224,17 @@ class Stream(Iterator[Batch]):
         self._ahead: ReadAhead[tuple[Batch, int]] | None = None
 
     def fraction_read(self) -> float:
-        """How much of the stream has been handed out, 0 to 1."""
+        """The fraction of the stream that has been returned, 0 to 1."""
         return self.num_bytes_read / self.num_bytes if self.num_bytes else 1.0
 
     @property
     def num_broken_lines(self) -> int:
-        """Broken lines skipped so far, those in batches still waiting included."""
+        """Broken lines skipped so far, also in batches that have not been returned yet."""
         return self._reader.num_broken_lines
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds that its thread has spent so far: "read": waiting for bytes, decompression
-        included; "parse": making columns of them.
-        """
+        """As `StreamReader.seconds`."""
         return dict(self._reader.seconds)
 
     def __next__(self) -> Batch:
@@ -256,10 +257,5 @@ class Stream(Iterator[Batch]):
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

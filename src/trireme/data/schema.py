@@ -1,7 +1,7 @@
-"""What the columns of the data are: names, kinds and widths, and how text becomes them.
+"""The columns of the data: names, kinds and widths, and how files are converted to them.
 
 A schema lists fields in the order of the data; a field's name is the column's name in a batch.
-`format` says how files become these columns; None for columns in memory.
+`format` converts files to these columns; None for columns in memory.
 """
 
 from __future__ import annotations
@@ -9,12 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 
 
@@ -76,73 +72,11 @@ Field: TypeAlias = Label | Weight | Show | InsId | Content | Dense | Sparse
 _FIELD_TYPES = (Label, Weight, Show, InsId, Content, Dense, Sparse)
 
 
-class Parser(Protocol):
-    """Fills batches from pieces of text; one thread at a time.
-
-    A reader calls start_file with the beginning of every file it reads from, also when it begins
-    in the middle; then parse for the lines; take whenever the batch is full. A batch may hold lines
-    of several files.
-    """
-
-    skips_broken: bool
-
-    @property
-    def max_line_bytes(self) -> int:
-        """A longer line is broken. parse() makes progress with more than this, or with the end."""
-
-    def start_file(self, head: NDArray[np.uint8]) -> int:
-        """How many bytes at the beginning of a file are not lines of data, a header say.
-
-        Args:
-            head: the first bytes of the file: HEAD_BYTES of them, or all there are.
-
-        Raises:
-            DataError: the header does not fit the schema; the caller adds the file's name.
-        """
-
-    def parse(self, text: NDArray[np.uint8], limit: int, is_end: bool) -> int:
-        """Parse whole lines that begin before `limit`, until the batch is full; returns the bytes
-        done with. `is_end`: the text ends the file, so that its rest is a line.
-        """
-
-    @property
-    def num_examples(self) -> int:
-        """Examples in the batch so far."""
-
-    @property
-    def is_full(self) -> bool: ...
-
-    @property
-    def broken_line(self) -> tuple[int, str] | None:
-        """The first broken line of the latest parse(): where in its text it begins, and what is
-        wrong.
-        """
-
-    @property
-    def num_broken_lines(self) -> int:
-        """Since the parser was opened."""
-
-    def take(self) -> Batch:
-        """The examples parsed since the last take(), as a batch."""
-
-
-HEAD_BYTES = 1 << 16
-
-
 class Format(Protocol):
-    """What the files are: a frozen value, compared and shown with its schema."""
+    """The kind of the files: a frozen value, compared and shown with its schema."""
 
     def check(self, schema: Schema) -> None:
         """Raises BadRequest: fields that this format cannot hold."""
-
-
-@runtime_checkable
-class TextFormat(Format, Protocol):
-    """How text becomes columns."""
-
-    def open(
-        self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
-    ) -> Parser: ...
 
 
 class Schema:
@@ -199,13 +133,13 @@ def _group(group: list[Field]) -> str:
 
 
 def _short(field: Field) -> str:
-    """As the field would be written: without what is so by default."""
-    given = [
+    """The field as code, without default values."""
+    options = [
         f"{f.name}={getattr(field, f.name)!r}"
         for f in fields(field)
         if f.name != "name" and getattr(field, f.name) != f.default
     ]
-    return f"{type(field).__name__}({', '.join([repr(field.name), *given])})"
+    return f"{type(field).__name__}({', '.join([repr(field.name), *options])})"
 
 
 def _check(field: object) -> None:

@@ -1,7 +1,7 @@
 """Pairs of words with sampled negatives, from text: what skip-gram trains on.
 
 Mikolov et al., "Distributed Representations of Words and Phrases and their Compositionality", NIPS
-2013. All that is random in it is drawn here, so that a batch names every row it needs.
+2013. All random numbers are drawn here, so that a batch names every row it needs.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from trireme.data.batch import Bags, Batch
 from trireme.errors import BadRequest, DataError
 
-_PIECE = 10_000  # words whose pairs are made at once
+_CHUNK = 10_000  # words whose pairs are made at once
 _NOISE_POWER = 0.75
 _NAMES = ("center", "context", "negatives")
 
 
 def words_of(text: str) -> list[list[str]]:
     """The words of a text in lower case, a list for each paragraph. A word is a run of letters."""
-    found = [re.findall(r"[^\W\d_]+", part) for part in re.split(r"\n\s*\n", text.lower())]
-    return [words for words in found if words]
+    paragraphs = re.split(r"\n\s*\n", text.lower())
+    words = [re.findall(r"[^\W\d_]+", paragraph) for paragraph in paragraphs]
+    return [paragraph for paragraph in words if paragraph]
 
 
 def read_words(paths: Iterable[str | os.PathLike[str]]) -> list[list[str]]:
@@ -44,12 +45,13 @@ def read_words(paths: Iterable[str | os.PathLike[str]]) -> list[list[str]]:
 class SkipGramDataset:
     """Batches of (center, context, negatives), each a word's number in `words`.
 
-    Words that are frequent are left out at random: one with share f of the text stays with
+    Frequent words are left out at random: one that is a fraction f of the text stays with
     probability sqrt(t / f) + t / f. Then a word is paired with the neighbours on both sides up to a
     distance drawn from 1 to `window`. Negatives are drawn by count to the power of 0.75; one may be
-    the context itself. Pairs of 10,000 words are made at once and mixed; a window ends with them.
+    the context itself. Pairs of 10,000 words are made and shuffled together; no window reaches
+    beyond them.
 
-    The pairs of an epoch depend on text, seed and epoch alone; streams cut the text into pieces of
+    The pairs of an epoch depend on text, seed and epoch alone; streams cut the text into chunks of
     equal size.
 
     Args:
@@ -59,16 +61,16 @@ class SkipGramDataset:
         negatives: per pair.
         min_count: rarer words are left out.
         subsample: t above; 0 keeps every word.
-        seed: of all that is drawn.
+        seed: of all random numbers.
 
     Attributes:
         words: the vocabulary, frequent words first.
-        counts: (V,) how often each occurs.
+        counts: (V,) number of occurrences of each.
 
     Raises:
         BadRequest: an argument out of range. DataError: no word is frequent enough.
 
-    Threads: share it for streams; iterating itself counts epochs: one thread.
+    Threads: any for streams; one at a time for iterating, which counts epochs.
     """
 
     def __init__(
@@ -114,8 +116,8 @@ class SkipGramDataset:
         self._seed, self._epoch = seed, 0
 
     @property
-    def num_pieces(self) -> int:
-        return -(-len(self._words) // _PIECE)
+    def num_chunks(self) -> int:
+        return -(-len(self._words) // _CHUNK)
 
     def __iter__(self) -> SkipGramStream:
         epoch, self._epoch = self._epoch, self._epoch + 1
@@ -124,12 +126,12 @@ class SkipGramDataset:
     def stream(
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> SkipGramStream:
-        """Stream `index` of `num_streams`: every piece of the text in exactly one.
+        """Stream `index` of `num_streams`: every chunk of the text in exactly one.
 
         Args:
-            start: the `position` of a batch of this stream and epoch: the stream goes on behind
+            start: the `position` of a batch of this stream and epoch: the stream continues behind
                 that batch. None or (): from its beginning.
-            epoch: other draws for each; any number >= 0.
+            epoch: determines the random numbers; any number >= 0.
 
         Raises:
             BadRequest: index, num_streams, start or epoch out of range.
@@ -139,31 +141,31 @@ class SkipGramDataset:
                 "SkipGramDataset.stream: expected 0 <= index < num_streams and epoch >= 0, "
                 f"found {index}, {num_streams} and {epoch}"
             )
-        begin, end = (self.num_pieces * i // num_streams for i in (index, index + 1))
+        begin, end = (self.num_chunks * i // num_streams for i in (index, index + 1))
         start = tuple(start or (begin, 0))
         if len(start) != 2 or not begin <= start[0] <= end or start[1] < 0:
             raise BadRequest(
-                f"SkipGramDataset.stream: expected a position (piece {begin} to {end}, pairs), "
+                f"SkipGramDataset.stream: expected a position (chunk {begin} to {end}, pairs), "
                 f"found {start}"
             )
         return SkipGramStream(self, range(begin, end), index, epoch, (start[0], start[1]))
 
-    def pairs(self, piece: int, epoch: int) -> NDArray[np.int64]:
-        """(P, 2 + negatives): center, context and negatives of each pair of one piece."""
-        rng = np.random.default_rng([self._seed, epoch, piece])
-        part = slice(piece * _PIECE, (piece + 1) * _PIECE)
+    def pairs(self, chunk: int, epoch: int) -> NDArray[np.int64]:
+        """(P, 2 + negatives): center, context and negatives of each pair of one chunk."""
+        rng = np.random.default_rng([self._seed, epoch, chunk])
+        part = slice(chunk * _CHUNK, (chunk + 1) * _CHUNK)
         words, sentences = self._words[part], self._sentences[part]
         stays = rng.random(len(words)) < self._stays[words]
         words, sentences = words[stays], sentences[stays]
         reach = rng.integers(1, self.window + 1, len(words))
-        found = []
+        by_distance = []
         for distance in range(1, self.window + 1):
             left = np.flatnonzero(sentences[:-distance] == sentences[distance:])
             right = left + distance
             for center, context in ((left, right), (right, left)):
                 near = reach[center] >= distance
-                found.append(np.stack([words[center[near]], words[context[near]]], 1))
-        pairs = rng.permutation(np.concatenate(found))
+                by_distance.append(np.stack([words[center[near]], words[context[near]]], 1))
+        pairs = rng.permutation(np.concatenate(by_distance))
         draws = rng.random((len(pairs), self.negatives))
         return np.concatenate([pairs, np.searchsorted(self._noise, draws, side="right")], 1)
 
@@ -171,7 +173,7 @@ class SkipGramDataset:
 class SkipGramStream(Iterator[Batch]):
     """The batches of one stream; made by SkipGramDataset.stream.
 
-    position: (piece, pairs of it), behind the latest batch handed out.
+    position: (chunk, pairs of it), behind the latest batch returned.
 
     Threads: one at a time.
     """
@@ -179,41 +181,41 @@ class SkipGramStream(Iterator[Batch]):
     def __init__(
         self,
         dataset: SkipGramDataset,
-        pieces: range,
+        chunks: range,
         index: int,
         epoch: int,
         start: tuple[int, int],
     ) -> None:
         self.position: tuple[int, int] = start
-        self._dataset, self._pieces = dataset, pieces
+        self._dataset, self._chunks = dataset, chunks
         self._index, self._epoch = index, epoch
-        self._piece: tuple[int, NDArray[np.int64]] | None = None
+        self._chunk: tuple[int, NDArray[np.int64]] | None = None
 
     def __next__(self) -> Batch:
         parts, wanted = [], self._dataset.batch_size
-        piece, done = self.position
-        while wanted and piece < self._pieces.stop:
-            part = self._pairs(piece)[done : done + wanted]
+        chunk, done = self.position
+        while wanted and chunk < self._chunks.stop:
+            part = self._pairs(chunk)[done : done + wanted]
             if len(part):
                 parts.append(part)
             wanted, done = wanted - len(part), done + len(part)
             if wanted:
-                piece, done = piece + 1, 0
+                chunk, done = chunk + 1, 0
         if not parts:
             raise StopIteration
-        self.position = (piece, done)
+        self.position = (chunk, done)
         batch = _batch(np.concatenate(parts))
         batch.stream, batch.position = self._index, self.position
         return batch
 
     def fraction_read(self) -> float:
-        """How much of the stream has been handed out, 0 to 1, to the nearest piece."""
-        return (self.position[0] - self._pieces.start) / max(len(self._pieces), 1)
+        """The fraction of the stream that has been returned, 0 to 1, to the nearest chunk."""
+        return (self.position[0] - self._chunks.start) / max(len(self._chunks), 1)
 
-    def _pairs(self, piece: int) -> NDArray[np.int64]:
-        if self._piece is None or self._piece[0] != piece:
-            self._piece = (piece, self._dataset.pairs(piece, self._epoch))
-        return self._piece[1]
+    def _pairs(self, chunk: int) -> NDArray[np.int64]:
+        if self._chunk is None or self._chunk[0] != chunk:
+            self._chunk = (chunk, self._dataset.pairs(chunk, self._epoch))
+        return self._chunk[1]
 
 
 def _batch(pairs_BC: NDArray[np.int64]) -> Batch:

@@ -1,10 +1,8 @@
-"""From paths and patterns to files with sizes, in a fixed order.
+"""Files and their sizes, in a fixed order, from paths and patterns.
 
 A path with a protocol (`s3://bucket/key`, `hdfs://host/path`) is read through fsspec with the
 caller's storage options; `local://` and `file://` are local paths.
 """
-
-from __future__ import annotations
 
 import glob
 import os
@@ -27,13 +25,12 @@ _CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 
 @dataclass(frozen=True)
-class File:
-    """A file as it was when the dataset was made; what is appended later is not read.
+class DataFile:
+    """A file as it was when the dataset was made; bytes appended later are not read.
 
     path: a local path or a location of fsspec.
     num_bytes: as stored, compressed or not.
-    storage_options: what fsspec opens the location with; None: a local path. Not shown, because
-        it may hold a password.
+    storage_options: of fsspec; None: a local path. Not shown, because it may hold a password.
     """
 
     path: str
@@ -42,7 +39,7 @@ class File:
 
     @property
     def codec(self) -> str | None:
-        """How it is compressed, in pyarrow's words, by the end of its name; None: it is not."""
+        """pyarrow's name of the compression, by the end of the path; None: not compressed."""
         return _CODECS.get(os.path.splitext(self.path)[1])
 
     @property
@@ -50,17 +47,19 @@ class File:
         return self.storage_options is None
 
 
-def find_files(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> tuple[File, ...]:
+def find_files(
+    paths: Paths, storage_options: Mapping[str, Any] | None = None
+) -> tuple[DataFile, ...]:
     """The files of a path, a glob pattern or a list of them.
 
-    The order of a list is kept; the matches of one pattern come in natural order (part-2 before
-    part-10). A local path that exists is never taken for a pattern.
+    A list keeps its order; the matches of one pattern come in natural order (part-2 before
+    part-10). A local path that exists is not treated as a pattern.
 
     Raises:
-        DataError: no path given, nothing there, or not a regular file that can be read; names the
-            path or pattern.
-        BadRequest: a protocol that is not known or not installed, or storage options without a
-            path that they are for.
+        DataError: no path, no file, or not a regular file that can be read; names the path or
+            pattern.
+        BadRequest: a protocol that is unknown or not installed, or storage options with local paths
+            only.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
@@ -76,14 +75,14 @@ def find_files(paths: Paths, storage_options: Mapping[str, Any] | None = None) -
     return tuple(files)
 
 
-def file_starts(files: Iterable[File]) -> list[int]:
-    """Where each file begins when all are laid end to end, and where the last one ends."""
+def file_starts(files: Iterable[DataFile]) -> list[int]:
+    """The start of each file when all are laid end to end, and the end of the last one."""
     return list(accumulate((file.num_bytes for file in files), initial=0))
 
 
 def natural_key(path: str) -> list[tuple[int, str]]:
     """Sorts runs of digits as numbers; ties (a1, a01) go by the text itself."""
-    parts = re.split("([0-9]+)", path)  # text and digits by turns
+    parts = re.split("([0-9]+)", path)  # alternates between text and digits
     key = [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)]
     return [*key, (0, path)]
 
@@ -91,13 +90,13 @@ def natural_key(path: str) -> list[tuple[int, str]]:
 def filesystem(location: str, storage_options: Mapping[str, Any]) -> tuple[Any, str]:
     """The fsspec file system of a location, and the path in it.
 
-    One per process: a file system that talks to a server does not survive a fork, so it is not
-    kept but asked for again; fsspec keeps the ones of this process.
+    It is not kept, because a connection to a server does not survive a fork; fsspec caches the file
+    systems of each process.
     """
     protocol = location.partition("://")[0]
     try:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(location, **storage_options)
-        return found
+        filesystem_of, path = fsspec.core.url_to_fs(location, **storage_options)
+        return filesystem_of, path
     except ImportError as error:
         extra = "pip install trireme-ps[s3]" if protocol in ("s3", "s3a") else str(error)
         raise BadRequest(
@@ -114,51 +113,10 @@ def filesystem(location: str, storage_options: Mapping[str, Any]) -> tuple[Any, 
 
 
 def reason(error: Exception) -> str:
-    """What an error of a file system says, in one line of bounded length."""
+    """The message of a file system's error, in one line of bounded length."""
     strerror = getattr(error, "strerror", None)
     text = strerror if strerror and "Detail:" not in strerror else str(error)
     return textwrap.shorten(text, _REASON_CHARACTERS) or type(error).__name__
-
-
-def fs_client_options(
-    uri: str = "", user: str = "", passwd: str = "", hadoop_bin: str = ""
-) -> tuple[str, dict[str, Any]]:
-    """PaddleRec's `fs_client.*` as what Trireme reads with.
-
-    `uri` (hdfs://host:port) goes before data paths that have no protocol of their own, `user` is
-    the user of the file system. HDFS is reached through libhdfs, not through the `hadoop` command,
-    and has no passwords: it trusts the name of a user, or a Kerberos ticket.
-
-    Returns:
-        The location before relative paths, "" for local files; storage_options for QueueDataset.
-
-    Raises:
-        BadRequest: a password or a hadoop_bin, which would have no effect, or another protocol.
-    """
-    if not uri:
-        given = {"user": user, "passwd": passwd, "hadoop_bin": hadoop_bin}
-        without_effect = [name for name, value in given.items() if value]
-        if without_effect:
-            raise BadRequest(
-                f"fs_client: expected uri beside {', '.join(without_effect)}, found none"
-            )
-        return "", {}
-    protocol = uri.partition("://")[0]
-    if protocol not in ("hdfs", "viewfs"):
-        raise BadRequest(
-            f"fs_client.uri: expected hdfs://HOST:PORT or viewfs://NAME, found {uri!r}"
-        )
-    if passwd:
-        raise BadRequest(
-            "fs_client.passwd: expected none, because HDFS knows users and Kerberos tickets "
-            "(kinit) but no passwords; remove the key"
-        )
-    if hadoop_bin:
-        raise BadRequest(
-            "fs_client.hadoop_bin: expected none, because libhdfs reads HDFS without the hadoop "
-            f"command; remove {hadoop_bin!r} and set HADOOP_HOME and CLASSPATH (docs/data.md)"
-        )
-    return uri.rstrip("/"), {"user": user} if user else {}
 
 
 def _without_local_protocol(path: str) -> str:
@@ -168,7 +126,7 @@ def _without_local_protocol(path: str) -> str:
     return path
 
 
-def _find(pattern: str, storage_options: Mapping[str, Any]) -> list[File]:
+def _find(pattern: str, storage_options: Mapping[str, Any]) -> list[DataFile]:
     if "://" in pattern and not os.path.lexists(pattern):
         return _find_remote(pattern, storage_options)
     return [_local_file(path) for path in _expand(pattern)]
@@ -185,38 +143,38 @@ def _expand(pattern: str) -> list[str]:
     return sorted(matches, key=natural_key)
 
 
-def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[File]:
+def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[DataFile]:
     filesystem_of, path = filesystem(pattern, storage_options)
     try:
         filesystem_of.invalidate_cache()  # files may have come since the folder was last listed
         if not glob.has_magic(path):
             return [_remote_file(pattern, filesystem_of.info(path), storage_options)]
-        found = filesystem_of.glob(path, detail=True)
+        matches = filesystem_of.glob(path, detail=True)
     except DataError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"QueueDataset: expected a file, found nothing at {pattern!r}") from error
     except Exception as error:
         raise DataError(f"QueueDataset: cannot read {pattern!r}: {reason(error)}") from error
-    if not found:
+    if not matches:
         raise DataError(f"QueueDataset: expected files, found none that match {pattern!r}")
     return [
-        _remote_file(filesystem_of.unstrip_protocol(name), found[name], storage_options)
-        for name in sorted(found, key=natural_key)
+        _remote_file(filesystem_of.unstrip_protocol(name), matches[name], storage_options)
+        for name in sorted(matches, key=natural_key)
     ]
 
 
 def _remote_file(
     location: str, info: Mapping[str, Any], storage_options: Mapping[str, Any]
-) -> File:
+) -> DataFile:
     if info["type"] == "directory":
         raise _is_directory(location)
     if info.get("size") is None:
         raise DataError(f"QueueDataset: expected a file of known size, found {location!r}")
-    return _not_empty(File(location, int(info["size"]), dict(storage_options)))
+    return _not_empty(DataFile(location, int(info["size"]), dict(storage_options)))
 
 
-def _local_file(path: str) -> File:
+def _local_file(path: str) -> DataFile:
     try:
         status = os.stat(path)
     except OSError as error:
@@ -225,7 +183,7 @@ def _local_file(path: str) -> File:
         raise _is_directory(path)
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"QueueDataset: expected a regular file, found another kind at {path!r}")
-    return _not_empty(File(path, status.st_size))
+    return _not_empty(DataFile(path, status.st_size))
 
 
 def _is_directory(path: str) -> DataError:
@@ -235,7 +193,7 @@ def _is_directory(path: str) -> DataError:
     )
 
 
-def _not_empty(file: File) -> File:
+def _not_empty(file: DataFile) -> DataFile:
     if file.num_bytes == 0:
         raise DataError(f"QueueDataset: expected data, found the empty file {file.path!r}")
     return file

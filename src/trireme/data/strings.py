@@ -4,8 +4,6 @@ key = XXH64(value in UTF-8, seed = XXH64(name of the feature in UTF-8, seed = 0)
 same bits. XXH64 is specified at https://github.com/Cyan4973/xxHash; the definition never changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,9 +1,7 @@
-"""Reads a stream's share of text files and cuts it into batches.
+"""Reads a stream's range of text files and cuts it into batches.
 
 A position is a file's number and the offset of a line in its text.
 """
-
-from __future__ import annotations
 
 import functools
 import logging
@@ -17,10 +15,11 @@ from numpy.typing import NDArray
 
 from trireme.data.batch import Batch
 from trireme.data.byte_streams import ByteStream, StreamsAhead, open_bytes, read_full
+from trireme.data.file_range import FileRange
 from trireme.data.pipe import Pipe
-from trireme.data.schema import HEAD_BYTES, Parser, Schema
-from trireme.data.shares import Share
-from trireme.data.sources import File, file_starts
+from trireme.data.schema import Schema
+from trireme.data.sources import DataFile, file_starts
+from trireme.data.text_parser import HEAD_BYTES, TextParser
 from trireme.errors import BadRequest, DataError
 
 _BUFFER_BYTES = 1 << 20  # stays in the processor's cache between reading and parsing
@@ -30,25 +29,25 @@ log = logging.getLogger(__name__)
 
 
 class TextReader:
-    """The batches of one share of the files, from `start` on.
+    """The batches of one range of the files, from `start` on; see StreamReader.
 
     Args:
-        pipe: what gives the text of a file, from its beginning, instead of the file itself; closed
-            by batches().
-        files_ahead: files opened and read at once, each by a thread of its own. Local files whose
-            bytes are their text are read directly: the system reads them ahead.
+        pipe: gives the text of a file, from its beginning, instead of the file itself; closed by
+            batches().
+        files_ahead: files read at once, each by a thread of its own. Local files that are plain
+            text are read directly: the system reads them ahead.
 
     Invariant: the next line to parse begins at `_offset` of the text of file number `_file`, and
     the buffer holds the text from there on.
-    Threads: batches() one at a time; the numbers may be read from any; stop() from any.
+    Threads: batches() one at a time; other properties and stop() from any.
     """
 
     def __init__(
         self,
-        files: Sequence[File],
+        files: Sequence[DataFile],
         schema: Schema,
-        parser: Parser,
-        share: Share,
+        parser: TextParser,
+        file_range: FileRange,
         *,
         pipe: Pipe | None = None,
         files_ahead: int = 1,
@@ -58,20 +57,20 @@ class TextReader:
         self._files = files
         self._schema = schema
         self._parser = parser
-        self._share = share
+        self._range = file_range
         self._starts = file_starts(files)
         if start:
-            self._file, self._offset = self._checked(start)
+            self._file, self._offset = self._checked_position(start)
         else:
-            self._file = share.first
-            self._offset = share.begin - self._starts[self._file]
+            self._file = file_range.first
+            self._offset = file_range.begin - self._starts[self._file]
             if self._offset:
                 self._offset = _line_start(files[self._file], self._offset)
-        # The first file may be done with already; a file that cannot be cut is not known to be.
-        self._first_file = self._file + (share.can_seek and self._offset >= self._limit)
+        # Nothing may be left of the first file; of one that cannot be cut this is not known.
+        self._first_file = self._file + (file_range.can_seek and self._offset >= self._limit)
         self._pipe = pipe
-        self._is_direct = share.can_seek and all(file.is_local for file in files)
-        numbers = range(self._first_file, share.last + 1)
+        self._is_direct = file_range.can_seek and all(file.is_local for file in files)
+        numbers = range(self._first_file, file_range.last + 1)
         first_offset = self._offset if self._first_file == self._file else 0
         self._streams = StreamsAhead(
             (
@@ -90,37 +89,37 @@ class TextReader:
 
     @property
     def num_bytes(self) -> int:
-        """Stored bytes of this share, to within a line."""
-        return self._share.num_bytes
+        """Stored bytes of this range, to within a line."""
+        return self._range.num_bytes
 
     @property
     def position(self) -> tuple[int, int]:
-        """Where the next line to parse begins."""
+        """File number and offset of the next line to parse."""
         return self._file, self._offset
 
     @property
     def num_bytes_read(self) -> int:
-        """Stored bytes of this share that lie before the position; where files cannot be cut, that
+        """Stored bytes of this range before the position; where files cannot be cut, those that
         have been read.
         """
         if self._is_finished:
             return self.num_bytes
         in_file = self._offset
-        if not self._share.can_seek:
+        if not self._range.can_seek:
             in_file = 0 if self._stream is None else self._stream.num_bytes_in
         in_file = min(in_file, self._files[self._file].num_bytes)
-        return min(max(self._starts[self._file] + in_file - self._share.begin, 0), self.num_bytes)
+        return min(max(self._starts[self._file] + in_file - self._range.begin, 0), self.num_bytes)
 
     @property
     def num_broken_lines(self) -> int:
         return self._parser.num_broken_lines
 
     def stop(self) -> None:
-        """Nobody wants more: batches() ends or raises soon."""
+        """Make batches() end or raise soon."""
         self._streams.stop()
 
     def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
-        """Full batches, then what is left over as a short one unless `drop_last`, each with
+        """Full batches, then a short one of the rest unless `drop_last`, each with
         `num_bytes_read` behind it.
 
         Raises:
@@ -130,7 +129,7 @@ class TextReader:
             if self._pipe is not None:
                 stack.enter_context(self._pipe)
             stack.enter_context(closing(self._streams))
-            for number in range(self._first_file, self._share.last + 1):
+            for number in range(self._first_file, self._range.last + 1):
                 if number > self._file:
                     self._file, self._offset, self._num_lines = number, 0, 0
                 yield from self._batches_of_file(self._files[number])
@@ -140,42 +139,42 @@ class TextReader:
         if self.num_broken_lines:
             log.warning(
                 "stream %d: skipped broken lines: %d; the first: %s",
-                self._share.index,
+                self._range.index,
                 self.num_broken_lines,
                 self._first_broken,
             )
 
     @property
     def _limit(self) -> int:
-        """Lines of the file at work that begin here or later are not of this share."""
-        if not self._share.can_seek:
+        """Lines of the current file that begin at this offset or later are not in the range."""
+        if not self._range.can_seek:
             return sys.maxsize
-        return min(self._files[self._file].num_bytes, self._share.end - self._starts[self._file])
+        return min(self._files[self._file].num_bytes, self._range.end - self._starts[self._file])
 
-    def _batches_of_file(self, file: File) -> Iterator[tuple[Batch, int]]:
+    def _batches_of_file(self, file: DataFile) -> Iterator[tuple[Batch, int]]:
         limit = self._limit
         with self._opened(file) as (stream, filled):
             is_end = False
             while self._offset < limit and not is_end:
                 filled += self._read(stream, self._buffer[filled:])
                 is_end = filled < len(self._buffer)
-                if self._share.can_seek:
+                if self._range.can_seek:
                     is_end = self._offset + filled == file.num_bytes
                 done = yield from self._batches_of_buffer(file, filled, limit, is_end)
                 filled -= done
                 self._buffer[:filled] = self._buffer[done : done + filled]
 
     def _batches_of_buffer(
-        self, file: File, size: int, limit: int, is_end: bool
+        self, file: DataFile, size: int, limit: int, is_end: bool
     ) -> Generator[tuple[Batch, int], None, int]:
-        """Parse the lines in the buffer; returns how many bytes of it are done with."""
+        """Parse the lines in the buffer; returns how many of its bytes have been parsed."""
         begin = 0
         while self._offset < limit:
             text = self._buffer[begin:size]
             started = perf_counter()
             done = self._parser.parse(text, limit - self._offset, is_end)
             self.seconds["parse"] += perf_counter() - started
-            self._look_at_broken_line(file, text)
+            self._note_broken_line(file, text)
             begin += done
             self._advance(text[:done])
             if not self._parser.is_full:
@@ -185,7 +184,7 @@ class TextReader:
 
     def _take(self) -> tuple[Batch, int]:
         batch = self._parser.take()
-        batch.stream, batch.position = self._share.index, self.position
+        batch.stream, batch.position = self._range.index, self.position
         return batch, self.num_bytes_read
 
     def _read(self, stream: ByteStream, buffer: NDArray[np.uint8]) -> int:
@@ -196,34 +195,33 @@ class TextReader:
 
     def _advance(self, text: NDArray[np.uint8]) -> None:
         self._offset += len(text)
-        if not self._share.can_seek:
+        if not self._range.can_seek:
             self._num_lines += int(np.count_nonzero(text == _NEWLINE))
 
-    def _look_at_broken_line(self, file: File, text: NDArray[np.uint8]) -> None:
+    def _note_broken_line(self, file: DataFile, text: NDArray[np.uint8]) -> None:
         broken = self._parser.broken_line
         if broken is None or self._first_broken:
             return
         begin, what = broken
-        self._first_broken = f"{self._place(file, text[:begin])}: {what}"
+        self._first_broken = f"{self._location(file, text[:begin])}: {what}"
         if not self._parser.skips_broken:
             raise DataError(f"QueueDataset: {self._first_broken}\n{self._schema}")
 
-    def _place(self, file: File, text: NDArray[np.uint8]) -> str:
+    def _location(self, file: DataFile, text: NDArray[np.uint8]) -> str:
         """File and number, from 1, of the line behind `text`, which begins at _offset."""
         line = f"{file.path} line {self._line_number(file, text)}"
         return f"{line} of what {self._pipe.command!r} makes of it" if self._pipe else line
 
-    def _line_number(self, file: File, text: NDArray[np.uint8]) -> int:
-        if not self._share.can_seek:
+    def _line_number(self, file: DataFile, text: NDArray[np.uint8]) -> int:
+        if not self._range.can_seek:
             return self._num_lines + int(np.count_nonzero(text == _NEWLINE)) + 1
         end = self._offset + len(text)
-        return sum(piece.count(b"\n") for piece in _pieces(file, 0, end)) + 1
+        return sum(block.count(b"\n") for block in _blocks(file, 0, end)) + 1
 
     @contextmanager
-    def _opened(self, file: File) -> Iterator[tuple[ByteStream, int]]:
-        """The text of a file, and how many bytes of it from _offset on are in the buffer already.
-
-        The parser has seen its head.
+    def _opened(self, file: DataFile) -> Iterator[tuple[ByteStream, int]]:
+        """The text of a file, whose head the parser has seen, and how many of its bytes from
+        _offset on are in the buffer.
         """
         if not self._is_direct:
             self._stream = self._streams.next()
@@ -232,16 +230,16 @@ class TextReader:
         with closing(self._open(file, self._offset)) as stream:
             yield stream, self._start_file(file, stream)
 
-    def _open(self, file: File, offset: int) -> ByteStream:
+    def _open(self, file: DataFile, offset: int) -> ByteStream:
         if self._pipe is not None:
             return self._pipe.open(file)
-        return open_bytes(file, offset if self._share.can_seek else 0)
+        return open_bytes(file, offset if self._range.can_seek else 0)
 
-    def _start_file(self, file: File, stream: ByteStream) -> int:
-        """Show the parser the head of the file and go to _offset, or behind the header; returns how
-        many bytes from there on are in the buffer already.
+    def _start_file(self, file: DataFile, stream: ByteStream) -> int:
+        """Give the parser the head of the file and skip to _offset, or behind the header; returns
+        how many bytes from there on are in the buffer.
         """
-        if self._share.can_seek and self._offset:
+        if self._range.can_seek and self._offset:
             begin, filled = self._offset, 0
             head = _head(file)
         else:
@@ -253,58 +251,58 @@ class TextReader:
             raise DataError(f"QueueDataset: {file.path}: {error}\n{self._schema}") from error
         wanted = max(self._offset, header_bytes)
         self._offset = begin
-        return self._drop(file, stream, filled, wanted)
+        return self._skip_to(file, stream, filled, wanted)
 
-    def _drop(self, file: File, stream: ByteStream, filled: int, wanted: int) -> int:
-        """Go on to offset `wanted`; returns how much of the buffer is left."""
+    def _skip_to(self, file: DataFile, stream: ByteStream, filled: int, wanted: int) -> int:
+        """Skip to offset `wanted`; returns how much of the buffer is left."""
         while True:
-            piece = self._buffer[: min(wanted - self._offset, filled)]
-            self._advance(piece)
+            skipped = self._buffer[: min(wanted - self._offset, filled)]
+            self._advance(skipped)
             if self._offset == wanted:
                 break
             filled = self._read(stream, self._buffer)
             if filled == 0:
                 raise _not_at_line(file, wanted, f"{self._offset} bytes of text")
-        is_at_line = len(piece) == 0 or piece[-1] == _NEWLINE
-        filled -= len(piece)
-        self._buffer[:filled] = self._buffer[len(piece) : len(piece) + filled]
+        is_at_line = len(skipped) == 0 or skipped[-1] == _NEWLINE
+        filled -= len(skipped)
+        self._buffer[:filled] = self._buffer[len(skipped) : len(skipped) + filled]
         if not is_at_line and (filled or self._read(stream, self._buffer[:1])):
             raise _not_at_line(file, wanted, "it lies within a line")
         return filled
 
-    def _checked(self, start: tuple[int, ...]) -> tuple[int, int]:
-        first, last = self._share.first, self._share.last
+    def _checked_position(self, start: tuple[int, ...]) -> tuple[int, int]:
+        first, last = self._range.first, self._range.last
         if len(start) != 2 or not first <= start[0] <= last:
             raise BadRequest(
                 f"QueueDataset.stream: expected a position (file number {first} to {last}, byte "
-                f"offset) of stream {self._share.index}, found {start}"
+                f"offset) of stream {self._range.index}, found {start}"
             )
         number, offset = start
         file = self._files[number]
         if offset < 0:
             raise _not_at_line(file, offset, f"{file.num_bytes} bytes")
-        if self._share.can_seek and (
+        if self._range.can_seek and (
             offset > file.num_bytes or _line_start(file, offset) != offset
         ):
             raise _not_at_line(file, offset, f"{file.num_bytes} bytes")
         return number, offset
 
 
-def _not_at_line(file: File, offset: int, size: str) -> BadRequest:
+def _not_at_line(file: DataFile, offset: int, size: str) -> BadRequest:
     return BadRequest(
         f"QueueDataset.stream: expected a position at the start of a line of {file.path} ({size}), "
         f"found offset {offset}; are these the files it was taken from?"
     )
 
 
-def _head(file: File) -> NDArray[np.uint8]:
+def _head(file: DataFile) -> NDArray[np.uint8]:
     buffer: NDArray[np.uint8] = np.empty(min(HEAD_BYTES, file.num_bytes), np.uint8)
     with closing(open_bytes(file)) as stream:
         return buffer[: read_full(stream, buffer)]
 
 
-def _pieces(file: File, begin: int, end: int) -> Iterator[bytes]:
-    """The bytes [begin, end) of a file, piece by piece."""
+def _blocks(file: DataFile, begin: int, end: int) -> Iterator[bytes]:
+    """The bytes [begin, end) of a file, in blocks."""
     with closing(open_bytes(file, begin)) as stream:
         while begin < end:
             buffer: NDArray[np.uint8] = np.empty(min(end - begin, _BUFFER_BYTES), np.uint8)
@@ -312,14 +310,14 @@ def _pieces(file: File, begin: int, end: int) -> Iterator[bytes]:
             yield buffer.tobytes()
 
 
-def _line_start(file: File, offset: int) -> int:
-    """The first start of a line at `offset` or behind it; the end of the file if there is none."""
+def _line_start(file: DataFile, offset: int) -> int:
+    """The first start of a line at or after `offset`; the end of the file if there is none."""
     if offset == 0:
         return 0
     begin = offset - 1
-    for piece in _pieces(file, begin, file.num_bytes):
-        newline = piece.find(b"\n")
+    for block in _blocks(file, begin, file.num_bytes):
+        newline = block.find(b"\n")
         if newline >= 0:
             return begin + newline + 1
-        begin += len(piece)
+        begin += len(block)
     return file.num_bytes

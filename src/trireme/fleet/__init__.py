@@ -1,4 +1,4 @@
-"""Fleet's names over Trireme: for scripts that were written for Paddle's parameter server.
+"""Fleet's names for Trireme, for scripts that were written for Paddle's parameter server.
 
 import trireme.fleet as fleet
 
@@ -13,21 +13,16 @@ else:
     ...                                 # the loop; optimizer.step() is the push
     fleet.stop_worker()
 
-Names are loaded on first use: a reader script, which a data pipe starts again and again, wants
+Names are loaded on first use: a reader script, which a data pipe starts many times, needs
 `fleet.MultiSlotDataGenerator` and not torch.
 """
-
-from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trireme.fleet import metrics, util
-    from trireme.fleet.clipping import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
-    from trireme.fleet.dataset import InMemoryDataset, QueueDataset
-    from trireme.fleet.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
-    from trireme.fleet.job import (
+    from trireme.fleet.calls import (
         barrier_worker,
         distributed_optimizer,
         infer_from_dataset,
@@ -50,17 +45,20 @@ if TYPE_CHECKING:
         worker_index,
         worker_num,
     )
-    from trireme.fleet.layers import (
+    from trireme.fleet.dataset import InMemoryDataset, QueueDataset
+    from trireme.fleet.distributed_strategy import DistributedStrategy
+    from trireme.fleet.embedding_layers import (
         CountFilterEntry,
         ParamAttr,
         ProbabilityEntry,
         ShowClickEntry,
     )
+    from trireme.fleet.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
+    from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
     from trireme.fleet.metrics import ctr_metric_bundle
-    from trireme.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
-    from trireme.fleet.strategy import DistributedStrategy
+    from trireme.fleet.role_makers import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
     from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
-    from trireme.ps.adam_d2sum import AdamD2Sum
+    from trireme.protocol.adam_d2sum import AdamD2Sum
 
 __all__ = [
     "AdamD2Sum",
@@ -109,40 +107,36 @@ __all__ = [
 ]
 
 _MODULES = ("metrics", "util")
-# Where names come from that do not come from trireme.fleet.job.
+# The modules that names are loaded from; others from trireme.fleet.calls.
 _HOMES = {
-    "AdamD2Sum": "trireme.ps.adam_d2sum",
-    "ClipGradByGlobalNorm": "trireme.fleet.clipping",
-    "ClipGradByNorm": "trireme.fleet.clipping",
-    "ClipGradByValue": "trireme.fleet.clipping",
-    "CountFilterEntry": "trireme.fleet.layers",
-    "DistributeTranspilerConfig": "trireme.fleet.transpiler",
-    "DistributedStrategy": "trireme.fleet.strategy",
-    "HashName": "trireme.fleet.transpiler",
-    "InMemoryDataset": "trireme.fleet.dataset",
-    "MultiSlotDataGenerator": "trireme.fleet.generator",
-    "MultiSlotStringDataGenerator": "trireme.fleet.generator",
-    "PaddleCloudRoleMaker": "trireme.fleet.roles",
-    "ParamAttr": "trireme.fleet.layers",
-    "QueueDataset": "trireme.fleet.dataset",
-    "ProbabilityEntry": "trireme.fleet.layers",
-    "Role": "trireme.fleet.roles",
-    "RoundRobin": "trireme.fleet.transpiler",
-    "ShowClickEntry": "trireme.fleet.layers",
-    "UserDefinedRoleMaker": "trireme.fleet.roles",
-    "ctr_metric_bundle": "trireme.fleet.metrics",
+    "ClipGradByGlobalNorm": "grad_clip",
+    "ClipGradByNorm": "grad_clip",
+    "ClipGradByValue": "grad_clip",
+    "CountFilterEntry": "embedding_layers",
+    "DistributeTranspilerConfig": "transpiler",
+    "DistributedStrategy": "distributed_strategy",
+    "HashName": "transpiler",
+    "InMemoryDataset": "dataset",
+    "MultiSlotDataGenerator": "generator",
+    "MultiSlotStringDataGenerator": "generator",
+    "PaddleCloudRoleMaker": "role_makers",
+    "ParamAttr": "embedding_layers",
+    "ProbabilityEntry": "embedding_layers",
+    "QueueDataset": "dataset",
+    "Role": "role_makers",
+    "RoundRobin": "transpiler",
+    "ShowClickEntry": "embedding_layers",
+    "UserDefinedRoleMaker": "role_makers",
+    "ctr_metric_bundle": "metrics",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'trireme.fleet' has no attribute {name!r}")
-    if name in _MODULES:
-        value: Any = importlib.import_module(f"trireme.fleet.{name}")
-    else:
-        home = _HOMES.get(name, "trireme.fleet.job")
-        value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
+    home = name if name in _MODULES else _HOMES.get(name, "calls")
+    module = importlib.import_module(f"trireme.fleet.{home}")
+    globals()[name] = value = module if name in _MODULES else getattr(module, name)
     return value
 
 

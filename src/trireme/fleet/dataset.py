@@ -1,4 +1,4 @@
-"""Fleet's datasets: made empty, told what to read by `init` and `set_filelist`.
+"""Fleet's datasets: made empty, then configured by `init` and `set_filelist`.
 
     dataset = fleet.InMemoryDataset()
     dataset.init(batch_size=512, thread_num=4, schema=schema, pipe_command="python reader.py")
@@ -7,21 +7,19 @@
     dataset.global_shuffle(fleet)
     fleet.train_from_dataset(trainer, dataset)
 
-The list is this worker's own: it reads all of it.
+The list is this worker's own: the worker reads all of it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 from trireme import data
-from trireme.cluster import default
-from trireme.data.sources import fs_client_options
 from trireme.errors import BadRequest, NotReady
+from trireme.fleet.fs_client import fs_client_options
+from trireme.job.default import default
 
-# Settings that Fleet has and that mean nothing here, with the value that asks for nothing and why.
+# Settings of Fleet without a meaning here: the value that is accepted, and why no other is.
 WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "input_type": (0, "a line is an example; batches in lines are not read"),
     "download_cmd": ("cat", "files are read where they are; give pipe_command"),
@@ -45,7 +43,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-class _Dataset:
+class _FleetDataset:
     """What both datasets share."""
 
     _kind: type[Any]
@@ -57,18 +55,17 @@ class _Dataset:
         self.data_time = 0
 
     def init(self, **settings: Any) -> None:
-        """Say what to read.
+        """Set what to read.
 
         Args:
             batch_size: examples per batch. Default 1.
             thread_num: reader threads. Default 1.
-            use_var: the fields of the data in their order, as trireme.data.Label("click"):
-                MultiSlot text of such slots.
+            use_var: the fields of MultiSlot text in their order, as trireme.data.Label("click").
             schema: instead of use_var, a schema, with any text format.
-            pipe_command: a shell command for every file, which it gets on stdin. Default "cat":
-                files are read as they are.
-            fs_name, fs_ugi: hdfs://HOST:PORT and its user, for files elsewhere.
-            parse_ins_id, parse_content: use_var leaves out the example's id and text in front.
+            pipe_command: a shell command that gets each file on stdin. Default "cat": files are
+                read as they are.
+            fs_name, fs_ugi: hdfs://HOST:PORT and its user, for remote files.
+            parse_ins_id, parse_content: an id, and a text, stand before the fields of use_var.
             seed: of shuffles.
 
         Raises:
@@ -90,11 +87,11 @@ class _Dataset:
         self._made = None
 
     def update_settings(self, **settings: Any) -> None:
-        """Change settings of `init`; what was loaded is forgotten."""
+        """Change settings of `init`; loaded data is dropped."""
         self.init(**settings)
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
-        """The files of this worker, in the order in which they are read."""
+        """Set the files of this worker, in reading order."""
         if isinstance(filelist, str):
             raise BadRequest(f"{self._name}.set_filelist: expected a list, found {filelist!r}")
         self._files, self._made = list(filelist), None
@@ -105,13 +102,30 @@ class _Dataset:
     def stream(
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Any:
-        """The batches of this worker's files, as of any dataset."""
+        """The batches of this worker's files; see data.QueueDataset.stream."""
         return self._dataset().stream(index, num_streams, start=start, epoch=epoch)
 
     @property
     def schema(self) -> data.Schema:
-        """What the files hold."""
-        return self._fields_and_format()
+        """The schema of the files."""
+        settings = self._settings
+        fields, schema = tuple(settings["use_var"]), settings["schema"]
+        if (schema is None) == (not fields):
+            raise BadRequest(
+                f"{self._name}.init: expected use_var or schema, found both or neither"
+            )
+        front: list[Any] = [data.InsId()] if settings["parse_ins_id"] else []
+        front += [data.Content()] if settings["parse_content"] else []
+        if isinstance(schema, data.Schema):
+            if schema.format is not None:
+                if front:
+                    raise BadRequest(
+                        f"{self._name}.init: expected parse_ins_id and parse_content with use_var,"
+                        f" found {schema}"
+                    )
+                return schema
+            fields = schema.fields
+        return data.multislot([*front, *fields])
 
     @property
     def _name(self) -> str:
@@ -135,7 +149,7 @@ class _Dataset:
         command = settings["pipe_command"]
         return {
             "paths": files,
-            "schema": self._fields_and_format(),
+            "schema": self.schema,
             "batch_size": settings["batch_size"],
             "threads": settings["thread_num"],
             "own_files": True,
@@ -143,42 +157,20 @@ class _Dataset:
             "pipe_command": None if command == "cat" else command,
         }
 
-    def _fields_and_format(self) -> data.Schema:
-        settings = self._settings
-        fields, schema = tuple(settings["use_var"]), settings["schema"]
-        if (schema is None) == (not fields):
-            raise BadRequest(
-                f"{self._name}.init: expected use_var or schema, found both or neither"
-            )
-        front: list[Any] = [data.InsId()] if settings["parse_ins_id"] else []
-        front += [data.Content()] if settings["parse_content"] else []
-        if isinstance(schema, data.Schema):
-            if schema.format is not None:
-                if front:
-                    raise BadRequest(
-                        f"{self._name}.init: expected parse_ins_id and parse_content with use_var,"
-                        f" found {schema}"
-                    )
-                return schema
-            fields = schema.fields
-        return data.multislot([*front, *fields])
 
-
-class QueueDataset(_Dataset):
+class QueueDataset(_FleetDataset):
     """Streams the files, with bounded memory."""
 
     _kind = data.QueueDataset
 
 
-class InMemoryDataset(_Dataset):
-    """Reads the files into memory, where they can be shuffled. The methods are those of
-    trireme.data.InMemoryDataset.
-    """
+class InMemoryDataset(_FleetDataset):
+    """Reads the files into memory, where they can be shuffled; see trireme.data.InMemoryDataset."""
 
     _kind = data.InMemoryDataset
 
     def _init_distributed_settings(self, **settings: Any) -> None:
-        """Fleet's name for more settings of `init`; fea_eval and candidate_size need none here."""
+        """Fleet's name for more settings of `init`. Ignores fea_eval and candidate_size."""
         ignored = ("fea_eval", "candidate_size")
         self.init(**{name: value for name, value in settings.items() if name not in ignored})
 
@@ -186,10 +178,10 @@ class InMemoryDataset(_Dataset):
         return {**super()._arguments(), "seed": self._settings["seed"]}
 
     def set_date(self, date: str) -> None:
-        """Say which day the data is of, as "20190720": rows that it trains are of that day (UTC).
+        """Set the day (UTC) of the data and of the rows that it trains, as "20190720".
 
         Raises:
-            BadRequest: no such day, or one before 1970 or behind 2105.
+            BadRequest: no such day, or one before 1970 or after 2105.
         """
         try:
             day = datetime.strptime(date, "%Y%m%d").replace(tzinfo=timezone.utc)
@@ -204,11 +196,11 @@ class InMemoryDataset(_Dataset):
         self.data_time = seconds
 
     def load_into_memory(self, is_shuffle: bool = False) -> None:
-        """Read all files; `is_shuffle`: shuffle them behind it."""
+        """Read all files; `is_shuffle`: then shuffle the examples."""
         self._dataset().load_into_memory(is_shuffle)
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Begin to read all files, in the background."""
+        """Begin to read all files in the background."""
         self._dataset().preload_into_memory(thread_num)
 
     def wait_preload_done(self) -> None:
@@ -225,9 +217,8 @@ class InMemoryDataset(_Dataset):
         """Shuffle the examples of all workers; every worker calls it.
 
         Args:
-            fleet: as Fleet has it; the job is the default one whatever is given.
-            thread_num: as Fleet has it; the dataset's own threads shuffle.
-            by_ins_id: the examples of one ins_id come to one worker.
+            fleet, thread_num: Fleet's; without effect.
+            by_ins_id: the examples of one ins_id go to one worker.
         """
         self._dataset().global_shuffle(by_ins_id=by_ins_id)
 
@@ -236,13 +227,13 @@ class InMemoryDataset(_Dataset):
         self._dataset().slots_shuffle(slots)
 
     def release_memory(self) -> None:
-        """Forget the examples."""
+        """Drop the examples."""
         self._dataset().release_memory()
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
-        """Examples that were loaded: by this worker, or by all, with `fleet`."""
+        """Number of loaded examples of this worker, or with `fleet` of all."""
         return int(self._dataset().get_memory_data_size(None if fleet is None else default()))
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
-        """Examples after a shuffle: of this worker, or of all, with `fleet`."""
+        """Number of examples after a shuffle, of this worker, or with `fleet` of all."""
         return int(self._dataset().get_shuffle_data_size(None if fleet is None else default()))

@@ -1,4 +1,4 @@
-"""Data generators: what a reader script subclasses to turn lines of its own into MultiSlot text.
+"""Data generators: a reader script subclasses one to turn its lines into MultiSlot text.
 
 import trireme.fleet as fleet
 
@@ -11,11 +11,9 @@ class Reader(fleet.MultiSlotDataGenerator):
 
 Reader().run_from_stdin()
 
-Run as `pipe_command`, for example "python reader.py": one process after the other for the files,
-or one process for many files where it is told that it may (see `_files`).
+Run as `pipe_command`, for example "python reader.py": one process per file, or one for many files
+where the reader of the pipe offers them (see `_files`).
 """
-
-from __future__ import annotations
 
 import os
 import socket
@@ -37,27 +35,27 @@ class _DataGenerator:
     batch_size_ = 32
 
     def generate_sample(self, line: str | None) -> Samples:
-        """To be written by the subclass.
+        """Parse a line; to be implemented by the subclass.
 
         Args:
             line: one line of the input with its end; None from run_from_memory.
 
         Returns:
-            a function whose result is iterated over: examples [(name, [value, ...]), ...], in the
-            order of the model's inputs; None is passed over.
+            A function that returns an iterable of examples [(name, [value, ...]), ...], in the
+            order of the model's inputs; None is skipped.
         """
         raise NotImplementedError(f"{type(self).__name__}: expected a method generate_sample")
 
     def generate_batch(self, samples: list[Sample]) -> Samples:
-        """May be written by the subclass, to treat examples together: to pad them, say.
+        """Process examples together, for example to pad them; may be overridden.
 
         Args:
-            samples: `set_batch` of them; at the end of a file what is left.
+            samples: as many as `set_batch` says; fewer at the end of a file.
         """
         return lambda: samples
 
     def set_batch(self, batch_size: int) -> None:
-        """How many examples generate_batch gets; 32 unless set."""
+        """Set how many examples generate_batch gets, 32 by default."""
         if batch_size < 1:
             raise BadRequest(
                 f"{type(self).__name__}.set_batch: expected at least 1, found {batch_size}"
@@ -65,10 +63,10 @@ class _DataGenerator:
         self.batch_size_ = batch_size
 
     def run_from_stdin(self) -> None:
-        """Read stdin to its end, write to stdout; again for each further file, if there are any.
+        """Convert stdin to stdout, and each further file if the pipe's reader offers more.
 
         Raises:
-            DataError: whatever goes wrong with a line; names its number and shows it.
+            DataError: an error in a line; names its number and shows it.
         """
         for _ in _files():
             self._number, self._line = 0, ""
@@ -121,8 +119,8 @@ class MultiSlotDataGenerator(_DataGenerator):
     """Values are ints and floats; every example must have the fields of the first one.
 
     Raises:
-        DataError: from run_*: another number of fields or another name than before, an empty field,
-            a value that is neither int nor float. Uncaught it ends the script with exit code 1.
+        DataError: from run_*: other fields than in the first example, an empty field, a value that
+            is neither int nor float. Uncaught it ends the script with exit code 1.
     """
 
     _names: tuple[str, ...] | None = None
@@ -167,7 +165,7 @@ class MultiSlotDataGenerator(_DataGenerator):
 
 
 class MultiSlotStringDataGenerator(_DataGenerator):
-    """Values are strings, written as they are: nothing is checked, so it is faster."""
+    """Values are strings, written unchecked, which is faster."""
 
     def _gen_str(self, line: Sample) -> str:
         """The example as a line of MultiSlot text."""
@@ -189,15 +187,15 @@ def _fields(generator: _DataGenerator, line: Sample) -> Sample:
 
 
 def _files() -> Iterator[None]:
-    """Once for each file, which is then stdin and stdout.
+    """Yields once for each file, which is then stdin and stdout.
 
-    A pipe's reader may offer more files through a Unix socket, TRIREME_PIPE_FD=FD:PID. A byte on it
-    says that this process is done with a file, all of whose output is written; the answer is the
-    stdin and stdout of another one. The end of the socket is the end of the files.
+    The reader of the pipe may offer more files through a Unix socket, TRIREME_PIPE_FD=FD:PID. This
+    process sends a byte when all output of a file is written; the reply is the stdin and stdout of
+    another file. The end of the socket is the end of the files.
     """
     yield
     fd, _, pid = os.environ.get("TRIREME_PIPE_FD", "").partition(":")
-    if pid != str(os.getpid()):  # no offer, or one to a parent of this process
+    if pid != str(os.getpid()):  # no offer, or an offer to a parent of this process
         return
     null = os.open(os.devnull, os.O_RDWR)
     with socket.socket(fileno=int(fd)) as offer:
@@ -212,9 +210,9 @@ def _files() -> Iterator[None]:
                 return
             if not fds:
                 return
-            for to, fd_of_file in enumerate(fds):
-                os.dup2(fd_of_file, to)
-                os.close(fd_of_file)
+            for standard_fd, file_fd in enumerate(fds):
+                os.dup2(file_fd, standard_fd)
+                os.close(file_fd)
             old = sys.stdin
             sys.stdin = open(0, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
             yield

@@ -1,12 +1,9 @@
-"""fleet.metrics: figures of all workers from what each of them has summed up.
+"""fleet.metrics: figures of all workers from the sums of each.
 
-Each takes the numbers themselves: NumPy arrays, tensors or scalars. `scope` and `util` are there
-for the sake of Fleet's signatures: there is no scope of variables here, and only fleet.util
-combines.
-A metric of `trireme.metrics` in a Trainer needs none of this.
+Each function takes numbers: NumPy arrays, tensors or scalars. `scope` and `util` are there for
+Fleet's signatures: there is no scope of variables, and only fleet.util combines. The metrics of
+`trireme.metrics` need none of this in a Trainer.
 """
-
-from __future__ import annotations
 
 import math
 from typing import Any
@@ -44,7 +41,7 @@ def auc(stat_pos: Any, stat_neg: Any, scope: None = None, util: Any = None) -> f
         stat_pos, stat_neg: (T,) or (1, T) numbers of positives and negatives by bucket.
 
     Returns:
-        0..1, pairs within a bucket count half; 0.5 without a pair, as in Fleet.
+        0..1; pairs within a bucket count half; 0.5 without pairs, as in Fleet.
     """
     positives = _reduced("auc", "sum", stat_pos, scope, util).astype(np.float64).reshape(-1)
     negatives = _reduced("auc", "sum", stat_neg, scope, util).astype(np.float64).reshape(-1)
@@ -59,7 +56,7 @@ def auc(stat_pos: Any, stat_neg: Any, scope: None = None, util: Any = None) -> f
 
 
 def mae(abserr: Any, total_ins_num: Any, scope: None = None, util: Any = None) -> float:
-    """The mean absolute error: the sums of errors over those of examples; NaN without examples."""
+    """The mean absolute error, from sums of errors and examples; NaN without examples."""
     return _ratio("mae", abserr, total_ins_num, scope, util)
 
 
@@ -74,7 +71,7 @@ def rmse(sqrerr: Any, total_ins_num: Any, scope: None = None, util: Any = None) 
 
 
 def acc(correct: Any, total: Any, scope: None = None, util: Any = None) -> float:
-    """The share of the examples that are right; NaN without examples."""
+    """The fraction of correct examples; NaN without examples."""
     return _ratio("acc", correct, total, scope, util)
 
 

@@ -1,10 +1,8 @@
 """From PaddleRec's `runner.pipe_command` to a command line.
 
 A reader script is run as `PIPE_COMMAND YAML_PATH UTILS_PATH`. It appends UTILS_PATH to sys.path and
-imports `common_ps` from there. Overrides of the run reach it through TRIREME_OVERRIDES.
+imports `common_ps` from there. It gets the overrides of the run in TRIREME_OVERRIDES.
 """
-
-from __future__ import annotations
 
 import json
 import logging
@@ -15,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme.data.pipe import needs_shell
+from trireme.data.pipe_process import needs_shell
 from trireme.errors import BadRequest
 
 UTILS_PATH = str(Path(__file__).with_name("reader_utils"))
@@ -23,22 +21,22 @@ UTILS_PATH = str(Path(__file__).with_name("reader_utils"))
 log = logging.getLogger("trireme.fleet")
 
 _OURS = ("python", "python3")
-_OLDEST = 10  # Python 3.10: what trireme needs, which the reader imports
+_OLDEST = 10  # Python 3.10, which trireme needs and the reader imports
 
 
 def reader_command(pipe_command: str, yaml_path: str | Path, overrides: Sequence[str] = ()) -> str:
     """The shell command that runs a reader script as PaddleRec does.
 
-    `python` and `python3` are the interpreter that runs Trireme, so that the script finds trireme;
-    so is, with a warning, another version that is not here or too old, as python3.7. The script's
-    path is relative to the working directory. What a shell has to run, `cat | python x.py` say, is
-    left as written, its arguments added; a command without a Python script is left as it is.
+    `python` and `python3` become the interpreter that runs Trireme, so that the script can import
+    trireme; so does, with a warning, a version that is not installed or too old (python3.7). The
+    path of the script is relative to the working directory. A command that needs a shell, such as
+    `cat | python x.py`, only gets the arguments appended; one without a Python script is unchanged.
 
     Args:
         overrides: "key=value" each, as for Config.load.
 
     Raises:
-        BadRequest: not a command of a shell, no such script, or no such interpreter.
+        BadRequest: not a shell command, no such script, or no such interpreter.
     """
     try:
         words = shlex.split(pipe_command)

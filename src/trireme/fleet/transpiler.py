@@ -1,9 +1,6 @@
-"""DistributeTranspilerConfig: how Fleet's oldest generation cut dense parameters and chose a mode.
-
-Its fields keep their names and defaults; one that has no place here is refused by name.
+"""DistributeTranspilerConfig: how the oldest generation of Fleet cut dense parameters and chose a
+mode. Its fields keep their names and defaults; one without a counterpart is refused by name.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -13,11 +10,11 @@ from trireme.strategy import Strategy
 
 
 class RoundRobin:
-    """Of `split_method`: blocks are dealt to the servers in turn."""
+    """For `split_method`: blocks are placed on the servers in turn."""
 
 
 class HashName:
-    """Of `split_method`: a block's server follows from its name."""
+    """For `split_method`: the name of a block decides its server."""
 
 
 PLACES = {RoundRobin: ROUND_ROBIN, HashName: HASH}
@@ -29,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "geo_sgd_mode": False,
     "geo_sgd_need_push_nums": 100,
 }
-# Other fields: why they have no place.
+# Other fields: why they have no counterpart.
 ELSEWHERE = {
     "mode": "a job with servers is mode 'pserver'; there is no other here",
     "enable_dc_asgd": "async with compensated delay is not supported; use Strategy('bounded')",
@@ -47,11 +44,11 @@ ELSEWHERE = {
 
 
 class DistributeTranspilerConfig:
-    """A strategy for `fleet.distributed_optimizer`, in the place of DistributedStrategy.
+    """A strategy for `fleet.distributed_optimizer`, in place of DistributedStrategy.
 
     slice_var_up: whether dense parameters are cut.
-    min_block_size: elements of a block, a multiple of 64; the last of a parameter may have fewer.
-        (Fleet made as many blocks as servers, none smaller; here the cut does not depend on them.)
+    min_block_size: elements per block, a multiple of 64; the last of a parameter may have fewer.
+        (In Fleet the number of servers decides too; here the cut does not depend on it.)
     split_method: RoundRobin or HashName.
     sync_mode: sync or async. geo_sgd_mode: geo, with windows of geo_sgd_need_push_nums steps.
     """
@@ -63,12 +60,12 @@ class DistributeTranspilerConfig:
     geo_sgd_mode: bool
     geo_sgd_need_push_nums: int
 
-    _given: set[str]
+    _assigned: set[str]
 
     def __init__(self) -> None:
         for name, value in DEFAULTS.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_given", set())
+        object.__setattr__(self, "_assigned", set())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ELSEWHERE:
@@ -87,11 +84,11 @@ class DistributeTranspilerConfig:
                 f" found {value!r}"
             )
         object.__setattr__(self, name, value)
-        self._given.add(name)
+        self._assigned.add(name)
 
     def mode(self) -> Strategy:
-        """The mode in Trireme's words. Raises BadRequest: geo_sgd_mode with sync_mode, or its steps
-        without it.
+        """The equivalent Strategy. Raises BadRequest: geo_sgd_mode with sync_mode, or its number of
+        steps without it.
         """
         if not self.geo_sgd_mode:
             self._check_effect("geo_sgd_need_push_nums", "geo_sgd_mode True")
@@ -103,16 +100,14 @@ class DistributeTranspilerConfig:
         return Strategy("geo", k=self.geo_sgd_need_push_nums)
 
     def blocks(self) -> Blocks:
-        """The cut and the placement in Trireme's words. Raises BadRequest: a size of blocks without
-        slice_var_up.
-        """
+        """The equivalent Blocks. Raises BadRequest: a block size without slice_var_up."""
         if not self.slice_var_up:
             self._check_effect("min_block_size", "slice_var_up True")
         size = self.min_block_size if self.slice_var_up else None
         return Blocks(size, place=PLACES[self.split_method])
 
     def _check_effect(self, name: str, needed: str) -> None:
-        if name in self._given:
+        if name in self._assigned:
             raise BadRequest(
                 f"DistributeTranspilerConfig: expected {needed} with {name}, which has no effect"
                 f" without it, found {name} {getattr(self, name)!r}"

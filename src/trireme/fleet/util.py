@@ -1,6 +1,4 @@
-"""fleet.util: files dealt to workers, values combined over them."""
-
-from __future__ import annotations
+"""fleet.util: files divided among workers, values combined over them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,17 +6,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trireme import cluster
 from trireme.errors import BadRequest
+from trireme.job.default import default
 
 _COMBINE: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def get_file_shard(files: Sequence[str]) -> list[str]:
-    """This worker's files: contiguous blocks, one more for each of the first len % workers."""
+    """This worker's contiguous part of the files; the first workers get one more."""
     if isinstance(files, str):
         raise BadRequest(f"fleet.util.get_file_shard: expected a list of files, found {files!r}")
-    at = cluster.default()
+    at = default()
     if at.num_streams:
         raise BadRequest(
             "fleet.util.get_file_shard: expected a job in which each worker has its own files,"
@@ -30,13 +28,13 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
 
 
 def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
-    """Combine an array (or number) of every worker, element by element; all get the result."""
+    """Combine an array or number of every worker element by element; returns it to all."""
     if mode not in _COMBINE:
         raise BadRequest(
             f"fleet.util.all_reduce: expected one of {sorted(_COMBINE)}, found {mode!r}"
         )
     array = np.array(value, order="C")
-    parts = [arrays[0] for _, arrays in cluster.default().client.gather({}, [array])]
+    parts = [arrays[0] for _, arrays in default().client.gather({}, [array])]
     if any(part.shape != array.shape for part in parts):
         raise BadRequest(
             f"fleet.util.all_reduce: expected one shape, found {[part.shape for part in parts]}"
@@ -47,4 +45,4 @@ def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
 
 def barrier() -> None:
     """Wait for all workers."""
-    cluster.default().client.gather({}, [])
+    default().client.gather({}, [])

@@ -1,5 +1,5 @@
-"""Models that answer without servers and without training code: from a folder that
-`Trainer.save_inference_model` wrote.
+"""Models that answer without servers and training code, from a folder that
+`trireme.inference.export.export_model` wrote.
 """
 
 from trireme.inference.predictor import Prediction, Predictor

@@ -1,6 +1,4 @@
-"""From a planned batch and the rows of its keys to what the embedding modules return."""
-
-from __future__ import annotations
+"""What embedding modules return, from a planned batch and the rows of its keys."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,36 +7,38 @@ from torch import Tensor
 from trireme import _core
 from trireme.data.batch import Batch
 from trireme.nn.lookup import gather
-from trireme.nn.plan import Plan, Reading
+from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.planner import BatchPlan
+from trireme.table import RowClassId
 
 
-def gather_readings(
-    readings: Iterable[Reading],
+def gather_lookups(
+    specs: Iterable[LookupSpec],
     batch: Batch,
-    plan: Plan,
-    rows: Mapping[str, Tensor],
+    plan: BatchPlan,
+    rows: Mapping[RowClassId, Tensor],
     pool: _core.Pool,
 ) -> dict[str, Tensor]:
-    """What each module returns for its reading.
+    """The result of each module.
 
     Args:
-        readings: those that `plan` was made for.
+        specs: those that `plan` was made for.
         batch: the batch that was planned.
-        rows: `Table.part` -> (K, W) float32, row k for the plan's key k.
+        rows: `Table.class_id` -> (K, W) float32, row k for the plan's key k.
 
     Returns:
-        Name of the reading -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
+        Name of the lookup -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
         (B, L, W) where the feature is a tensor, (N, W) where it is Ragged.
     """
     lookups = plan.lookups(plan.leaves(rows, train=False))
     gathered = {}
-    for reading in readings:
-        lookup = lookups[reading.name]
-        if reading.mode == "none":
+    for spec in specs:
+        lookup = lookups[spec.name]
+        if spec.mode == "none":
             rows_NW = gather(lookup, lookup.index.shape[0], 1, pool)
-            column = batch[reading.features[0]]
+            column = batch[spec.features[0]]
             shape = column.shape if isinstance(column, Tensor) else (-1,)
-            gathered[reading.name] = rows_NW.view(*shape, reading.table.width)
+            gathered[spec.name] = rows_NW.view(*shape, spec.table.width)
         else:
-            gathered[reading.name] = gather(lookup, plan.num_examples, len(reading.features), pool)
+            gathered[spec.name] = gather(lookup, plan.num_examples, len(spec.features), pool)
     return gathered

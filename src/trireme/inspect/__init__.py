@@ -1,1 +1,1 @@
-"""`trireme inspect`: what is in a checkpoint or an export, read piece by piece, without servers."""
+"""`trireme inspect`: the content of a checkpoint or an export, read in batches, without servers."""

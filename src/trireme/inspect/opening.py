@@ -1,26 +1,25 @@
-"""What a path holds: a checkpoint or an export."""
-
-from __future__ import annotations
+"""Opening a path that holds a checkpoint or an export."""
 
 from pathlib import Path
 
+from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.errors import BadRequest
-from trireme.inference.manifest import is_export
-from trireme.inspect.checkpoint_source import CheckpointSource
-from trireme.inspect.export_source import ExportSource
-from trireme.inspect.source import Source
-from trireme.ps.checkpoint import MANIFEST, open_storage
+from trireme.inference.export_manifest import is_export
+from trireme.inspect.saved_checkpoint import SavedCheckpoint
+from trireme.inspect.saved_export import SavedExport
+from trireme.inspect.saved_model import SavedModel
+from trireme.storage.storage import open_storage
 
 SHOWN_MAX = 8
 
 
-def open_source(path: str) -> Source:
-    """Raises BadRequest if neither is there, Corruption if its manifest is damaged."""
+def open_saved(path: str) -> SavedModel:
+    """Raises BadRequest if there is neither, Corruption if the manifest is damaged."""
     if "://" not in path and is_export(Path(path)):
-        return ExportSource(Path(path).absolute())
+        return SavedExport(Path(path).absolute())
     storage = open_storage(path, None)
     if storage.size(MANIFEST) is None:
-        there = [name for name in storage.folders() if not name.startswith(".")]
-        inside = f"; folders there: {', '.join(sorted(there)[:SHOWN_MAX])}" if there else ""
-        raise BadRequest(f"inspect: expected {storage.name}/{MANIFEST}, found none{inside}")
-    return CheckpointSource(storage)
+        names = sorted(name for name in storage.folders() if not name.startswith("."))
+        hint = f"; folders there: {', '.join(names[:SHOWN_MAX])}" if names else ""
+        raise BadRequest(f"inspect: expected {storage.name}/{MANIFEST}, found none{hint}")
+    return SavedCheckpoint(storage)

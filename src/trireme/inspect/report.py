@@ -1,46 +1,47 @@
-"""What `trireme inspect` writes: paragraphs of plain text."""
-
-from __future__ import annotations
+"""The output of `trireme inspect`: paragraphs of plain text."""
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from trireme import drawing
-from trireme.inspect.checkpoint_source import moment
 from trireme.inspect.difference import Difference
-from trireme.inspect.scores import Scores
-from trireme.inspect.source import Rows, Source, TableSource
-from trireme.inspect.values import QUANTILES, Values
-from trireme.ps.wire import Array
+from trireme.inspect.saved_checkpoint import shown_time
+from trireme.inspect.saved_model import RowBatch, SavedModel, SavedTable
+from trireme.inspect.score_histogram import ScoreHistogram
+from trireme.inspect.value_statistics import QUANTILES, ValueStatistics
+from trireme.protocol.wire import Array
 
 Watch = Callable[[int], None]
 SHOWN_FLOATS = 16
 
 
-def overview(source: Source) -> Iterator[str]:
-    """What the manifest says: nothing else is read."""
+def overview(source: SavedModel) -> Iterator[str]:
+    """A summary from the manifest alone."""
     yield from source.headline()
     yield ""
     lines: list[list[str]] = []
     for table in source.tables.values():
-        says = {
+        shown = {
             "table": table.name,
             "rows": f"{table.num_rows:,}",
             "removed": f"{table.num_removed:,}",
             "bytes": drawing.size(table.num_bytes),
-            **table.says(),
+            **table.properties(),
         }
-        lines = [*(lines or [list(says)]), list(says.values())]
+        lines = [*(lines or [list(shown)]), list(shown.values())]
     yield from drawing.columns(lines)
 
 
-def table_values(table: TableSource, watch: Watch) -> Iterator[str]:
-    """Statistics of every column of a table; of a scored one, how its scores are spread.
+def table_values(table: SavedTable, watch: Watch) -> Iterator[str]:
+    """Statistics of every column of a table; for a scored table also a histogram of its scores.
 
-    Reads the rows twice: how far shows have faded depends on the newest push.
+    A scored table is read twice: the decay of shows depends on the newest push.
     """
-    parts = {name: Values() for name in ("weights", "state", "updates", "show", "click", "score")}
+    parts = {
+        name: ValueStatistics()
+        for name in ("weights", "state", "updates", "show", "click", "score")
+    }
     oldest, newest = 1 << 32, 0
     for rows in table.rows():
         for weights, state in table.floats(rows):
@@ -55,19 +56,19 @@ def table_values(table: TableSource, watch: Watch) -> Iterator[str]:
         watch(len(rows.keys))
     scores = None
     if table.policy is not None:
-        scores = Scores(table.policy, newest)
+        scores = ScoreHistogram(table.policy, newest)
         for rows in table.rows():
             parts["score"].add(scores.add(rows))
             watch(len(rows.keys))
-    pushes = f"last pushes at data time {moment(min(oldest, newest))} to {moment(newest)}"
+    pushes = f"last pushes at data time {shown_time(min(oldest, newest))} to {shown_time(newest)}"
     yield f"table {table.name}" + (f": {pushes}" if newest else "")
-    yield from _of_parts({name: values for name, values in parts.items() if values.is_used})
+    yield from _statistics_table({name: values for name, values in parts.items() if values.is_used})
     if scores is not None:
         yield ""
-        yield from _of_scores(table.name, scores)
+        yield from _score_bars(table.name, scores)
 
 
-def _of_parts(parts: dict[str, Values]) -> list[str]:
+def _statistics_table(parts: dict[str, ValueStatistics]) -> list[str]:
     quantiles = [f"{100 * q:g} %" for q in QUANTILES]
     lines = [["", "count", "mean", "std", "min", *quantiles, "max", "NaN", "inf"]]
     for name, values in parts.items():
@@ -80,27 +81,28 @@ def _of_parts(parts: dict[str, Values]) -> list[str]:
     return drawing.columns(lines)
 
 
-def _of_scores(name: str, scores: Scores) -> Iterator[str]:
+def _score_bars(name: str, scores: ScoreHistogram) -> Iterator[str]:
     policy = scores.policy
     yield (
-        f"scores of {name} at data time {moment(scores.time)}: {scores.num_below_threshold:,} rows"
-        f" are below delete_threshold {policy.delete_threshold:g}"
+        f"scores of {name} at data time {shown_time(scores.time)}:"
+        f" {scores.num_below_threshold:,} rows are below delete_threshold"
+        f" {policy.delete_threshold:g}"
     )
     yield from drawing.bars(*scores.bars())
 
 
-def rows_of_keys(table: TableSource, keys: list[int]) -> Iterator[str]:
-    """The rows of these keys, or that there is none."""
-    found = table.find(np.array(keys, np.uint64))
+def rows_of_keys(table: SavedTable, keys: list[int]) -> Iterator[str]:
+    """The rows of these keys, or a line that there is none."""
+    rows = table.find(np.array(keys, np.uint64))
     for key in dict.fromkeys(keys):
-        row = found.get(key)
+        row = rows.get(key)
         yield f"table {table.name}, key {key}: " + ("no row" if row is None else "")
         if row is not None:
             [(weights, state)] = table.floats(row)
-            yield from (f"  {line}" for line in _of_row(row, weights[0], state[0]))
+            yield from (f"  {line}" for line in _row_lines(row, weights[0], state[0]))
 
 
-def _of_row(row: Rows, weights: Array, state: Array) -> Iterator[str]:
+def _row_lines(row: RowBatch, weights: Array, state: Array) -> Iterator[str]:
     for name, values in (("weights", weights), ("state", state)):
         if len(values):
             shown = " ".join(drawing.number(float(value)) for value in values[:SHOWN_FLOATS])
@@ -112,33 +114,33 @@ def _of_row(row: Rows, weights: Array, state: Array) -> Iterator[str]:
     parts = [f"class {row.classes[0]}"]
     for name in statistics.dtype.names or ():
         value = statistics[name].item()
-        parts.append(f"{name} {moment(value) if name == 'time' else format(value, '.6g')}")
+        parts.append(f"{name} {shown_time(value) if name == 'time' else format(value, '.6g')}")
     yield ", ".join(parts)
 
 
-def of_difference(found: Difference, old: Source, new: Source) -> Iterator[str]:
+def difference_lines(difference: Difference, old: SavedModel, new: SavedModel) -> Iterator[str]:
     yield f"from {old.path} (version {old.version})"
     yield f"to   {new.path} (version {new.version})"
     yield ""
     head = ["table", "added", "removed", "changed", "statistics alone", "same", "largest change"]
     lines = [[*head, "of key"]]
-    for name, table in found.tables.items():
+    for name, table in difference.tables.items():
         counts = (table.added, table.removed, table.changed, table.touched, table.same)
         largest = drawing.number(table.largest) if table.changed else "-"
         key = "-" if table.largest_key is None else str(table.largest_key)
         lines.append([name, *(f"{count:,}" for count in counts), largest, key])
     yield from drawing.columns(lines)
     for what, names in (
-        ("in the first alone", found.only_old),
-        ("in the second alone", found.only_new),
-        ("with another schema", found.other_schema),
+        ("in the first alone", difference.only_old),
+        ("in the second alone", difference.only_new),
+        ("with another schema", difference.other_schema),
     ):
         if names:
             yield f"tables {what}: {', '.join(names)}"
-    if found.dense:
+    if difference.dense:
         yield ""
         lines = [["parameter", "elements", "changed", "largest change", "in one alone"]]
-        for name, dense in sorted(found.dense.items()):
+        for name, dense in sorted(difference.dense.items()):
             largest = drawing.number(dense.largest) if dense.changed else "-"
             lines.append(
                 [name, f"{dense.elements:,}", f"{dense.changed:,}", largest, f"{dense.others:,}"]

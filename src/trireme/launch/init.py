@@ -1,6 +1,4 @@
-"""`trireme.init()`: become what the environment says, a worker, a server, or everything in one
-process.
-"""
+"""`trireme.init()`: a script takes its place in a job, or embeds everything in its process."""
 
 from __future__ import annotations
 
@@ -8,12 +6,15 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trireme import cluster
-from trireme.cluster import Cluster
+from trireme import torch_compiler
 from trireme.errors import BadRequest, Corruption
 from trireme.launch.key_folder import client_keys, server_keys
-from trireme.launch.roles import REFUSED, Role, read_role
+from trireme.launch.process_role import REFUSED, ProcessRole, read_role
+
+if TYPE_CHECKING:
+    from trireme.job.cluster import Cluster
 
 log = logging.getLogger("trireme")
 
@@ -30,28 +31,27 @@ def init(
     timeout_s: float | None = None,
     metrics: str | int | None = None,
 ) -> Cluster:
-    """Start or join the job, and make its cluster the default. In a server process: serve, then
-    exit with 0; with 2 if its place or its state is wrong.
+    """Start or join the job, and make its cluster the default. A server process serves here, then
+    exits with 0, or with 2 if its place or its state is wrong.
 
-    Without arguments the environment says what this process is (docs: `trireme launch`, Fleet's
-    variables, torchrun); if it says nothing, the tables are embedded in this process, and one line
-    says so.
+    Without arguments the environment states the role of this process (docs: `trireme launch`,
+    Fleet's variables, torchrun). If it states nothing, the tables are embedded in this process. One
+    line reports the role.
 
     Args:
         servers: "host:port,host:port" or a sequence; the first hosts the coordinator.
         role: "worker", "server" or "embedded".
         index: of this process among those of its role.
         num: number of workers.
-        streams: cut the data of each pass into so many streams, which the workers share out among
-            themselves, in mode async: others may join later, and go on with the streams of one that
-            has died. Default: each worker has a stream of its own.
-        join: be a worker that joins such a job while it runs. It says the rest: no index and number
-            are needed.
+        streams: cut the data of each pass into this number of streams, which the workers share, in
+            mode async. Workers may then join later, and continue the streams of one that has died.
+            Default: each worker has a stream of its own.
+        join: be a worker that joins such a job while it runs. The job assigns index and number.
         keys: folder with key files, to encrypt and authenticate: a worker needs client.key
             and server.pub, a server server.key and clients.pub (the admitted public keys).
         timeout_s: deadline of every call, the wait for other processes included.
-        metrics: [HOST:]PORT where this process answers /metrics and /healthz; port 0: any free one,
-            which a line says. Default nowhere.
+        metrics: [HOST:]PORT where this process answers /metrics and /healthz. Port 0 chooses a free
+            one and reports it. Default: none.
 
     Raises:
         BadRequest: half-set or contradicting variables.
@@ -59,7 +59,7 @@ def init(
             worker's key.
     """
     log_to_stderr()
-    place = read_role(
+    process = read_role(
         role=role,
         servers=servers,
         index=index,
@@ -70,39 +70,46 @@ def init(
         timeout_s=timeout_s,
         metrics=metrics,
     )
-    log.info("%s", place.describe())
-    if place.role == "server":
-        sys.exit(serve_role(place))
-    made = connect(place)
-    cluster.set_default(made)
-    return made
+    log.info("%s", process.describe())
+    if process.role == "server":
+        sys.exit(serve_role(process))
+    from trireme.job.default import set_default
+
+    cluster = connect(process)
+    set_default(cluster)
+    return cluster
 
 
-def connect(place: Role) -> Cluster:
-    """Join the job as the worker that `place` says, or embed everything."""
-    if place.role == "embedded":
-        return cluster.embedded(
-            streams=place.streams,
-            threads=place.threads or 0,
-            timeout_s=place.timeout_s,
-            metrics=place.metrics,
+def connect(process: ProcessRole) -> Cluster:
+    """Join the job as a worker, or embed everything."""
+    torch_compiler.keep_unloaded()
+    if process.role == "embedded":
+        from trireme.job.embedded import embedded
+
+        return embedded(
+            streams=process.streams,
+            threads=process.threads or 0,
+            timeout_s=process.timeout_s,
+            metrics=process.metrics,
         )
-    return cluster.connect(
-        place.servers,
-        worker=place.index,
-        num_workers=place.num_workers,
-        streams=place.streams,
-        late=place.is_late,
-        threads=place.threads or 0,
-        timeout_s=place.timeout_s,
-        keys=None if place.keys is None else client_keys(Path(place.keys)),
-        insecure=place.insecure,
-        metrics=place.metrics,
+    from trireme.job import connecting
+
+    return connecting.connect(
+        process.servers,
+        worker=process.index,
+        num_workers=process.num_workers,
+        streams=process.streams,
+        late=process.is_late,
+        threads=process.threads or 0,
+        timeout_s=process.timeout_s,
+        keys=None if process.keys is None else client_keys(Path(process.keys)),
+        insecure=process.insecure,
+        metrics=process.metrics,
     )
 
 
 def log_to_stderr() -> None:
-    """Show Trireme's own messages, unless the application has set logging up."""
+    """Print Trireme's log lines, unless the application has configured logging."""
     root = logging.getLogger("trireme")
     if not root.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
@@ -111,38 +118,39 @@ def log_to_stderr() -> None:
         root.setLevel(logging.INFO)
 
 
-def serve_role(place: Role) -> int:
-    """Serve as the role says, until the job is over; returns the exit code: 0, or REFUSED where the
-    place or the state is wrong, so that it would be refused again.
+def serve_role(process: ProcessRole) -> int:
+    """Serve until the job is over. Returns the exit code: 0, or REFUSED if the place or the state
+    is wrong, so that a restart would fail again.
     """
     try:
-        _serve(place)
+        _serve(process)
     except (BadRequest, Corruption) as error:
         print(f"trireme server: error: {error}", file=sys.stderr)
         return REFUSED
     return 0
 
 
-def _serve(place: Role) -> None:
-    from trireme.ps.limits import parse_limits  # a worker never needs these
-    from trireme.ps.log.durability import Durability
-    from trireme.ps.server import serve
+def _serve(process: ProcessRole) -> None:
+    from trireme.job.durability import Durability
+    from trireme.job.serving import serve
+    from trireme.protocol.server_limits import parse_limits
 
-    assert place.listen is not None
+    assert process.listen is not None
+    torch_compiler.keep_unloaded()
     serve(
-        place.listen,
-        listen_fd=place.listen_fd,
-        threads=place.threads or 0,
-        keys=None if place.keys is None else server_keys(Path(place.keys)),
-        insecure=place.insecure,
-        root=None if place.root is None else Path(place.root),
+        process.listen,
+        listen_fd=process.listen_fd,
+        threads=process.threads or 0,
+        keys=None if process.keys is None else server_keys(Path(process.keys)),
+        insecure=process.insecure,
+        root=None if process.root is None else Path(process.root),
         durability=Durability(
-            mode=place.durability,
-            folder=None if place.state_dir is None else Path(place.state_dir),
-            log_bytes=place.log_bytes,
+            mode=process.durability,
+            folder=None if process.state_dir is None else Path(process.state_dir),
+            log_bytes=process.log_bytes,
         ),
-        timeout_s=place.timeout_s,
-        name=f"server {place.index}" if place.servers else "server",
-        metrics=place.metrics,
-        limits=parse_limits(place.limits or ""),
+        timeout_s=process.timeout_s,
+        name=f"server {process.index}" if process.servers else "server",
+        metrics=process.metrics,
+        limits=parse_limits(process.limits or ""),
     )

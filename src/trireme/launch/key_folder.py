@@ -1,4 +1,4 @@
-"""Folders of CURVE keys, as `--keys` and TRIREME_KEYS name them: which file is whose.
+"""Folders of CURVE keys, which `--keys` and TRIREME_KEYS name.
 
 | File | Holds | Needed by |
 |---|---|---|
@@ -7,8 +7,6 @@
 | client.key | a worker's pair, secret | that worker |
 | server.pub | the servers' public key | workers |
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,20 +25,20 @@ _NAME_CHARS_MAX = 100
 
 
 def server_keys(folder: Path) -> ServerKeys:
-    """What a server reads."""
+    """The keys of a server."""
     return ServerKeys.read(folder / SERVER_KEY, folder / ADMITTED)
 
 
 def client_keys(folder: Path) -> ClientKeys:
-    """What a worker reads."""
+    """The keys of a worker."""
     return ClientKeys.read(folder / CLIENT_KEY, folder / SERVER_PUB)
 
 
 def make_shared_folder(folder: Path, *, replace: bool = False) -> list[Path]:
-    """One folder for servers and workers: all workers have the same pair. Returns the files.
+    """Write one folder for servers and workers, with one pair for all workers. Returns the files.
 
     Raises:
-        BadRequest: a file is there already and `replace` is not set.
+        BadRequest: a file exists and `replace` is not set.
     """
     servers, workers = new_keys(), new_keys()
     public = {ADMITTED: [(workers, "workers")], SERVER_PUB: [(servers, "servers")]}
@@ -48,12 +46,11 @@ def make_shared_folder(folder: Path, *, replace: bool = False) -> list[Path]:
 
 
 def make_folders(folder: Path, names: Sequence[str], *, replace: bool = False) -> list[Path]:
-    """A folder for the servers, and one for each worker, which has a pair of its own. Returns the
+    """Write a folder for the servers, and one with a pair of its own for each worker. Returns the
     files.
 
     Raises:
-        BadRequest: a name that cannot be a folder's, or comes twice; or a file is there already and
-            `replace` is not set.
+        BadRequest: an invalid or repeated name, or a file exists and `replace` is not set.
     """
     if len(set(names)) != len(names):
         raise BadRequest(f"keys: expected different names, found {', '.join(names)}")
@@ -61,29 +58,30 @@ def make_folders(folder: Path, names: Sequence[str], *, replace: bool = False) -
     folders = {name: folder / _checked_name(name) for name in names}
     own = folder / SERVER_FOLDER
     _refuse_existing([own / SERVER_KEY, own / ADMITTED], replace)
-    for of in folders.values():
-        _refuse_existing([of / CLIENT_KEY, of / SERVER_PUB], replace)
+    for worker_folder in folders.values():
+        _refuse_existing([worker_folder / CLIENT_KEY, worker_folder / SERVER_PUB], replace)
     admitted = [(keys, name) for name, keys in workers.items()]
     written = _write(own, {SERVER_KEY: servers}, {ADMITTED: admitted}, replace)
-    for name, of in folders.items():
-        public = {SERVER_PUB: [(servers, "servers")]}
-        written += _write(of, {CLIENT_KEY: workers[name]}, public, replace)
+    public = {SERVER_PUB: [(servers, "servers")]}
+    for name, worker_folder in folders.items():
+        written += _write(worker_folder, {CLIENT_KEY: workers[name]}, public, replace)
     return written
 
 
 def add_worker(folder: Path, name: str, *, replace: bool = False) -> list[Path]:
-    """A pair for one more worker of existing keys, in a folder beside them. Servers that start
-    from now on admit it. Returns the files.
+    """Write a pair for another worker, in a folder beside existing keys. Servers that start from
+    now on admit it. Returns the files.
 
     Raises:
-        BadRequest: no keys of servers are here, or the worker has keys and `replace` is not set.
+        BadRequest: there are no servers' keys, or the worker has keys and `replace` is not set.
     """
     own = folder / SERVER_FOLDER if (folder / SERVER_FOLDER / SERVER_KEY).exists() else folder
     servers, keys = read_keys(own / SERVER_KEY), new_keys()
     public = {SERVER_PUB: [(servers, "servers")]}
-    of = folder / _checked_name(name)
-    old = read_keys(of / CLIENT_KEY).public if replace and (of / CLIENT_KEY).exists() else None
-    written = _write(of, {CLIENT_KEY: keys}, public, replace)
+    worker_folder = folder / _checked_name(name)
+    key_file = worker_folder / CLIENT_KEY
+    old = read_keys(key_file).public if replace and key_file.exists() else None
+    written = _write(worker_folder, {CLIENT_KEY: keys}, public, replace)
     with writing(f"keys: cannot write {own / ADMITTED}"):
         lines = (own / ADMITTED).read_text("ascii").splitlines()
         kept = [line for line in lines if old is None or not line.startswith(old)]
@@ -106,8 +104,8 @@ def _refuse_existing(files: Sequence[Path], replace: bool) -> None:
     for file in files:
         if file.exists() and not replace:
             raise BadRequest(
-                f"keys: {file} must not exist yet, found a file; --force makes new keys in its"
-                " place, and what holds the old ones is no longer admitted"
+                f"keys: expected no file {file}, found one; --force replaces its keys, and holders"
+                " of the old ones are no longer admitted"
             )
 
 
@@ -117,7 +115,7 @@ def _write(
     public: dict[str, list[tuple[KeyPair, str]]],
     replace: bool,
 ) -> list[Path]:
-    """All files of a folder: pairs by name, and lists of public keys, each with a note."""
+    """Write a folder: key pairs by file name, and lists of public keys, each key with a note."""
     files = [folder / name for name in (*secret, *public)]
     _refuse_existing(files, replace)
     with writing(f"keys: cannot write to {folder}"):
@@ -133,7 +131,7 @@ def _write(
 
 
 def _replace_text(path: Path, lines: Sequence[str]) -> None:
-    """Whoever reads it meanwhile finds the old lines or the new ones."""
+    """Replace a file at once: readers see the old lines or the new ones."""
     partial = path.with_name(f".{path.name}.new")
     partial.write_text("".join(f"{line}\n" for line in lines), "ascii")
     partial.replace(path)

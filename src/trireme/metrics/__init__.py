@@ -1,4 +1,4 @@
-"""Metrics as states that merge across workers."""
+"""Metrics, whose states merge across workers."""
 
 from trireme.metrics.auc import AUC, PRAUC
 from trireme.metrics.bucket_error import BucketError

@@ -1,7 +1,5 @@
 """The areas under the ROC curve and under the precision-recall curve."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trireme import _core
@@ -9,12 +7,12 @@ from trireme.metrics.histogram import HistogramMetric
 
 
 class AUC(HistogramMetric):
-    """Share of the pairs (positive, negative) whose scores are in the right order; ties count half.
+    """Fraction of pairs (positive, negative) with scores in the right order; ties count half.
 
-    Scores are counted in buckets, even in the exponent of the logit (or of p and of 1 - p), so that
-    scores tie when they are closer than 64 / num_buckets of a power of two: with the default, when
-    they differ by less than about one part in 6000. Merging is exact in any order while weights are
-    whole numbers (or there are none), else to the rounding of float64.
+    Scores are counted in buckets, even in the exponent of the logit (or of p and of 1 - p). So
+    scores tie if they are closer than 64 / num_buckets of a power of two: with the default, if they
+    differ by less than about one part in 6000. Merging is exact in any order if weights are whole
+    numbers (or absent), else to the rounding of float64.
 
     Args:
         from_logits: True: scores are logits, any finite number: what a model trained with
@@ -22,7 +20,7 @@ class AUC(HistogramMetric):
             cross_entropy. False: probabilities in [0, 1], after a sigmoid or softmax. The area is
             the same for both; the buckets and the check of the values differ.
         num_buckets: an even number >= 2. The state takes 16 bytes for each.
-        name: under which a trainer shows it.
+        name: shown by a trainer.
         output, label, weights: the model's output and the batch's columns, see `Metric`.
     """
 
@@ -36,7 +34,7 @@ class AUC(HistogramMetric):
 class PRAUC(HistogramMetric):
     """Average precision: the mean, over the positives, of the precision at each one's score.
 
-    That is the sum of precision * (rise of recall) over the scores from the highest down, without
+    It is the sum of precision * (rise of recall) over the scores in descending order, without
     interpolation; equal scores, and those of one bucket, are one step. Args as of `AUC`.
     """
 

@@ -16,20 +16,24 @@ from trireme.metrics.metric import State, Values
 
 
 class ScoredMetric(ABC):
-    """What the metrics of scored examples share: their options, and how update() reads examples.
+    """Base of the metrics of scored examples.
+
+    update() takes scores: (B,) or (B, 1), or (B, 2) with a column per class; labels 0 or 1 and
+    weights, finite and not negative, None for 1: (B,) or (B, 1). It raises BadRequest for shapes
+    that do not fit or a value out of range; then nothing is added.
 
     Args:
         from_logits: True: scores are logits, any finite number: what a model trained with
             binary_cross_entropy_with_logits gives, or the (B, 2) output of one trained with
-            cross_entropy. False: probabilities in [0, 1], after a sigmoid or softmax. None, where
-            the metric says so: any finite numbers, labels too.
-        name: under which a trainer shows it; default the class' own.
+            cross_entropy. False: probabilities in [0, 1], after a sigmoid or softmax. None, in some
+            metrics: any finite numbers, also as labels.
+        name: shown by a trainer; default the class' own.
         output: which of a model's named outputs; None: the only one.
         label: the label column of a batch; None: the trainer's.
         weights: the column of the examples' weights; None: no weights.
 
     Raises:
-        BadRequest: from_logits is not one of those.
+        BadRequest: the metric needs from_logits.
     """
 
     NAME: ClassVar[str]
@@ -56,15 +60,15 @@ class ScoredMetric(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove all examples."""
 
     def _read(self, scores: Values, labels: Values, weights: Values | None) -> Examples:
         subject = f"{type(self).__name__}.update"
         return binary_examples(subject, scores, labels, weights, from_logits=self._from_logits)
 
     def _options(self) -> State:
-        """What both sides of a merge must agree on, part of every state: from_logits as (1,) int8,
-        1 for logits, 0 for probabilities, 2 for any numbers.
+        """Options that must be equal in a merge, part of every state: from_logits as (1,) int8, 1
+        for logits, 0 for probabilities, 2 for any numbers.
         """
         kind = 2 if self._from_logits is None else int(self._from_logits)
         return {"from_logits": np.array([kind], np.int8)}
@@ -93,13 +97,13 @@ def binary_examples(
         scores: (B,) or (B, 1); or (B, 2), one column per class: then the logit is the difference of
             the columns (as cross_entropy sees it), and the probability is the second one.
         labels: (B,) or (B, 1), each 0 or 1, of any numeric or boolean dtype; any finite numbers
-            where scores are.
+            if scores are.
         weights: (B,) or (B, 1), finite and not negative.
         from_logits: True: scores are finite logits. False: probabilities in [0, 1]. None: any
             finite numbers, one column.
 
     Raises:
-        BadRequest: naming the first value or the shapes that are wrong.
+        BadRequest: names the first value or the shapes that are wrong.
     """
     scores_B = _one_score(subject, _array(subject, "scores", scores), from_logits=from_logits)
     labels_B = _flat(subject, "labels", _array(subject, "labels", labels))
@@ -178,7 +182,7 @@ def probabilities(examples: Examples, *, from_logits: bool | None) -> NDArray[np
 
 
 def _is_finite(array: NDArray[Any]) -> NDArray[np.bool_]:
-    """In float32, which the examples are kept in."""
+    """Whether each is finite in float32, the type of the examples."""
     with np.errstate(over="ignore"):
         return np.isfinite(_float32(array))
 

@@ -1,6 +1,4 @@
-"""Bucket error: how far click rates are from predictions where predictions are alike."""
-
-from __future__ import annotations
+"""Bucket error: the difference of click rates and predictions in groups of equal predictions."""
 
 from trireme import _core
 from trireme.metrics.histogram import HistogramMetric
@@ -11,15 +9,15 @@ RELATIVE_ERROR_MAX = 0.05
 
 
 class BucketError(HistogramMetric):
-    """Mean of |actual / predicted click rate - 1| over groups of examples with like predictions.
+    """Mean of |actual / predicted click rate - 1| over groups of examples with similar predictions.
 
-    Examples go into groups in the order of their predictions. A group is complete when
-    sqrt((1 - p) / (p * n)) < 0.05 for its mean prediction p and number n (or weight): when the
-    noise of its click rate is small. A group whose predictions spread over more than 0.01 before is
-    left out. The groups' errors are weighted by n.
+    Groups are formed in the order of the predictions. A group is complete when
+    sqrt((1 - p) / (p * n)) < 0.05 for its mean prediction p and number n (or weight): the noise of
+    its click rate is small. A group is left out if its predictions differ by more than 0.01 before.
+    The groups' errors are weighted by n.
 
-    Source: Paddle's bucket error, whose buckets are even in p and stand for their lower edge;
-    those here are finer (see `AUC`) and stand for their middle. Args as of `AUC`.
+    Source: Paddle's bucket error, whose buckets are even in p and represented by their lower edge;
+    those here are finer (see `AUC`) and represented by their middle. Args as of `AUC`.
     """
 
     NAME = "bucket_error"

@@ -1,6 +1,4 @@
-"""How far predictions are from what happened: errors, click rates, and Paddle's bundle of them."""
-
-from __future__ import annotations
+"""Errors of predictions, click rates, and Paddle's bundle of them."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +14,8 @@ from trireme.metrics.sums import SumMetric, ratio
 class MAE(SumMetric):
     """Weighted mean of |prediction - label|.
 
-    Args:
-        from_logits: True: scores are logits, and the prediction is their probability. False:
-            probabilities in [0, 1]. None: predictions and labels are any finite numbers, as in
-            regression.
-        name: under which a trainer shows it.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    Args as of `PredictedCTR`; with from_logits None predictions and labels are any finite numbers,
+    as in regression.
     """
 
     NAME = "mae"
@@ -56,7 +50,7 @@ class RMSE(SumMetric):
 
 
 class _Rates(SumMetric):
-    """Base of what is computed from clicks, expected clicks and weight."""
+    """Base of metrics computed from clicks, expected clicks and weight."""
 
     SUMS = ("clicks", "expected_clicks", "weight")
 
@@ -66,13 +60,7 @@ class _Rates(SumMetric):
 
 
 class PredictedCTR(_Rates):
-    """Weighted mean of the predicted probabilities.
-
-    Args:
-        from_logits: True: scores are logits; False: probabilities in [0, 1].
-        name: under which a trainer shows it.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
-    """
+    """Weighted mean of the predicted probabilities. Args as of `AUC`, without num_buckets."""
 
     NAME = "predicted_ctr"
 
@@ -83,7 +71,7 @@ class PredictedCTR(_Rates):
 
 
 class ActualCTR(_Rates):
-    """Weighted share of the examples whose label is 1. Args as of `PredictedCTR`."""
+    """Weighted fraction of the examples whose label is 1. Args as of `PredictedCTR`."""
 
     NAME = "actual_ctr"
 
@@ -108,16 +96,13 @@ class COPC(_Rates):
 
 
 class CTRMetricBundle(SumMetric):
-    """The six sums of Paddle's ctr_metric_bundle, and what its users compute from them.
+    """The six sums of Paddle's ctr_metric_bundle, and the metrics computed from them.
 
-    Its sum q is that of sigmoid(p) of the probability p, as in Paddle: a sigmoid too many, kept so
-    that the figure compares; it says no more than p does. A weight weighs all six sums here; in
-    Paddle, ins_tag_weight weighs two of them.
+    As in Paddle, q is the sum of sigmoid(p) of the probability p: one sigmoid too many, kept so
+    that figures can be compared. A weight applies to all six sums here; in Paddle, ins_tag_weight
+    applies to two of them.
 
-    Args:
-        from_logits: True: scores are logits; False: probabilities in [0, 1], as Paddle takes them.
-        name: under which a trainer shows it.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    Args as of `PredictedCTR`; Paddle takes probabilities.
     """
 
     NAME = "ctr_metric_bundle"

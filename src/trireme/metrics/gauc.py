@@ -1,7 +1,5 @@
 """GAUC: the area under the ROC curve within each user, averaged over users."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -17,7 +15,7 @@ from trireme.metrics.metric import State, Values, check_state
 
 Users: TypeAlias = Values | Ragged | Strings
 
-# Examples wait for each other before they are sorted in.
+# Examples are collected before they are sorted into the pairs.
 _WAITING_MIN = 1 << 16
 _COLUMNS = ("users", "scores", "positives", "negatives")
 
@@ -25,20 +23,20 @@ _COLUMNS = ("users", "scores", "positives", "negatives")
 class GAUC(ScoredMetric):
     """Mean of each user's AUC, weighted by the user's impressions: examples, or their weights.
 
-    Users with only one kind of label are left out. Nothing is approximated: the state holds, for
-    each user and score, the weight of its positives and negatives, so that users may be spread
-    over workers in any way; 28 bytes for each pair. Merging is exact in any order while weights are
-    whole numbers (or there are none), else to the rounding of float64.
+    Users with only one kind of label are left out. The result is exact: the state holds, for each
+    user and score, the weight of its positives and negatives, 28 bytes for each pair. So the
+    examples of a user may be on any workers. Merging is exact in any order if weights are whole
+    numbers (or absent), else to the rounding of float64.
 
     Args:
-        users: the column that says who saw an example: int64 keys, a sparse feature of one key per
+        users: the column of the user of each example: int64 keys, a sparse feature of one key per
             example, or strings (of which a 64-bit hash is kept).
-        max_pairs: the most distinct (user, score) pairs, those of all workers together once they
-            merge. Up to half as many again may wait to be counted.
+        max_pairs: maximum of distinct (user, score) pairs, of all workers together after a merge.
+            Up to half as many again may wait to be counted.
         from_logits, name, output, label, weights: as of `AUC`.
 
-    Cost: an update copies; every so often, and when computing, all pairs are sorted: a second
-    for each million.
+    Cost: an update copies; from time to time, and to compute, all pairs are sorted: one second per
+    million.
     Source: Zhou et al., Deep Interest Network, KDD 2018, section 6.3 (weights: impressions).
     """
 
@@ -68,16 +66,12 @@ class GAUC(ScoredMetric):
     def update(
         self, scores: Values, labels: Values, weights: Values | None = None, *, users: Users
     ) -> None:
-        """Add B examples.
+        """Add B examples; see `ScoredMetric`.
 
         Args:
-            scores: (B,) or (B, 1); or (B, 2) with a column per class.
-            labels: (B,) or (B, 1), 0 or 1.
-            weights: (B,) or (B, 1), finite and not negative; None for 1.
             users: (B,) or (B, 1) integers, Ragged bags of one key each, or B Strings.
 
         Raises:
-            BadRequest: shapes that do not fit or a value out of range; nothing is added.
             ResourceExhausted: more than max_pairs pairs; nothing is added.
         """
         examples = self._read(scores, labels, weights)
@@ -99,7 +93,7 @@ class GAUC(ScoredMetric):
         )
 
     def _add(self, method: str, *columns: NDArray[Any]) -> None:
-        """Let rows of _COLUMNS wait, and count all when many do."""
+        """Collect rows of _COLUMNS, and count them when there are many."""
         self._waiting.append(columns)
         waiting = sum(len(chunk[0]) for chunk in self._waiting)
         if waiting < max(_WAITING_MIN, len(self._pairs[0]) // 2):
@@ -136,7 +130,7 @@ class GAUC(ScoredMetric):
         """Add the state of another GAUC.
 
         Raises:
-            BadRequest: its options differ, or it is no such state.
+            BadRequest: its options differ, or it is not a state of GAUC.
             ResourceExhausted: more than max_pairs pairs together; nothing is added.
         """
         check_state("GAUC", self._empty(), state, fixed=tuple(self._options()), is_sized=False)
@@ -180,7 +174,7 @@ class GAUC(ScoredMetric):
 def _by_user_and_score(
     users: NDArray[Any], scores: NDArray[Any], positives: NDArray[Any], negatives: NDArray[Any]
 ) -> tuple[NDArray[Any], ...]:
-    """The rows sorted by user and score, the weights of equal pairs added up."""
+    """The rows sorted by user and score; the weights of equal pairs are added."""
     order = np.lexsort((scores, users))
     users, scores = users[order], scores[order]
     is_first = np.ones(len(users), np.bool_)
@@ -193,7 +187,7 @@ def _by_user_and_score(
 
 
 def _user_keys(users: Users) -> NDArray[np.uint64]:
-    """(B,) keys. Raises BadRequest for anything but a key or a string per example."""
+    """(B,) keys. Raises BadRequest unless each example has one key or string."""
     if isinstance(users, Strings):
         keys = np.empty(len(users.offsets) - 1, np.uint64)
         _core.hash_strings(users.data.numpy(), users.offsets.numpy(), "", keys)

@@ -1,7 +1,5 @@
 """Metrics computed from histograms of scores, one of positives and one of negatives."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,19 +13,7 @@ from trireme.metrics.metric import State, Values, check_state
 
 
 class HistogramMetric(ScoredMetric):
-    """Base of metrics over the order of scores, up to ties within a bucket.
-
-    Scores are counted in buckets, even in the exponent of the logit (or of p and of 1 - p), so that
-    scores tie when they are closer than 64 / num_buckets of a power of two: with the default, when
-    they differ by less than about one part in 6000. Merging is exact in any order while weights are
-    whole numbers (or there are none), else to the rounding of float64.
-
-    Args:
-        from_logits: True: scores are logits; False: probabilities in [0, 1].
-        num_buckets: an even number >= 2. The state takes 16 bytes for each.
-        name: under which a trainer shows it.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
-    """
+    """Base of metrics over the order of scores, up to ties within a bucket. Args as of `AUC`."""
 
     def __init__(
         self,
@@ -50,16 +36,7 @@ class HistogramMetric(ScoredMetric):
         )
 
     def update(self, scores: Values, labels: Values, weights: Values | None = None) -> None:
-        """Add B examples.
-
-        Args:
-            scores: (B,) or (B, 1); or (B, 2) with a column per class.
-            labels: (B,) or (B, 1), 0 or 1.
-            weights: (B,) or (B, 1), finite and not negative; None for 1.
-
-        Raises:
-            BadRequest: shapes that do not fit or a value out of range; nothing is added.
-        """
+        """Add B examples; see `ScoredMetric`."""
         examples = self._read(scores, labels, weights)
         _core.histogram_add(*examples, bool(self._from_logits), self._positives, self._negatives)
 

@@ -1,6 +1,4 @@
-"""The mean negative log-likelihood of labels 0 and 1, as it is and beside that of a constant."""
-
-from __future__ import annotations
+"""The mean negative log-likelihood of labels 0 and 1, absolute and relative to a constant."""
 
 import math
 from collections.abc import Sequence
@@ -19,13 +17,9 @@ _SMALLEST = 2.0**-24
 class LogLoss(SumMetric):
     """Weighted mean of -log(probability given to the label), in nats.
 
-    Args:
-        from_logits: True: scores are logits: what a model trained with
-            binary_cross_entropy_with_logits gives, or the (B, 2) output of one trained with
-            cross_entropy. The value equals that loss. False: probabilities in [0, 1], clipped to
-            [2^-24, 1 - 2^-24]. Probabilities taken for logits give a wrong value without an error.
-        name: under which a trainer shows it.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
+    With from_logits the value equals the loss of the training. Probabilities are clipped to
+    [2^-24, 1 - 2^-24]; treated as logits they give a wrong value without an error. Args as of
+    `PredictedCTR`.
     """
 
     NAME = "log_loss"
@@ -60,7 +54,7 @@ class NormalizedEntropy(LogLoss):
         return *super()._terms(examples), examples.labels
 
     def compute(self) -> float:
-        """NaN until there are both clicks and others."""
+        """NaN until there are both labels."""
         sums = self.sums()
         rate = ratio(sums["clicks"], sums["weight"])
         if not 0 < rate < 1:

@@ -1,6 +1,4 @@
-"""What a metric is: a state that examples are added to, and that merges with those of others."""
-
-from __future__ import annotations
+"""The protocol of metrics: a state to which examples are added, and which can be merged."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
@@ -16,14 +14,14 @@ State: TypeAlias = dict[str, NDArray[Any]]
 
 
 class Metric(Protocol):
-    """A number about scored examples, or several, exact across any number of workers.
+    """One or several numbers computed from scored examples, exact for any number of workers.
 
-    Each worker updates its own; one of them merges the states of the others and computes. Merging
-    the states of disjoint sets of examples gives the state of their union.
+    Each worker updates its own metric; one worker merges the states of the others and computes.
+    Merging the states of disjoint sets of examples gives the state of their union.
 
     Attributes:
-        name: under which a trainer shows it.
-        output: which of a model's named outputs it scores; None: the only one.
+        name: shown by a trainer.
+        output: the named output of the model that it scores; None: the only one.
         label: the label column; None: the trainer's.
         columns: keyword of update() -> column of the batch, {"weights": "weight"} say.
 
@@ -39,16 +37,16 @@ class Metric(Protocol):
         """Add examples. On an error nothing is added."""
 
     def state(self) -> State:
-        """A copy of all that was added, as arrays that can be sent."""
+        """A copy of the state, as arrays that can be sent."""
 
     def merge(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Add what another metric with the same options has counted."""
+        """Add the state of another metric with the same options."""
 
     def compute(self) -> float | dict[str, float]:
-        """The value so far, or several by name; NaN where one is not defined yet."""
+        """The current value, or several by name; NaN while not defined."""
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove all examples."""
 
 
 def check_state(
@@ -59,11 +57,11 @@ def check_state(
     fixed: tuple[str, ...],
     is_sized: bool = True,
 ) -> None:
-    """Refuse a state that is not of the same kind.
+    """Check that another state is of the same kind.
 
     Args:
         fixed: names of the entries that are options.
-        is_sized: arrays have the sizes of mine; False: any, but all of one length, except options.
+        is_sized: arrays have the sizes of mine; False: all arrays but options have one length.
 
     Raises:
         BadRequest: names, dtypes, shapes or options differ.
@@ -74,12 +72,12 @@ def check_state(
         )
     length = max((len(np.atleast_1d(other[name])) for name in mine if name not in fixed), default=0)
     for name, array in mine.items():
-        found = np.asarray(other[name])
+        received = np.asarray(other[name])
         shape = array.shape if is_sized or name in fixed else (length,)
-        if (found.dtype, found.shape) != (array.dtype, shape):
+        if (received.dtype, received.shape) != (array.dtype, shape):
             raise BadRequest(
                 f"{subject}.merge: expected {name} as {array.dtype} {shape}, "
-                f"found {found.dtype} {found.shape}"
+                f"found {received.dtype} {received.shape}"
             )
     for name in fixed:
         if not np.array_equal(mine[name], other[name]):

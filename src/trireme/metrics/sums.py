@@ -1,6 +1,4 @@
-"""Metrics that are a formula over weighted sums, which no order of adding changes."""
-
-from __future__ import annotations
+"""Metrics that are a formula over weighted sums, which do not depend on the order of adding."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,8 +15,8 @@ from trireme.metrics.metric import State, Values, check_state
 class SumMetric(ScoredMetric):
     """Base of metrics over weighted sums of one number per example.
 
-    The numbers are computed in float64 and summed without rounding (core/metrics/exact_sum.h), so
-    that the state is the same bits however the examples were split and merged.
+    The numbers are computed in float64 and summed without rounding (core/metrics/exact_sum.h). So
+    the state has the same bits however the examples are split and merged.
     """
 
     SUMS: ClassVar[tuple[str, ...]]
@@ -26,19 +24,10 @@ class SumMetric(ScoredMetric):
 
     @abstractmethod
     def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
-        """What each example adds to each of SUMS, but for its weight: (B,) each."""
+        """The term of each example in each of SUMS, without its weight: (B,) each."""
 
     def update(self, scores: Values, labels: Values, weights: Values | None = None) -> None:
-        """Add B examples.
-
-        Args:
-            scores: (B,) or (B, 1); or (B, 2) with a column per class.
-            labels: (B,) or (B, 1), 0 or 1.
-            weights: (B,) or (B, 1), finite and not negative; None for 1.
-
-        Raises:
-            BadRequest: shapes that do not fit or a value out of range; nothing is added.
-        """
+        """Add B examples; see `ScoredMetric`."""
         examples = self._read(scores, labels, weights)
         terms = [np.asarray(term, np.float64) for term in self._terms(examples)]
         if examples.weights is not None:
@@ -72,10 +61,10 @@ class SumMetric(ScoredMetric):
 
 
 def ratio(above: float, below: float) -> float:
-    """NaN where there is nothing to divide by."""
+    """NaN if the denominator is 0."""
     return above / below if below else float("nan")
 
 
 def _value(limbs: list[int]) -> float:
-    """The number of the digits: Python divides integers with one rounding."""
+    """The number with these digits: Python divides integers with one rounding."""
     return sum(digit << (32 * i) for i, digit in enumerate(limbs)) / (1 << 1074)

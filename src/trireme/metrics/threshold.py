@@ -1,6 +1,4 @@
-"""Right and wrong decisions at a threshold of the probability."""
-
-from __future__ import annotations
+"""Metrics of decisions at a threshold of the probability."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +13,9 @@ from trireme.metrics.sums import SumMetric, ratio
 
 
 class _ThresholdMetric(SumMetric):
-    """Base of metrics that count an example as predicted where its probability >= threshold.
+    """Base of metrics that count an example as predicted if its probability >= threshold.
 
-    Args:
-        threshold: in [0, 1].
-        from_logits, name, output, label, weights: as of `LogLoss`.
-
-    Raises:
-        BadRequest: a threshold out of range.
+    Args as of `PrecisionRecall`. Raises BadRequest: a threshold out of range.
     """
 
     def __init__(
@@ -52,7 +45,7 @@ class _ThresholdMetric(SumMetric):
 
 
 class Accuracy(_ThresholdMetric):
-    """Weighted share of the examples that are predicted exactly when their label is 1.
+    """Weighted fraction of the examples that are predicted if and only if their label is 1.
 
     Args as of `PrecisionRecall`.
     """
@@ -71,15 +64,11 @@ class Accuracy(_ThresholdMetric):
 
 
 class PrecisionRecall(_ThresholdMetric):
-    """Of the predicted the share with label 1; of those with label 1 the share that is predicted.
-
-    An example is predicted where its probability is at least `threshold`.
+    """Precision and recall: an example is predicted if its probability is at least `threshold`.
 
     Args:
         threshold: in [0, 1].
-        from_logits: True: scores are logits; False: probabilities in [0, 1].
-        name: under which a trainer shows it.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
+        from_logits, name, output, label, weights: as of `AUC`.
     """
 
     NAME = "at_threshold"
@@ -90,7 +79,9 @@ class PrecisionRecall(_ThresholdMetric):
         return predicted & (examples.labels == 1), predicted, examples.labels
 
     def compute(self) -> dict[str, float]:
-        """precision: NaN until one is predicted. recall: NaN until there is a label 1."""
+        """precision: fraction of the predicted with label 1; NaN until one is predicted. recall:
+        fraction of label 1 that is predicted; NaN until there is a label 1.
+        """
         sums = self.sums()
         return {
             "precision": ratio(sums["hits"], sums["predicted"]),

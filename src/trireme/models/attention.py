@@ -3,8 +3,6 @@
 Shapes: B examples, N events in all their histories together, D floats each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -14,18 +12,15 @@ from trireme.models.mlp import mlp
 
 
 class TargetAttention(nn.Module):
-    """The sum of the events of a history, each times its relevance to the candidate.
+    """The sum of the events of a history, each weighted by its relevance to the candidate.
 
-    Relevance is an MLP of (candidate, event, candidate - event, candidate * event). It is not
-    normalized, as in the paper: the sum says how much of the history speaks for the candidate. So
-    an event whose vector is zero, as padding is, adds nothing; an empty history gives zeros.
+    Relevance is an MLP of (candidate, event, candidate - event, candidate * event), not normalized,
+    as in the paper: the size of the sum is how strongly the history speaks for the candidate. An
+    event whose vector is zero, such as padding, adds nothing; an empty history gives zeros.
 
     Source: Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
 
-    Args:
-        dim: floats per vector, D.
-        layers: widths of the hidden layers.
-        activation: between the layers.
+    dim: D. layers: widths of the hidden layers, with `activation` between them.
     """
 
     def __init__(
@@ -38,11 +33,11 @@ class TargetAttention(nn.Module):
         """(B, D) sums.
 
         Args:
-            offsets_B1: the history of example b is rows offsets[b] - offsets[0] and on, before
+            offsets_B1: the history of example b is the rows from offsets[b] - offsets[0] to before
                 offsets[b + 1] - offsets[0].
         """
-        places_N = torch.arange(events_ND.shape[0], device=events_ND.device) + offsets_B1[0]
-        examples_N = torch.searchsorted(offsets_B1, places_N, right=True) - 1
+        positions_N = torch.arange(events_ND.shape[0], device=events_ND.device) + offsets_B1[0]
+        examples_N = torch.searchsorted(offsets_B1, positions_N, right=True) - 1
         candidate_ND = candidate_BD[examples_N]
         pairs = [candidate_ND, events_ND, candidate_ND - events_ND, candidate_ND * events_ND]
         relevance_N1 = self.relevance(torch.cat(pairs, 1))

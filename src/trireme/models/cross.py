@@ -1,10 +1,8 @@
-"""The cross layers of DCNv2: every layer multiplies its input with the network's once more.
+"""The cross layers of DCNv2: each multiplies its input with the input of the network.
 
 Source: Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale
 Learning to Rank Systems", WWW 2021. Shapes: B examples, W numbers each, R the rank, E experts.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -15,9 +13,7 @@ from torch import Tensor, nn
 class CrossLayer(nn.Module):
     """x0 * (W x + b) + x, with a full matrix W, or with W = U V of a lower rank: (B, W) -> (B, W).
 
-    Args:
-        width: of the input, W.
-        rank: R of U (W, R) and V (R, W); None for a full matrix.
+    rank: R of U (W, R) and V (R, W); None for a full matrix.
     """
 
     def __init__(self, width: int, rank: int | None = None) -> None:
@@ -39,10 +35,7 @@ class CrossMixture(nn.Module):
 
     x + sum over experts of softmax(G x)_e * x0 * (U_e tanh(C_e tanh(V_e x)) + b) (eq. 5).
 
-    Args:
-        width: of the input, W.
-        rank: R of the experts' matrices U (W, R), C (R, R) and V (R, W).
-        experts: how many, E.
+    The matrices of an expert are U (W, R), C (R, R) and V (R, W).
     """
 
     def __init__(self, width: int, rank: int, experts: int) -> None:

@@ -6,8 +6,6 @@ RecSys 2016; sizes and initial weights are those of PaddleRec's models/rank/dnn.
 Result: AUC 0.915 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -22,14 +20,8 @@ from trireme.train.recipe import Recipe
 
 
 class CtrDnn(nn.Module):
-    """logit = MLP(rows, dense).
-
-    Args:
-        rows: table of the features.
-        features: sparse features.
-        num_dense: width of the dense column, 0 for none.
-        dense: its name.
-        layers: widths of the hidden layers.
+    """logit = MLP(rows, dense). layers: widths of the hidden layers; for the other arguments see
+    trireme.models.inputs.
     """
 
     def __init__(

@@ -5,8 +5,6 @@ Learning to Rank Systems", WWW 2021.
 Result: AUC 0.917 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -24,18 +22,14 @@ from trireme.train.recipe import Recipe
 
 
 class DCNv2(nn.Module):
-    """logit = linear(MLP(cross(x))) if stacked, else linear(cross(x), MLP(x)), x being rows and
-    dense numbers side by side.
+    """logit = linear(MLP(cross(x))) if stacked, else linear(cross(x), MLP(x)); x: rows and dense
+    numbers side by side.
 
-    Args:
-        rows: table of the features.
-        features: sparse features.
-        num_dense: width of the dense column, 0 for none.
-        dense: its name.
+    Args, besides those of trireme.models.inputs:
         num_cross: cross layers.
-        rank: of their matrices; None for full ones.
+        rank: of their matrices; None for full matrices.
         experts: low-rank matrices that a layer mixes; None for one matrix. Needs a rank.
-        stacked: the MLP takes what the cross layers give, instead of standing beside them.
+        stacked: the MLP is on top of the cross layers instead of beside them.
         layers: widths of the MLP's layers.
     """
 

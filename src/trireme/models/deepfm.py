@@ -5,8 +5,6 @@ IJCAI 2017.
 Result: AUC 0.916 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import CRITEO_FEATURES, Fields
+from trireme.models.inputs import CRITEO_FEATURES, FeatureVectors
 from trireme.models.interaction import sum_of_products
 from trireme.models.mlp import mlp
 from trireme.table import Table
@@ -25,12 +23,8 @@ from trireme.train.recipe import Recipe
 class DeepFM(nn.Module):
     """logit = FM(ids, dense) + MLP(the vectors of the same FM).
 
-    Args:
-        rows: table of dim 1 + D: the weight of an id and behind it its vector.
-        features: sparse features.
-        num_dense: width of the dense column, 0 for none. Its numbers have vectors as ids have.
-        dense: its name.
-        layers: widths of the hidden layers.
+    The table has dim 1 + D: the weight of an id, then its vector. layers: widths of the hidden
+    layers; for the other arguments see trireme.models.inputs.
     """
 
     def __init__(
@@ -43,9 +37,9 @@ class DeepFM(nn.Module):
         layers: Sequence[int] = (400, 400, 400),
     ) -> None:
         super().__init__()
-        self.fields = Fields(rows, features=features, num_dense=num_dense, dense=dense)
+        self.fields = FeatureVectors(rows, features=features, num_dense=num_dense, dense=dense)
         self.bias = nn.Parameter(torch.zeros(1))
-        self.mlp = mlp([self.fields.num_fields * (rows.width - 1), *layers, 1])
+        self.mlp = mlp([self.fields.num_inputs * (rows.width - 1), *layers, 1])
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""

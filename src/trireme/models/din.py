@@ -1,10 +1,8 @@
-"""DIN: a candidate's click from the user's ragged history, by attention of the one over the other.
+"""DIN: the click on a candidate item, by attention of the candidate over the user's history.
 
 Source: Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
 Result: AUC 0.679 of the next word of a text (LR 0.503); docs/models.md has all.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -34,9 +32,9 @@ class DIN(nn.Module):
     Key 0 is padding in both tables: a history may be padded with it, or be empty.
 
     Args:
-        items, categories: tables of the ids of items and of their categories.
-        history: the columns of both ids of a history; ragged, with equally many of both.
-        target: the columns of both ids of the candidate.
+        items, categories: tables of item ids and of category ids.
+        history: columns of the item and category ids of a history; ragged, as many of each.
+        target: columns of the item and category id of the candidate.
         attention: widths of the hidden layers of the attention.
         layers: widths of the hidden layers after it.
         activation: of the attention.
@@ -70,7 +68,7 @@ class DIN(nn.Module):
         """(B,) logits.
 
         Raises:
-            BadRequest: a history is not ragged, or has other numbers of items than of categories.
+            BadRequest: a history is not ragged, or has not as many items as categories.
         """
         items, categories = (self._history(batch, name) for name in self.history)
         if not torch.compiler.is_compiling():  # a graph cannot look at values

@@ -1,11 +1,9 @@
-"""DLRM: the products of all pairs of rows, with the dense numbers brought to a row by an MLP.
+"""DLRM: products of all pairs of vectors: the rows, and one that an MLP makes of dense numbers.
 
 Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
 Systems", 2019.
 Result: AUC 0.914 on Adult (LR 0.900); docs/models.md has all.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import cast
@@ -28,11 +26,7 @@ from trireme.train.recipe import Recipe
 class DLRM(nn.Module):
     """logit = top(bottom(dense), products of the pairs among rows and bottom(dense)).
 
-    Args:
-        rows: table of the features.
-        features: sparse features.
-        num_dense: width of the dense column, at least 1.
-        dense: its name.
+    Args, besides those of trireme.models.inputs, with num_dense >= 1:
         bottom: widths of the layers of the dense part; the last one is the dim of the table.
         top: widths of the hidden layers after the products.
     """
@@ -71,8 +65,8 @@ def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters (sparse_feature_dim: default 16), and
 
     bot_layer_sizes: widths of the dense part, default 512, 256, 64, 16.
-    top_layer_sizes: widths after the products, default 512, 256; PaddleRec counts the output, 1 or
-        2 logits, as a last one: it is left out.
+    top_layer_sizes: widths after the products, default 512, 256. A last width of 1 or 2 is
+        PaddleRec's output layer and left out.
     """
     hyper = HyperParameters(config, sparse_feature_dim=16)
     top = hyper.sizes("top_layer_sizes", (512, 256), least=1)

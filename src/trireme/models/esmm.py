@@ -1,12 +1,10 @@
-"""ESMM: clicks and conversions together, so that conversions are learnt from all examples and not
-only from the clicked ones.
+"""ESMM: clicks and conversions together, so that conversions are learnt from all examples, not
+from the clicked ones alone.
 
 Source: Ma et al., "Entire Space Multi-Task Model: An Effective Approach for Estimating Post-Click
 Conversion Rate", SIGIR 2018.
 Result: AUC 0.873 of two labels of Adult (LR 0.849); docs/models.md has all.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import cast
@@ -25,15 +23,9 @@ from trireme.train.recipe import Recipe
 
 
 class ESMM(nn.Module):
-    """Two towers over the same rows, for the click and for the conversion after a click; their
-    probabilities multiply to that of a click with a conversion.
-
-    Args:
-        rows: table of the features.
-        features: sparse features.
-        num_dense: width of the dense column, 0 for none.
-        dense: its name.
-        layers: widths of the hidden layers of each tower.
+    """Two towers over the same rows: one for the click, one for the conversion after a click. The
+    product of their probabilities is that of a click with a conversion. layers: widths of the
+    hidden layers of each tower; for the other arguments see trireme.models.inputs.
     """
 
     def __init__(
@@ -58,8 +50,8 @@ class ESMM(nn.Module):
 
 
 def logit_of_both(a: Tensor, b: Tensor) -> Tensor:
-    """The logit of sigmoid(a) * sigmoid(b), without leaving logarithms: 1 / p - 1 is
-    exp(-a) + exp(-b) + exp(-a - b).
+    """The logit of p = sigmoid(a) * sigmoid(b), computed in logarithms:
+    1 / p - 1 = exp(-a) + exp(-b) + exp(-a - b).
     """
     return -torch.logsumexp(torch.stack([-a, -b, -a - b]), 0)
 

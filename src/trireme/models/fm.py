@@ -4,8 +4,6 @@ Source: Rendle, "Factorization Machines", ICDM 2010.
 Result: AUC 0.911 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import CRITEO_FEATURES, Fields
+from trireme.models.inputs import CRITEO_FEATURES, FeatureVectors
 from trireme.models.interaction import sum_of_products
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -23,12 +21,8 @@ from trireme.train.recipe import Recipe
 class FM(nn.Module):
     """logit = bias + sum of w_i x_i + sum over i<j of <v_i, v_j> x_i x_j.
 
-    Args:
-        rows: table of dim 1 + D: the weight w of an id and behind it its vector v, so that one
-            lookup brings both.
-        features: sparse features.
-        num_dense: width of the dense column, 0 for none. Its numbers take part like ids.
-        dense: its name.
+    The table has dim 1 + D: the weight w of an id, then its vector v. Dense numbers take part like
+    ids. For the other arguments see trireme.models.inputs.
     """
 
     def __init__(
@@ -40,7 +34,7 @@ class FM(nn.Module):
         dense: str = "dense",
     ) -> None:
         super().__init__()
-        self.fields = Fields(rows, features=features, num_dense=num_dense, dense=dense)
+        self.fields = FeatureVectors(rows, features=features, num_dense=num_dense, dense=dense)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Tensor:

@@ -1,23 +1,20 @@
-"""What the `create` functions of the models read alike: PaddleRec's hyper_parameters.* of click
-models.
+"""The hyper_parameters.* of PaddleRec that the `create` functions of the models share.
 
 | Key | Default | Means |
 |---|---|---|
 | optimizer.class | Adam | Adam, Adagrad or SGD: for the dense part and for the rows |
 | optimizer.learning_rate | 0.001 | of both |
-| adam_d2sum | False | with Adam: the dense part learns by trireme.ps.adam_d2sum, as Fleet's |
+| adam_d2sum | False | with Adam: the dense part learns by Fleet's trireme.protocol.adam_d2sum |
 | sparse_inputs_slots | 27 | sparse inputs with the label among them: features "1" to "26" |
 | sparse_feature_dim | 9 | floats per row |
 | dense_input_dim | 13 | width of the column dense_feature, 0 for none |
 
-table_parameters.*, if it is there, says how rows learn and live: trireme.models.table_parameters.
-sparse_feature_number, the size of PaddleRec's table, has no counterpart: a table takes every key.
+table_parameters.*, if present, says how rows learn and expire: trireme.models.table_parameters.
+sparse_feature_number, the size of PaddleRec's table, has no counterpart: a table takes any key.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +27,7 @@ from trireme.errors import BadRequest
 from trireme.metrics import AUC
 from trireme.models.table_parameters import table_options
 from trireme.policy import ShowClick
-from trireme.ps.adam_d2sum import AdamD2Sum
+from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -45,58 +42,59 @@ class HyperParameters:
     """The hyper_parameters.* of a configuration.
 
     Args:
-        defaults: values of this model for keys that the file does not give, by the rest of the key.
+        defaults: values of this model for keys that the configuration does not have.
     """
 
     def __init__(self, config: Config, **defaults: Any) -> None:
         self._config, self._defaults = config, defaults
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of hyper_parameters.KEY; the model's default, or else this one, without it."""
+        """The value of hyper_parameters.KEY, else the model's default, else this one."""
         return self._config.get(f"hyper_parameters.{key}", self._defaults.get(key, default))
 
+    def _checked(
+        self, key: str, default: Any, expected: str, is_valid: Callable[[Any], bool]
+    ) -> Any:
+        value = self.get(key, default)
+        if not is_valid(value):
+            raise BadRequest(f"hyper_parameters.{key}: expected {expected}, found {value!r}")
+        return value
+
     def whole(self, key: str, default: int, *, least: int = 1) -> int:
-        """An integer, at least `least`. Raises BadRequest for anything else, as do those below."""
-        found = self.get(key, default)
-        if type(found) is not int or found < least:
-            raise self._refusal(key, f"an integer >= {least}", found)
-        return found
+        """An integer >= `least`. It and the methods below raise BadRequest for anything else."""
+        expected = f"an integer >= {least}"
+        return int(self._checked(key, default, expected, lambda n: type(n) is int and n >= least))
 
     def number(self, key: str, default: float) -> float:
         """A number above 0."""
-        found = self.get(key, default)
-        if type(found) not in (int, float) or not 0 < found < math.inf:
-            raise self._refusal(key, "a number > 0", found)
-        return float(found)
+
+        def is_positive(value: Any) -> bool:
+            return type(value) in (int, float) and 0 < value < math.inf
+
+        return float(self._checked(key, default, "a number > 0", is_positive))
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
-        found = self.get(key, default)
-        if not isinstance(found, bool):
-            raise self._refusal(key, "true or false", found)
-        return found
+        return bool(self._checked(key, default, "true or false", lambda v: isinstance(v, bool)))
 
     def sizes(self, key: str, default: Sequence[int], *, least: int = 0) -> tuple[int, ...]:
-        """Widths of layers: a list of positive integers, at least so many."""
-        found = self.get(key, default)
-        if (
-            not isinstance(found, (list, tuple))
-            or not all(type(size) is int and size > 0 for size in found)
-            or len(found) < least
-        ):
-            what = "a list of positive integers" + (f", at least {least}" if least else "")
-            raise self._refusal(key, what, found)
-        return tuple(found)
+        """Widths of layers: a list of at least `least` positive integers."""
+
+        def are_sizes(value: Any) -> bool:
+            is_list = isinstance(value, (list, tuple)) and len(value) >= least
+            return is_list and all(type(size) is int and size > 0 for size in value)
+
+        expected = "a list of positive integers" + (f", at least {least}" if least else "")
+        return tuple(self._checked(key, default, expected, are_sizes))
 
     def names(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
-        """Names of features: a list of strings, at least one."""
-        found = self.get(key, default)
-        if not isinstance(found, (list, tuple)) or not found or not all(map(_is_text, found)):
-            raise self._refusal(key, "a list of names", found)
-        return tuple(found)
+        """Names of features: a list of at least one string."""
 
-    def _refusal(self, key: str, expected: str, found: object) -> BadRequest:
-        return BadRequest(f"hyper_parameters.{key}: expected {expected}, found {found!r}")
+        def are_names(value: Any) -> bool:
+            is_list = isinstance(value, (list, tuple)) and len(value) > 0
+            return is_list and all(isinstance(name, str) for name in value)
+
+        return tuple(self._checked(key, default, "a list of names", are_names))
 
     @property
     def dim(self) -> int:
@@ -107,7 +105,7 @@ class HyperParameters:
         return tuple(str(i) for i in range(1, self.whole("sparse_inputs_slots", 27, least=2)))
 
     def inputs(self) -> dict[str, Any]:
-        """The keyword arguments of the models that say what they read."""
+        """The keyword arguments of the models that name their inputs."""
         return {
             "features": self.features(),
             "num_dense": self.whole("dense_input_dim", 13, least=0),
@@ -130,21 +128,21 @@ class HyperParameters:
         show_click: ShowClick | None = None,
         **options: Any,
     ) -> Table:
-        """A table whose rows start, learn and live as table_parameters says; where it says nothing,
-        as the options say, and with the configured optimizer.
+        """A table as table_parameters describes it; what it leaves out is taken from the options
+        and the configured optimizer.
 
         Args:
             dim: floats per key that the model computes with; default sparse_feature_dim.
-            show_click: columns that say how often examples were shown and clicked.
+            show_click: columns that count shows and clicks of examples.
         """
         width = self.dim if dim is None else dim
         _, rule = self._optimizer()
         default = {"dim": width, "optimizer": rule(lr=self.number("optimizer.learning_rate", 1e-3))}
-        given = table_options(self._config, name, width, show_click)
-        return Table(name, **{**default, **options, **given})
+        configured = table_options(self._config, name, width, show_click)
+        return Table(name, **{**default, **options, **configured})
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
-        """The configured optimizer over the dense parameters; None where there are none."""
+        """The configured optimizer of the dense parameters; None if there are none."""
         cls, _ = self._optimizer()
         if self.flag("adam_d2sum", False):
             if cls is not torch.optim.Adam:
@@ -166,12 +164,8 @@ class HyperParameters:
         return _OPTIMIZERS[name.lower()]
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 def click_recipe(model: nn.Module, hyper: HyperParameters) -> Recipe:
-    """How a model of one click logit per example is trained."""
+    """The recipe of a model with one click logit per example."""
     return Recipe(
         model=model,
         loss=nn.functional.binary_cross_entropy_with_logits,

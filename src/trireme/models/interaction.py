@@ -3,8 +3,6 @@
 Shapes: B examples, N vectors, D floats each.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

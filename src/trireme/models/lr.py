@@ -1,11 +1,8 @@
-"""LR: logistic regression, one weight per id and per dense number. The floor that others are
-measured from.
+"""LR: logistic regression, one weight per id and per dense number: the baseline of the others.
 
 Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
 Result: AUC 0.900 on Adult; docs/models.md has all.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -20,13 +17,8 @@ from trireme.train.recipe import Recipe
 
 
 class LR(nn.Module):
-    """logit = bias + the weights of the ids + dense . w.
-
-    Args:
-        rows: table of the weights, of dim 1.
-        features: sparse features.
-        num_dense: width of the dense column, 0 for none.
-        dense: its name.
+    """logit = bias + the weights of the ids + dense . w. The table has dim 1; for the rest see
+    trireme.models.inputs.
     """
 
     def __init__(
@@ -47,6 +39,6 @@ class LR(nn.Module):
 
 
 def create(config: Config) -> Recipe:
-    """Keys: those of trireme.models.hyper_parameters, but for sparse_feature_dim, which is 1."""
+    """Keys: those of trireme.models.hyper_parameters except sparse_feature_dim, which is 1."""
     hyper = HyperParameters(config)
     return click_recipe(LR(hyper.table(dim=1), **hyper.inputs()), hyper)

@@ -1,7 +1,5 @@
 """The multi-layer perceptron that the models share."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,12 +1,10 @@
-"""Slot-DNN: an MLP over hundreds of ragged features of one table, each sum-pooled. The model of
-PaddleRec's models/rank/slot_dnn, for online learning.
+"""Slot-DNN: an MLP over hundreds of sum-pooled ragged features of one table: PaddleRec's
+models/rank/slot_dnn, for online learning.
 
 Its shape is that of Covington et al., "Deep Neural Networks for YouTube Recommendations", RecSys
 2016.
 Result: AUC 0.608 on 1,999 rows of Criteo's categories (LR 0.590); docs/models.md has all.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -32,11 +30,8 @@ SLOT_FEATURES = tuple(str(i) for i in range(2, 302))
 class SlotDnn(nn.Module):
     """logit = MLP(the sum of each feature's rows), clipped to +-15.
 
-    Args:
-        rows: table of all features; key 0 is padding. If it pulls shows and clicks, they become
-            inputs as nn.CVM makes them.
-        features: ragged features.
-        layers: widths of the hidden layers.
+    Key 0 is padding in the table. If it pulls shows and clicks, nn.CVM makes inputs of them.
+    features: ragged features. layers: widths of the hidden layers.
     """
 
     def __init__(
@@ -68,9 +63,9 @@ def create(config: Config) -> Recipe:
     slot_num: ragged features, default 300: "2" to "301".
     fc_sizes: widths of the hidden layers, default 512, 256, 128.
 
-    Inputs: show, click, the features; rows count the shows and clicks of these columns. Rows learn
-    and live as Fleet's do, unless table_parameters says otherwise: FleetAdagrad with learning rate
-    0.05, initial_g2sum 3.0, weights within +-10; SparseAccessor with what Fleet's Python fills in.
+    Inputs: show, click, the features; rows count the shows and clicks of these columns. Unless
+    table_parameters says otherwise, rows learn and expire as Fleet's: FleetAdagrad with learning
+    rate 0.05, initial_g2sum 3.0, weights within +-10; SparseAccessor with Fleet's Python defaults.
     """
     hyper = HyperParameters(config, **{"optimizer.learning_rate": 5e-6})
     features = tuple(str(i) for i in range(2, 2 + hyper.whole("slot_num", 300)))

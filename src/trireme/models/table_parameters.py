@@ -1,9 +1,9 @@
-"""PaddleRec's table_parameters.* of a table: how its rows start, learn, fade and go. Fleet's
-formulas: see trireme.optim.FleetRule and trireme.policy.ScorePolicy.
+"""PaddleRec's table_parameters.* of a table: how its rows start, learn, fade and expire, by Fleet's
+formulas (trireme.optim.FleetRule, trireme.policy.ScorePolicy).
 
 | Key, below table_parameters.TABLE.accessor | Means |
 |---|---|
-| accessor_class | SparseAccessor (default); CtrCommonAccessor, CtrDoubleAccessor: lookups answer |
+| accessor_class | SparseAccessor (default); CtrCommonAccessor, CtrDoubleAccessor: lookups return |
 | | show and click before the weights, and the model's dim counts them |
 | embedx_dim | floats of a row's tail: the model's dim less 1, less 3 for the Ctr accessors |
 | fea_dim | the same, counted with what Fleet stores: the model's dim and 2; for Ctr, its dim |
@@ -22,8 +22,6 @@ formulas: see trireme.optim.FleetRule and trireme.policy.ScorePolicy.
 | *.adam.beta1_decay_rate, beta2_decay_rate, ada_epsilon | of the rule |
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trireme import optim
@@ -41,9 +39,7 @@ _RULES: dict[str, tuple[str, type[optim.FleetRule], dict[str, Any]]] = {
     "SparseSharedAdamSGDRule": ("adam", optim.FleetSharedAdam, {}),
 }
 _PARTS = ("embed_sgd_param", "embedx_sgd_param")
-
-
-# What a policy calls the numbers of ctr_accessor_param, and those that are whole days.
+# Numbers of ctr_accessor_param by their names in a policy, and those that are whole days.
 _NUMBERS = {
     "nonclk_coeff": "nonclk_coeff",
     "click_coeff": "click_coeff",
@@ -60,13 +56,12 @@ _DAYS = ("delete_after_unseen_days", "delta_keep_days")
 def table_options(
     config: Config, table: str, width: int, show_click: ShowClick | None = None
 ) -> dict[str, Any]:
-    """What table_parameters says of a table, as keyword arguments of `Table`; nothing if the
-    configuration says nothing.
+    """The table_parameters of a table as keyword arguments of `Table`; empty if there are none.
 
     Args:
         width: floats per key that the model computes with.
-        show_click: columns that say how often examples were shown and clicked; None: every
-            occurrence of a key is one show.
+        show_click: columns that count shows and clicks of examples; None: each occurrence of a key
+            is one show.
 
     Raises:
         BadRequest: another dim than the model's, an unknown accessor or rule, or different rules
@@ -84,11 +79,11 @@ def table_options(
     tail = width - (3 if accessor.pulls_statistics else 1)
     stored = width + (0 if accessor.pulls_statistics else 2)
     for name, expected in (("embedx_dim", tail), ("fea_dim", stored)):
-        found = config.get(f"{key}.{name}", expected)
-        if found != expected:
+        configured = config.get(f"{key}.{name}", expected)
+        if configured != expected:
             raise BadRequest(
                 f"{key}.{name}: expected {expected}, as the model's rows have {width} floats with"
-                f" {kind}, found {found}"
+                f" {kind}, found {configured}"
             )
     return {
         "dim": tail + 1,
@@ -114,10 +109,10 @@ def _policy(
 
 
 def _flag(config: Config, key: str) -> bool:
-    found = config.get(key, True)
-    if not isinstance(found, bool):
-        raise BadRequest(f"{key}: expected true or false, found {found!r}")
-    return found
+    value = config.get(key, True)
+    if not isinstance(value, bool):
+        raise BadRequest(f"{key}: expected true or false, found {value!r}")
+    return value
 
 
 def _rule_options(config: Config, accessor: str, *, has_tail: bool) -> dict[str, Any]:
@@ -145,10 +140,10 @@ def _options(config: Config, key: str, show_scale: bool, zero_init: bool) -> dic
     is_adam = issubclass(rule, optim.FleetAdam)
 
     def number(option: str, default: float) -> float:
-        found = config.get(f"{key}.{part}.{option}", default)
-        if type(found) not in (int, float):
-            raise BadRequest(f"{key}.{part}.{option}: expected a number, found {found!r}")
-        return float(found)
+        value = config.get(f"{key}.{part}.{option}", default)
+        if type(value) not in (int, float):
+            raise BadRequest(f"{key}.{part}.{option}: expected a number, found {value!r}")
+        return float(value)
 
     values = {
         **values,
@@ -171,11 +166,8 @@ def _options(config: Config, key: str, show_scale: bool, zero_init: bool) -> dic
 
 
 def _bounds(config: Config, key: str) -> tuple[float, float]:
-    found = config.get(key, (-10.0, 10.0))
-    if (
-        not isinstance(found, (list, tuple))
-        or len(found) != 2
-        or any(type(bound) not in (int, float) for bound in found)
-    ):
-        raise BadRequest(f"{key}: expected [lowest, highest], found {found!r}")
-    return float(found[0]), float(found[1])
+    bounds = config.get(key, (-10.0, 10.0))
+    is_list = isinstance(bounds, (list, tuple)) and len(bounds) == 2
+    if not is_list or any(type(bound) not in (int, float) for bound in bounds):
+        raise BadRequest(f"{key}: expected [lowest, highest], found {bounds!r}")
+    return float(bounds[0]), float(bounds[1])

@@ -1,12 +1,10 @@
-"""Two-tower recall: a vector of the user and one of the item whose product is high where they fit.
-Item vectors are written once, as an index; a user's nearest ones are found there.
+"""Two-tower recall: vectors of users and items, with a high product where they fit. Item vectors
+are written once, as an index, in which the nearest ones to a user are searched.
 
 Source: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations",
 RecSys 2019.
 Result: recall@20 0.507 of the next word of 1,146 (by frequency: 0.353); docs/models.md has all.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,12 +28,9 @@ ITEM = ("item_id", "item_cat")
 
 
 class Tower(nn.Module):
-    """The vector of a user or of an item: MLP(rows), of length 1. A model of its own in inference.
+    """The vector of a user or of an item: MLP(rows), of length 1. Exported as a model by itself.
 
-    Args:
-        rows: table of the features.
-        features: sparse features.
-        layers: widths of the layers; the last one is that of the vector.
+    layers: widths of the layers; the last one is that of the vector.
     """
 
     def __init__(self, rows: Table, *, features: Sequence[str], layers: Sequence[int]) -> None:
@@ -55,7 +50,7 @@ class TwoTower(nn.Module):
         users, items: tables of the features.
         user_features, item_features: sparse features.
         layers: widths of the layers of each tower; the last one is that of the vectors.
-        temperature: scores are products of vectors over it.
+        temperature: divides the products of vectors.
     """
 
     def __init__(
@@ -81,14 +76,13 @@ class TwoTower(nn.Module):
 
 @dataclass(frozen=True)
 class InBatchSoftmax:
-    """The loss of choosing one's own item among those of the batch.
+    """The loss of choosing the item of the example among the items of the batch.
 
-    Popular items are among the others more often than rare ones; each logit is corrected by the
-    logarithm of its item's share of the examples (logQ). An item that another example brings too is
-    not counted as a wrong choice.
+    Popular items are in a batch more often than rare ones: each logit is corrected by the logarithm
+    of its item's frequency (logQ). The same item in another example is not a wrong choice.
 
-    item: column of the item's id, one in each example.
-    share: dense column of width 1: of all examples, the share that have this item.
+    item: column of the item id, one per example.
+    share: dense column of width 1: the fraction of all examples that have this item.
     """
 
     item: str = ITEM[0]
@@ -127,14 +121,13 @@ def create(config: Config) -> Recipe:
     fc_sizes: widths of the layers of each tower, default 64, 32.
     temperature: of the scores, default 0.1.
     user_features, item_features: names of the inputs, default user_id; and item_id, item_cat. The
-        first of the items is the item's id.
+        first item feature is the item id.
 
     Inputs: those of users, of items, and item_share.
     """
     hyper = HyperParameters(config, sparse_feature_dim=16)
-    user, item = (
-        hyper.names(f"{key}_features", of) for key, of in (("user", USER), ("item", ITEM))
-    )
+    user = hyper.names("user_features", USER)
+    item = hyper.names("item_features", ITEM)
     model = TwoTower(
         hyper.table("user"),
         hyper.table("item"),

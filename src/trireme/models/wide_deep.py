@@ -4,8 +4,6 @@ Source: Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
 Result: AUC 0.915 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -22,13 +20,8 @@ from trireme.train.recipe import Recipe
 class WideDeep(nn.Module):
     """logit = linear(ids, dense) + MLP(rows, dense).
 
-    Args:
-        wide: table of the linear part, of dim 1.
-        deep: table of the MLP's rows.
-        features: sparse features of both parts. Crossed features are columns like any other.
-        num_dense: width of the dense column, 0 for none.
-        dense: its name.
-        layers: widths of the hidden layers.
+    wide, deep: tables of the linear part, with dim 1, and of the MLP. layers: widths of the hidden
+    layers. Crossed features are columns like any other; see trireme.models.inputs for the rest.
     """
 
     def __init__(

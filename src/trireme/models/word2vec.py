@@ -1,12 +1,10 @@
-"""Word2vec: skip-gram with negative sampling. Pairs and negatives are made by the data
-(trireme.data.SkipGramDataset), so that their rows can be pulled ahead.
+"""Word2vec: skip-gram with negative sampling. trireme.data.SkipGramDataset makes pairs and
+negatives, so that their rows can be pulled ahead.
 
 Source: Mikolov et al., "Distributed Representations of Words and Phrases and their
 Compositionality", NIPS 2013.
 Result: loss 2.67 with 5 negatives on a text, 4.16 untrained; docs/models.md has all.
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +27,8 @@ class SkipGram(nn.Module):
     example.
 
     Args:
-        words: table of the vectors of words as centers: the vectors one wants.
-        contexts: table of their vectors as contexts, of the same dim.
+        words: table of the word vectors, which the center is looked up in.
+        contexts: table of vectors for contexts and negatives, of the same dim.
     """
 
     def __init__(self, words: Table, contexts: Table) -> None:
@@ -67,7 +65,7 @@ def _expect_equal_sizes(batch: Batch) -> None:
 
 
 def skip_gram_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """-log sigmoid of the context's logit - sum of log sigmoid of the negatives' opposite ones."""
+    """-log sigmoid(context) - sum of log sigmoid(-negative), averaged over examples."""
     positive = nn.functional.logsigmoid(logits[:, 0])
     negatives = nn.functional.logsigmoid(-logits[:, 1:]).sum(1)
     return -(positive + negatives).mean()

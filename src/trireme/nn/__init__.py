@@ -1,9 +1,7 @@
 """Embedding modules over tables, the planning of their lookups, and layers of click models.
 
-What pulls from a cluster is loaded on first use: an exported model is planned without.
+Modules that pull rows from a cluster are loaded on first use; predictors do not need them.
 """
-
-from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -11,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from trireme.nn.cvm import CVM
 from trireme.nn.data_norm import DataNorm
 from trireme.nn.lookup import Lookup
-from trireme.nn.plan import Plan, Planner, TablePlan, keys_of
+from trireme.nn.planner import BatchPlan, Planner, TablePlan
+from trireme.nn.salts import keys_of
 
 if TYPE_CHECKING:
     from trireme.nn.modules import Embedding, EmbeddingBag
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     from trireme.nn.pooling import sequence_pool
 
 __all__ = [
+    "BatchPlan",
     "CVM",
     "DataNorm",
     "Embedding",
     "EmbeddingBag",
     "Lookup",
-    "Plan",
     "Planner",
     "TablePlan",
     "gather_rows",

@@ -1,7 +1,5 @@
 """Show and click counts as features: Paddle's continuous_value_model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -13,15 +11,15 @@ from trireme.errors import BadRequest
 class CVM(nn.Module):
     """Replaces the first two columns of an embedding, its shows and clicks, by logarithms.
 
-    With use_cvm the columns become log(show + 1) and log(click + 1) - log(show + 1): of the click
-    rate, smoothed. Without it they are dropped.
+    With use_cvm the columns become log(show + 1) and log(click + 1) - log(show + 1), the logarithm
+    of the smoothed click rate. Without it they are dropped.
 
-    Rows of a table whose policy pulls statistics (CtrCommonAccessor, say) begin with these columns.
-    They get their shows and clicks from the columns of the batch that the policy names: what
-    gradient the two columns have never reaches a table.
+    Rows of a table whose policy pulls statistics (as CtrCommonAccessor) begin with these columns.
+    Their shows and clicks come from the columns of the batch that the policy names. The gradient of
+    the two columns never reaches a table.
 
-    Where `show_click` is given, it is the gradient of the two columns instead of the formula's, as
-    in Paddle, where counts reach the rows so; else it is 0.
+    If `show_click` is given, it is the gradient of the two columns, as in Paddle, which sends
+    counts to the rows in this way. Otherwise that gradient is 0.
 
     Source: Paddle's cvm operator (formula and gradient).
     """
@@ -37,7 +35,7 @@ class CVM(nn.Module):
             show_click: (B, 2) shows and clicks of the examples, or None.
 
         Returns:
-            Of the shape of values with use_cvm, else with D - 2 columns.
+            The shape of values with use_cvm, D - 2 columns without.
 
         Raises:
             BadRequest: shapes that do not fit.
@@ -53,14 +51,14 @@ class CVM(nn.Module):
                 "CVM: expected values of shape (B, D) or (B, F, D) with D >= 2 and show_click of"
                 f" shape (B, 2), found {tuple(values.shape)} and {tuple(show_click.shape)}"
             )
-        out: Tensor = _CVM.apply(values, show_click, self.use_cvm)  # type: ignore[no-untyped-call]
+        out: Tensor = _CVMFunction.apply(values, show_click, self.use_cvm)  # type: ignore[no-untyped-call]
         return out
 
     def extra_repr(self) -> str:
         return f"use_cvm={self.use_cvm}"
 
 
-class _CVM(torch.autograd.Function):
+class _CVMFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, show_click: Tensor, use_cvm: bool) -> Tensor:
         ctx.save_for_backward(show_click)

@@ -1,7 +1,5 @@
 """Normalization by statistics of all data seen so far: Paddle's data_norm."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -11,21 +9,21 @@ from trireme.errors import BadRequest
 class DataNorm(nn.Module):
     """(x - mean) * scale by column, where mean = sum / size and scale = sqrt(size / square_sum).
 
-    Not the statistics of the batch, as in BatchNorm, but running sums; they are constants for the
-    gradient. After a batch of B examples in training, with d = `decay`:
+    The sums run over all batches, unlike those of BatchNorm, and are constants for the gradient.
+    After a batch of B examples in training, with d = `decay`:
 
         size = size * d + B
         sum = sum * d + sum of x
         square_sum = square_sum * d + sum of (x - mean)^2 + B * eps     # mean: before the batch
 
-    The sums are buffers, in float64. As with BatchNorm, each worker keeps its own, of the data that
-    it saw; checkpoints hold those of worker 0. (In Paddle servers add up those of all workers.)
+    The sums are float64 buffers. As with BatchNorm, each worker has its own, over its own data, and
+    checkpoints hold those of worker 0. (In Paddle servers add up those of all workers.)
 
     Args:
         num_features: D.
         eps: keeps the scale of a constant column finite.
         decay: of the sums per batch; Paddle's servers have 0.999999.
-        size, total, square_total: what the sums begin with.
+        size, total, square_total: initial values of the sums.
 
     Source: Paddle's data_norm operator and its `summary` rule.
     """

@@ -1,4 +1,4 @@
-"""The ids of several features of a batch, laid out for one fused lookup.
+"""The ids of several features of a batch, as one array for a fused lookup.
 
 Shapes: B examples, F features, N ids. Bags are feature-major, as in `trireme.data.Bags`.
 """
@@ -22,7 +22,7 @@ Columns = Batch | Mapping[str, Tensor | Ragged]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ids:
-    """The ids of the bags of `features`, or anything else that there is one of per id.
+    """The ids of the bags of `features`, or other values, one per id.
 
     values: (N,) keys or rows.
     offsets: (F*B + 1,) int64, from 0 to N, where each bag begins; None: one value per bag.
@@ -36,7 +36,7 @@ class Ids:
     weights: np.ndarray[Any, Any] | None
 
     def select(self, features: tuple[str, ...]) -> Ids:
-        """The ids of some of the features: views if they lie side by side in this order."""
+        """The ids of some of the features: views if they are adjacent in this order."""
         if features == self.features:
             return self
         first = self.features.index(features[0])
@@ -45,11 +45,11 @@ class Ids:
         return _concatenate([self._slice(self.features.index(name), (name,)) for name in features])
 
     def with_values(self, values: np.ndarray[Any, Any]) -> Ids:
-        """The same bags of other values."""
+        """The same bags with other values."""
         return Ids(self.features, self.num_examples, values, self.offsets, self.weights)
 
     def bounds(self) -> np.ndarray[Any, Any]:
-        """(F*B + 1,) int64: `offsets`, written out if each bag has one value."""
+        """(F*B + 1,) int64: `offsets`, also if each bag has one value."""
         if self.offsets is None:
             return np.arange(len(self.values) + 1)
         return self.offsets
@@ -71,15 +71,15 @@ class Ids:
 
 
 def read_ids(batch: Columns, features: tuple[str, ...], reader: str) -> Ids:
-    """The ids of `features` in `batch`; without a copy if they lie side by side in its bags.
+    """The ids of `features` in `batch`; without a copy if they are adjacent in its bags.
 
     Args:
         batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor, or Ragged.
-        features: distinct names, in the order wanted.
-        reader: who reads them; begins the error messages.
+        features: distinct names, in the order of the result.
+        reader: the caller, which begins the error messages.
 
     Returns:
-        Their ids, as int64; `offsets` only if some bag has not exactly one id.
+        int64 ids; `offsets` is None if every bag has exactly one id.
 
     Raises:
         BadRequest: a feature is missing or has another form, or the features differ in their number
@@ -181,7 +181,7 @@ def _expect_equal_batch(parts: Sequence[Ids], reader: str) -> None:
 
 
 def _concatenate(parts: Sequence[Ids]) -> Ids:
-    """The ids of the parts, one behind the other; all have the same number of examples."""
+    """The ids of the parts in order; all have the same number of examples."""
     if len(parts) == 1:
         return parts[0]
     offsets = weights = None

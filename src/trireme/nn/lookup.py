@@ -1,10 +1,8 @@
-"""What a module computes from: the rows of a batch, and where they go.
+"""The rows of a batch and their positions, from which modules compute.
 
 Shapes: B examples, F features, D columns, K rows, N positions, M occurrences. An empty tensor
-stands for "not given".
+stands for an absent one.
 """
-
-from __future__ import annotations
 
 from typing import Any, NamedTuple
 
@@ -17,7 +15,7 @@ from trireme import _core
 
 
 class Lookup(NamedTuple):
-    """What a module needs to compute from the rows of a batch, made by `trireme.nn.Planner`.
+    """The rows of a batch and their positions for one module, made by `trireme.nn.Planner`.
 
     rows: (K, D) float32, the leaf whose gradient is pushed.
     index: (N,) int32, the row of each position; -1 for padding.
@@ -28,7 +26,7 @@ class Lookup(NamedTuple):
     """
 
     rows: Tensor
-    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index
     order: Tensor
     starts: Tensor
     bags: Tensor
@@ -41,7 +39,7 @@ torch.serialization.add_safe_globals([Lookup])  # for torch.export.load, as in d
 
 
 def gather(lookup: Lookup, num_examples: int, num_features: int, pool: _core.Pool) -> Tensor:
-    """The sum of each bag's rows, of CPU tensors; as `gather_rows`, without gradients."""
+    """The sum of each bag's rows, as `gather_rows`, for CPU tensors without gradients."""
     out_BFD = lookup.rows.new_empty(num_examples, num_features, lookup.rows.shape[1])
     _core.gather(
         as_numpy(lookup.rows.contiguous()),
@@ -61,5 +59,5 @@ def as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def numpy_or_none(tensor: Tensor) -> np.ndarray[Any, Any] | None:
-    """The tensor's memory; None for an empty one."""
+    """The tensor's memory; None for an empty tensor."""
     return None if tensor.numel() == 0 else as_numpy(tensor)

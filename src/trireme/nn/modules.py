@@ -1,13 +1,11 @@
-"""Embedding modules: the rows of a table, read by the features of a batch.
+"""Embedding modules: they look up the ids of a batch's features in a table.
 
-A module declares the features it reads and takes the whole batch, so that the keys of the next
-batches can be planned and pulled before the model asks for them. The rows are not parameters of the
-module: they live in the table, and `optimizer.step()` pushes their gradients.
+A module declares its features and takes the whole batch, so that the keys of the next batches can
+be planned and pulled before the model needs them. Rows are not parameters of the module: they are
+in the table, and `optimizer.step()` pushes their gradients.
 
 Shapes: B examples, F features, L ids per example, D columns, K rows, N ids.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Sequence
@@ -16,24 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trireme import _core, cluster
+from trireme import _core
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.job.default import default
 from trireme.nn.ids import Columns
 from trireme.nn.lookup import Lookup
+from trireme.nn.lookup_spec import LookupSpec
 from trireme.nn.op import gather_rows
-from trireme.nn.plan import Planner, Reading
+from trireme.nn.planner import Planner
 from trireme.table import Table
+from trireme.torch_compiler import not_compiled
+from trireme.worker.lookups import RowLookup
 
 MODES = ("sum", "mean", "sqrt")
 
 
 class TableModule(nn.Module):
-    """What the embedding modules share: a table, the lookups they read, and where these come from.
+    """A module that looks up rows of a table.
 
-    In training, a module whose batch has not been planned pulls the rows itself, and the default
-    cluster remembers them until the next `optimizer.step()`. In evaluation nothing is remembered.
+    In training, a module whose batch was not planned pulls the rows itself, and the default cluster
+    keeps them until the next `optimizer.step()`. In evaluation nothing is kept.
     """
 
     def __init__(
@@ -49,63 +51,63 @@ class TableModule(nn.Module):
         if padding_key is not None and not -(2**63) <= padding_key < 2**64:
             raise self._wrong("a padding_key of 64 bits", padding_key)
         self.padding_key = None if padding_key is None else padding_key % 2**64
-        self.readings: tuple[Reading, ...] = ()
+        self.lookup_specs: tuple[LookupSpec, ...] = ()
 
-    def _lookups(self, batch: Columns) -> tuple[int, list[Lookup]]:
-        """B, and a lookup for each reading: from the plan of the batch, else pulled here."""
+    def _lookups(self, batch: Columns) -> tuple[int, list[Lookup], _core.Pool | None]:
+        """B, the lookup of each spec, and threads: from the plan of the batch, or pulled now."""
         if isinstance(batch, Batch) and batch.lookups:
-            num_examples, lookups = batch.num_examples, batch.lookups
+            num_examples, lookups, pool = batch.num_examples, batch.lookups, batch.pool
         else:
-            num_examples, lookups = self._pull(batch)
-        found = []
-        for reading in self.readings:
-            if reading.name not in lookups:
-                raise self._wrong(f"lookup {reading.name!r} in the planned batch", list(lookups))
-            found.append(lookups[reading.name])
-        if self._is_learning() and not all(lookup.rows.requires_grad for lookup in found):
+            num_examples, lookups, pool = self._pull(batch)
+        own = []
+        for spec in self.lookup_specs:
+            if spec.name not in lookups:
+                raise self._wrong(f"lookup {spec.name!r} in the planned batch", list(lookups))
+            own.append(lookups[spec.name])
+        if self._is_learning() and not all(lookup.rows.requires_grad for lookup in own):
             raise self._wrong("a batch planned for training, as this module is in training", "not")
-        return num_examples, found
+        return num_examples, own, pool
 
     def _gathered(self, batch: Columns) -> list[Tensor]:
-        """What stands in a batch in place of lookups when a model is exported: for each reading,
-        what this module makes of it. Empty for other batches.
+        """The outputs that replace the lookups of a batch while a model is exported, one for each
+        spec. Empty for other batches.
         """
         lookups = batch.lookups if isinstance(batch, Batch) else {}
-        found = [lookups.get(reading.name) for reading in self.readings]
-        return [ready for ready in found if isinstance(ready, Tensor)]
+        values = [lookups.get(spec.name) for spec in self.lookup_specs]
+        return [value for value in values if isinstance(value, Tensor)]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup]]:
-        home = cluster.default()
-        plan = Planner(self, pool=home.pool).plan(batch, train=self._is_learning())
+    @not_compiled
+    def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup], _core.Pool]:
+        home = default()
+        plan = Planner(self, pool=home.pool).plan(as_batch(batch), train=self._is_learning())
         home.ensure_table(self.table)
-        keys = {part.table.part: part.keys for part in plan.tables}
+        keys = {part.table.class_id: part.keys for part in plan.tables}
         pulled = home.pull(keys, training=self._is_learning())
         rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
         leaves = plan.leaves(rows, train=self._is_learning())
         if self._is_learning():
             for part in plan.tables:
-                leaf = leaves[part.table.part]
-                looked_up = cluster.LookedUp(part.table, part.keys, leaf, part.scale, part.columns)
+                leaf = leaves[part.table.class_id]
+                looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
                 home.pending.add(looked_up, plan.num_examples)
             home.pending.pulled_at(pulled.versions)
-        return plan.num_examples, plan.lookups(leaves)
+        return plan.num_examples, plan.lookups(leaves), plan.pool
 
     def _is_learning(self) -> bool:
         return self.training and torch.is_grad_enabled()
 
     def get_extra_state(self) -> Tensor:
-        """The table's identity as JSON bytes: a tensor, like everything in a state_dict."""
+        """The table's identity as JSON bytes in a tensor, as a state_dict needs."""
         text = json.dumps(self._identity(), sort_keys=True)
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Verify that a state_dict was made with the same table. Raises SchemaMismatch."""
-        found = json.loads(bytes(state.tolist()))
-        if found != self._identity():
+        """Check that a state_dict was made with the same table. Raises SchemaMismatch."""
+        saved = json.loads(bytes(state.tolist()))
+        if saved != self._identity():
             raise SchemaMismatch(
                 f"{type(self).__name__}.load_state_dict: expected table {self._identity()}, "
-                f"found {found}"
+                f"found {saved}"
             )
 
     def _identity(self) -> dict[str, Any]:
@@ -113,10 +115,10 @@ class TableModule(nn.Module):
         dim = dims[0] if len(set(dims)) == 1 else dims
         return {"table": self.table.name, "dim": dim, "salt": self.table.salt}
 
-    def _wrong(self, expected: str, found: object) -> BadRequest:
+    def _wrong(self, expected: str, value: object) -> BadRequest:
         return BadRequest(
             f"{type(self).__name__} of table {self.table.name!r}: "
-            f"expected {expected}, found {found}"
+            f"expected {expected}, found {value}"
         )
 
     def extra_repr(self) -> str:
@@ -130,8 +132,8 @@ class Embedding(TableModule):
     Args:
         table: where the rows live.
         features: one name, or several.
-        padding_key: ids equal to it give zeros, have no row and no gradient. A negative number
-            means its uint64 bits.
+        padding_key: ids equal to it give zeros, and have no row and no gradient. A negative number
+            stands for its uint64 bits.
 
     Raises:
         BadRequest: features are missing, repeated or not names; padding_key has more than 64 bits.
@@ -142,23 +144,22 @@ class Embedding(TableModule):
     ) -> None:
         super().__init__(table, features, padding_key)
         self.returns_tuple = not isinstance(features, str)
-        self.readings = tuple(
-            Reading(table.of_feature(name), (name,), "none", self.padding_key)
+        self.lookup_specs = tuple(
+            LookupSpec(table.of_feature(name), (name,), "none", self.padding_key)
             for name in self.features
         )
 
     def forward(self, batch: Columns) -> Tensor | tuple[Tensor, ...]:
-        """Look the ids of the batch up.
+        """Look up the ids of the batch.
 
         Args:
             batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor, or Ragged; or
                 TorchRec's KeyedJaggedTensor.
 
         Returns:
-            For one name a tensor, for a list of names a tuple of tensors: (B, D) or (B, L, D)
-            where the feature is a tensor of that many ids, (N, D) where it is Ragged: all ids of
-            its bags, one behind the other; D is the dim of the feature. Weights of ids are not
-            applied.
+            For one name a tensor, for a list of names a tuple of tensors. A feature that is a
+            tensor of ids gives (B, D) or (B, L, D). A Ragged feature gives (N, D): all ids of its
+            bags in order. D is the dim of the feature. Weights of ids are not applied.
 
         Raises:
             BadRequest: a feature is missing or has another form; the message names it.
@@ -166,23 +167,25 @@ class Embedding(TableModule):
         batch = as_batch(batch)
         rows = tuple(self._gathered(batch))
         if not rows:
-            _, lookups = self._lookups(batch)
+            _, lookups, pool = self._lookups(batch)
             rows = tuple(
-                self._rows_of(batch[reading.features[0]], lookup, reading.table.width)
-                for reading, lookup in zip(self.readings, lookups, strict=True)
+                self._rows_of(batch[spec.features[0]], lookup, spec.table.width, pool)
+                for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
             )
         return rows if self.returns_tuple else rows[0]
 
-    def _rows_of(self, column: object, lookup: Lookup, width: int) -> Tensor:
-        out = gather_rows(lookup, lookup.index.shape[0], 1)
+    def _rows_of(
+        self, column: object, lookup: Lookup, width: int, pool: _core.Pool | None
+    ) -> Tensor:
+        out = gather_rows(lookup, lookup.index.shape[0], 1, pool)
         if isinstance(column, Tensor):
             return out.view(*column.shape, width)
         return out.squeeze(1)
 
 
 class EmbeddingBag(TableModule):
-    """The rows of each bag added up, for many features in one fused operation (one for each dim,
-    where features of a table have dims of their own).
+    """The sum of the rows of each bag, for many features in one fused operation (one for each dim
+    if features of a table have different dims).
 
     Attributes:
         dims: columns of each feature in the output.
@@ -193,7 +196,7 @@ class EmbeddingBag(TableModule):
         mode: "sum" (each row times the weight of its id, if ids have weights), "mean": sum / n, or
             "sqrt": sum / sqrt(n), for a bag of n ids.
         padding_key: ids equal to it have no row and no gradient, and do not count in n. A negative
-            number means its uint64 bits.
+            number stands for its uint64 bits.
 
     Raises:
         BadRequest: features are missing, repeated or not names; an unknown mode; padding_key has
@@ -217,13 +220,14 @@ class EmbeddingBag(TableModule):
         by_part: dict[Table, list[str]] = {}
         for name, part in zip(self.features, parts, strict=True):
             by_part.setdefault(part, []).append(name)
-        self.readings = tuple(
-            Reading(part, tuple(names), mode, self.padding_key) for part, names in by_part.items()
+        self.lookup_specs = tuple(
+            LookupSpec(part, tuple(names), mode, self.padding_key)
+            for part, names in by_part.items()
         )
         self._order = [name for names in by_part.values() for name in names]
 
     def forward(self, batch: Columns) -> Tensor:
-        """Look the bags of the batch up.
+        """Look up the bags of the batch.
 
         Args:
             batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor (bags of 1 or L
@@ -231,23 +235,23 @@ class EmbeddingBag(TableModule):
 
         Returns:
             (B, F, D) float32, contiguous: `.flatten(1)` is a view. An empty bag gives zeros.
-            Where the features have different dims, (B, sum of dims): theirs side by side, as
-            TorchRec's KeyedTensor has them; `output.split(module.dims, 1)` are the features'.
+            If the features have different dims, (B, sum of dims) with the features side by side,
+            as in TorchRec's KeyedTensor; `output.split(module.dims, 1)` separates them.
 
         Raises:
             BadRequest: a feature is missing or has another form (the message names it), or ids have
                 weights and the mode is not "sum".
         """
-        pieces = self._gathered(batch)
-        if not pieces:
-            num_examples, lookups = self._lookups(batch)
-            pieces = [
-                gather_rows(lookup, num_examples, len(reading.features))
-                for reading, lookup in zip(self.readings, lookups, strict=True)
+        outputs = self._gathered(batch)
+        if not outputs:
+            num_examples, lookups, pool = self._lookups(batch)
+            outputs = [
+                gather_rows(lookup, num_examples, len(spec.features), pool)
+                for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
             ]
-        if len(pieces) == 1:
-            return pieces[0]
-        columns = [column for piece in pieces for column in piece.unbind(1)]
+        if len(outputs) == 1:
+            return outputs[0]
+        columns = [column for output in outputs for column in output.unbind(1)]
         by_name = dict(zip(self._order, columns, strict=True))
         return torch.cat([by_name[name] for name in self.features], dim=1)
 

@@ -1,33 +1,35 @@
-"""The operators behind the embedding modules: rows to bags, and gradients back to rows.
+"""The operators of the embedding modules: rows to bags, and gradients back to rows.
 
 `trireme::gather_rows` is differentiable in `rows`; its backward is `trireme::scatter_rows`. Both
-are custom operators, so torch.compile and torch.export keep them as they are.
+are custom operators, so torch.compile and torch.export do not trace into them.
 
 Shapes: B examples, F features, D columns, K rows, N positions, M occurrences. An empty tensor
-stands for "not given". The device is looked at in one place, `_kernels`: CPU tensors go to the
-C++ core, others through plain torch operations.
+stands for an absent one. `_kernels` alone looks at the device: CPU tensors go to the C++ core,
+others through torch operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trireme import _core, cluster
-from trireme.errors import NotReady
+from trireme import _core
 from trireme.nn.lookup import Lookup, as_numpy, gather, numpy_or_none
 
 
-def gather_rows(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
+def gather_rows(
+    lookup: Lookup, num_examples: int, num_features: int, pool: _core.Pool | None = None
+) -> Tensor:
     """Sum the rows of each bag.
 
     Args:
-        lookup: the rows and where they go.
+        lookup: the rows and their positions.
         num_examples: B.
         num_features: F.
+        pool: threads for the core; None: as many as torch uses, as in a compiled graph, which
+            carries tensors alone.
 
     Returns:
         (B, F, D) float32, contiguous: out[b, f] = sum of weights[i] * rows[index[i]] over the
@@ -39,7 +41,7 @@ def gather_rows(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
     if torch.compiler.is_compiling():
         out: Tensor = torch.ops.trireme.gather_rows(*lookup, num_examples, num_features)
     else:
-        out = _EagerGather.apply(*lookup, num_examples, num_features)  # type: ignore[no-untyped-call]
+        out = _EagerGather.apply(*lookup, num_examples, num_features, pool)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -57,7 +59,7 @@ def _gather_rows(
 ) -> Tensor:
     gather, _ = _kernels(rows.device)
     lookup = Lookup(rows, index, order, starts, bags, offsets, weights)
-    return gather(lookup, num_examples, num_features)
+    return gather(lookup, num_examples, num_features, None)
 
 
 @torch.library.custom_op("trireme::scatter_rows", mutates_args=())
@@ -65,7 +67,7 @@ def _scatter_rows(
     grad: Tensor, order: Tensor, starts: Tensor, bags: Tensor, weights: Tensor, num_rows: int
 ) -> Tensor:
     _, scatter = _kernels(grad.device)
-    return scatter(grad, order, starts, bags, weights, num_rows)
+    return scatter(grad, order, starts, bags, weights, num_rows, None)
 
 
 @_gather_rows.register_fake
@@ -95,27 +97,28 @@ _gather_rows.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 class _EagerGather(torch.autograd.Function):
-    """The same operation without the dispatcher, whose way through Python costs as much as a
-    gather of a few hundred examples.
+    """The same operation without torch's dispatcher, whose Python code takes as long as a gather of
+    a few hundred examples.
     """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        *tensors, num_examples, num_features = inputs
+        *tensors, num_examples, num_features, ctx.pool = inputs
         lookup = Lookup(*tensors)
         _keep_for_backward(ctx, inputs, lookup.rows)
         gather, _ = _kernels(lookup.rows.device)
-        return gather(lookup, num_examples, num_features)
+        return gather(lookup, num_examples, num_features, ctx.pool)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _, scatter = _kernels(grads[0].device)
         order, starts, bags, weights = ctx.saved_tensors
-        return scatter(grads[0], order, starts, bags, weights, ctx.num_rows), *[None] * 8
+        rows_grad = scatter(grads[0], order, starts, bags, weights, ctx.num_rows, ctx.pool)
+        return rows_grad, *[None] * 9
 
 
-_Gather = Callable[[Lookup, int, int], Tensor]
-_Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
+_Gather = Callable[[Lookup, int, int, _core.Pool | None], Tensor]
+_Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, _core.Pool | None], Tensor]
 
 
 def _kernels(device: torch.device) -> tuple[_Gather, _Scatter]:
@@ -124,34 +127,44 @@ def _kernels(device: torch.device) -> tuple[_Gather, _Scatter]:
     return _gather_torch, _scatter_torch
 
 
-def _gather_core(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
-    return gather(lookup, num_examples, num_features, _pool())
+def _gather_core(
+    lookup: Lookup, num_examples: int, num_features: int, pool: _core.Pool | None = None
+) -> Tensor:
+    return gather(lookup, num_examples, num_features, pool or _pool(torch.get_num_threads()))
 
 
 def _scatter_core(
-    grad: Tensor, order: Tensor, starts: Tensor, bags: Tensor, weights: Tensor, num_rows: int
+    grad: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    bags: Tensor,
+    weights: Tensor,
+    num_rows: int,
+    pool: _core.Pool | None = None,
 ) -> Tensor:
     out_KD = grad.new_empty(num_rows, grad.shape[2])
     _core.scatter(
-        as_numpy(_in_pieces(grad)),
+        as_numpy(_readable(grad)),
         as_numpy(order),
         as_numpy(starts),
         numpy_or_none(bags),
         numpy_or_none(weights),
         out_KD.numpy(),
-        _pool(),
+        pool or _pool(torch.get_num_threads()),
     )
     return out_KD
 
 
-def _gather_torch(lookup: Lookup, num_examples: int, num_features: int) -> Tensor:
+def _gather_torch(
+    lookup: Lookup, num_examples: int, num_features: int, pool: _core.Pool | None = None
+) -> Tensor:
     rows = lookup.rows
     factor_N = (lookup.index >= 0).to(rows.dtype)
     if lookup.weights.numel() > 0:
         factor_N = factor_N * lookup.weights
     values = rows[lookup.index.clamp(min=0)] * factor_N[:, None]
     if lookup.offsets.numel() > 0:
-        # The last row takes the positions that lie in no bag.
+        # The last row collects the positions that are in no bag.
         sums = rows.new_zeros(num_examples * num_features + 1, rows.shape[1])
         values = sums.index_add(0, lookup.bags % sums.shape[0], values)[:-1]
     values_FBD = values.view(num_features, num_examples, rows.shape[1])
@@ -159,7 +172,13 @@ def _gather_torch(lookup: Lookup, num_examples: int, num_features: int) -> Tenso
 
 
 def _scatter_torch(
-    grad: Tensor, order: Tensor, starts: Tensor, bags: Tensor, weights: Tensor, num_rows: int
+    grad: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    bags: Tensor,
+    weights: Tensor,
+    num_rows: int,
+    pool: _core.Pool | None = None,
 ) -> Tensor:
     bag_M = bags[order] if bags.numel() > 0 else order
     values_MD = grad[bag_M % grad.shape[0], bag_M // grad.shape[0]] * (bag_M >= 0)[:, None]
@@ -171,16 +190,13 @@ def _scatter_torch(
     return grad.new_zeros(num_rows, grad.shape[2]).index_add(0, row_M, values_MD)
 
 
-def _pool() -> _core.Pool:
-    """Threads of the default cluster; without one, as exported programs may run, the caller's."""
-    try:
-        return cluster.default().pool
-    except NotReady:
-        return _core.Pool(1)
+@cache
+def _pool(num_threads: int) -> _core.Pool:
+    return _core.Pool(num_threads)
 
 
-def _in_pieces(grad: Tensor) -> Tensor:
-    """`grad` itself if the core can read it in place: each example's (F, D) lies in one piece."""
+def _readable(grad: Tensor) -> Tensor:
+    """`grad` if the core can read it in place: each example's (F, D) is contiguous. Else a copy."""
     example, feature, column = grad.stride()
     _, num_features, dim = grad.shape
     if column == 1 and feature == dim and example >= num_features * dim:

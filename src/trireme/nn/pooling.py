@@ -1,10 +1,8 @@
-"""The rows of each bag added up, where they have been looked up one by one.
+"""The sum of the rows of each bag, after a lookup of single rows.
 
-`EmbeddingBag` does both in one operation; this is for what stands in between: attention weights, a
-network per row.
+`EmbeddingBag` does both in one operation. This function is for models that compute on single rows
+in between, for example attention weights.
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor
@@ -14,15 +12,15 @@ from trireme.nn.modules import MODES
 
 
 def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
-    """Add the rows of each bag, as Paddle's sequence_pool does.
+    """Sum the rows of each bag, as Paddle's sequence_pool.
 
     Args:
-        rows: (N, D) floating point; what `Embedding` returns for a Ragged feature, say.
+        rows: (N, D) floating point, for example what `Embedding` returns for a Ragged feature.
         offsets: (B + 1,) int64, not decreasing, on the rows' device; bag b is rows
             offsets[b] - offsets[0] up to offsets[b + 1] - offsets[0], as in
             `batch[feature].offsets`.
         mode: "sum"; for a bag of n rows "mean" (Paddle's "average"): sum / n, or "sqrt":
-            sum / sqrt(n). Every row counts, rows of padding (zeros) too.
+            sum / sqrt(n). Every row counts, also rows of padding (zeros).
 
     Returns:
         (B, D), zeros for an empty bag.
@@ -51,9 +49,9 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
 
 
 def _check_values(num_rows: int, offsets: Tensor, sizes: Tensor) -> None:
-    found = int(offsets[-1] - offsets[0])
-    if found != num_rows or bool((sizes < 0).any()):
+    num_bounded = int(offsets[-1] - offsets[0])
+    if num_bounded != num_rows or bool((sizes < 0).any()):
         raise BadRequest(
             f"sequence_pool: expected offsets over {num_rows} rows that do not decrease, found"
-            f" {found} rows and a smallest step of {int(sizes.min()) if len(sizes) else 0}"
+            f" {num_bounded} rows and a smallest step of {int(sizes.min()) if len(sizes) else 0}"
         )

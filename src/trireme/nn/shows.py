@@ -1,6 +1,4 @@
-"""Shows and clicks of a batch's examples, and what its features are called on servers."""
-
-from __future__ import annotations
+"""Shows and clicks of a batch's examples, and the numbers of its features in rows."""
 
 from functools import lru_cache
 from typing import Any
@@ -18,8 +16,9 @@ from trireme.table import Table
 def read_shows(
     batch: Batch, table: Table, num_examples: int
 ) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-    """(B, 2): show and click of each example, from the columns that the table's policy names; None
-    if it names none: each occurrence of a key is one show and no click.
+    """(B, 2): show and click of each example, from the columns that the table's policy names.
+
+    None if it names none: then each occurrence of a key is one show and no click.
 
     Raises:
         BadRequest: a column is missing, or not B finite numbers >= 0; the message names it.
@@ -40,8 +39,8 @@ def _numbers(batch: Batch, name: str, table: Table, num_examples: int) -> Any:
         raise BadRequest(f"{what} in the batch, found {', '.join(batch.keys())}")
     column = batch[name]
     if not isinstance(column, Tensor) or column.numel() != num_examples:
-        found = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
-        raise BadRequest(f"{what} as a number for each of {num_examples} examples, found {found}")
+        form = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
+        raise BadRequest(f"{what} as a number for each of {num_examples} examples, found {form}")
     numbers = column.detach().reshape(-1).to(torch.float32).numpy()
     is_wrong = ~((numbers >= 0) & (numbers < np.inf))
     if is_wrong.any():
@@ -52,14 +51,14 @@ def _numbers(batch: Batch, name: str, table: Table, num_examples: int) -> Any:
 def feature_numbers(
     table: Table, features: tuple[str, ...]
 ) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """(F,) what rows remember of each feature: its number in `Table.feature_numbers`, else the
-    number that its name is, as slots of Fleet have one, else its place among the features.
+    """(F,) the number of each feature in rows: from `Table.feature_numbers`; else its name, if that
+    is a number, as slots of Fleet; else its place among the features.
     """
     numbers = _named_numbers(features)
     if table.feature_numbers:
-        given = table.feature_numbers
+        known = table.feature_numbers
         named = zip(features, numbers.tolist(), strict=True)
-        numbers = np.array([given.get(name, number) for name, number in named], np.uint32)
+        numbers = np.array([known.get(name, number) for name, number in named], np.uint32)
     return numbers
 
 

@@ -1,6 +1,4 @@
-"""Calls between processes over ZeroMQ: frames, deadlines, retry, limits, authentication. Knows no
-tables.
-"""
+"""Calls between processes over ZeroMQ: deadlines, retries, limits, authentication."""
 
 from trireme.rpc.auth import (
     ClientKeys,
@@ -11,16 +9,15 @@ from trireme.rpc.auth import (
     read_keys,
     write_keys,
 )
-from trireme.rpc.calls import Call, Deferred, Handler, Reply, Request
-from trireme.rpc.client import Client
 from trireme.rpc.limits import Limits
+from trireme.rpc.messages import Call, Deferred, Handler, Reply, Request
 from trireme.rpc.observers import CallObserver, Ended, RequestObserver, Usage
+from trireme.rpc.rpc_client import RpcClient
 from trireme.rpc.server import Server
 
 __all__ = [
     "Call",
     "CallObserver",
-    "Client",
     "ClientKeys",
     "Deferred",
     "Ended",
@@ -30,6 +27,7 @@ __all__ = [
     "Reply",
     "Request",
     "RequestObserver",
+    "RpcClient",
     "Server",
     "ServerKeys",
     "Usage",

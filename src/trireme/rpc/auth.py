@@ -1,7 +1,7 @@
-"""CurveZMQ: keys in files, and who is admitted.
+"""CurveZMQ: keys in files, and admission of clients.
 
-A server has one key pair and a list of the clients' public keys. A peer whose key is not listed, or
-that has none, never gets past ZeroMQ's handshake: no byte of it reaches a handler.
+A server has one key pair and a list of the clients' public keys. A peer without a listed key fails
+in ZeroMQ's handshake: no byte of it reaches a handler.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import zmq
 from zmq.utils import z85
 
 from trireme.errors import BadRequest
+from trireme.rpc.rate_limited_log import RateLimitedLog
 from trireme.rpc.sockets import Socket, has_input
-from trireme.rpc.sparse_log import SparseLog
 
 _log = logging.getLogger("trireme.rpc")
 _ZAP_DOMAIN = b"trireme"
@@ -43,7 +43,7 @@ class KeyPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerKeys:
-    """A server's own pair, and the public keys of the clients that it admits."""
+    """A server's key pair, and the public keys of the clients that it admits."""
 
     own: KeyPair
     admitted: frozenset[str]
@@ -54,18 +54,17 @@ class ServerKeys:
 
     @staticmethod
     def read(own: str | Path, admitted: str | Path) -> ServerKeys:
-        """From the file that `make_keys` wrote, and a text file with one admitted public key per
-        line.
+        """Read a file of `make_keys`, and a text file with one admitted public key per line.
 
-        Lines that are empty or start with "# " are skipped (a key may start with "#"); what follows
-        a key on its line is a note.
+        Lines that are empty or start with "# " are skipped (a key may start with "#"), as is text
+        after a key.
         """
         return ServerKeys(own=read_keys(own), admitted=frozenset(_lines(Path(admitted))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientKeys:
-    """A client's own pair, and the public key that the servers must prove to have."""
+    """A client's key pair, and the public key of the servers."""
 
     own: KeyPair
     server: str
@@ -75,9 +74,7 @@ class ClientKeys:
 
     @staticmethod
     def read(own: str | Path, server: str | Path) -> ClientKeys:
-        """From the file that `make_keys` wrote, and a text file whose one line is the servers'
-        public key.
-        """
+        """Read a file of `make_keys`, and a text file whose one line is the servers' public key."""
         keys = _lines(Path(server))
         if len(keys) != 1:
             raise BadRequest(
@@ -87,7 +84,7 @@ class ClientKeys:
 
 
 def new_keys() -> KeyPair:
-    """A new pair, drawn by libzmq from the kernel's random source."""
+    """A new pair, from the kernel's random source."""
     public, secret = (key.decode() for key in zmq.curve_keypair())
     return KeyPair(public=public, secret=secret)
 
@@ -107,8 +104,8 @@ def write_keys(path: str | Path, keys: KeyPair) -> None:
 
 
 def make_keys(path: str | Path) -> KeyPair:
-    """Make a new pair; write both halves to `path` (readable by its owner only), the public one to
-    `path`.pub. `trireme keys` writes whole folders.
+    """Make a new pair. Both halves are written to `path` (readable by its owner only), the public
+    one to `path`.pub. `trireme keys` writes whole folders.
 
     Raises:
         BadRequest: the file exists; keys are never overwritten.
@@ -120,7 +117,7 @@ def make_keys(path: str | Path) -> KeyPair:
 
 
 def read_keys(path: str | Path) -> KeyPair:
-    """Read a pair that `make_keys` or `trireme keys` wrote; warns if others may read it too."""
+    """Read a pair of `make_keys` or `trireme keys`; warns if others may read it too."""
     path = Path(path)
     words = _read(path).split()
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -134,7 +131,7 @@ def read_keys(path: str | Path) -> KeyPair:
 
 
 def secure_server(socket: Socket, keys: ServerKeys | None) -> None:
-    """Make a server's socket demand CURVE, if there are keys."""
+    """Make a server's socket require CURVE, if there are keys."""
     if keys is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
@@ -142,17 +139,17 @@ def secure_server(socket: Socket, keys: ServerKeys | None) -> None:
 
 
 def secure_client(socket: Socket, keys: ClientKeys | None) -> None:
-    """Make a client's socket prove its key and demand the server's, if there are keys."""
+    """Make a client's socket prove its key and require the server's, if there are keys."""
     if keys is not None:
         socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
 
 
-def answer_zap(socket: Socket, keys: ServerKeys, log: SparseLog) -> None:
-    """Answer the authentication requests that wait at a server's ZAP socket (ZeroMQ RFC 27).
+def answer_zap(socket: Socket, keys: ServerKeys, log: RateLimitedLog) -> None:
+    """Answer the authentication requests at a server's ZAP socket (ZeroMQ RFC 27).
 
-    libzmq asks here once per CURVE connection, before it lets any message of the peer in.
+    libzmq makes one per CURVE connection, before it accepts any message of the peer.
     """
     while has_input(socket):
         parts = socket.recv_multipart(zmq.NOBLOCK)
@@ -169,8 +166,8 @@ def answer_zap(socket: Socket, keys: ServerKeys, log: SparseLog) -> None:
 
 
 def numeric_address(bind: str, keys: ServerKeys | None, insecure: bool) -> str:
-    """The "host:port" to bind, host as a number; checks that an open server is not reachable from
-    elsewhere.
+    """The "host:port" to bind, with the host as a number. A server without keys must not be
+    reachable from other machines.
 
     Raises:
         BadRequest: `bind` is not "host:port" with a known host; or the host is not loopback, there
@@ -202,8 +199,8 @@ def _check(subject: str, name: str, key: str, is_secret: bool = False) -> None:
     except (ValueError, KeyError, struct.error):
         decoded = b""
     if len(key) != 40 or len(decoded) != 32:
-        found = f"{len(key)} characters" if is_secret else repr(key)[:60]
-        raise BadRequest(f"{subject}: {name} must be 40 characters of Z85, found {found}")
+        shown = f"{len(key)} characters" if is_secret else repr(key)[:60]
+        raise BadRequest(f"{subject}: {name} must be 40 characters of Z85, found {shown}")
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,11 +1,8 @@
-"""The bytes of a message: a msgpack map, then one part per array. docs/protocol.md is their
-specification.
+"""The bytes of a message: a msgpack map, then one part per array (docs/protocol.md).
 
-Nothing here knows sockets. Packing never copies an array; unpacking checks everything before it
-looks at an array's bytes, and copies only arrays that are small or misaligned.
+Packing never copies an array. Unpacking checks everything before it reads an array's bytes, and
+copies only arrays that are small or misaligned.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -24,7 +21,7 @@ VERSION = 1
 HELLO, WELCOME, CALL, REPLY, ERROR = "hello", "welcome", "call", "reply", "error"
 KINDS = (HELLO, WELCOME, CALL, REPLY, ERROR)
 
-# The limits that a server's welcome tells; a client keeps within them.
+# The limits in a server's welcome, which clients obey.
 CREDIT = (
     *("requests_max", "inflight_bytes_max"),
     *("message_bytes_max", "header_bytes_max", "arrays_max"),
@@ -62,8 +59,8 @@ def pack(header: Header, arrays: Sequence[Array]) -> list[Any]:
     """The parts of a message: [header bytes, memoryview of each array].
 
     Raises:
-        BadRequest: an array is not C-contiguous or of a dtype that the protocol lacks; the body
-            holds a value that msgpack lacks.
+        BadRequest: an array is not C-contiguous or has a dtype that the protocol lacks; the body
+            has a value that msgpack lacks.
     """
     if arrays:
         header["a"] = [_spec(i, array) for i, array in enumerate(arrays)]
@@ -75,21 +72,21 @@ def pack(header: Header, arrays: Sequence[Array]) -> list[Any]:
 
 
 def unpack(parts: Sequence[Any], limits: Limits) -> tuple[Header, list[Array]]:
-    """The header and the arrays of a received message; `parts` are buffers, zmq.Frame among them.
+    """The header and the arrays of a received message; `parts` are buffers such as zmq.Frame.
 
     Returns:
         The header, a map whose "t" is one of KINDS, and read-only arrays. A large array is a view
         that keeps its part alive.
 
     Raises:
-        BadRequest: the message is not as docs/protocol.md says. Nothing of it is to be used.
+        BadRequest: the message does not follow docs/protocol.md.
     """
     header = _unpack_header(memoryview(parts[0]), limits)
     specs = header.get("a", [])
     if type(specs) is not list or len(specs) != len(parts) - 1:
-        found = len(specs) if type(specs) is list else repr(specs)[:80]
+        declared = len(specs) if type(specs) is list else repr(specs)[:80]
         raise BadRequest(
-            f"rpc.unpack: header declares {found} arrays, found {len(parts) - 1} parts"
+            f"rpc.unpack: header declares {declared} arrays, found {len(parts) - 1} parts"
         )
     return header, [_array(i, specs[i], parts[i + 1]) for i in range(len(specs))]
 
@@ -119,12 +116,12 @@ def map_field(header: Header, name: str) -> dict[str, Any]:
 
 
 def _bad_field(header: Header, name: str, expected: str) -> BadRequest:
-    found = repr(header.get(name, "nothing"))[:80]
-    return BadRequest(f"rpc.unpack: {header.get('t')} needs {name!r}, {expected}; found {found}")
+    value = repr(header.get(name, "nothing"))[:80]
+    return BadRequest(f"rpc.unpack: {header.get('t')} needs {name!r}, {expected}; found {value}")
 
 
 def wire_bytes(num_bytes: int, is_curve: bool) -> int:
-    """What ZMTP 3.x makes of a part of `num_bytes`: the part, with its frame around it."""
+    """Bytes of a part of `num_bytes` on the wire, with ZMTP's framing."""
     if is_curve:
         num_bytes += _CURVE_BYTES
     return num_bytes + (2 if num_bytes <= 255 else 9)

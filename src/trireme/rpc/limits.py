@@ -1,6 +1,4 @@
-"""What a peer may use: every bound of rpc, in one place."""
-
-from __future__ import annotations
+"""The limits of rpc: what a peer may use."""
 
 from dataclasses import dataclass, fields
 
@@ -9,12 +7,11 @@ from trireme.errors import BadRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The bounds of one server or client. A server tells its own in the handshake.
+    """The limits of one server or client. A server sends its own in the handshake.
 
-    Memory that peers can make a server hold: requests at most `total_bytes_max`, messages that are
-    still arriving at most as much again (docs/protocol.md says what that means for messages of many
-    tiny parts), and per connection `inflight_bytes_max` and the replies of the requests that are
-    already being handled.
+    Peers can make a server hold `total_bytes_max` of requests, as much again of messages that are
+    still arriving (docs/protocol.md: for messages of many tiny parts), and per connection
+    `inflight_bytes_max` and the replies of requests that are being handled.
     """
 
     message_bytes_max: int = 1 << 28
@@ -26,27 +23,23 @@ class Limits:
     requests_max: int = 64
     """Credit of a connection: requests sent and not yet answered."""
     inflight_bytes_max: int = 1 << 30
-    """Credit of a connection: bytes of requests sent and not yet answered. One request is always
-    admitted. A server also stops handling a connection's requests while more bytes of replies than
-    this wait for it."""
+    """Credit of a connection: bytes of requests sent and not yet answered; one request is always
+    admitted. A server also pauses a connection's requests while more bytes of replies wait for
+    it."""
     total_bytes_max: int = 1 << 32
-    """Bytes of requests a server holds for all connections; further ones are refused until some are
-    answered.
-    """
+    """Bytes of requests of all connections; further ones are refused until some are answered."""
     total_requests_max: int = 1 << 14
-    """Requests a server holds for all connections; further ones are refused until some are
-    answered.
-    """
+    """Requests of all connections; further ones are refused until some are answered."""
     connections_max: int = 1024
-    """Connections of a server. With one more it closes the oldest that has not said hello, which
-    may be the newcomer."""
+    """Connections of a server. With one more it closes the oldest without a hello, which may be the
+    new one."""
     faults_max: int = 8
     """Requests against the protocol that a connection may make before it is closed."""
     failures_max: int = 100
-    """Connections from one address that may fail within a second: that were closed for a fault, or
-    ended without a hello. With more, the address is not heard for 5 s."""
+    """Connections from one address that may fail within a second: those closed for a fault, or
+    without a hello. With more, the address is blocked for 5 s."""
     handshake_timeout_s: float = 10.0
-    """Time from the connection to the welcome, on either side."""
+    """Time from connecting to the welcome, on either side."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

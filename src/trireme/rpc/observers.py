@@ -1,6 +1,4 @@
-"""What calls tell whoever counts them: how long they took, how they ended, what they carried."""
-
-from __future__ import annotations
+"""What observers of calls and requests are given."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -9,10 +7,10 @@ from typing import NamedTuple, TypeAlias
 class Ended(NamedTuple):
     """A call of a client that has ended.
 
-    method: as it was called. seconds: until all calls made at once had ended, retries included.
-    error: the name of what ended it (RESOURCE_EXHAUSTED), "" after a reply. num_retries: how often
-    it was sent again, after a lost connection or because the server was full. num_bytes_sent,
-    num_bytes_received: of its messages.
+    seconds: until all calls of one `call_all` had ended, retries included. error: the name of its
+    error (RESOURCE_EXHAUSTED), "" after a reply. num_retries: times that it was sent again, after a
+    lost connection or because the server was full. num_bytes_sent, num_bytes_received: of its
+    messages.
     """
 
     method: str
@@ -24,20 +22,20 @@ class Ended(NamedTuple):
 
 
 CallObserver: TypeAlias = Callable[[Ended], None]
-"""Told of each call of a client, in the thread that called."""
+"""Called for each call of a client, in the calling thread."""
 
 RequestObserver: TypeAlias = Callable[[str, float, str], None]
-"""Told of each request of a server when it is answered: its method ("unknown" if the server has no
-such), seconds since it came, and the name of the error or "". It is called under the server's lock:
-it must be quick and wait for nothing.
+"""Called for each request of a server when it is answered: its method ("unknown" if the server
+lacks it), seconds since it arrived, and the name of the error or "". It runs under the server's
+lock: it must be quick and must not wait.
 """
 
 
 class Usage(NamedTuple):
-    """What a server holds at a moment, and what went through it since its start.
+    """The requests that a server holds, and its traffic since the start.
 
-    queued: requests that wait for a thread. running: that a handler works on. deferred: handled,
-    and waiting for what they asked for. num_bytes: of all these. connections: that are open.
+    queued: requests that wait for a thread. running: requests in a handler. deferred: handled
+    requests that wait for their answer. num_bytes: of all these. connections: open ones.
     num_bytes_in, num_bytes_out: of whole messages, with their framing. num_faults: messages against
     the protocol, or beyond a connection's credit.
     """

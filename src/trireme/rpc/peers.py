@@ -1,12 +1,11 @@
-"""The connections of a server, from accept to close: who they are, what they use, when they are
-dropped.
+"""The connections of a server, from accept to close: their identity, use and limits.
 
-ZeroMQ hides its connections, and its own limits leave a hole: a high-water mark counts complete
-messages, so a peer that sends one message of endless parts fills the server's memory unseen. So
-each connection is followed from outside. The socket's monitor tells of each accept and close with
-the file descriptor; the kernel's counters (TCP_INFO, Linux) tell how many bytes came in and how
-many of ours were taken. A connection is closed that
-  - comes when `connections_max` are open, or is then the oldest that is not welcome yet,
+ZeroMQ hides its connections, and its limits have a hole: a high-water mark counts complete
+messages, so a peer that sends one message of endless parts can fill the server's memory. So each
+connection is observed from outside. The socket's monitor reports each accept and close with the
+file descriptor; the kernel's counters (TCP_INFO, Linux) give the bytes received, and the bytes sent
+that the peer has acknowledged. A connection is closed if it
+  - is the oldest without a welcome when more than `connections_max` are open,
   - has not finished the handshake in time,
   - has sent more since its last complete message than a message may have,
   - is the largest when all unfinished messages together exceed `total_bytes_max`,
@@ -14,8 +13,6 @@ many of ours were taken. A connection is closed that
 
 Threads: everything here is guarded by the server's lock.
 """
-
-from __future__ import annotations
 
 import contextlib
 import errno
@@ -33,20 +30,20 @@ from typing import Any
 
 import zmq
 
+from trireme.rpc.address_filter import AddressFilter
 from trireme.rpc.limits import Limits
-from trireme.rpc.shun import Shun
+from trireme.rpc.rate_limited_log import RateLimitedLog
 from trireme.rpc.sockets import Socket, has_input
-from trireme.rpc.sparse_log import SparseLog
 
 _log = logging.getLogger("trireme.rpc")
 
-# What an unknown peer may send before it is welcomed: the handshakes of ZMTP and CURVE and a hello
-# take less than 2 KiB.
+# Bytes that a peer may send before its welcome: the handshakes of ZMTP and CURVE and a hello take
+# less than 2 KiB.
 _STRANGER_BYTES_MAX = 1 << 13
 # Framing of a part with CURVE; and ZMTP's handshake, with what ZeroMQ reads ahead.
 _PART_BYTES, _AHEAD_BYTES = 64, 1 << 16
 _ROUTING_ID_BYTES = 5
-# How often counters are read. Between two readings a peer can overrun by what the network carries.
+# Interval of reading counters. Within it a peer can exceed a limit by what the network carries.
 TICK_S = 0.05
 
 _TCP_INFO_BYTES = 136
@@ -54,7 +51,7 @@ _BYTES_ACKED_OFFSET = 120  # struct tcp_info: two u64, tcpi_bytes_acked and tcpi
 
 
 class Peer:
-    """One connection. `routing_id` and `name` are known from its hello on."""
+    """One connection. `routing_id` and `name` are set by its hello."""
 
     __slots__ = (
         "_num_bytes_in_before",
@@ -88,7 +85,7 @@ class Peer:
         self.since = time.monotonic()
         self.is_dropped = False
         self.is_welcome = False  # its hello was accepted
-        self.is_running = False  # a handler works on one of its requests
+        self.is_running = False  # a handler runs one of its requests
         self.queue: deque[Any] = deque()
         self.num_requests = 0  # received and not yet answered
         self.num_bytes = 0  # of these requests
@@ -105,27 +102,27 @@ class Peer:
         return f"{self.name or 'unknown'} ({self.address})"
 
     def read(self) -> None:
-        """Read the counters: bytes that the peer has taken, and that ZeroMQ has read from it."""
+        """Read the counters: bytes acknowledged by the peer, and bytes that ZeroMQ read from it."""
         waiting = bytearray(4)
         try:
             info = self.socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _TCP_INFO_BYTES)
             fcntl.ioctl(self.socket, termios.FIONREAD, waiting)
-        except OSError:  # closed meanwhile; the monitor will say so
+        except OSError:  # closed meanwhile; the monitor will report it
             return
         self._taken, received = struct.unpack_from("=QQ", info, _BYTES_ACKED_OFFSET)
         self._read = received - int.from_bytes(waiting, sys.byteorder)
 
     def unfinished_bytes(self) -> int:
-        """Bytes of a message that is not complete, and of ZMTP's handshake, when last read().
+        """Bytes of an incomplete message and of ZMTP's handshake, at the last read().
 
-        0 if a message was completed since this was last asked: others may wait to be received.
+        0 if a message was completed since the last call: others may wait to be received.
         """
         is_quiet = self.num_bytes_in == self._num_bytes_in_before
         self._num_bytes_in_before = self.num_bytes_in
         return self._read - self.num_bytes_in if is_quiet else 0
 
     def is_stalled(self, unsent_bytes_max: int) -> bool:
-        """More bytes of replies than that wait for the peer to take them."""
+        """Whether more bytes of replies than this wait for the peer to receive them."""
         if self.num_bytes_out - self._taken > unsent_bytes_max:
             self.read()
         return self.num_bytes_out - self._taken > unsent_bytes_max
@@ -136,8 +133,8 @@ class Peers:
 
     Args:
         forget: called once for each peer that is gone or dropped.
-        shun: told of the host of each that was dropped, or went before it was welcome.
-        strangers_log, admitted_log: for what peers can cause at will, before their hello and after.
+        address_filter: gets the host of each peer that was dropped, or left before its welcome.
+        strangers_log, admitted_log: for warnings about peers before and after their hello.
     """
 
     def __init__(
@@ -145,14 +142,14 @@ class Peers:
         router: Socket,
         limits: Limits,
         forget: Callable[[Peer], None],
-        shun: Shun,
-        strangers_log: SparseLog,
-        admitted_log: SparseLog,
+        address_filter: AddressFilter,
+        strangers_log: RateLimitedLog,
+        admitted_log: RateLimitedLog,
     ) -> None:
-        self._forget, self._shun = forget, shun
+        self._forget, self._address_filter = forget, address_filter
         self._strangers_log, self._admitted_log = strangers_log, admitted_log
         self._limits = limits
-        self.port = 0  # where the socket is bound, once it is
+        self.port = 0  # of the socket, once it is bound
         framing_bytes = (limits.arrays_max + 1) * _PART_BYTES + _AHEAD_BYTES
         self._message_bytes_max = limits.message_bytes_max + framing_bytes
         self._by_descriptor: dict[int, Peer] = {}
@@ -168,14 +165,14 @@ class Peers:
         return iter(list(self._by_descriptor.values()))
 
     def known(self, routing_id: bytes) -> Peer | None:
-        """The connection that has sent messages under this routing id before."""
+        """The connection whose messages come under this routing id, if it sent any before."""
         return self._by_routing_id.get(routing_id)
 
     def meet(self, routing_id: bytes, descriptor: int) -> Peer | None:
         """The connection whose first message came under `routing_id`; None if it has gone.
 
-        ZeroMQ hands out the last messages of a connection also when it is closed and its descriptor
-        belongs to the next one. Routing ids tell them apart: ZeroMQ numbers connections upwards.
+        ZeroMQ delivers the last messages of a closed connection even when its descriptor already
+        belongs to a later one. Routing ids tell them apart: ZeroMQ numbers connections upwards.
         """
         self.follow()
         peer = self._by_descriptor.get(descriptor)
@@ -201,7 +198,7 @@ class Peers:
         """Close the connection; ZeroMQ notices, and its DISCONNECTED event forgets the peer."""
         if not peer.is_dropped:
             self._end(peer)
-            self._shun.failed(peer.host)
+            self._address_filter.failed(peer.host)
             log = self._admitted_log if peer.is_welcome else self._strangers_log
             log.warning("closed the connection of %s: %s", peer, reason)
             with contextlib.suppress(OSError):  # it is closed already
@@ -211,11 +208,11 @@ class Peers:
                 peer.socket.shutdown(sockets.SHUT_RDWR)
 
     def follow(self) -> None:
-        """Take in what the monitor tells: who came and who is gone."""
+        """Process the monitor's events: new connections and closed ones."""
         while has_input(self.monitor):
             event, _ = self.monitor.recv_multipart(zmq.NOBLOCK)
             kind, descriptor = struct.unpack("=Hi", event)
-            # An accept ends the old one too: the number can only be given again after a close.
+            # An accept also ends the old one: a descriptor is reused only after a close.
             self._gone(self._by_descriptor.pop(descriptor, None))
             if kind == zmq.EVENT_ACCEPTED:
                 self._accept(descriptor)
@@ -252,7 +249,7 @@ class Peers:
             peer.socket.close()
 
     def _renew(self, descriptor: int, peer: Peer) -> Peer:
-        """What was taken for this connection's was its predecessor's: start it again."""
+        """Restart the state of a connection: its first messages were its predecessor's."""
         self._detach(peer)
         new = Peer(peer.socket, peer.host, int(peer.address.rpartition(":")[2]))
         self._add(descriptor, new)
@@ -263,7 +260,7 @@ class Peers:
         if not peer.is_dropped:
             self._end(peer)
             if not peer.is_welcome:
-                self._shun.failed(peer.host)
+                self._address_filter.failed(peer.host)
 
     def _end(self, peer: Peer) -> None:
         peer.is_dropped = True
@@ -277,9 +274,8 @@ class Peers:
         self._strangers[peer] = None
 
     def _accept(self, descriptor: int) -> None:
-        # A copy of the descriptor, so that it means this connection also after ZeroMQ has closed
-        # its own. It must be this server's: ZeroMQ may have closed it already and the number may
-        # mean another file.
+        # A copy of the descriptor, which stays valid when ZeroMQ closes its own. ZeroMQ may have
+        # closed it already, and the number may belong to another file: check that it is ours.
         try:
             socket = sockets.socket(fileno=os.dup(descriptor))
         except OSError as error:
@@ -300,15 +296,13 @@ class Peers:
             self._make_room(peer)
 
     def _make_room(self, newcomer: Peer) -> None:
-        """The oldest that is not welcome yet leaves: whoever opens connections and stays silent
-        shuts nobody out.
-        """
+        """Drop the oldest connection without a welcome: silent peers cannot shut others out."""
         oldest = next(iter(self._strangers))
         waited = "" if oldest is newcomer else ", and this one has waited longest without a hello"
         self.drop(oldest, f"{self._limits.connections_max} connections are open{waited}")
 
     def _close_unfollowed(self, descriptor: int) -> None:
-        """Without a copy of its descriptor a connection cannot be watched, so it may not stay."""
+        """Close a connection that cannot be observed, since its descriptor cannot be copied."""
         _log.error("closed a connection: this process has no file descriptor left to follow it")
         with contextlib.suppress(OSError):
             socket = sockets.socket(fileno=descriptor)
@@ -328,6 +322,6 @@ class Peers:
 
 
 def _is_newer(routing_id: bytes, than: bytes) -> bool:
-    """Of two ids that ZeroMQ made, a zero byte and a 32-bit number that wraps around."""
+    """Compare two ids of ZeroMQ: a zero byte and a 32-bit number that wraps around."""
     ahead = int.from_bytes(routing_id[1:], "big") - int.from_bytes(than[1:], "big")
     return ahead % (1 << 32) < 1 << 31

@@ -1,16 +1,15 @@
 """Serves calls: one ROUTER socket, a few threads that all receive, handle and answer.
 
 Every serving thread waits on ZeroMQ's file descriptor in one edge-triggered epoll, so the kernel
-wakes exactly one per event. It takes the lock, receives everything that is there into its peers'
-queues, and handles one request after another, outside the lock, answering from the same thread: a
-request costs one thread wake-up. There is one thread more than may handle at a time, so somebody
-always receives. A keeper thread follows connections, authenticates them and ends requests whose
-deadline has passed.
+wakes exactly one thread per event. It takes the lock, receives all waiting messages into the peers'
+queues, and then handles requests outside the lock, answering from the same thread: a request costs
+one thread wake-up. One thread more exists than handlers may run, so one is always free to receive.
+A keeper thread observes connections, authenticates them and ends requests at their deadlines.
 
 Invariants:
-  - The socket is used with the lock held only, and whoever used it receives until nothing is left
-    (or wakes a thread that does): any use may consume the event that would have woken a thread.
-    Likewise whoever leaves something in `_ready` wakes a thread if one may be idle.
+  - The socket is used with the lock held only. A thread that used it receives until nothing is left
+    or wakes another thread: any use may consume the event that would have woken one. Likewise a
+    thread that leaves something in `_ready` wakes another if one may be idle.
   - A peer is in `_ready` if and only if its queue is not empty, no handler runs for it and it is
     not stalled.
   - A request counts against its peer's and the server's limits from arrival until it is answered.
@@ -36,25 +35,25 @@ from trireme.errors import (
     Unavailable,
 )
 from trireme.rpc.auth import ServerKeys, numeric_address
-from trireme.rpc.calls import Answer, Deferred, Handler, Reply, Request
-from trireme.rpc.gate import Arrival, Gate
 from trireme.rpc.limits import Limits
+from trireme.rpc.messages import Answer, Deferred, Handler, Reply, Request
 from trireme.rpc.observers import RequestObserver, Usage
 from trireme.rpc.peers import TICK_S, Peer
+from trireme.rpc.server_socket import ReceivedRequest, ServerSocket
 from trireme.rpc.sockets import edges
 
 _log = logging.getLogger("trireme.rpc")
 
-# Messages received in one go, before answers get their turn.
+# Messages received at a time, before answers are sent.
 _BATCH = 64
-# Deferred answers are given up this long before the client gives up, so that it hears why.
+# A deferred request ends this long before the client's deadline, so that the client learns why.
 _EARLY_S_MAX = 0.3
 _GONE = Unavailable("the client has gone")
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
-    """A request that is not answered yet, with what it counts."""
+class _PendingRequest:
+    """A request that is not answered yet."""
 
     peer: Peer
     id: int
@@ -62,7 +61,7 @@ class _Pending:
     num_bytes: int
     give_up_at: float
     arrived: float
-    request: Request | None  # until it is handled: what waits for a Deferred holds no arrays
+    request: Request | None  # until it is handled: a deferred request keeps no arrays
     is_answered: bool = False
 
     def take_request(self) -> Request:
@@ -83,13 +82,13 @@ class Server:
     Args:
         bind: "host:port"; port 0 chooses a free one, `endpoint` says which.
         handlers: by method name.
-        name: how this server calls itself in its clients' errors.
-        keys: demand CURVE of every client and admit the listed ones only. Without keys only a
-            loopback address may be bound, unless `insecure`.
+        name: of this server, in errors of its clients.
+        keys: require CURVE and admit the listed clients only. Without keys only a loopback address
+            may be bound, unless `insecure`.
         threads: handlers that run at a time.
-        listen_fd: a socket that listens at `bind` already, which the server takes over: whoever
-            chose a free port hands it on so, and nobody else can take it in between.
-        observe: told of every request when it is answered.
+        listen_fd: a socket that listens at `bind` already, which the server takes over, so that no
+            other process can take a free port between choosing and binding it.
+        observe: called for every request when it is answered.
 
     Threads: any thread may use any method.
     """
@@ -120,10 +119,10 @@ class Server:
         self._lock = threading.Lock()
         self._ready: deque[Peer] = deque()
         self._stalled: list[Peer] = []
-        self._running: set[_Pending] = set()
+        self._running: set[_PendingRequest] = set()
         self._num_requests = 0
         self._num_bytes = 0
-        self._deferred: dict[_Pending, Deferred] = {}
+        self._deferred: dict[_PendingRequest, Deferred] = {}
         self._is_stopping = False
         self._is_closed = False
         self._is_keeper_idle = True
@@ -132,7 +131,7 @@ class Server:
 
     @property
     def endpoint(self) -> str:
-        """ "host:port" that is really bound; empty before start()."""
+        """ "host:port" that is bound; empty before start()."""
         return self._endpoint
 
     def start(self) -> Server:
@@ -143,15 +142,15 @@ class Server:
         """
         if self._threads or self._is_stopping:
             raise BadRequest(f"Server.start: may be called once, found {self.name} started before")
-        self._gate = Gate(
+        self._socket = ServerSocket(
             self.name, self._bind, self._limits, self._keys, self._listen_fd, self._forget
         )
-        self._endpoint = self._gate.endpoint
+        self._endpoint = self._socket.endpoint
         self._work = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._serving = edges(self._gate.socket, self._work)
-        zap = [] if self._gate.zap is None else [self._gate.zap]
-        self._keeping = edges(self._gate.peers.monitor, self._news, *zap)
+        self._serving = edges(self._socket.socket, self._work)
+        zap = [] if self._socket.zap is None else [self._socket.zap]
+        self._keeping = edges(self._socket.peers.monitor, self._news, *zap)
         serve = [(self._serve, f"{self.name}-serve-{i}") for i in range(self._num_threads + 1)]
         for target, thread_name in [*serve, (self._keep, f"{self.name}-keep")]:
             self._threads.append(threading.Thread(target=target, name=thread_name, daemon=True))
@@ -163,8 +162,8 @@ class Server:
         """Stop serving: running handlers get `timeout_s` to end; other requests get UNAVAILABLE.
 
         Raises:
-            DeadlineExceeded: a handler still ran after `timeout_s`. The server serves no more; its
-                threads stay until the handler returns. Calling again is allowed.
+            DeadlineExceeded: a handler still runs after `timeout_s`. The server serves no more; its
+                threads end when the handler returns. Calling again is allowed.
         """
         with self._lock:
             self._is_stopping = True
@@ -185,7 +184,7 @@ class Server:
             self._close()
 
     def usage(self) -> Usage:
-        """What it holds now, and what went through it."""
+        """The requests and bytes that it holds now and has processed."""
         with self._lock:
             running, deferred = len(self._running), len(self._deferred)
             return Usage(
@@ -193,10 +192,10 @@ class Server:
                 running=running,
                 deferred=deferred,
                 num_bytes=self._num_bytes,
-                connections=len(self._gate.peers),
-                num_bytes_in=self._gate.num_bytes_in,
-                num_bytes_out=self._gate.num_bytes_out,
-                num_faults=self._gate.num_faults,
+                connections=len(self._socket.peers),
+                num_bytes_in=self._socket.num_bytes_in,
+                num_bytes_out=self._socket.num_bytes_out,
+                num_faults=self._socket.num_faults,
             )
 
     def __enter__(self) -> Server:
@@ -238,7 +237,7 @@ class Server:
             answer: object = handler(request)
         except TriremeError as error:
             return error
-        except Exception as error:  # noqa: BLE001 whatever it is, it ends this request, not the server
+        except Exception as error:  # noqa: BLE001 ends this request, not the server
             _log.exception("%s: the handler of %s failed", self.name, request.method)
             return Internal(f"{type(error).__name__}: {error}")
         if answer is None:
@@ -247,8 +246,8 @@ class Server:
             return Internal(f"a handler must return Reply, Deferred or None, found {type(answer)}")
         return answer
 
-    def _take(self) -> _Pending | None:
-        """The next request, if another handler may run. Wakes a thread for the one after it."""
+    def _take(self) -> _PendingRequest | None:
+        """The next request, if another handler may run. Wakes a thread for the one after that."""
         while self._ready and len(self._running) < self._num_threads and not self._is_stopping:
             peer = self._ready.popleft()
             if not peer.queue:  # dropped meanwhile
@@ -256,7 +255,7 @@ class Server:
             if peer.is_stalled(self._limits.inflight_bytes_max):
                 self._stalled.append(peer)
                 continue
-            pending: _Pending = peer.queue.popleft()
+            pending: _PendingRequest = peer.queue.popleft()
             peer.is_running = True
             self._running.add(pending)
             if self._ready and len(self._running) < self._num_threads:
@@ -264,7 +263,9 @@ class Server:
             return pending
         return None
 
-    def _done_running(self, pending: _Pending, answer: Reply | Deferred | TriremeError) -> None:
+    def _done_running(
+        self, pending: _PendingRequest, answer: Reply | Deferred | TriremeError
+    ) -> None:
         peer = pending.peer
         peer.is_running = False
         self._running.remove(pending)
@@ -275,43 +276,43 @@ class Server:
         else:
             self._answer(pending, answer)
 
-    def _answer_later(self, pending: _Pending, answer: Answer) -> None:
+    def _answer_later(self, pending: _PendingRequest, answer: Answer) -> None:
         with self._lock:
             if self._is_closed:
                 return
             self._answer(pending, answer)
-            if self._gate.has_input():
+            if self._socket.has_input():
                 os.eventfd_write(self._work, 1)
 
     # With the lock held
 
     def _receive(self) -> None:
         for _ in range(_BATCH):
-            if not self._gate.has_input():
+            if not self._socket.has_input():
                 break
-            arrival = self._gate.receive()
-            if arrival is not None:
-                self._accept(arrival)
+            received = self._socket.receive()
+            if received is not None:
+                self._accept(received)
         else:
             os.eventfd_write(self._work, 1)
         if self._is_keeper_idle and self._has_duties():
-            # Meeting a peer has read the monitor, so its event wakes nobody any more.
+            # Meeting a peer has consumed the monitor's event, which would have woken the keeper.
             self._is_keeper_idle = False
             os.eventfd_write(self._news, 1)
 
-    def _accept(self, arrival: Arrival) -> None:
-        peer, request = arrival.peer, arrival.request
-        excess = self._credit_excess(arrival)
+    def _accept(self, received: ReceivedRequest) -> None:
+        peer, request = received.peer, received.request
+        excess = self._credit_excess(received)
         if excess:
-            self._gate.fault(peer, request.id, ResourceExhausted(excess))
+            self._socket.fault(peer, request.id, ResourceExhausted(excess))
             return
         now = time.monotonic()
         early_s = min(_EARLY_S_MAX, max(0.0, request.deadline - now) / 10)
-        pending = _Pending(
+        pending = _PendingRequest(
             peer,
             request.id,
             request.method,
-            arrival.num_bytes,
+            received.num_bytes,
             request.deadline - early_s,
             now,
             request,
@@ -325,9 +326,9 @@ class Server:
         if len(peer.queue) == 1 and not peer.is_running and peer not in self._stalled:
             self._ready.append(peer)
 
-    def _credit_excess(self, arrival: Arrival) -> str:
-        peer, limits = arrival.peer, self._limits
-        num_bytes = peer.num_bytes + arrival.num_bytes
+    def _credit_excess(self, received: ReceivedRequest) -> str:
+        peer, limits = received.peer, self._limits
+        num_bytes = peer.num_bytes + received.num_bytes
         if peer.num_requests >= limits.requests_max:
             return f"a connection may have {limits.requests_max} requests, found one more"
         if peer.num_requests and num_bytes > limits.inflight_bytes_max:
@@ -342,22 +343,22 @@ class Server:
             return f"{self.name} holds {limits.total_bytes_max} bytes of requests: later"
         return ""
 
-    def _answer(self, pending: _Pending, answer: Answer, handled: bool = True) -> None:
+    def _answer(self, pending: _PendingRequest, answer: Answer, handled: bool = True) -> None:
         if not pending.is_answered:
             pending.is_answered = True
             self._deferred.pop(pending, None)
             self._count(pending, -1)
-            self._tell(pending, answer)
+            self._report(pending, answer)
             if not pending.peer.is_dropped:
-                self._gate.send_answer(pending.peer, pending.id, answer, handled)
+                self._socket.send_answer(pending.peer, pending.id, answer, handled)
 
-    def _tell(self, pending: _Pending, answer: Answer) -> None:
+    def _report(self, pending: _PendingRequest, answer: Answer) -> None:
         if self._observe is not None:
             method = pending.method if pending.method in self._handlers else "unknown"
             error = answer.name if isinstance(answer, TriremeError) else ""
             self._observe(method, time.monotonic() - pending.arrived, error)
 
-    def _count(self, pending: _Pending, sign: int) -> None:
+    def _count(self, pending: _PendingRequest, sign: int) -> None:
         pending.peer.num_requests += sign
         pending.peer.num_bytes += sign * pending.num_bytes
         self._num_requests += sign
@@ -371,17 +372,17 @@ class Server:
                 self._is_keeper_idle = not self._has_duties()
             self._keeping.poll(None if self._is_keeper_idle else TICK_S)
             with self._lock:
-                self._gate.answer_zap()
-                self._gate.peers.follow()
-                self._gate.check()
+                self._socket.answer_zap()
+                self._socket.peers.follow()
+                self._socket.check()
                 self._resume_stalled()
             self._expire()
 
     def _has_duties(self) -> bool:
-        return self._gate.has_duties or bool(self._deferred)
+        return self._socket.has_duties or bool(self._deferred)
 
     def _expire(self) -> None:
-        """Without the lock: describing what is waited for may take locks of the handlers'."""
+        """Runs without the lock: describing a wait may take locks of the handlers."""
         now = time.monotonic()
         with self._lock:
             late = [(p, deferred) for p, deferred in self._deferred.items() if p.give_up_at < now]
@@ -398,7 +399,7 @@ class Server:
                 os.eventfd_write(self._work, 1)
 
     def _forget(self, peer: Peer) -> None:
-        """The peer is gone or dropped: nobody waits for what it had asked."""
+        """The peer is gone or dropped: nobody waits for its answers."""
         for pending in [*peer.queue, *(p for p in self._deferred if p.peer is peer)]:
             self._answer(pending, _GONE)
         peer.queue.clear()
@@ -407,12 +408,12 @@ class Server:
 
     def _refuse_rest(self) -> None:
         error = Unavailable(f"{self.name} stops")
-        for pending in [*self._deferred, *(p for peer in self._gate.peers for p in peer.queue)]:
+        for pending in [*self._deferred, *(p for peer in self._socket.peers for p in peer.queue)]:
             self._answer(pending, error, handled=False)
 
     def _close(self) -> None:
         self._is_closed = True
-        self._gate.close()
+        self._socket.close()
         self._serving.close()
         self._keeping.close()
         os.close(self._work)
@@ -422,6 +423,6 @@ class Server:
 def _late(deferred: Deferred) -> TriremeError:
     try:
         return DeadlineExceeded(deferred.describe())
-    except Exception as error:  # noqa: BLE001 a handler's words may not end the keeper
+    except Exception as error:  # noqa: BLE001 must not end the keeper
         _log.exception("could not describe what a deferred answer waits for")
         return DeadlineExceeded(f"no answer was ready: {type(error).__name__}: {error}")

@@ -1,9 +1,7 @@
 """`trireme convert`: tables and models from one format into another, without a training script.
 
-The tables are in this process: it takes as much memory as a server of the whole model would.
+This process holds the tables: it needs as much memory as one server of the whole model.
 """
-
-from __future__ import annotations
 
 import logging
 import os
@@ -14,19 +12,20 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from trireme import cluster as clusters
-from trireme import optim, policy
+from trireme import interchange, optim, policy
+from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
 from trireme.launch.init import log_to_stderr
 from trireme.nn import EmbeddingBag
-from trireme.ps.checkpoint import MANIFEST, open_storage, read_manifest
 from trireme.run.model import create_recipe
 from trireme.run.settings import Settings
+from trireme.storage.storage import open_storage
 from trireme.table import Table
 from trireme.train import Trainer
-from trireme.train.interchange import is_fleet
 
 log = logging.getLogger("trireme")
 
@@ -43,9 +42,10 @@ RULES: Mapping[str, optim.FleetRule] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What to convert, and how; the options are those of Trainer's methods.
+    """A conversion. Its options are those of the trainer's imports and exports.
 
-    config: says the model; None: its tables alone, as a checkpoint says, or the next four.
+    config: has the model; None: convert only tables, which a checkpoint or the next four options
+        describe.
     """
 
     source: str
@@ -64,33 +64,40 @@ class Conversion:
     state: bool = False
 
 
-def convert(what: Conversion) -> None:
+def convert(conversion: Conversion) -> None:
     """Read the source, write the target.
 
     Raises:
-        BadRequest: options that do not fit, or a source of no known kind. Others: as Trainer's
+        BadRequest: contradicting options, or a source of an unknown kind. Others: as Trainer's
             methods.
     """
     log_to_stderr()
-    kind = _kind_of(what.source)
-    _check(what, kind)
-    with clusters.embedded() as cluster:
-        clusters.set_default(cluster)
-        trainer = _trainer(what, kind)
-        counts = _read(trainer, what, kind)
+    kind = _kind_of(conversion.source)
+    _check(conversion, kind)
+    with embedded() as cluster:
+        set_default(cluster)
+        trainer = _trainer(conversion, kind)
+        counts = _read(trainer, conversion, kind)
         is_dense = next(trainer.model.parameters(), None) is not None
-        if kind == "parquet" and what.to == "checkpoint" and is_dense:
-            log.warning("convert: the dense part is new: %s has none", what.source)
-        _write(trainer, what)
+        if kind == "parquet" and conversion.to == "checkpoint" and is_dense:
+            log.warning("convert: the dense part is new: %s has none", conversion.source)
+        _write(trainer, conversion)
     rows = ", ".join(f"{n:,} rows of {name}" for name, n in counts.items())
-    log.info("convert: %s (%s) is now %s (%s): %s", what.source, kind, what.target, what.to, rows)
+    log.info(
+        "convert: %s (%s) is now %s (%s): %s",
+        conversion.source,
+        kind,
+        conversion.target,
+        conversion.to,
+        rows,
+    )
 
 
 def _kind_of(source: str) -> Kind:
     path = Path(source)
     if (path / MANIFEST).is_file():
         return "checkpoint"
-    if is_fleet(path):
+    if interchange.is_fleet(path):
         return "fleet"
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
         return "parquet"
@@ -100,41 +107,42 @@ def _kind_of(source: str) -> Kind:
     )
 
 
-def _check(what: Conversion, kind: Kind) -> None:
-    if os.path.lexists(what.target):
-        raise BadRequest(f"convert: expected a new TARGET, found {what.target!r} existing")
-    if what.config is None and kind != "checkpoint":
-        missing = [name for name in ("table", "dim", "rule") if getattr(what, name) is None]
+def _check(conversion: Conversion, kind: Kind) -> None:
+    if os.path.lexists(conversion.target):
+        raise BadRequest(f"convert: expected a new TARGET, found {conversion.target!r} existing")
+    if conversion.config is None and kind != "checkpoint":
+        missing = [name for name in ("table", "dim", "rule") if getattr(conversion, name) is None]
         if missing:
             raise BadRequest(
                 f"convert: expected -m config.yaml, or --{', --'.join(missing)}, for a table that"
-                f" {what.source!r} does not describe"
+                f" {conversion.source!r} does not describe"
             )
-        if what.to == "checkpoint":
+        if conversion.to == "checkpoint":
             raise BadRequest(
-                "convert: expected -m config.yaml to write a checkpoint, found none: it holds the"
-                " numbers of the tables' policies, which must be those of your model"
+                "convert: expected -m config.yaml to write a checkpoint, found none: a checkpoint"
+                " has the values of the tables' policies, which must be those of your model"
             )
 
 
-def _trainer(what: Conversion, kind: Kind) -> Trainer:
-    if what.config is not None:
-        recipe = create_recipe(what.config, Settings.read(what.config))
+def _trainer(conversion: Conversion, kind: Kind) -> Trainer:
+    if conversion.config is not None:
+        recipe = create_recipe(conversion.config, Settings.read(conversion.config))
         return Trainer.from_recipe(recipe)
     if kind != "parquet":
-        log.info("convert: a dense part is left out; -m config.yaml would say the model it is of")
-    tables = _described(what) if kind != "checkpoint" else _saved(what.source)
-    return Trainer(_TablesAlone(tables), None, loss=lambda _, __: _no_loss())
+        log.info("convert: a dense part is left out; it needs -m config.yaml with its model")
+    tables = _described(conversion) if kind != "checkpoint" else _saved(conversion.source)
+    return Trainer(_TablesOnly(tables), None, loss=lambda _, __: _no_loss())
 
 
-def _described(what: Conversion) -> list[Table]:
-    assert what.table is not None
-    assert what.dim is not None
-    if what.rule is None or what.rule not in RULES:
-        raise BadRequest(f"convert: expected --rule {', '.join(RULES)}, found {what.rule!r}")
-    kept = policy.SparseAccessor()
-    rule = RULES[what.rule]
-    return [Table(what.table, dim=what.dim, optimizer=rule, absent="zeros", policy=kept)]
+def _described(conversion: Conversion) -> list[Table]:
+    assert conversion.table is not None
+    assert conversion.dim is not None
+    if conversion.rule is None or conversion.rule not in RULES:
+        raise BadRequest(f"convert: expected --rule {', '.join(RULES)}, found {conversion.rule!r}")
+    rule, accessor = RULES[conversion.rule], policy.SparseAccessor()
+    return [
+        Table(conversion.table, dim=conversion.dim, optimizer=rule, absent="zeros", policy=accessor)
+    ]
 
 
 def _saved(source: str) -> list[Table]:
@@ -142,8 +150,8 @@ def _saved(source: str) -> list[Table]:
     return [Table.of_schema(part.schema) for part in manifest.tables.values()]
 
 
-class _TablesAlone(nn.Module):
-    """A model of tables and nothing else."""
+class _TablesOnly(nn.Module):
+    """A model of tables only."""
 
     def __init__(self, tables: list[Table]) -> None:
         super().__init__()
@@ -157,42 +165,46 @@ def _no_loss() -> Tensor:
     raise BadRequest("convert: these tables are not for training")
 
 
-def _read(trainer: Trainer, what: Conversion, kind: Kind) -> dict[str, int]:
-    """Returns how many rows each table has."""
+def _read(trainer: Trainer, conversion: Conversion, kind: Kind) -> dict[str, int]:
+    """Read the source. Returns the number of rows of each table."""
     if kind == "checkpoint":
-        trainer.load(what.source, dense="match" if what.config is None else "strict")
-        manifest = read_manifest(open_storage(what.source, None))
+        trainer.load(conversion.source, dense="match" if conversion.config is None else "strict")
+        manifest = read_manifest(open_storage(conversion.source, None))
         return {name: part.num_rows for name, part in manifest.tables.items()}
     if kind == "fleet":
-        return trainer.import_fleet(
-            what.source,
-            tables=what.tables,
-            accessor=what.accessor,
-            time=what.time,
-            dense_steps=what.dense_steps,
+        return interchange.import_fleet(
+            trainer,
+            conversion.source,
+            tables=conversion.tables,
+            accessor=conversion.accessor,
+            time=conversion.time,
+            dense_steps=conversion.dense_steps,
         )
-    name = _one_table(trainer, what)
-    return {name: trainer.import_rows(name, what.source, time=what.time)}
+    name = _one_table(trainer, conversion)
+    return {
+        name: interchange.import_parquet(trainer, name, conversion.source, time=conversion.time)
+    }
 
 
-def _one_table(trainer: Trainer, what: Conversion) -> str:
+def _one_table(trainer: Trainer, conversion: Conversion) -> str:
     names = [table.name for table in trainer.optimizer.tables]
-    if what.table is None and len(names) > 1:
+    if conversion.table is None and len(names) > 1:
         raise BadRequest(f"convert: expected --table among {names}, found none")
-    return what.table or names[0]
+    return conversion.table or names[0]
 
 
-def _write(trainer: Trainer, what: Conversion) -> None:
-    if what.to == "checkpoint":
-        trainer.save(what.target)
-    elif what.to == "parquet":
-        trainer.export_rows(what.target, state=what.state)
+def _write(trainer: Trainer, conversion: Conversion) -> None:
+    if conversion.to == "checkpoint":
+        trainer.save(conversion.target)
+    elif conversion.to == "parquet":
+        interchange.export_parquet(trainer, conversion.target, state=conversion.state)
     else:
-        trainer.export_fleet(
-            what.target,
-            tables=what.tables,
-            accessor=what.accessor,
-            time=what.time,
-            shard_num=what.shard_num,
-            compress=what.gzip,
+        interchange.export_fleet(
+            trainer,
+            conversion.target,
+            tables=conversion.tables,
+            accessor=conversion.accessor,
+            time=conversion.time,
+            shard_num=conversion.shard_num,
+            compress=conversion.gzip,
         )

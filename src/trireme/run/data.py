@@ -1,6 +1,4 @@
-"""From a configuration to a dataset."""
-
-from __future__ import annotations
+"""Datasets from a configuration."""
 
 import hashlib
 import logging
@@ -9,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trireme.cluster import Cluster
 from trireme.config import Config
 from trireme.data import Content, InMemoryDataset, InsId, QueueDataset, Schema, multislot
 from trireme.data.schema import Field
-from trireme.data.sources import filesystem, find_files, fs_client_options, natural_key, reason
+from trireme.data.sources import filesystem, find_files, natural_key, reason
 from trireme.errors import BadRequest, DataError
+from trireme.fleet.fs_client import fs_client_options
 from trireme.fleet.reader_command import reader_command
+from trireme.job.cluster import Cluster
 from trireme.run.files import load_file
 from trireme.run.rec_dataset import ExampleDataset
 from trireme.run.settings import DataSettings, Settings
@@ -26,13 +25,13 @@ log = logging.getLogger("trireme")
 def make_dataset(
     config: Config, settings: Settings, part: DataSettings, schema: Schema | None, cluster: Cluster
 ) -> Iterable[Any]:
-    """The data of one part, training or inference. Every worker calls it.
+    """The dataset of training or of inference. Every worker calls it.
 
     Args:
-        schema: of the model's inputs in their order; without a format the text is MultiSlot.
+        schema: of the model's inputs in order; without a format the text is MultiSlot.
 
     Raises:
-        BadRequest: keys that do not fit together. DataError: no data there.
+        BadRequest: contradicting keys. DataError: no data.
     """
     if part.path is None:
         raise BadRequest(f"{part.key}: expected a file, a folder or a pattern, found none")
@@ -52,18 +51,18 @@ def dataset_of(
     schema: Schema | None,
     cluster: Cluster,
 ) -> Iterable[Any] | None:
-    """The data in these files, not loaded yet; None without files. Every worker calls it.
+    """The dataset of these files, not loaded yet; None without files. Every worker calls it.
 
     Raises: as make_dataset.
     """
     if schema is None:
-        raise BadRequest("run: expected a Recipe with a schema, which says how to read the data")
+        raise BadRequest("run: expected a Recipe with a schema, which describes the data")
     own_files = not _are_shared(part.key, files, settings, cluster)
     if not files:
         return None
     if settings.reader_type == "DataLoader":
         return _examples(config, part, files, schema, own_files=own_files)
-    made: dict[str, Any] = {
+    options: dict[str, Any] = {
         "schema": _text_schema(schema, settings),
         "batch_size": part.batch_size,
         "threads": part.threads,
@@ -72,28 +71,28 @@ def dataset_of(
         "pipe_command": _pipe_command(config, settings, part),
     }
     if settings.reader_type == "QueueDataset":
-        return QueueDataset(files, **made)
-    return InMemoryDataset(files, **made, cluster=cluster)
+        return QueueDataset(files, **options)
+    return InMemoryDataset(files, **options, cluster=cluster)
 
 
 def find_data(key: str, path: str, settings: Settings) -> list[str]:
-    """The files of a location: all below a folder, in natural order, or what a pattern matches.
-    Below a folder, names that begin with "." or "_" are passed over, as Hadoop and Spark do:
-    _SUCCESS is a mark, not data.
+    """The files of a location: all below a folder, in natural order, or the matches of a pattern.
+
+    Below a folder, names that begin with "." or "_" are skipped, as in Hadoop and Spark: _SUCCESS
+    is a mark, not data.
     """
-    path, options = located(path, settings)
-    if "://" in path:
-        return _find_remote(path, options)
-    if Path(path).is_dir():
+    path, fs_options = located(path, settings)
+    if "://" not in path and Path(path).is_dir():
         files = _walk(path)
         if not files:
             raise DataError(f"{key}: expected files below {path}, found none")
         return files
-    return [file.path for file in find_files(path)]
+    below = list(files_below(path, fs_options)) if "://" in path else []
+    return below or [file.path for file in find_files(path, fs_options)]
 
 
 def located(path: str, settings: Settings) -> tuple[str, Mapping[str, Any]]:
-    """A location of data as runner.fs_client says, and the options that reach it."""
+    """A location of data with the prefix of runner.fs_client, and the options to access it."""
     prefix, options = fs_client_options(**settings.fs_client)
     if prefix and "://" not in path:
         path = f"{prefix}/{path.lstrip('/')}"
@@ -101,19 +100,20 @@ def located(path: str, settings: Settings) -> tuple[str, Mapping[str, Any]]:
 
 
 def files_below(location: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """The files below a folder, in natural order, with their bytes; hidden ones are passed over as
-    in find_data. Empty where there is no such folder.
+    """The files below a folder with their bytes, in natural order; empty if there is no folder.
+
+    Hidden files are skipped as in find_data.
     """
     where, path = filesystem(location, options)
     where.invalidate_cache()
     try:
-        found = where.find(path, detail=True) if where.isdir(path) else {}
+        listed = where.find(path, detail=True) if where.isdir(path) else {}
     except Exception as error:
         raise DataError(f"run: cannot list {location!r}: {reason(error)}") from error
-    names = [name for name in found if not _is_hidden(name.removeprefix(path))]
+    names = [name for name in listed if not _is_hidden(name.removeprefix(path))]
     is_local = "://" not in location
     return {
-        name if is_local else where.unstrip_protocol(name): int(found[name]["size"] or 0)
+        name if is_local else where.unstrip_protocol(name): int(listed[name]["size"] or 0)
         for name in sorted(names, key=natural_key)
     }
 
@@ -123,22 +123,10 @@ _HIDDEN = (".", "_")
 
 def _walk(folder: str) -> list[str]:
     files: list[str] = []
-    for at, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
-        files += [os.path.join(at, name) for name in names if not name.startswith(_HIDDEN)]
+        files += [os.path.join(parent, name) for name in names if not name.startswith(_HIDDEN)]
     return sorted(files, key=natural_key)
-
-
-def _find_remote(location: str, options: Mapping[str, Any]) -> list[str]:
-    where, path = filesystem(location, options)
-    try:
-        names = where.find(path) if where.isdir(path) else None
-    except Exception as error:
-        raise DataError(f"run: cannot list {location!r}: {reason(error)}") from error
-    if names is None:
-        return [file.path for file in find_files(location, options)]
-    below = [name for name in names if not _is_hidden(name.removeprefix(path))]
-    return [where.unstrip_protocol(name) for name in sorted(below, key=natural_key)]
 
 
 def _is_hidden(path: str) -> bool:
@@ -146,33 +134,33 @@ def _is_hidden(path: str) -> bool:
 
 
 def _are_shared(key: str, files: list[str], settings: Settings, cluster: Cluster) -> bool:
-    """Whether the workers share out the files, or each has its own and reads all of them.
+    """Whether the workers divide the files, or each reads all of its own.
 
-    Without runner.split_file_list: they share what all of them see.
+    Without runner.split_file_list they divide the files if all workers see the same ones.
     """
     if cluster.num_workers == 1:
         return True
     digest = hashlib.sha256("\n".join(files).encode()).hexdigest()
-    met = cluster.client.gather({"files": digest}, [], purpose="compare files")
-    are_same = all(body["files"] == digest for body, _ in met)
+    replies = cluster.client.gather({"files": digest}, [], purpose="compare files")
+    are_same = all(body["files"] == digest for body, _ in replies)
     if settings.split_file_list is None:
         return are_same
     if are_same and not settings.split_file_list and cluster.worker == 0:
         log.warning(
             "%s: each of %d workers reads all of the same %d files, because"
-            " runner.split_file_list is False; True shares them out",
+            " runner.split_file_list is False; True divides them",
             key, cluster.num_workers, len(files),
         )  # fmt: skip
     return settings.split_file_list
 
 
 def _text_schema(schema: Schema, settings: Settings) -> Schema:
-    """The model's inputs as the columns of text: MultiSlot, with the names of examples in front."""
+    """The model's inputs as columns of MultiSlot text, after the names of examples."""
     if schema.format is not None:
         if settings.parse_ins_id or settings.parse_content:
             raise BadRequest(
-                "runner.parse_ins_id, parse_content: expected a Recipe whose schema leaves the"
-                f" format to the runner, found {schema}"
+                "runner.parse_ins_id, parse_content: expected a Recipe with a schema without a"
+                f" format, found {schema}"
             )
         return schema
     front: list[Field] = [InsId()] if settings.parse_ins_id else []
@@ -199,7 +187,7 @@ def _pipe_command(config: Config, settings: Settings, part: DataSettings) -> str
 def _examples(
     config: Config, part: DataSettings, files: list[str], schema: Schema, *, own_files: bool
 ) -> ExampleDataset:
-    """The class RecDataset of a Python file: made from (files, config), it yields examples."""
+    """The examples of class RecDataset of a Python file, which takes (files, config)."""
     if part.reader is None:
         raise BadRequest(
             "runner.train_reader_path: expected a Python file that defines RecDataset, found none"

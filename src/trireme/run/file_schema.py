@@ -1,9 +1,7 @@
-"""What files hold, from options of a command: a format, and fields as text.
+"""The schema of files, from the options of a command: a format, and fields as text.
 
 ins_id,label,dense:I:13,sparse:C1,hashed:C2       kind, name, dim
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from trireme.data.schema import (
     Weight,
 )
 from trireme.errors import BadRequest
-from trireme.inference.manifest import Manifest
+from trireme.inference.export_manifest import ExportManifest
 
 Columns = dict[str, list[str]]
 FORMATS = ("criteo", "csv", "libsvm", "multislot", "parquet")
@@ -38,11 +36,11 @@ _PLAIN: dict[str, Callable[[str], Field]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """What is said of the files.
+    """The options that describe files.
 
     format: one of FORMATS; "parquet": Parquet or Arrow IPC files, by their endings.
-    fields: as text, see above; None: what the model reads, where the format has names.
-    ins_id: the column that names the examples, if `fields` is None.
+    fields: as text, see above; None: those that the model reads, if the format has names.
+    ins_id: the column with the names of examples, if `fields` is None.
     delimiter, list_separator: of csv. has_header: whether the first line of csv has names.
     """
 
@@ -54,8 +52,8 @@ class FileOptions:
     has_header: bool = True
 
 
-def schema_of(options: FileOptions, manifest: Manifest) -> Schema:
-    """Raises BadRequest: fields that are missing, or that the format does not have."""
+def schema_of(options: FileOptions, manifest: ExportManifest) -> Schema:
+    """The schema of the files. Raises BadRequest: fields are missing or not in the format."""
     if options.format in ("criteo", "libsvm"):
         if options.fields is not None or options.ins_id is not None:
             raise BadRequest(
@@ -82,7 +80,7 @@ def schema_of(options: FileOptions, manifest: Manifest) -> Schema:
     )
 
 
-def _fields(options: FileOptions, manifest: Manifest) -> tuple[list[Field], Columns]:
+def _fields(options: FileOptions, manifest: ExportManifest) -> tuple[list[Field], Columns]:
     if options.fields is not None:
         if options.ins_id is not None:
             raise BadRequest("predict: expected --ins_id among --fields, found it beside them")
@@ -96,11 +94,11 @@ def _fields(options: FileOptions, manifest: Manifest) -> tuple[list[Field], Colu
 
 
 def parse_fields(text: str) -> tuple[list[Field], Columns]:
-    """Fields of `kind`, `kind:name`, `dense:name:dim` or `dense:name:column+column`, with commas
-    between them; and the columns that were named so.
+    """Fields `kind`, `kind:name`, `dense:name:dim` or `dense:name:column+column`, separated by
+    commas; and the columns of dense fields that name them.
 
     Raises:
-        BadRequest: another kind, or no name where one is needed.
+        BadRequest: an unknown kind, or a missing name.
     """
     columns: Columns = {}
     return [_field(part.strip(), columns) for part in text.split(",")], columns
@@ -123,8 +121,8 @@ def _field(text: str, columns: Columns) -> Field:
     )
 
 
-def _read_by(manifest: Manifest) -> Iterable[Field]:
-    """What the model reads; a column of numbers with one per example is read as a Label is."""
+def _read_by(manifest: ExportManifest) -> Iterable[Field]:
+    """The fields that the model reads. A column of one number per example is read as a Label."""
     names = dict.fromkeys(name for lookup in manifest.lookups for name in lookup.features)
     yield from map(Sparse, names)
     for one in manifest.inputs:

@@ -1,6 +1,4 @@
-"""Python files that a configuration names."""
-
-from __future__ import annotations
+"""Import of Python files that a configuration names."""
 
 import importlib.util
 import sys
@@ -11,7 +9,7 @@ from trireme.errors import BadRequest
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a Python file by its path; it may import what lies beside it.
+    """Import a Python file by its path. It may import modules of its folder.
 
     Raises:
         BadRequest: no such file.
@@ -22,7 +20,7 @@ def load_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
+    sys.modules[spec.name] = module  # where dataclasses look
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)

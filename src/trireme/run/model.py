@@ -1,6 +1,4 @@
-"""Finding the model of a configuration: a file or a name of the zoo that gives a `create`."""
-
-from __future__ import annotations
+"""The model of a configuration: the `create` of a file or of a model in trireme.models."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,24 +16,24 @@ PADDLE_FILES = ("static_model.py", "dygraph_model.py")
 def create_recipe(config: Config, settings: Settings) -> Recipe:
     """Call the `create(config)` of the model.
 
-    `-o model=NAME` names it; else runner.model_path; else it is model.py beside the YAML. Each may
-    be a Python file, from the YAML's folder, or a name of trireme.models.
+    The model is `-o model=NAME`, else runner.model_path, else model.py beside the YAML: a Python
+    file, relative to the YAML's folder, or a name of trireme.models.
 
     Raises:
         BadRequest: no such model, or one without a `create(config)` that returns a Recipe.
     """
-    found, create = _find(config, settings)
+    source, create = _find(config, settings)
     recipe = create(config)
     if not isinstance(recipe, Recipe):
         raise BadRequest(
-            f"{found}: expected create(config) to return a trireme.Recipe, found"
+            f"{source}: expected create(config) to return a trireme.Recipe, found"
             f" {type(recipe).__name__}"
         )
     return recipe
 
 
 def _find(config: Config, settings: Settings) -> tuple[str, Callable[[Config], Recipe]]:
-    """What the model is called, and its `create`."""
+    """The model's name or file, and its `create`."""
     named = settings.model or config.get("runner.model_path", None)
     if named is None:
         path = settings.folder / "model.py"
@@ -54,8 +52,8 @@ def _find(config: Config, settings: Settings) -> tuple[str, Callable[[Config], R
 
 
 def _nothing_named(folder: Path) -> str:
-    there = [name for name in PADDLE_FILES if (folder / name).is_file()]
-    why = f"; {' and '.join(there)} are Paddle programs" if there else ""
+    present = [name for name in PADDLE_FILES if (folder / name).is_file()]
+    why = f"; {' and '.join(present)} are Paddle programs" if present else ""
     return (
         f"run: expected a model: {folder / 'model.py'} with create(config) -> trireme.Recipe,"
         f" runner.model_path, or -o model=NAME; found none{why}"

@@ -1,6 +1,4 @@
-"""`trireme predict`: what an exported model answers for files of examples."""
-
-from __future__ import annotations
+"""`trireme predict`: the outputs of an exported model for files of examples."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,17 +17,18 @@ from trireme.data.schema import InsId
 from trireme.data.sources import filesystem
 from trireme.errors import BadRequest, writing
 from trireme.inference import Predictor
+from trireme.progress import Display, display
 from trireme.run.file_schema import FileOptions, schema_of
+from trireme.storage.atomic_file import PendingFile
 from trireme.train.dump_text import lines, numbers, texts
-from trireme.train.part import Part
-from trireme.train.progress import Display, display
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How many examples were answered, and of how many distinct keys, batch by batch, how many had
-    no row; version: of the training state that has answered. A Parquet file has them as metadata,
-    trireme.examples and so on.
+    """The counts of a run. A Parquet file has them as metadata: trireme.examples and so on.
+
+    keys: sum over the batches of their distinct keys. missing: those without a row.
+    version: of the exported training state.
     """
 
     examples: int
@@ -47,12 +46,13 @@ def predict(
     batch_size: int = 4096,
     threads: int = 0,
 ) -> Summary:
-    """Answer every example of the files, in their order.
+    """Write the outputs for every example of the files, in order.
 
     Args:
         folder: of the export.
-        output: a new file: Parquet if it ends in .parquet, else text: per example its ins_id, if
-            there is one, and each output, tabs in between; several numbers with commas.
+        output: a new file: Parquet if it ends in .parquet, else text. A line has the ins_id of the
+            example, if there is one, and each output, separated by tabs; several numbers of an
+            output are separated by commas.
 
     Raises:
         BadRequest: no export, wrong options, or a file that cannot be written. DataError: wrong
@@ -87,7 +87,7 @@ def _show(shown: Display, fraction: float, keys: int, missing: int) -> None:
 
 
 def _by_example(outputs: Mapping[str, Tensor], num_examples: int) -> dict[str, Tensor]:
-    """(B, V) each."""
+    """The outputs as (B, V) each."""
     for name, output in outputs.items():
         if output.dim() == 0 or len(output) != num_examples:
             raise BadRequest(
@@ -97,23 +97,24 @@ def _by_example(outputs: Mapping[str, Tensor], num_examples: int) -> dict[str, T
     return {name: output.reshape(num_examples, -1) for name, output in outputs.items()}
 
 
-class _File(Protocol):
+class _PredictionFile(Protocol):
     def write(self, batch: Batch, ids: str | None, outputs: Mapping[str, Tensor]) -> None: ...
 
     def finish(self, summary: Summary) -> None: ...
 
 
 @contextmanager
-def _written(output: str) -> Iterator[_File]:
-    """A file that has its name when everything is in it."""
+def _written(output: str) -> Iterator[_PredictionFile]:
+    """A file that appears under its name when it is complete."""
     folder, _, name = output.rpartition("/")
     where, root = filesystem(folder or ".", {})
     with writing(f"predict: cannot write {output}"):
         if where.exists(output):
             raise BadRequest(f"predict: expected a new file, found {output} existing")
         where.makedirs(root, exist_ok=True)
-        part = Part(where, root, name)
-        file: _File = _Parquet(part) if name.endswith(".parquet") else _Text(part)
+        part = PendingFile(where, root, name)
+        is_parquet = name.endswith(".parquet")
+        file: _PredictionFile = _ParquetPredictions(part) if is_parquet else _TextPredictions(part)
         try:
             yield file
             part.finish()
@@ -123,20 +124,20 @@ def _written(output: str) -> Iterator[_File]:
             raise
 
 
-class _Text:
-    def __init__(self, part: Part) -> None:
+class _TextPredictions:
+    def __init__(self, part: PendingFile) -> None:
         self._part = part
 
     def write(self, batch: Batch, ids: str | None, outputs: Mapping[str, Tensor]) -> None:
-        front = [] if ids is None else [texts(_column(batch, ids))]
-        self._part.write(lines(*front, *(numbers(output) for output in outputs.values())))
+        names = [] if ids is None else [texts(_column(batch, ids))]
+        self._part.write(lines(*names, *(numbers(output) for output in outputs.values())))
 
     def finish(self, summary: Summary) -> None:
-        """Nothing is held back, and lines have no place for more."""
+        """Text has no place for the summary."""
 
 
-class _Parquet:
-    def __init__(self, part: Part) -> None:
+class _ParquetPredictions:
+    def __init__(self, part: PendingFile) -> None:
         self._part = part
         self._writer: Any = None
 
@@ -147,7 +148,7 @@ class _Parquet:
         columns |= {name: _arrow(output) for name, output in outputs.items()}
         table = pa.table(columns)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(_Sink(self._part), table.schema)
+            self._writer = pq.ParquetWriter(_PartStream(self._part), table.schema)
         self._writer.write_table(table)
 
     def finish(self, summary: Summary) -> None:
@@ -157,10 +158,10 @@ class _Parquet:
             self._writer.close()
 
 
-class _Sink(io.RawIOBase):
-    """A part as a file of Python's kind."""
+class _PartStream(io.RawIOBase):
+    """A part as a Python file object."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: PendingFile) -> None:
         super().__init__()
         self._part = part
 
@@ -174,12 +175,12 @@ class _Sink(io.RawIOBase):
 
 def _column(batch: Batch, ids: str) -> Strings:
     column = batch[ids]
-    assert isinstance(column, Strings)  # what readers make of InsId
+    assert isinstance(column, Strings)  # the type of an InsId column
     return column
 
 
 def _arrow(output: Tensor) -> Any:
-    """A number per example, or a list of so many."""
+    """A number per example, or a list of V."""
     flat = pa.array(output.reshape(-1).numpy())
     width = output.shape[1]
     return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)

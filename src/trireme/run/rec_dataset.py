@@ -1,6 +1,4 @@
-"""Reader types DataLoader and RecDataset: the examples of a Python class, made into batches."""
-
-from __future__ import annotations
+"""Reader types DataLoader and RecDataset: batches of the examples of a Python class."""
 
 import functools
 import itertools
@@ -18,16 +16,16 @@ from trireme.errors import BadRequest, DataError
 
 
 class ExampleDataset:
-    """Batches of the examples that an iterable yields, dealt to the workers batch by batch.
+    """Batches of the examples that an iterable yields. Workers take them in turn.
 
     An example is a list or tuple of arrays in the order of the schema: the keys of a sparse
     feature, the numbers of a dense one, one number of a label. Anything else is a batch already, as
-    any loader may yield it.
+    loaders may yield it.
 
     Args:
-        examples: makes the iterable, anew for every pass.
-        name: of where the examples come from, for messages.
-        own_files: they are this worker's own; it takes all of them.
+        examples: makes a new iterable for every pass.
+        name: of the source of the examples, for messages.
+        own_files: the examples are this worker's own; it takes all of them.
 
     Raises:
         BadRequest: a schema with strings.
@@ -54,7 +52,7 @@ class ExampleDataset:
     def stream(
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Iterator[Batch]:
-        """Every num_streams-th batch from `index` on; from `start`, by replay, behind that one."""
+        """Every num_streams-th batch from `index` on, after `start`, which is reached by replay."""
         skip = start[0] + 1 if start else 0
         share = (0, 1) if self._own_files else (index, num_streams)
         for number, make in enumerate(self._batches()):
@@ -64,7 +62,7 @@ class ExampleDataset:
                 yield batch
 
     def _batches(self) -> Iterator[Callable[[], Batch]]:
-        """Batch by batch, made only if it is wanted."""
+        """Functions that make the batches."""
         examples = enumerate(self._examples())
         while group := list(itertools.islice(examples, 1)):
             if not isinstance(group[0][1], list | tuple):
@@ -86,24 +84,23 @@ class ExampleDataset:
         return Batch(columns, _bags(self.schema.sparse, values))
 
     def _array(self, number: int, example: Any, place: int, field: Field) -> Any:
-        """One field of one example as it lies in the batch."""
+        """One field of one example, as in the batch."""
         where = f"{self._name}: example {number + 1}"
         num_fields = len(self.schema.fields)
         if not isinstance(example, list | tuple) or len(example) != num_fields:
-            found = (
-                f"{len(example)} of them" if isinstance(example, list | tuple) else repr(example)
-            )
+            is_list = isinstance(example, list | tuple)
+            value = f"{len(example)} of them" if is_list else repr(example)
             raise DataError(
-                f"{where}: expected {num_fields} arrays, for {self.schema}, found {found}"
+                f"{where}: expected {num_fields} arrays, for {self.schema}, found {value}"
             )
         array = np.asarray(example[place]).reshape(-1)
         if isinstance(field, Sparse):
-            if array.dtype.kind not in "iu" and array.size:  # [] has no type of its own
+            if array.dtype.kind not in "iu" and array.size:  # [] has no integer type
                 raise DataError(f"{where}: expected integer keys as {field}, found {array.dtype}")
             return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64)
         size = field.dim if isinstance(field, Dense) else 1
         is_right = array.size == size and array.dtype.kind in "iufb"
-        with np.errstate(over="ignore"):  # found below
+        with np.errstate(over="ignore"):  # an overflow is reported below
             numbers = array.astype(np.float32) if is_right else array
         if not is_right or not np.isfinite(numbers).all():
             raise DataError(
@@ -113,7 +110,7 @@ class ExampleDataset:
 
 
 def _bags(names: tuple[str, ...], values: list[Any]) -> Bags | None:
-    """values: an array per bag, feature-major."""
+    """The bags of some features. values: an array per bag, feature-major."""
     if not names:
         return None
     offsets = np.concatenate([[0], np.cumsum([len(array) for array in values])])

@@ -1,6 +1,4 @@
-"""`trireme run`: epochs of training, or inference from saved epochs, as a configuration says."""
-
-from __future__ import annotations
+"""`trireme run`: epochs of training, or evaluation of saved epochs, from a configuration."""
 
 import dataclasses
 import errno
@@ -13,24 +11,25 @@ from typing import Any
 
 import torch
 
-from trireme import cluster as clusters
 from trireme.config import Config
 from trireme.errors import BadRequest, DataError, writing
+from trireme.inference.export import export_model
+from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr, serve_role
-from trireme.launch.roles import Role, read_role
+from trireme.launch.process_role import ProcessRole, read_role
 from trireme.metrics import AUC
 from trireme.run.data import make_dataset
-from trireme.run.keys import warn_of_unused
 from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
-from trireme.train import Dump, Recipe, Trainer
-from trireme.train.share import Closes
+from trireme.run.unused_keys import warn_of_unused
+from trireme.train import Dump, Recipe, Report, Trainer
+from trireme.train.loop.worker_batches import Closable
 
 log = logging.getLogger("trireme")
 
 
 def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
-    """Be what the environment says: train as a worker or embedded, or serve.
+    """Train as a worker or embedded, or serve; the environment states the role.
 
     Args:
         infer: evaluate the epochs that `infer_load_path` holds instead of training.
@@ -44,27 +43,27 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
     """
     log_to_stderr()
     settings = Settings.read(config)
-    place = read_role()
-    log.info("%s", place.describe())
-    if place.role == "server":
-        serve_models(place, settings)
+    process = read_role()
+    log.info("%s", process.describe())
+    if process.role == "server":
+        serve_models(process, settings)
         return []
-    with connect(place) as cluster:
-        clusters.set_default(cluster)
-        work = _Work(config, settings)
-        return work.infer() if infer else work.train()
+    with connect(process) as cluster:
+        set_default(cluster)
+        worker = _RunWorker(config, settings)
+        return worker.infer() if infer else worker.train()
 
 
-def serve_models(place: Role, settings: Settings) -> None:
-    """Serve, and keep models where the configuration says. Ends the process if that is refused."""
-    root = settings.model_root(place.root)
+def serve_models(process: ProcessRole, settings: Settings) -> None:
+    """Serve, with models in the configuration's folder. Ends the process if that is refused."""
+    root = settings.model_root(process.root)
     make_folder("run: cannot keep models in", root)
-    if code := serve_role(dataclasses.replace(place, root=str(root))):
+    if code := serve_role(dataclasses.replace(process, root=str(root))):
         sys.exit(code)
 
 
-class _Work:
-    """A worker's part of a run."""
+class _RunWorker:
+    """The part of a run that one worker does."""
 
     def __init__(self, config: Config, settings: Settings) -> None:
         self._config, self._settings = config, settings
@@ -72,10 +71,10 @@ class _Work:
             torch.manual_seed(settings.seed)
         self._recipe = create_recipe(config, settings)
         self._trainer = make_trainer(self._recipe, settings)
-        self._says = self._trainer.cluster.worker == 0
+        self._is_first = self._trainer.cluster.worker == 0
 
     def train(self) -> list[dict[str, float]]:
-        """Every epoch, each saved behind it."""
+        """Train every epoch, and save after each."""
         settings = self._settings
         for epoch in range(settings.epochs):
             path = self._saved(epoch)
@@ -88,16 +87,14 @@ class _Work:
         dataset = self._dataset(settings.train)
         self._warn()
         warm_start(self._trainer, self._settings)
-        if self._says and settings.save_path is not None:  # better now than behind an epoch
+        if self._is_first and settings.save_path is not None:  # fail now rather than after an epoch
             make_folder("runner.model_save_path: cannot write", settings.save_path)
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
-        figures = self._trainer.train_from_dataset(
+        figures = self._trainer.fit(
             dataset,
-            fetch_list=("loss", *(metric.name for metric in self._trainer.metrics)),
-            print_period=self._settings.print_interval,
-            debug=self._settings.debug,
+            report=report_of(self._trainer, self._settings),
             dump=dump_of(self._settings.train_dump, str(epoch)),
         )
         where = "not saved: runner.model_save_path names no folder"
@@ -110,10 +107,10 @@ class _Work:
         return figures
 
     def _save_inference(self, dataset: Iterable[Any], epoch: int) -> Path:
-        """Beside the checkpoints, so that one may be removed without the other."""
+        """Export beside the checkpoints, so that either may be removed alone."""
         assert self._settings.save_path is not None
         path = self._settings.save_path / "inference" / str(epoch)
-        self._trainer.save_inference_model(path, batch=_first(dataset))
+        export_model(self._trainer, path, batch=_first(dataset))
         return path
 
     def infer(self) -> list[dict[str, float]]:
@@ -129,7 +126,8 @@ class _Work:
             path = settings.load_path / str(epoch)
             self._trainer.load(path)
             dump = dump_of(settings.infer_dump, f"infer-{epoch}")
-            figures = self._trainer.infer_from_dataset(dataset, debug=settings.debug, dump=dump)
+            report = Report(timing=settings.debug)
+            figures = self._trainer.evaluate(dataset, report=report, dump=dump)
             if figures["examples"] == 0:
                 raise DataError(
                     f"{settings.infer.key}: expected examples, found none at any worker"
@@ -147,39 +145,39 @@ class _Work:
         return None if path is None else path / str(epoch)
 
     def _warn(self) -> None:
-        """When everything has been read."""
-        if self._says:
+        """Warn of unused keys, when the whole configuration has been read."""
+        if self._is_first:
             warn_of_unused(self._config)
 
     def _report(self, title: str, figures: dict[str, float], where: str) -> None:
-        if self._says:
+        if self._is_first:
             values = ", ".join(f"{name} {value:.6g}" for name, value in figures.items())
             log.info("run: %s: %s; %s", title, values, where)
 
 
 def _first(dataset: Iterable[Any]) -> Any:
-    """A batch of the data, for its form."""
+    """The first batch of the data, for its form."""
     batches = iter(dataset)
     try:
         return next(batches)
     finally:
-        if isinstance(batches, Closes):
+        if isinstance(batches, Closable):
             batches.close()
 
 
 def warm_start(trainer: Trainer, settings: Settings) -> None:
-    """Begin with the model that runner.warmup_model_path names, if any."""
+    """Load the model that runner.warmup_model_path names, if any."""
     path = settings.warm_path
     if path is None:
         return
-    kept = trainer.load(path, dense="match")
+    unloaded = trainer.load(path, dense="match")
     if trainer.cluster.worker == 0:
-        what = f"; new, or of another shape: {', '.join(kept)}" if kept else ""
-        log.info("run: starting from %s%s", path, what)
+        note = f"; new, or of another shape: {', '.join(unloaded)}" if unloaded else ""
+        log.info("run: starting from %s%s", path, note)
 
 
 def make_folder(what: str, path: Path) -> None:
-    """Raises BadRequest: nothing can be written there."""
+    """Make a folder to write to. Raises BadRequest: nothing can be written there."""
     with writing(f"{what} {path}"):
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
@@ -187,15 +185,21 @@ def make_folder(what: str, path: Path) -> None:
 
 
 def dump_of(settings: DumpSettings | None, name: str) -> Dump | None:
-    """Every epoch or pass has a folder of its own."""
+    """The dump of one epoch or pass, in a folder of its own."""
     if settings is None:
         return None
     path = f"{settings.path}/{name}"
     return Dump(path=path, fields=settings.fields, params=settings.params)
 
 
+def report_of(trainer: Trainer, settings: Settings) -> Report:
+    """Loss and metrics of training, and where the time goes if that is asked for."""
+    values = ("loss", *(metric.name for metric in trainer.metrics))
+    return Report(values=values, period=settings.print_interval, timing=settings.debug)
+
+
 def make_trainer(recipe: Recipe, settings: Settings) -> Trainer:
-    """A trainer in the configured mode, with an AUC if one is asked for."""
+    """A trainer in the configured mode, with an AUC if the configuration has use_auc."""
     if settings.use_auc and not any(isinstance(metric, AUC) for metric in recipe.metrics):
         if recipe.label is None:
             raise BadRequest(

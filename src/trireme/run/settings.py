@@ -1,7 +1,6 @@
-"""The runner.* keys of a configuration as typed values; modes that are not there yet are refused.
+"""The settings of `trireme run` from the runner.* keys; modes of later versions are refused.
 
-Nothing here needs torch, so that `trireme launch -m` finds a wrong configuration before it starts
-anything.
+Nothing here loads torch: see `runner_keys`.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trireme.config import Config
 from trireme.errors import BadRequest
+from trireme.run.runner_keys import RunnerKeys
 from trireme.strategy import Strategy
 
 READER_TYPES = {
@@ -28,7 +27,7 @@ LATER_MODES = {
     "heter": "heterogeneous workers come in a later version",
     "gpubox": "tables in GPU memory come in a later version",
 }
-# Switches that ask for a way of running which this version lacks.
+# Switches for features that this version lacks.
 LATER_SWITCHES = {
     "use_gpu": "training on GPUs comes in a later version",
     "use_xpu": "there are no kernels for XPUs",
@@ -39,10 +38,10 @@ LATER_SWITCHES = {
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """What to read for training, or for inference.
+    """The data of training, or of inference.
 
-    key: which key names the data, for messages.
-    path: of a file, a folder (all files below it are read) or a pattern; None: not given.
+    key: the key with the path, for messages.
+    path: a file, a folder (all files below it are read) or a pattern; None: not given.
     reader: Python file that defines RecDataset, for reader_type DataLoader; None: not given.
     """
 
@@ -55,7 +54,7 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DumpSettings:
-    """What to write of each example: outputs and columns, and parameters at the end of an epoch."""
+    """The dump: columns and outputs of each example, and parameters at the end of an epoch."""
 
     path: str
     fields: tuple[str, ...]
@@ -64,7 +63,7 @@ class DumpSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the runner reads of a configuration. Paths are absolute."""
+    """The settings of a run. Paths are absolute."""
 
     folder: Path
     strategy: Strategy
@@ -92,160 +91,104 @@ class Settings:
 
     @classmethod
     def read(cls, config: Config) -> Settings:
-        """Raises BadRequest: a value out of range, or a mode that is not there yet."""
+        """Raises BadRequest: a value out of range, or a mode of a later version."""
         if config.path is None:
             raise BadRequest("Settings.read: expected a configuration read from a file")
-        of = _Reader(config)
+        keys = RunnerKeys(config)
         for switch, why in LATER_SWITCHES.items():
-            if of.switch(switch):
+            if keys.switch(switch):
                 raise BadRequest(f"runner.{switch}: expected False, found True: {why}")
-        epochs = of.number("epochs", 1)
-        save_path = of.folder("model_save_path")
-        start = of.number("infer_start_epoch", 0, low=0)
+        epochs = keys.integer("epochs", 1)
+        save_path = keys.folder("model_save_path")
+        start = keys.integer("infer_start_epoch", 0, low=0)
         return cls(
-            folder=of.base,
-            strategy=_strategy(of),
+            folder=keys.base,
+            strategy=_strategy(keys),
             model=config.get("model", None),
             reader_type=_reader_type(config),
-            pipe_command=of.text("pipe_command"),
-            train=_train(of),
-            infer=_infer(of),
-            split_file_list=of.switch("split_file_list") if of.has("split_file_list") else None,
+            pipe_command=keys.text("pipe_command"),
+            train=_train(keys),
+            infer=_infer(keys),
+            split_file_list=keys.optional_switch("split_file_list"),
             epochs=epochs,
-            print_interval=of.number("print_interval", 100),
+            print_interval=keys.integer("print_interval", 100),
             save_path=save_path,
-            warm_path=_either(of, "warmup_model_path", "model_init_path"),
-            load_path=of.folder("infer_load_path") or save_path,
+            warm_path=_warm_path(keys),
+            load_path=keys.folder("infer_load_path") or save_path,
             infer_epochs=range(
-                start, of.number("infer_end_epoch", max(epochs, start + 1), low=start + 1)
+                start, keys.integer("infer_end_epoch", max(epochs, start + 1), low=start + 1)
             ),
-            use_auc=of.switch("use_auc"),
-            use_inference=_use_inference(of, save_path),
-            debug=of.switch("dataset_debug"),
-            seed=of.number("seed", 0, low=0) if of.has("seed") else None,
-            parse_ins_id=of.switch("parse_ins_id"),
-            parse_content=of.switch("parse_content"),
-            train_dump=_dump(of, "need_dump", "need_train_dump"),
-            infer_dump=_dump(of, "need_infer_dump"),
-            fs_client={key: of.text(f"fs_client.{key}") or "" for key in FS_CLIENT},
+            use_auc=keys.switch("use_auc"),
+            use_inference=_use_inference(keys, save_path),
+            debug=keys.switch("dataset_debug"),
+            seed=keys.optional_integer("seed", low=0),
+            parse_ins_id=keys.switch("parse_ins_id"),
+            parse_content=keys.switch("parse_content"),
+            train_dump=_dump(keys, "need_dump", "need_train_dump"),
+            infer_dump=_dump(keys, "need_infer_dump"),
+            fs_client={key: keys.text(f"fs_client.{key}") or "" for key in FS_CLIENT},
         )
 
     def model_root(self, root: str | None = None) -> Path:
         """The folder below which the servers keep the models of this configuration.
 
         Args:
-            root: as given by --root; None: the innermost folder that holds all of them.
+            root: from --root; None: the innermost folder that holds all of them.
 
         Raises:
-            BadRequest: a model outside of `root`, or no folder but / for all.
+            BadRequest: a model outside of `root`, or only / holds all of them.
         """
         named = [path for path in (self.save_path, self.warm_path, self.load_path) if path]
-        found = ", ".join(map(str, named))
+        listed = ", ".join(map(str, named))
         if root is not None:
             if not all(path.resolve().is_relative_to(Path(root).resolve()) for path in named):
-                raise BadRequest(f"run: expected models below --root {root}, found {found}")
+                raise BadRequest(f"run: expected models below --root {root}, found {listed}")
             return Path(root)
         inner = Path(os.path.commonpath(named)) if named else self.folder
         if inner == inner.parent:
             raise BadRequest(
-                f"run: expected models below one folder, found {found}; name it for the servers:"
+                f"run: expected models below one folder, found {listed}; name it for the servers:"
                 " --root or TRIREME_ROOT"
             )
         return inner
 
 
-class _Reader:
-    """Typed values of runner.*; paths start at the folder of the file."""
-
-    def __init__(self, config: Config) -> None:
-        assert config.path is not None
-        self.config, self.base = config, config.path.parent
-
-    def has(self, key: str) -> bool:
-        return self.config.get(f"runner.{key}", None) is not None
-
-    def number(self, key: str, default: int, *, low: int = 1) -> int:
-        found = self.config.get(f"runner.{key}", default)
-        if not isinstance(found, int) or isinstance(found, bool) or found < low:
-            raise BadRequest(f"runner.{key}: expected an integer >= {low}, found {found!r}")
-        return found
-
-    def switch(self, key: str) -> bool:
-        found = self.config.get(f"runner.{key}", False)
-        if not isinstance(found, bool):
-            raise BadRequest(f"runner.{key}: expected True or False, found {found!r}")
-        return found
-
-    def text(self, key: str) -> str | None:
-        found = self.config.get(f"runner.{key}", None)
-        if found is not None and not isinstance(found, str):
-            raise BadRequest(f"runner.{key}: expected text, found {found!r}")
-        return found or None
-
-    def names(self, key: str) -> tuple[str, ...]:
-        found = self.config.get(f"runner.{key}", ())
-        if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
-            raise BadRequest(f"runner.{key}: expected a list of names, found {found!r}")
-        return tuple(found)
-
-    def path(self, key: str) -> str | None:
-        """A location of data: anything with a scheme as it is."""
-        found = self.text(key)
-        return found if found is None or "://" in found else str(self.base / found)
-
-    def folder(self, key: str) -> Path | None:
-        found = self.text(key)
-        if found is not None and "://" in found:
-            raise BadRequest(
-                f"runner.{key}: expected a folder that all servers and worker 0 share,"
-                f" found {found!r}"
-            )
-        return None if found is None else (self.base / found).absolute()
-
-    def script(self, key: str) -> Path | None:
-        """A Python file, named with its ending or without."""
-        found = self.text(key)
-        if found is None:
-            return None
-        return self.base / (found if found.endswith(".py") else f"{found}.py")
-
-
-def _train(of: _Reader) -> DataSettings:
+def _train(keys: RunnerKeys) -> DataSettings:
     return DataSettings(
         key="runner.train_data_dir",
-        path=of.path("train_data_dir"),
-        reader=of.script("train_reader_path"),
-        batch_size=of.number("train_batch_size", 1),
-        threads=of.number("thread_num", 1),
+        path=keys.path("train_data_dir"),
+        reader=keys.script("train_reader_path"),
+        batch_size=keys.integer("train_batch_size", 1),
+        threads=keys.integer("thread_num", 1),
     )
 
 
-def _infer(of: _Reader) -> DataSettings:
-    """What is not given for inference is as for training, except the data."""
-    train = _train(of)
-    test, infer = of.path("test_data_dir"), of.path("infer_data_dir")
+def _infer(keys: RunnerKeys) -> DataSettings:
+    """The data of inference; other values default to those of training."""
+    train = _train(keys)
+    test, infer = keys.path("test_data_dir"), keys.path("infer_data_dir")
     return DataSettings(
         key="runner.test_data_dir" if infer is None else "runner.infer_data_dir",
         path=infer or test,
-        reader=of.script("infer_reader_path") or train.reader,
-        batch_size=of.number("infer_batch_size", train.batch_size),
-        threads=of.number("infer_thread_num", train.threads),
+        reader=keys.script("infer_reader_path") or train.reader,
+        batch_size=keys.integer("infer_batch_size", train.batch_size),
+        threads=keys.integer("infer_thread_num", train.threads),
     )
 
 
-def _use_inference(of: _Reader, save_path: Path | None) -> bool:
-    if of.switch("use_inference") and save_path is None:
+def _use_inference(keys: RunnerKeys, save_path: Path | None) -> bool:
+    if keys.switch("use_inference") and save_path is None:
         raise BadRequest(
-            "runner.use_inference: expected runner.model_save_path with it, which says where to"
-            " write, found none"
+            "runner.use_inference: expected runner.model_save_path, the folder to write to, with"
+            " it, found none"
         )
-    return of.switch("use_inference")
+    return keys.switch("use_inference")
 
 
-def _dump(of: _Reader, *switches: str) -> DumpSettings | None:
-    path, fields = of.path("dump_fields_path"), of.names("dump_fields")
-    params = of.names("dump_param")
-    on = [switch for switch in switches if of.switch(switch)]
+def _dump(keys: RunnerKeys, *switches: str) -> DumpSettings | None:
+    path, fields = keys.path("dump_fields_path"), keys.names("dump_fields")
+    params = keys.names("dump_param")
+    on = [switch for switch in switches if keys.switch(switch)]
     if not on:
         return None
     if path is None or not fields + params:
@@ -255,7 +198,7 @@ def _dump(of: _Reader, *switches: str) -> DumpSettings | None:
     return DumpSettings(path=path, fields=fields, params=params)
 
 
-# Mode -> the keys of its knobs, and what Strategy calls them.
+# The keys of each mode's options, and their names in Strategy.
 MODES: dict[str, dict[str, str]] = {
     "sync": {},
     "bounded": {"staleness": "staleness"},
@@ -263,42 +206,43 @@ MODES: dict[str, dict[str, str]] = {
     "geo": {"geo_step": "k", "geo_cache_bytes": "cache_bytes"},
     "hybrid": {},
 }
-OPTIONAL_KNOBS = ("cache_bytes",)
+OPTIONAL = ("cache_bytes",)
 
 
-def _strategy(of: _Reader) -> Strategy:
+def _strategy(keys: RunnerKeys) -> Strategy:
     key = "runner.sync_mode"
-    fallback = of.config.get("hyper_parameters.optimizer.strategy", "async")
-    found = of.config.get(key, fallback)
-    if found not in MODES:
-        why = f": {LATER_MODES[found]}" if found in LATER_MODES else ""
-        raise BadRequest(f"{key}: expected one of {', '.join(MODES)}, found {found!r}{why}")
-    knobs = {}
-    for name, knob in MODES[found].items():
-        if of.has(name):
-            knobs[knob] = of.number(name, 1)
-        elif knob not in OPTIONAL_KNOBS:
+    fallback = keys.config.get("hyper_parameters.optimizer.strategy", "async")
+    mode = keys.config.get(key, fallback)
+    if mode not in MODES:
+        why = f": {LATER_MODES[mode]}" if mode in LATER_MODES else ""
+        raise BadRequest(f"{key}: expected one of {', '.join(MODES)}, found {mode!r}{why}")
+    options = {}
+    for name, option in MODES[mode].items():
+        value = keys.optional_integer(name)
+        if value is not None:
+            options[option] = value
+        elif option not in OPTIONAL:
             raise BadRequest(
-                f"runner.{name}: expected an integer with sync_mode {found}, found none"
+                f"runner.{name}: expected an integer with sync_mode {mode}, found none"
             )
-    return Strategy(found, **knobs)
+    return Strategy(mode, **options)
 
 
 def _reader_type(config: Config) -> str:
     default = "QueueDataset" if "runner.pipe_command" in config else None
     if default is None:
         default = "DataLoader" if "runner.train_reader_path" in config else "QueueDataset"
-    found = config.get("runner.reader_type", default)
-    if found not in READER_TYPES:
+    name = config.get("runner.reader_type", default)
+    if name not in READER_TYPES:
         raise BadRequest(
-            f"runner.reader_type: expected one of {', '.join(READER_TYPES)}, found {found!r}"
+            f"runner.reader_type: expected one of {', '.join(READER_TYPES)}, found {name!r}"
         )
-    return READER_TYPES[found]
+    return READER_TYPES[name]
 
 
-def _either(of: _Reader, *keys: str) -> Path | None:
-    found: Mapping[str, Any] = {key: of.folder(key) for key in keys}
-    given = {key: path for key, path in found.items() if path is not None}
-    if len(set(given.values())) > 1:
-        raise BadRequest(f"runner.{keys[0]}: expected one place, found {given}")
-    return next(iter(given.values()), None)
+def _warm_path(keys: RunnerKeys) -> Path | None:
+    folders = {key: keys.folder(key) for key in ("warmup_model_path", "model_init_path")}
+    named = {key: folder for key, folder in folders.items() if folder is not None}
+    if len(set(named.values())) > 1:
+        raise BadRequest(f"runner.warmup_model_path: expected one place, found {named}")
+    return next(iter(named.values()), None)

@@ -1,6 +1,4 @@
-"""`trireme stream`: days of data, pass by pass, as a configuration says."""
-
-from __future__ import annotations
+"""`trireme stream`: trains on days of data, pass by pass, from a configuration."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,31 +7,39 @@ from typing import Any
 
 import torch
 
-from trireme import cluster as clusters
 from trireme.config import Config
 from trireme.errors import BadRequest
+from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr
-from trireme.launch.roles import read_role
+from trireme.launch.process_role import read_role
 from trireme.run.data import dataset_of
-from trireme.run.keys import warn_of_unused_in_stream
+from trireme.run.day_folders import passes_of
 from trireme.run.model import create_recipe
 from trireme.run.online_settings import OnlineSettings
-from trireme.run.passes import passes_of
-from trireme.run.runner import dump_of, make_folder, make_trainer, serve_models, warm_start
+from trireme.run.runner import (
+    dump_of,
+    make_folder,
+    make_trainer,
+    report_of,
+    serve_models,
+    warm_start,
+)
 from trireme.run.settings import Settings
+from trireme.run.unused_keys import warn_of_unused_in_stream
 from trireme.train import Recipe, Trainer
-from trireme.train.online import PassReport, Publishing, train_passes
-from trireme.train.passes import Pass
+from trireme.train.online.passes import Pass
+from trireme.train.online.publishing import Publishing
+from trireme.train.online.train_passes import PassReport, train_passes
 
 log = logging.getLogger("trireme")
 
 
 def stream(config: Config) -> int:
-    """Be what the environment says: train on the passes of the days as a worker or embedded, or
-    serve.
+    """Train on the passes of the days as a worker or embedded, or serve; the environment states the
+    role.
 
     Returns:
-        How many passes this process has trained on; 0 on a server.
+        Number of passes that this process has trained on; 0 on a server.
 
     Raises:
         BadRequest: a wrong configuration. DataError: wrong data. DeadlineExceeded: data that did
@@ -42,13 +48,13 @@ def stream(config: Config) -> int:
     log_to_stderr()
     settings, online = Settings.read(config), OnlineSettings.read(config)
     _check(settings, online)
-    place = read_role()
-    log.info("%s", place.describe())
-    if place.role == "server":
-        serve_models(place, settings)
+    process = read_role()
+    log.info("%s", process.describe())
+    if process.role == "server":
+        serve_models(process, settings)
         return 0
-    with connect(place) as cluster:
-        clusters.set_default(cluster)
+    with connect(process) as cluster:
+        set_default(cluster)
         if settings.seed is not None:
             torch.manual_seed(settings.seed)
         recipe = create_recipe(config, settings)
@@ -57,10 +63,9 @@ def stream(config: Config) -> int:
         for report in _reports(config, settings, online, recipe, trainer):
             num_passes += 1
             if cluster.worker == 0:
-                _say(report)
+                _log_pass(report)
         if cluster.worker == 0:
-            upto = f"up to runner.end_day {online.end_day} all is trained on"
-            log.info("stream: %d passes done; %s", num_passes, upto)
+            log.info("stream: %d passes done, up to runner.end_day %s", num_passes, online.end_day)
         return num_passes
 
 
@@ -112,27 +117,25 @@ def _publishing(settings: Settings, online: OnlineSettings, trainer: Trainer) ->
     )
 
 
-def _training(settings: Settings, trainer: Trainer, of: Pass) -> dict[str, Any]:
+def _training(settings: Settings, trainer: Trainer, one: Pass) -> dict[str, Any]:
     return {
-        "fetch_list": ("loss", *(metric.name for metric in trainer.metrics)),
-        "print_period": settings.print_interval,
-        "debug": settings.debug,
-        "dump": dump_of(settings.train_dump, f"{of.day}-{of.number}"),
+        "report": report_of(trainer, settings),
+        "dump": dump_of(settings.train_dump, f"{one.day}-{one.number}"),
     }
 
 
-def _evaluating(settings: Settings, of: Pass) -> dict[str, Any]:
-    return {"dump": dump_of(settings.infer_dump, f"infer-{of.day}-{of.number}")}
+def _evaluating(settings: Settings, one: Pass) -> dict[str, Any]:
+    return {"dump": dump_of(settings.infer_dump, f"infer-{one.day}-{one.number}")}
 
 
-def _say(report: PassReport) -> None:
+def _log_pass(report: PassReport) -> None:
     parts = [
         f"{what} {_text(figures)}"
         for what, figures in (("before:", report.evaluated), ("training:", report.trained))
         if figures
     ]
     parts += [f"written {path}" for path in report.written]
-    parts += [f"{table}: {_text(of)}" for table, of in report.removed.items()]
+    parts += [f"{table}: {_text(counts)}" for table, counts in report.removed.items()]
     where = f"{report.point.day}/{report.point.number}"
     log.info("stream: pass %s: %s", where, "; ".join(parts) or "no data")
 

@@ -1,25 +1,26 @@
-"""`trireme verify`: checkpoints and exports, one after the other, with progress."""
-
-from __future__ import annotations
+"""`trireme verify`: checks checkpoints and exports one after the other, with progress."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
+from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, TriremeError
-from trireme.inference.manifest import is_export, located
-from trireme.inference.manifest import read_manifest as read_export
-from trireme.ps.checkpoint import MANIFEST, Manifest, Storage, open_storage, verify_checkpoint
-from trireme.train.progress import Display, display
+from trireme.inference.export_manifest import is_export, located
+from trireme.inference.export_manifest import read_manifest as read_export
+from trireme.progress import Display, display
+from trireme.storage.storage import Storage, open_storage
 
 DEPTH = 2
-"""Folders of days hold folders of passes."""
+"""Depth of the search: folders of days contain folders of passes."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """name: of the checkpoint or export. problems: what differs, a line each. summary: of one
-    without any.
+    """The result for one checkpoint or export.
+
+    problems: a line for each difference. summary: of one without problems.
     """
 
     name: str
@@ -28,45 +29,45 @@ class Verdict:
 
 
 def verify_all(paths: Sequence[str], *, shows: bool) -> Iterator[Verdict]:
-    """The verdict on each checkpoint and export that these paths are, or that is in these folders.
+    """The verdict on each checkpoint and export at these paths or in these folders.
 
-    shows: progress on stdout.
+    shows: whether to print progress on stdout.
 
     Raises:
-        BadRequest: a path has neither.
+        BadRequest: a path has none.
     """
     for path in paths:
-        found = list(_places(open_storage(path, None), DEPTH))
-        if not found:
+        folders = list(_saved_folders(open_storage(path, None), DEPTH))
+        if not folders:
             raise BadRequest(
                 f"verify: expected a checkpoint or an export, or a folder of them, found no"
                 f" {MANIFEST} at {path} and {DEPTH} folders down"
             )
-        for place in found:
-            with display(f"verify {place.name}", is_quiet=not shows) as shown:
-                verdict = _verify(place, shown)
+        for folder in folders:
+            with display(f"verify {folder.name}", is_quiet=not shows) as shown:
+                verdict = _verify(folder, shown)
             yield verdict
 
 
-def _places(place: Storage, depth: int) -> Iterator[Storage]:
-    if place.size(MANIFEST) is not None:
-        yield place
+def _saved_folders(folder: Storage, depth: int) -> Iterator[Storage]:
+    if folder.size(MANIFEST) is not None:
+        yield folder
     elif depth > 0:
-        for name in place.folders():
+        for name in folder.folders():
             if not name.startswith("."):
-                yield from _places(place.below(name), depth - 1)
+                yield from _saved_folders(folder.below(name), depth - 1)
 
 
-def _verify(place: Storage, shown: Display) -> Verdict:
+def _verify(folder: Storage, shown: Display) -> Verdict:
     def watch(done: int, total: int) -> None:
         if shown.is_due():
             shown.show_fraction(done / max(total, 1))
 
-    if "://" not in place.name and is_export(Path(place.name)):
-        return _verify_export(Path(place.name), shown)
-    manifest, problems = verify_checkpoint(place, watch)
+    if "://" not in folder.name and is_export(Path(folder.name)):
+        return _verify_export(Path(folder.name), shown)
+    manifest, problems = verify_checkpoint(folder, watch)
     summary = "" if manifest is None else _summary(manifest)
-    return Verdict(place.name, tuple(problems), summary)
+    return Verdict(folder.name, tuple(problems), summary)
 
 
 def _verify_export(folder: Path, shown: Display) -> Verdict:
@@ -94,7 +95,7 @@ def _verify_export(folder: Path, shown: Display) -> Verdict:
     )
 
 
-def _summary(manifest: Manifest) -> str:
+def _summary(manifest: CheckpointManifest) -> str:
     rows = sum(table.num_rows for table in manifest.tables.values())
     num_files = sum(1 for _ in manifest.files())
     return (

@@ -1,7 +1,7 @@
-"""How many bytes a table needs, from how the core lays rows and index out and what files hold.
+"""Estimates of the bytes that a table needs, from the core's layout of rows and index.
 
-Estimates are of `_core.Table.bytes`, which counts memory taken from the system, and of the files of
-a checkpoint; both agree with what is measured within 5 %.
+They estimate `_core.Table.bytes`, which counts memory taken from the system, and the files of a
+checkpoint. Both are within 5 % of measured values.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from statistics import NormalDist
 import pyarrow as pa
 
 from trireme import _core
+from trireme.checkpoint.format.row_files import RowColumns
 from trireme.errors import BadRequest
-from trireme.ps.checkpoint.row_files import Columns
-from trireme.ps.rows import RowLayout
-from trireme.ps.served import make_core_table
+from trireme.protocol.core_table import make_core_table
+from trireme.protocol.wide_rows import RowLayout
 from trireme.table import TableSchema
 
 MARKS_BYTES = 8 * _core.NUM_BUCKETS
 LINE_BYTES, LINE_SLOTS, LOAD_PERCENT = 64, 12, 82  # core/store/index.h
-LINES_MIN = 3  # that a bucket grows by, core/store/index.cc
+LINES_MIN = 3  # smallest growth of a bucket, core/store/index.cc
 PENDING_KEY_BYTES = 16 * (16 + 23) / 32  # core/table/pending_counts.h: between 16 and 23
 PENDING_KEY_FILE_BYTES = 16
 QUANTILES = 33
@@ -31,16 +31,16 @@ QUANTILES = 33
 
 @dataclass(frozen=True)
 class Need:
-    """What one server needs for its part of a table.
+    """The bytes that one server needs for its part of a table.
 
     Attributes:
         num_rows: rows here.
         num_buckets: buckets here, of 4096.
         num_streams: of training data: one per worker.
         num_pending: keys that an exact CountFilter counts here.
-        head_share: part of the rows that have a head alone; the policy must have such rows.
-        shares: of a schema with several dims, what part of the other rows has each; none: all are
-            of the largest.
+        head_share: share of the rows that have a head only; the policy must have such rows.
+        shares: for a schema with several dims, the share of the other rows that has each dim;
+            empty: all have the largest.
     """
 
     schema: TableSchema
@@ -62,7 +62,7 @@ class Need:
         head_share: float = 0.0,
         shares: tuple[float, ...] = (),
     ) -> Need:
-        """Of the server with the most buckets. Raises BadRequest if it cannot number its rows."""
+        """The need of the server with the most buckets. Raises BadRequest: too many rows for it."""
         num_buckets = math.ceil(_core.NUM_BUCKETS / num_servers)
         share = num_buckets / _core.NUM_BUCKETS
         rows, pending = math.ceil(num_rows * share), math.ceil(num_pending * share)
@@ -77,7 +77,7 @@ class Need:
 
     @cached_property
     def table(self) -> _core.Table:
-        """An empty one."""
+        """An empty table of the schema."""
         return make_core_table(self.schema)
 
     @cached_property
@@ -86,24 +86,24 @@ class Need:
 
     @property
     def rows_max(self) -> int:
-        """Rows are numbered with 32 bits, some of which say the class."""
+        """Largest number of rows: row numbers have 32 bits, some of which are the row class."""
         bits = 32 - (len(self.table.class_bytes) - 1).bit_length()
         return (1 << bits) - 2
 
     @property
     def row_bytes(self) -> float:
-        """Of a row in memory, index aside; of several classes, in the mean."""
+        """Mean bytes of a row in memory, without the index."""
         whole, head = self._mean(self.table.class_bytes), self.table.class_bytes[-1]
         return whole + self.head_share * (head - whole)
 
     def _mean(self, of_classes: Sequence[float]) -> float:
-        """Over rows that are not a head alone."""
+        """Mean over the rows that are not a head only."""
         dims = self.schema.dims
         shares = self.shares or [float(dim == max(dims)) for dim in dims]
-        return sum(share * of for share, of in zip(shares, of_classes, strict=False))
+        return sum(share * value for share, value in zip(shares, of_classes, strict=False))
 
     def parts_of_row(self) -> dict[str, float]:
-        """Where the bytes of a row are, index aside; of several classes, in the mean."""
+        """Mean bytes of a row by part, without the index."""
         share, dim = 1 - self.head_share, self._mean(self.schema.dims)
         whole, statistics = (
             self._mean(self.table.class_bytes),
@@ -132,7 +132,7 @@ class Need:
 
     @property
     def index_max(self) -> float:
-        """When every bucket has just grown."""
+        """Bytes of the index when every bucket has just grown."""
         return self.num_rows * LINE_BYTES / (LINE_SLOTS * LOAD_PERCENT / 100) * 9 / 8
 
     @property
@@ -141,7 +141,7 @@ class Need:
 
     @property
     def pending(self) -> float:
-        """What admission counts of keys without a row."""
+        """Bytes of the admission counts of keys without a row."""
         return self._pending(PENDING_KEY_BYTES)
 
     def _pending(self, bytes_of_key: float) -> float:
@@ -156,22 +156,20 @@ class Need:
 
     @cached_property
     def file_row_bytes(self) -> int:
-        """Of a row in a checkpoint."""
-        return sum(_cell_bytes(field.type) for field in Columns.of(self.layout).schema)
+        """Bytes of a row in a checkpoint."""
+        return sum(_cell_bytes(field.type) for field in RowColumns.of(self.layout).schema)
 
     @property
     def checkpoint(self) -> float:
         return self.num_rows * self.file_row_bytes + self._pending(PENDING_KEY_FILE_BYTES)
 
     def delta(self, share: float) -> float:
-        """A checkpoint of the rows that changed, with what is pending."""
+        """Bytes of a delta checkpoint of a share of the rows, with the pending counts."""
         return self.num_rows * share * self.file_row_bytes + self._pending(PENDING_KEY_FILE_BYTES)
 
 
 def _mean_lines(mean_rows: float) -> float:
-    """Lines of a bucket, over buckets with as many rows as chance gives them (Poisson, taken as
-    normal).
-    """
+    """Mean number of lines of a bucket. Rows per bucket are Poisson, approximated as normal."""
     spread = NormalDist(mean_rows, math.sqrt(mean_rows)) if mean_rows else None
     if spread is None:
         return 0.0
@@ -180,7 +178,7 @@ def _mean_lines(mean_rows: float) -> float:
 
 
 def _lines(num_rows: int) -> int:
-    """Lines of a bucket that has grown row by row, as Index::reserve has it."""
+    """Lines of a bucket that has grown row by row, as in Index::reserve."""
     needed = math.ceil(num_rows * 100 / (LINE_SLOTS * LOAD_PERCENT))
     lines = 0
     while lines < needed:

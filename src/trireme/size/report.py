@@ -1,6 +1,4 @@
-"""What `trireme size` writes of a table."""
-
-from __future__ import annotations
+"""The text that `trireme size` prints for a table."""
 
 from collections.abc import Iterator
 
@@ -9,7 +7,7 @@ from trireme.size.estimate import PENDING_KEY_BYTES, Need
 
 
 def of_table(need: Need, num_rows: int, num_servers: int, delta_share: float) -> Iterator[str]:
-    """need: of the server with the most buckets. num_rows: on all servers together."""
+    """Lines about a table. need: of the server with the most buckets. num_rows: of all servers."""
     schema = need.schema
     admission = "" if schema.admission is None else f", admission {schema.admission['name']}"
     yield (
@@ -34,20 +32,20 @@ def _memory(need: Need, num_rows: int, num_servers: int) -> Iterator[list[str]]:
     for name, per_row in parts.items():
         yield _line(name, per_row, per_row * num_rows, per_row * need.num_rows)
     if need.pending:
-        yield _line("keys that wait", None, need.pending * scale, need.pending)
+        yield _line("pending keys", None, need.pending * scale, need.pending)
     fixed = need.marks + need.table.bytes
-    yield _line("marks and the like", None, fixed * num_servers, fixed)
+    yield _line("fixed parts", None, fixed * num_servers, fixed)
     everywhere = (need.memory - fixed) * scale + fixed * num_servers
     yield _line("all", sum(parts.values()), everywhere, need.memory)
 
 
 def _disk(need: Need, num_rows: int, delta_share: float) -> Iterator[list[str]]:
     scale = num_rows / max(need.num_rows, 1)
-    for name, here in (
+    for name, num_bytes in (
         ("full checkpoint", need.checkpoint),
         (f"delta of {100 * delta_share:g} %", need.delta(delta_share)),
     ):
-        yield _line(name, need.file_row_bytes, here * scale, here)
+        yield _line(name, need.file_row_bytes, num_bytes * scale, num_bytes)
 
 
 def _line(name: str, per_row: float | None, everywhere: float, each: float) -> list[str]:
@@ -63,19 +61,19 @@ def _notes(need: Need) -> Iterator[str]:
     )
     if need.schema.head_class is not None and not need.head_share:
         yield (
-            "rows with a head alone (embedx_threshold): none here; --heads P says how many per cent"
-            " they are"
+            "rows with a head only (embedx_threshold): none are counted; --heads P sets their per"
+            " cent"
         )
     if len(need.schema.dims) > 1 and not need.shares:
         yield (
-            f"dims: all rows are counted with {max(need.schema.dims)} weights; --dims with the per"
-            " cent of rows that have each dim says it closer"
+            f"dims: all rows are counted with {max(need.schema.dims)} weights; --dims sets the per"
+            " cent of rows that have each dim"
         )
     admission = need.schema.admission or {}
     if admission.get("name") == "count_filter" and admission["sketch_bytes"] is None:
         yield (
             f"admission: about {PENDING_KEY_BYTES:.0f} B for each key that was seen and has no row"
-            " yet (--pending_keys); shrink() forgets old ones as it does rows"
+            " yet (--pending_keys); shrink() removes old ones, as it does rows"
         )
     yield "while a checkpoint is written: up to a tenth more memory"
     yield "not counted: dense parameters, batches, torch, keys removed since an export (12 B each)"

@@ -1,3 +1,1 @@
-"""What a process tells of itself: instruments that count, and the endpoint where Prometheus reads
-them. Knows no tables.
-"""
+"""Metrics of a process, and the endpoint where Prometheus reads them. Knows no tables."""

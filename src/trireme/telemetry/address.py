@@ -1,6 +1,4 @@
-"""Where a process tells of itself."""
-
-from __future__ import annotations
+"""Addresses of metrics endpoints."""
 
 from trireme.errors import BadRequest
 
@@ -9,7 +7,7 @@ def split_address(text: str) -> tuple[str, int]:
     """Host and port of "host:port", ":port" or "port"; without a host it is loopback.
 
     Raises:
-        BadRequest: it is none of these.
+        BadRequest: another form, or another port.
     """
     host, _, port = text.strip().rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
@@ -23,8 +21,8 @@ def join_address(host: str, port: int) -> str:
 
 
 def nth_address(text: str, n: int) -> str:
-    """That of the n-th of several processes, where `text` is that of the first: its port plus n;
-    port 0 for each where it is 0.
+    """The address of the n-th of several processes if `text` is that of the first: the port plus n;
+    port 0 stays 0.
 
     Raises:
         BadRequest: there is no such port.

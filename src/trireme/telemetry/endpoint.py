@@ -1,8 +1,8 @@
-"""The HTTP endpoint of a process: /metrics for Prometheus, /healthz for whoever restarts it.
+"""The HTTP endpoint of a process: /metrics for Prometheus, /healthz for supervisors.
 
-Requests are parsed by Python's http.server and answered by Prometheus' client. Neither has limits
-of its own, so: at most THREADS_MAX connections at a time, each of one request, which must have come
-within REQUEST_S and whose answer must have been taken within ANSWER_S.
+Python's http.server parses requests and Prometheus' client answers them. Neither has limits, so
+these are added: at most THREADS_MAX connections at a time, each of one request, which must arrive
+within REQUEST_S and whose answer must be received within ANSWER_S.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _log = logging.getLogger("trireme.telemetry")
 THREADS_MAX = 8
 REQUEST_S = 10.0
 ANSWER_S = 10.0
-_TURN_S = 0.1  # how often the server looks whether it is to end
+_POLL_S = 0.1  # interval of checking whether the server should stop
 
 
 class Endpoint:
     """Answers at `address` from start() to stop(); also a context manager.
 
     GET /metrics: 200, the registry in Prometheus' text or OpenMetrics' format. GET /healthz: 200
-    and "ok", or 503 and the reasons, one a line.
+    and "ok", or 503 and the reasons, one per line.
 
     Args:
-        address: "host:port"; port 0 chooses a free one, `url` says which. A number alone is a port
-            of loopback.
+        address: "host:port"; port 0 chooses a free one, see `url`. A number alone is a port of
+            loopback.
 
     Raises:
         BadRequest: the address cannot be bound.
@@ -55,12 +55,12 @@ class Endpoint:
         except OSError as error:
             raise BadRequest(f"metrics: cannot listen on {address}: {error}") from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_TURN_S,), name="trireme-metrics", daemon=True
+            target=self._server.serve_forever, args=(_POLL_S,), name="trireme-metrics", daemon=True
         )
 
     @property
     def url(self) -> str:
-        """Where it listens: "http://host:port"."""
+        """The address that it listens at: "http://host:port"."""
         host, port = self._server.socket.getsockname()[:2]
         return f"http://{join_address(host, port)}"
 
@@ -72,7 +72,7 @@ class Endpoint:
         return self
 
     def stop(self) -> None:
-        """End; a request that is being answered may finish beside it. Twice is once."""
+        """Stop; a request that is being answered may still finish. May be called twice."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -102,7 +102,7 @@ class _HttpServer(ThreadingHTTPServer):
         super().__init__(cast("tuple[str, int]", address), _Handler)
 
     def server_bind(self) -> None:
-        """Without asking the network for this host's name, as HTTPServer would."""
+        """Bind without looking up this host's name, which HTTPServer would do."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
@@ -122,7 +122,7 @@ class _HttpServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that goes or is too slow is its own loss; anything else is our mistake."""
+        """Log an error: at level info if the peer left or was too slow."""
         del request
         if isinstance(sys.exc_info()[1], OSError):
             _log.info(
@@ -141,7 +141,7 @@ class _Handler(MetricsHandler):
         self.rfile = io.BufferedReader(_Incoming(self.connection, time.monotonic() + REQUEST_S))
 
     def do_GET(self) -> None:
-        self.connection.settimeout(ANSWER_S)  # for all of it: sendall keeps one deadline
+        self.connection.settimeout(ANSWER_S)  # for the whole answer: sendall keeps one deadline
         path = urlsplit(self.path).path
         if path == "/metrics":
             super().do_GET()
@@ -164,9 +164,7 @@ class _Handler(MetricsHandler):
 
 
 class _Incoming(io.RawIOBase):
-    """What a connection sends until a deadline; then reading fails, however little came each
-    time.
-    """
+    """Reads from a connection until a deadline, however slowly data arrives."""
 
     def __init__(self, connection: sockets.socket, deadline: float) -> None:
         self._connection, self._deadline = connection, deadline

@@ -1,6 +1,4 @@
-"""Whether a process serves, and if not, why."""
-
-from __future__ import annotations
+"""Whether a process serves, and the reasons if not."""
 
 import threading
 
@@ -8,10 +6,7 @@ STARTING = "start"
 
 
 class Health:
-    """The reasons for which a process does not serve, by what they concern. Threads: any.
-
-    It begins with one: it has not opened yet.
-    """
+    """The reasons why a process does not serve, by topic; at first one. Threads: any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,17 +15,17 @@ class Health:
     def opened(self) -> None:
         self.clear(STARTING)
 
-    def hinder(self, what: str, reason: str) -> None:
-        """It does not serve for this reason, until `what` is cleared."""
+    def hinder(self, topic: str, reason: str) -> None:
+        """Add a reason, or replace that of the same topic."""
         with self._lock:
-            self._reasons[what] = reason
+            self._reasons[topic] = reason
 
-    def clear(self, what: str) -> None:
-        """`what` hinders it no more, if it did."""
+    def clear(self, topic: str) -> None:
+        """Remove the reason of a topic, if there is one."""
         with self._lock:
-            self._reasons.pop(what, None)
+            self._reasons.pop(topic, None)
 
     def reasons(self) -> list[str]:
-        """Empty: it serves."""
+        """All reasons; empty: the process serves."""
         with self._lock:
             return list(self._reasons.values())

@@ -1,11 +1,8 @@
 """Instruments: numbers by labels that Prometheus collects.
 
-Prometheus' client has instruments of its own; these cost a third of them on the paths of requests
-(one lock and one search per observation) and say nothing beside their numbers. What is collected,
-and its format, is the client's.
+These cost a third of the instruments of Prometheus' client where requests are counted: one lock and
+one search per observation. The collected families and their format are the client's.
 """
-
-from __future__ import annotations
 
 import threading
 from bisect import bisect_left
@@ -24,16 +21,16 @@ SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-"""Upper bounds for durations: from a call over loopback to a wait for another process."""
+"""Upper bounds of durations, from a call over loopback to a wait for another process."""
 
 
 class Counter:
-    """Numbers that only grow, one for each combination of labels. Threads: any.
+    """Numbers that only grow, one per combination of labels. Threads: any.
 
     Args:
         name: ends in _total.
-        labels: names of the labels; `add` takes their values in this order. Values that come from
-            a peer must be of a bounded set.
+        labels: names; `add` takes their values in this order. Values from peers must be of a
+            bounded set.
     """
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str] = ()) -> None:
@@ -54,10 +51,10 @@ class Counter:
 
 
 class Histogram:
-    """How many observations lie below each bound, one for each combination of labels. Threads: any.
+    """Counts of observations below each bound, per combination of labels. Threads: any.
 
     Args:
-        bounds: ascending; an observation counts in the first bucket whose bound it does not exceed.
+        bounds: ascending; an observation counts in the first bucket with a bound >= it.
     """
 
     def __init__(
@@ -81,65 +78,61 @@ class Histogram:
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            read = [(of, list(counts), self._sums[of]) for of, counts in self._counts.items()]
+            read = [(key, list(counts), self._sums[key]) for key, counts in self._counts.items()]
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
         for labels, counts, total in read:
             family.add_metric(labels, _cumulated(self._bounds, counts), total)
         yield family
 
 
-Reading = Mapping[Labels, float]
+LabeledNumbers = Mapping[Labels, float]
 
 
 class Gauge:
-    """Numbers as they are when they are asked for.
+    """Numbers that are read when Prometheus asks for them; a counter if the name ends in _total.
 
     Args:
-        read: the numbers by the values of their labels, in the order of `labels`; from any thread.
-            A number without labels stands under ().
-        is_counter: they only grow; the name ends in _total.
+        read: returns the numbers by the values of `labels`, () without labels; from any thread.
     """
 
     def __init__(
         self,
         name: str,
         documentation: str,
-        read: Callable[[], Reading],
+        read: Callable[[], LabeledNumbers],
         labels: Sequence[str] = (),
-        *,
-        is_counter: bool = False,
     ) -> None:
         self._name, self._documentation, self._labels = name, documentation, tuple(labels)
-        self._read, self._is_counter = read, is_counter
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        family = counter_family if self._is_counter else _gauge_family
+        family = counter_family if self._name.endswith("_total") else _gauge_family
         yield family(self._name, self._documentation, self._labels, self._read())
 
 
 def counter_family(
-    name: str, documentation: str, labels: Sequence[str], values: Reading
+    name: str, documentation: str, labels: Sequence[str], values: LabeledNumbers
 ) -> CounterMetricFamily:
-    """Of a name that ends in _total."""
+    """The name must end in _total."""
     family = CounterMetricFamily(name, documentation, labels=labels)
-    for of, value in values.items():
-        family.add_metric(of, value)
+    for key, value in values.items():
+        family.add_metric(key, value)
     return family
 
 
 def _gauge_family(
-    name: str, documentation: str, labels: Sequence[str], values: Reading
+    name: str, documentation: str, labels: Sequence[str], values: LabeledNumbers
 ) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, documentation, labels=labels)
-    for of, value in values.items():
-        family.add_metric(of, value)
+    for key, value in values.items():
+        family.add_metric(key, value)
     return family
 
 
 def histogram_family(
     name: str, documentation: str, bounds: Sequence[float], values: Mapping[int, int]
 ) -> HistogramMetricFamily:
-    """Of numbers that have been counted one by one: how often each occurred."""
+    """A histogram of whole numbers. values: number -> occurrences."""
     counts = [0] * (len(bounds) + 1)
     for value, count in values.items():
         counts[bisect_left(bounds, value)] += count

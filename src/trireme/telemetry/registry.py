@@ -1,6 +1,4 @@
-"""What one process has to tell, as Prometheus' client collects it."""
-
-from __future__ import annotations
+"""The metrics registry of a process."""
 
 import importlib.metadata
 import platform
@@ -14,13 +12,13 @@ Registry = CollectorRegistry
 
 
 def new_registry(role: str, name: str) -> Registry:
-    """A registry that tells of the process itself: uptime, versions, memory, CPU, descriptors.
+    """A registry with metrics of the process: uptime, versions, memory, CPU, descriptors.
 
-    Each server and each cluster has its own: two in one process do not mix.
+    Each server and each cluster has its own, also within one process.
 
     Args:
         role: "server", "worker" or "embedded".
-        name: what the process calls itself, such as "worker 0".
+        name: of the process, such as "worker 0".
     """
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
@@ -29,7 +27,7 @@ def new_registry(role: str, name: str) -> Registry:
 
 
 def text_of(registry: Registry) -> bytes:
-    """All of it in Prometheus' text format, UTF-8."""
+    """All metrics in Prometheus' text format, UTF-8."""
     return generate_latest(registry)
 
 
@@ -52,7 +50,7 @@ class _Build:
         yield info
         yield GaugeMetricFamily(
             "trireme_uptime_seconds",
-            "Time since the process began to tell of itself.",
+            "Time since the process started its metrics.",
             value=time.monotonic() - self._started,
         )
 

@@ -1,1 +1,1 @@
-"""`trireme top`: a running job in the terminal."""
+"""The view of `trireme top`: a running job in the terminal."""

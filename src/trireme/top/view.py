@@ -1,6 +1,4 @@
-"""Two snapshots of a job as tables: what is, and what happened in between."""
-
-from __future__ import annotations
+"""Two snapshots of a job as tables: its present state, and rates since the first one."""
 
 import math
 
@@ -8,46 +6,46 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trireme.top.snapshot import Snapshot, Told
+from trireme.top.job_snapshot import ServerSamples, Snapshot
 
 _REQUESTS = "trireme_server_request_seconds"
 _NONE = "-"
 
 
 def view(before: Snapshot, now: Snapshot) -> RenderableType:
-    """The job at `now`; rates and latencies are of the time since `before`."""
-    between = _Between(before, now)
+    """The job at `now`; rates and latencies are those since `before`."""
+    interval = _Interval(before, now)
     return Group(
         _summary(now),
-        _servers(between),
-        *(Text(f"no answer: {told.error}") for told in now.servers if told.error),
-        _tables(between),
-        _workers(between),
+        _servers(interval),
+        *(Text(f"no answer: {server.error}") for server in now.servers if server.error),
+        _tables(interval),
+        _workers(interval),
         _staleness(now),
     )
 
 
-class _Between:
+class _Interval:
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.before, self.now = before, now
         self.seconds = max(now.at - before.at, 1e-9)
-        self._told_before = {told.endpoint: told for told in before.servers}
+        self._before_by_endpoint = {server.endpoint: server for server in before.servers}
 
-    def rate(self, name: str, of: Told | None = None, **labels: str) -> float:
-        """Growth of a counter per second, of a server or all; one that began anew grew from 0."""
-        servers = self.now.servers if of is None else [of]
-        return sum(self._growth(told, name, **labels) for told in servers) / self.seconds
+    def rate(self, name: str, server: ServerSamples | None = None, **labels: str) -> float:
+        """Growth of a counter per second, of one server or all."""
+        servers = self.now.servers if server is None else [server]
+        return sum(self._growth(server, name, **labels) for server in servers) / self.seconds
 
-    def _growth(self, told: Told, name: str, **labels: str) -> float:
-        before = self._told_before.get(told.endpoint)
-        value = told.total(name, **labels)
+    def _growth(self, server: ServerSamples, name: str, **labels: str) -> float:
+        before = self._before_by_endpoint.get(server.endpoint)
+        value = server.total(name, **labels)
         past = 0.0 if before is None else before.total(name, **labels)
-        return value - past if value >= past else value
+        return value - past if value >= past else value  # a restarted server counts from 0
 
-    def mean_s(self, told: Told, method: str) -> float | None:
-        """Mean time of the requests of a method that were answered in between; None: none was."""
-        count = self._growth(told, f"{_REQUESTS}_count", method=method)
-        return self._growth(told, f"{_REQUESTS}_sum", method=method) / count if count else None
+    def mean_s(self, server: ServerSamples, method: str) -> float | None:
+        """Mean time of the requests of a method in the interval; None: there were none."""
+        count = self._growth(server, f"{_REQUESTS}_count", method=method)
+        return self._growth(server, f"{_REQUESTS}_sum", method=method) / count if count else None
 
 
 def _summary(now: Snapshot) -> Text:
@@ -63,80 +61,82 @@ def _summary(now: Snapshot) -> Text:
     return Text("trireme top: " + ", ".join(parts))
 
 
-def _servers(between: _Between) -> Table:
+def _servers(interval: _Interval) -> Table:
     table = _table(
         "server", "up", "rows", "tables", "memory", "pull/s", "push/s", "pull ms", "push ms",
         "in/s", "out/s", "queued", "running", "deferred", "full/s", "saved ago",
     )  # fmt: skip
-    for told in between.now.servers:
-        if told.error:
-            table.add_row(told.endpoint, "no answer")
+    for server in interval.now.servers:
+        if server.error:
+            table.add_row(server.endpoint, "no answer")
             continue
         queues = [
-            told.total("trireme_server_queue_requests", state=state)
+            server.total("trireme_server_queue_requests", state=state)
             for state in ("queued", "running", "deferred")
         ]
-        ages = [age for _, age in told.matching("trireme_checkpoint_age_seconds")]
+        ages = [age for _, age in server.matching("trireme_checkpoint_age_seconds")]
         table.add_row(
-            told.endpoint,
-            _seconds(told.total("trireme_uptime_seconds")),
-            _count(told.total("trireme_table_rows")),
-            _bytes(told.total("trireme_table_bytes")),
-            _bytes(told.total("process_resident_memory_bytes")),
-            _count(between.rate("trireme_pulls_total", told)),
-            _count(between.rate("trireme_pushes_total", told)),
-            _ms(between.mean_s(told, "ps.pull")),
-            _ms(between.mean_s(told, "ps.push")),
-            _bytes(between.rate("trireme_server_received_bytes_total", told)),
-            _bytes(between.rate("trireme_server_sent_bytes_total", told)),
+            server.endpoint,
+            _seconds(server.total("trireme_uptime_seconds")),
+            _count(server.total("trireme_table_rows")),
+            _bytes(server.total("trireme_table_bytes")),
+            _bytes(server.total("process_resident_memory_bytes")),
+            _count(interval.rate("trireme_pulls_total", server)),
+            _count(interval.rate("trireme_pushes_total", server)),
+            _ms(interval.mean_s(server, "ps.pull")),
+            _ms(interval.mean_s(server, "ps.push")),
+            _bytes(interval.rate("trireme_server_received_bytes_total", server)),
+            _bytes(interval.rate("trireme_server_sent_bytes_total", server)),
             *(_count(number) for number in queues),
-            _count(between.rate("trireme_server_requests_total", told, code="RESOURCE_EXHAUSTED")),
+            _count(
+                interval.rate("trireme_server_requests_total", server, code="RESOURCE_EXHAUSTED")
+            ),
             _seconds(min(ages)) if ages else _NONE,
         )
     return table
 
 
-def _tables(between: _Between) -> Table:
+def _tables(interval: _Interval) -> Table:
     table = _table("table", "rows", "bytes", "pulled keys/s", "missing", "pushed keys/s")
-    now = between.now
+    now = interval.now
     for name in now.values_of("trireme_table_rows", "table"):
-        pulled = between.rate("trireme_table_pulled_keys_total", table=name)
-        missing = between.rate("trireme_table_missing_keys_total", table=name)
+        pulled = interval.rate("trireme_table_pulled_keys_total", table=name)
+        missing = interval.rate("trireme_table_missing_keys_total", table=name)
         table.add_row(
             name,
             _count(now.total("trireme_table_rows", table=name)),
             _bytes(now.total("trireme_table_bytes", table=name)),
             _count(pulled),
             f"{100 * missing / pulled:.1f}%" if pulled else _NONE,
-            _count(between.rate("trireme_table_pushed_keys_total", table=name)),
+            _count(interval.rate("trireme_table_pushed_keys_total", table=name)),
         )
     return table
 
 
-def _workers(between: _Between) -> Table:
-    """As server 0 hears them; every push goes to every server, so that one can tell of all."""
+def _workers(interval: _Interval) -> Table:
+    """As the first server that answers counts them: every push goes to every server."""
     table = _table(
         "worker", "heard ago", "steps", "examples", "examples/s", "retries",
         "planned", "pulled", "pushes",
     )  # fmt: skip
-    now, told = between.now, next(iter(between.now.answering))
+    now, first = interval.now, next(iter(interval.now.answering))
     for worker in now.values_of("trireme_worker_silence_seconds", "worker"):
         silences = [
-            age for of in now.servers
-            for _, age in of.matching("trireme_worker_silence_seconds", worker=worker)
+            age for server in now.servers
+            for _, age in server.matching("trireme_worker_silence_seconds", worker=worker)
         ]  # fmt: skip
-        said = {
-            of["what"]: value
-            for of, value in told.matching("trireme_worker_reported", worker=worker)
+        reported = {
+            labels["what"]: value
+            for labels, value in first.matching("trireme_worker_reported", worker=worker)
         }
         table.add_row(
             worker,
             _seconds(min(silences)),
-            _count(told.total("trireme_pushes_total", stream=worker)),
-            _count(told.total("trireme_examples_total", stream=worker)),
-            _count(between.rate("trireme_examples_total", told, stream=worker)),
+            _count(first.total("trireme_pushes_total", stream=worker)),
+            _count(first.total("trireme_examples_total", stream=worker)),
+            _count(interval.rate("trireme_examples_total", first, stream=worker)),
             *(
-                _count(said[what]) if what in said else _NONE
+                _count(reported[what]) if what in reported else _NONE
                 for what in ("retries", "planned", "pulled", "pushes")
             ),
         )
@@ -144,7 +144,7 @@ def _workers(between: _Between) -> Table:
 
 
 def _staleness(now: Snapshot) -> Text:
-    """Of the pushes since the start, over all servers."""
+    """The staleness of all pushes since the start, over all servers."""
     name = "trireme_push_staleness"
     bounds = sorted(float(le) for le in now.values_of(f"{name}_bucket", "le"))
     count = now.total(f"{name}_count")
@@ -154,9 +154,9 @@ def _staleness(now: Snapshot) -> Text:
     def below(bound: float) -> float:
         return sum(
             value
-            for told in now.servers
-            for of, value in told.matching(f"{name}_bucket")
-            if float(of["le"]) == bound
+            for server in now.servers
+            for labels, value in server.matching(f"{name}_bucket")
+            if float(labels["le"]) == bound
         )
 
     def quantile(share: float) -> str:

@@ -1,9 +1,11 @@
 """Training: the distributed optimizer, the pipeline and the trainer."""
 
-from trireme.train.checkpoints import Checkpoints
+from trireme.train.checkpointing.checkpoints import Checkpoints
 from trireme.train.dump import Dump
+from trireme.train.loop.pipeline import Pipeline
+from trireme.train.loop.prefetch import prefetch
+from trireme.train.loop.reporting import Report
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.pipeline import Pipeline, prefetch
 from trireme.train.recipe import Recipe
 from trireme.train.trainer import Trainer
 
@@ -13,6 +15,7 @@ __all__ = [
     "Dump",
     "Pipeline",
     "Recipe",
+    "Report",
     "Trainer",
     "prefetch",
 ]

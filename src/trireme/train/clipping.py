@@ -1,10 +1,4 @@
-"""Gradient clipping: what `clip_norm` and `clip_value` mean in each mode, and the worker's part.
-
-In sync the gradient of a step is the sum of all workers', which servers have: they clip it.
-Elsewhere a step is one worker's, which clips its own before the push.
-"""
-
-from __future__ import annotations
+"""Gradient clipping in a worker. A mode says whether the worker or the servers clip a step."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -16,64 +10,48 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest, NotFinite
-from trireme.ps.clipping import Clip
-from trireme.ps.dense import DenseParameters
-from trireme.ps.gradients import TableGradient
-from trireme.ps.routing import Floats
-from trireme.strategy import Strategy
-from trireme.table import Table
+from trireme.protocol.clipping import Clip
+from trireme.protocol.gradients import TableGradient
+from trireme.protocol.routing import Floats
+from trireme.table import RowClassId, Table
 
 
-class Clipping:
-    """Of an optimizer.
-
-    Attributes:
-        of_push: what servers are asked to clip by, or None.
-        of_dense: what hybrid clips its dense gradient by after the all-reduce, or None.
-        on_servers: whether they clip by the norm, which pulls must bring.
+def make_clip(norm: float | None, value: float | None, tables: Iterable[Table]) -> Clip | None:
+    """What gradients are clipped by; None: by nothing.
 
     Raises:
-        BadRequest: both, or a limit that is not above 0; the norm in hybrid; tables whose rule
-            scales gradients.
+        BadRequest: both a norm and a value, a limit that is not above 0, or tables whose rule
+            scales gradients afterwards.
     """
+    clip = _clip(norm, value)
+    for table in tables if clip is not None else ():
+        if table.optimizer.scale == "fleet":
+            raise BadRequest(
+                f"DistributedOptimizer: expected scale='loss' for table {table.name!r}, whose"
+                " gradients are to be clipped, found 'fleet', which scales them afterwards"
+            )
+    return clip
 
-    def __init__(
-        self,
-        norm: float | None,
-        value: float | None,
-        strategy: Strategy,
-        num_workers: int,
-        tables: Iterable[Table],
-    ) -> None:
-        clip = _clip(norm, value)
-        if clip is not None:
-            _check(clip, strategy, tables)
-        is_summed = strategy.mode == "sync" and num_workers > 1
-        self._own = None if is_summed else clip
-        self.of_push = clip if is_summed else None
-        self.of_dense = clip if strategy.mode == "hybrid" else None
-        self.on_servers = self.of_push is not None and self.of_push.kind == "norm"
 
-    def apply(
-        self, tables: dict[str, TableGradient], dense: DenseParameters
-    ) -> dict[str, TableGradient]:
-        """Clip the gradients of a step of this worker alone: those of parameters in place.
+def clip_gradients(
+    clip: Clip | None, tables: dict[RowClassId, TableGradient], parameters: Iterable[Tensor]
+) -> dict[RowClassId, TableGradient]:
+    """Clip the gradients of a step, those of the parameters in place; returns those of the rows.
 
-        Raises:
-            NotFinite: the norm is not finite; no gradient has changed.
-        """
-        clip = self._own
-        if clip is None:
-            return tables
-        gradients = [p.grad for p in dense.parameters.values() if p.grad is not None]
-        norm = _norm(tables, gradients) if clip.kind == "norm" else None
-        with torch.no_grad():
-            for gradient in [] if self.of_dense is not None else gradients:
-                clip_tensor(clip, gradient, norm)
-        return {
-            name: replace(part, gradients=clip.clipped(part.gradients, norm))
-            for name, part in tables.items()
-        }
+    Raises:
+        NotFinite: the norm is not finite; no gradient has changed.
+    """
+    if clip is None:
+        return tables
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = _norm(tables, gradients) if clip.kind == "norm" else None
+    with torch.no_grad():
+        for gradient in gradients:
+            clip_tensor(clip, gradient, norm)
+    return {
+        name: replace(part, gradients=clip.clipped(part.gradients, norm))
+        for name, part in tables.items()
+    }
 
 
 def clip_tensor(clip: Clip, gradient: Tensor, norm: float | None) -> None:
@@ -84,7 +62,7 @@ def clip_tensor(clip: Clip, gradient: Tensor, norm: float | None) -> None:
         gradient.mul_(factor)
 
 
-def _norm(tables: Mapping[str, TableGradient], dense: Iterable[Tensor]) -> float:
+def _norm(tables: Mapping[RowClassId, TableGradient], dense: Iterable[Tensor]) -> float:
     sums = [_squares(part.gradients) for part in tables.values()]
     sums += [_squares(gradient.detach().float().cpu().numpy()) for gradient in dense]
     total = math.fsum(sums)
@@ -118,18 +96,3 @@ def _clip(norm: float | None, value: float | None) -> Clip | None:
 def _is_limit(limit: Any) -> bool:
     is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
     return is_number and 0 < limit < math.inf
-
-
-def _check(clip: Clip, strategy: Strategy, tables: Iterable[Table]) -> None:
-    if clip.kind == "norm" and strategy.mode == "hybrid":
-        raise BadRequest(
-            "DistributedOptimizer: expected clip_value or none in mode 'hybrid', found clip_norm:"
-            " its dense gradient is of all workers and that of rows of one, so they have no norm in"
-            " common"
-        )
-    for table in tables:
-        if table.optimizer.scale == "fleet":
-            raise BadRequest(
-                f"DistributedOptimizer: expected scale='loss' for table {table.name!r}, whose"
-                " gradients are to be clipped, found 'fleet', which scales them afterwards"
-            )

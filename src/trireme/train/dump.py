@@ -1,6 +1,4 @@
-"""Files of what a model made of each example: one per worker, complete or not there."""
-
-from __future__ import annotations
+"""Files with the outputs of a model for each example: one per worker, complete or absent."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,13 +10,14 @@ import fsspec
 import pyarrow as pa
 from torch import Tensor, nn
 
-from trireme.cluster import Cluster
 from trireme.data.batch import Batch, Column, Strings
 from trireme.data.schema import Content, Schema
 from trireme.errors import BadRequest, TriremeError, class_of_code, writing
+from trireme.job.cluster import Cluster
+from trireme.storage.atomic_file import PendingFile
 from trireme.train import dump_text
-from trireme.train.part import Part
-from trireme.train.scoring import ExampleIds, Scored
+from trireme.train.loop.reporting import check_names
+from trireme.train.loop.scoring import ExampleIds, Scored
 
 PARAMS = "params"
 
@@ -27,17 +26,15 @@ PARAMS = "params"
 class Dump:
     """What to write of each example, and where.
 
-    Worker 0 writes part-00000, and so on, each the examples of its stream in their order; so the
-    parts one behind the other are in the order of the data, where streams are pieces of it. A line
-    is
+    Worker n writes part-0000n with the examples of its stream in order: where streams are pieces of
+    the data, the parts one after the other are in the order of the data. A line is
 
         ins_id TAB content TAB name:len:v0:v1:... TAB ...
 
-    with a field for each name, and the numbers of it in the fewest digits that read back as the
-    same. Content is empty where the data has none; tabs and line ends in strings become backslash
-    escapes.
+    with a field for each name, numbers in the fewest digits that read back as the same number.
+    Content is empty where the data has none; tabs and line ends in strings are backslash escapes.
 
-    path: a folder, on this machine or any fsspec location; made if absent.
+    path: a local folder or an fsspec location; made if absent.
     fields: outputs of the model ("output", if it returns one tensor) or columns of the batch.
     params: parameters or buffers of the model; worker 0 writes them into the file `params` at the
         end, a line `name:len:v0:v1:...` each.
@@ -50,21 +47,19 @@ class Dump:
     storage_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for option, given in (("fields", self.fields), ("params", self.params)):
-            if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-                raise BadRequest(f"Dump: expected {option} as a list of names, found {given!r}")
+        check_names("Dump", fields=self.fields, params=self.params)
         if not self.fields and not self.params:
             raise BadRequest("Dump: expected the names of fields or of parameters, found none")
 
 
 class DumpFile:
-    """The part of one worker, which gets its name when all workers have all of theirs."""
+    """The part of one worker, renamed to its name when the parts of all workers are complete."""
 
     def __init__(self, dump: Dump, dataset: object, model: nn.Module, worker: int) -> None:
-        """Raises BadRequest: the data has no InsId column, the model no such parameter, the folder
-        holds parts of another dump or cannot be written.
+        """Raises BadRequest: the data has no InsId column, the model lacks a parameter, the folder
+        holds another dump or cannot be written.
         """
-        self._dump, self._model = dump, model
+        self._dump = dump
         self._ids = ExampleIds(dataset)
         schema = getattr(dataset, "schema", None)
         fields = schema.fields if isinstance(schema, Schema) else (Content(),)
@@ -79,12 +74,12 @@ class DumpFile:
         )
         self._what = f"Dump: cannot write part-{worker:05d} in {dump.path}"
         self._has_params = worker == 0 and bool(dump.params)
-        self._parts: list[Part] = []
+        self._parts: list[PendingFile] = []
         with writing(self._what):
             self._fs.makedirs(self._folder, exist_ok=True)
             self._fs.invalidate_cache()
-            there = self._fs.exists(self._folder)  # an object store has no empty folders
-            paths = self._fs.ls(self._folder, detail=False) if there else []
+            exists = self._fs.exists(self._folder)  # an object store has no empty folders
+            paths = self._fs.ls(self._folder, detail=False) if exists else []
             names = [Path(path).name for path in paths]
             if old := sorted(n for n in names if n.startswith("part-") or n == PARAMS):
                 raise BadRequest(
@@ -103,9 +98,9 @@ class DumpFile:
         batch = scored.batch
         columns = [dump_text.field(name, _find(name, scored)) for name in self._dump.fields]
         content = pa.array([""] * batch.num_examples, pa.string())
-        found = None if self._content is None else batch.get(self._content)
-        if isinstance(found, Strings):
-            content = dump_text.texts(found)
+        column = None if self._content is None else batch.get(self._content)
+        if isinstance(column, Strings):
+            content = dump_text.texts(column)
         text = dump_text.lines(self._ids_of(batch), content, *columns)
         with writing(self._what):
             self._examples.write(text)
@@ -123,7 +118,7 @@ class DumpFile:
         return pa.array(ids, pa.string())
 
     def close(self) -> None:
-        """Write what is left; nothing has its name yet. Raises what observe() raises."""
+        """Write the rest, under a temporary name. Raises what observe() raises."""
         with writing(self._what):
             if self._has_params:
                 params = self._part(PARAMS)
@@ -140,12 +135,12 @@ class DumpFile:
                 part.publish()
 
     def discard(self) -> None:
-        """Leave nothing behind, after an error."""
+        """Remove the files, after an error."""
         for part in self._parts:
             part.discard()
 
-    def _part(self, name: str) -> Part:
-        part = Part(self._fs, self._folder, name)
+    def _part(self, name: str) -> PendingFile:
+        part = PendingFile(self._fs, self._folder, name)
         self._parts.append(part)
         return part
 
@@ -154,9 +149,9 @@ class DumpFile:
 def dumping(
     dump: Dump | None, dataset: object, model: nn.Module, cluster: Cluster
 ) -> Iterator[DumpFile | None]:
-    """A file to write to while the block runs; there when all workers have come to its end.
+    """A file to write to in the block; it gets its name when all workers have reached the end.
 
-    Every worker calls it. If one fails, all that meet it are told, and no part keeps its name.
+    Every worker calls it. If one fails, the others raise its error, and no part remains.
     """
     if dump is None:
         yield None
@@ -178,7 +173,7 @@ def dumping(
 
 @contextmanager
 def _together(cluster: Cluster, purpose: str) -> Iterator[None]:
-    """All workers run the block, then meet. Raises this worker's error, else that of another."""
+    """All workers run the block, then meet. Raises the error of this worker, else of another."""
     error: TriremeError | None = None
     try:
         yield
@@ -186,12 +181,12 @@ def _together(cluster: Cluster, purpose: str) -> Iterator[None]:
         error = raised
     body = {} if error is None else {"code": error.code, "message": str(error)}
     with cluster.client.script.section(purpose):
-        met = cluster.client.gather(body, [], purpose=purpose, patient=True)
+        replies = cluster.client.gather(body, [], purpose=purpose, patient=True)
     if error is not None:
         raise error
-    for worker, (told, _) in enumerate(met):
-        if told:
-            raise class_of_code(told["code"])(f"{purpose}: worker {worker}: {told['message']}")
+    for worker, (reply, _) in enumerate(replies):
+        if reply:
+            raise class_of_code(reply["code"])(f"{purpose}: worker {worker}: {reply['message']}")
 
 
 def _values_of(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:

@@ -3,8 +3,6 @@
 Numbers have the fewest digits that read back as the same number.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,8 @@ def field(name: str, column: Column) -> Any:
     """B strings `name:len:v0:v1:...`, `name:0` for an empty bag.
 
     Args:
-        column: (B, ...) numbers, flattened per example; a bag of keys per example, whose weights
-            are left out; or a string per example.
+        column: (B, ...) numbers, flattened per example; a bag of keys per example, without its
+            weights; or a string per example.
 
     Raises:
         BadRequest: a tensor without a dimension of examples.
@@ -43,20 +41,20 @@ def field(name: str, column: Column) -> Any:
 
 
 def numbers(values: Tensor) -> Any:
-    """B strings: the numbers of each example, (B, ...), commas in between."""
+    """B strings: the numbers of each example, (B, ...), separated by commas."""
     return _numbers_joined(*_bags("output", values), ",")
 
 
 def texts(column: Strings) -> Any:
     """B strings; tabs and line ends in them as backslash escapes."""
-    found = pa.array(column.decode(), pa.string())
+    strings = pa.array(column.decode(), pa.string())
     for character, escape in _ESCAPES:
-        found = pc.replace_substring(found, character, escape)
-    return found
+        strings = pc.replace_substring(strings, character, escape)
+    return strings
 
 
 def lines(*columns: Any) -> memoryview:
-    """The columns side by side, tabs in between, as the bytes of B lines."""
+    """The columns side by side, separated by tabs, as the bytes of B lines."""
     rows = pc.binary_join_element_wise(*columns, "\t")
     ended = _joined(rows, pa.scalar("\n"))
     _, offsets, data = ended.buffers()

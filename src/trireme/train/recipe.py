@@ -1,6 +1,4 @@
-"""What a trainer needs to know of a model, in one value: what a model file's `create` returns."""
-
-from __future__ import annotations
+"""A model with all that a trainer needs to know of it: what a model file's `create` returns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,13 +15,13 @@ from trireme.metrics import Metric
 class Recipe:
     """A model and how to train it.
 
-    model: takes a batch; returns (B,) or (B, C) outputs, or a dict of such by name.
+    model: takes a batch; returns (B,) or (B, C) outputs, or a dict of such outputs by name.
     loss: (outputs, labels) -> scalar, the mean over the examples. `labels` is the label column, or
         the batch itself where `label` is None.
     optimizer: of the dense parameters; None if the model has none.
-    label: name of the label column; None: the loss and the metrics take what they need themselves.
-    schema: of the data that the model reads: the inputs in their order; None if any will do.
-    metrics: each names its output and its label where the model has several.
+    label: name of the label column; None: the loss and the metrics read columns themselves.
+    schema: of the model's inputs, in their order; None: any data.
+    metrics: each names its output and its label if the model has several.
     """
 
     model: nn.Module

@@ -1,11 +1,9 @@
-"""The end of training at SIGTERM: after a step, with a checkpoint, for all workers together.
+"""SIGTERM ends the training of all workers together, after a step and with a checkpoint.
 
-A worker that was told says so with its signs of life; others do then as it does. In sync that is:
-it says so with its next push, and all stop behind the step of that (trireme.ps.staging), which they
-hear of with the pull that waits for it. Elsewhere each stops behind the step that it is making.
+A worker that got the signal reports it with its heartbeat, and the others stop too. In sync its
+next push reports it, and all stop after that step (trireme.server.staging): the pull that waits for
+the step says so. In other modes each worker stops after its current step.
 """
-
-from __future__ import annotations
 
 import logging
 import signal
@@ -14,18 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from trireme.cluster import Cluster
-from trireme.ps.client import Pulled
+from trireme.job.cluster import Cluster
+from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
 
 
 @contextmanager
 def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
-    """SIGTERM asks all workers to stop, or where they share out streams this one to leave; a second
-    one ends this process as if nobody heeded it.
+    """SIGTERM asks all workers to stop, or this one to leave where workers share out streams. A
+    second SIGTERM ends the process.
 
-    Only in the main thread, and not if the script heeds the signal itself.
+    Has an effect only in the main thread, and if the script does not handle the signal itself.
     """
     is_ours = (
         threading.current_thread() is threading.main_thread()
@@ -36,11 +34,11 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
         return
 
     def ask(*_: object) -> None:
-        # Whatever the main thread was doing, locks included, waits for this: it must do little.
-        if not cluster.asked.reason:
-            # Others can go on for it, but for worker 0, which saves.
-            cluster.asked.alone = bool(cluster.num_streams) and cluster.worker != 0
-            cluster.asked.reason = f"worker {cluster.worker} has got SIGTERM"
+        # The handler interrupts the main thread wherever it is, with any lock held: do little.
+        if not cluster.stop_request.reason:
+            # Others can take over its streams, except those of worker 0, which saves.
+            cluster.stop_request.is_alone = bool(cluster.num_streams) and cluster.worker != 0
+            cluster.stop_request.reason = f"worker {cluster.worker} has got SIGTERM"
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, ask)
@@ -50,28 +48,28 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def is_told_to_stop(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
-    """Whether all workers of a sync job stop behind the last step that this one has made; why, it
-    knows then, too.
+def is_last_step(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
+    """Whether all workers of a sync job stop after this worker's last step, as a pull has reported;
+    records the reason.
     """
     if pulled.stop is None or pulled.stop.step > last_step:
         return False
-    cluster.asked.reason = cluster.asked.reason or pulled.stop.reason
+    cluster.stop_request.reason = cluster.stop_request.reason or pulled.stop.reason
     return True
 
 
-def agreed_to_stop(cluster: Cluster) -> str:
-    """Why all workers stop here, or empty. Every worker calls it, at the end of an epoch that may
-    have been cut short.
+def agreed_reason_to_stop(cluster: Cluster) -> str:
+    """Why all workers stop after this epoch, which may have been cut short; empty: they do not.
+    Every worker calls it.
     """
-    if cluster.client.script.is_behind:  # a predecessor was here, and has gone on
+    if cluster.client.script.is_behind:  # a predecessor was at this meeting and went on
         return ""
-    mine = {"stops": "" if cluster.asked.alone else cluster.asked.reason}
+    body = {"stops": "" if cluster.stop_request.is_alone else cluster.stop_request.reason}
     with cluster.client.script.section("stop"):
-        met = cluster.client.gather(mine, [], purpose="whether to stop", patient=True)
-    return reason_among(body for body, _ in met)
+        replies = cluster.client.gather(body, [], purpose="whether to stop", patient=True)
+    return first_reason(reply for reply, _ in replies)
 
 
-def reason_among(met: Iterable[Mapping[str, Any]]) -> str:
-    """The first reason to stop, `stops`, that workers have brought to a meeting, or empty."""
-    return next((str(body["stops"]) for body in met if body["stops"]), "")
+def first_reason(replies: Iterable[Mapping[str, Any]]) -> str:
+    """The first non-empty `stops` of workers at a meeting, or empty."""
+    return next((str(reply["stops"]) for reply in replies if reply["stops"]), "")

@@ -16,10 +16,10 @@ class RecDataset(IterableDataset):
         for path in self.file_list:
             with open(path) as file:
                 for line in file:
-                    found = {"dense_feature": []}
+                    actual = {"dense_feature": []}
                     for pair in line.strip().split(" "):
                         name, value = pair.split(":")
-                        found.setdefault(name, []).append(value)
-                    example = [np.array(found.get(name, ["0"]), dtype="int64") for name in slots]
-                    example.append(np.array(found["dense_feature"], dtype="float32"))
+                        actual.setdefault(name, []).append(value)
+                    example = [np.array(actual.get(name, ["0"]), dtype="int64") for name in slots]
+                    example.append(np.array(actual["dense_feature"], dtype="float32"))
                     yield example

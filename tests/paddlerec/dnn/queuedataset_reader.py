@@ -14,13 +14,13 @@ class Reader(fleet.MultiSlotDataGenerator):
         self.slots = ["click", *[str(i) for i in range(1, num_sparse)], DENSE_SLOT]
 
     def parse(self, line):
-        found = {}
+        actual = {}
         for pair in line.strip().split(" "):
             name, value = pair.split(":")
             number = float(value) if name == DENSE_SLOT else int(value)
-            found.setdefault(name, []).append(number)
+            actual.setdefault(name, []).append(number)
         padding = {DENSE_SLOT: [0.0] * self.dense_dim}
-        return [(name, found.get(name, padding.get(name, [0]))) for name in self.slots]
+        return [(name, actual.get(name, padding.get(name, [0]))) for name in self.slots]
 
     def generate_sample(self, line):
         def reader():

@@ -13,11 +13,11 @@ class Reader(fleet.MultiSlotDataGenerator):
 
     def generate_sample(self, line):
         def reader():
-            found = {}
+            actual = {}
             for pair in line.strip().split(" "):
                 name, value = pair.split(":")
-                found.setdefault(name, []).append(int(value))
-            yield [(name, found.get(name, [0])) for name in self.slots]
+                actual.setdefault(name, []).append(int(value))
+            yield [(name, actual.get(name, [0])) for name in self.slots]
 
         return reader
 

@@ -5,8 +5,6 @@ config = common_ps.YamlHelper().load_yaml(sys.argv[1])
 config.get("runner.train_batch_size")
 """
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

@@ -1,0 +1,55 @@
+// What the statistics of rows are worth at a later time.
+#include "store/statistics.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/array.h"
+#include "base/error.h"
+#include "bind.h"
+
+namespace trireme::bind {
+namespace {
+
+using namespace nb::literals;
+
+Result1<std::uint32_t> days_since(Array1<const std::uint32_t> times, std::int64_t time) {
+  if (time < 0 || time > std::numeric_limits<std::uint32_t>::max()) {
+    throw Error(ErrorCode::kBadRequest,
+                "days_between: expected 0 <= time < 2**32, found " + std::to_string(time));
+  }
+  Array<std::uint32_t> days(times.size());
+  {
+    nb::gil_scoped_release release;
+    for (std::size_t i = 0; i < times.size(); ++i) {
+      days.data()[i] = days_between(times.data()[i], static_cast<std::uint32_t>(time));
+    }
+  }
+  return result(std::move(days));
+}
+
+Result1<double> decay(double decay_rate, Array1<const std::uint32_t> days) {
+  const ScoreRates rates{.decay_rate = decay_rate};
+  Array<double> decays(days.size());
+  {
+    nb::gil_scoped_release release;
+    for (std::size_t i = 0; i < days.size(); ++i) decays.data()[i] = rates.decay(days.data()[i]);
+  }
+  return result(std::move(decays));
+}
+
+}  // namespace
+
+void register_statistics(nb::module_& m) {
+  m.def(
+      "days_between", &days_since, "times"_a.noconvert(), "time"_a,
+      "Whole days of data time from each of `times` to `time`, in seconds; 0 where one of the two "
+      "is 0 or `time` is the earlier one. times: (n,) uint32. Returns (n,) uint32. Errors: "
+      "BadRequest.");
+  m.def("decay", &decay, "decay_rate"_a, "days"_a.noconvert(),
+        "What is left of a show or click after so many days: decay_rate**days, the same bits as in "
+        "shrink and lookups. days: (n,) uint32. Returns (n,) float64.");
+}
+
+}  // namespace trireme::bind

@@ -1,0 +1,115 @@
+"""A bounded queue between a thread that runs an iterator and the consumers of its items."""
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import Generic, TypeVar
+
+from trireme.errors import Internal
+
+T = TypeVar("T")
+
+# A consumer waits as long as the producer works; it checks this often whether its thread lives.
+_CHECK_S = 5.0
+
+
+class Closed(Exception):
+    """The queue was closed before its end."""
+
+
+class BoundedQueue(Iterator[T], Generic[T]):
+    """The items of an iterator that a thread of its own runs, at most `capacity` items ahead.
+
+    The iterator's error is raised in each consumer, after the items before it. How long an item
+    takes is the iterator's business.
+
+    Attributes:
+        is_finished: the iterator has ended.
+        error: what the iterator raised; after `close` only what it raised while it ended.
+
+    Threads: any may consume, and close.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._changed = threading.Condition()
+        self._items: deque[T] = deque()
+        self.is_finished = self._is_closed = False
+        self.error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, name: str, items: Iterator[T]) -> None:
+        """Run the iterator in a thread, which alone uses it, and closes it if it is a generator."""
+        # A daemon, so that the process can end while no consumer comes.
+        self._thread = threading.Thread(target=self._fill, args=(items,), name=name, daemon=True)
+        self._thread.start()
+
+    def _fill(self, items: Iterator[T]) -> None:
+        error: BaseException | None = None
+        try:
+            for item in items:
+                if not self._put(item):
+                    break
+        except BaseException as raised:  # noqa: BLE001 raised again in the consumers
+            # After close() it is about an item that nobody waits for.
+            error = None if self._is_closed else raised
+        try:
+            if isinstance(items, Generator):
+                items.close()
+        except BaseException as raised:  # noqa: BLE001 kept in `error`
+            error = raised
+        with self._changed:
+            self.is_finished, self.error = True, error
+            self._changed.notify_all()
+
+    def _put(self, item: T) -> bool:
+        """Add an item when there is room. Returns False: the queue is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._capacity)
+            if not self._is_closed:
+                self._items.append(item)
+                self._changed.notify_all()
+            return not self._is_closed
+
+    def __len__(self) -> int:
+        """The number of items that wait for a consumer."""
+        return len(self._items)
+
+    def __next__(self) -> T:
+        """Raises Closed; Internal: the thread has died."""
+        with self._changed:
+            while not (self._items or self.is_finished or self._is_closed):
+                self._changed.wait(_CHECK_S)
+                if not (self._lives() or self.is_finished):
+                    raise Internal(f"{self.name}: its thread has ended without an error")
+            if self._is_closed:
+                raise Closed
+            if self._items:
+                self._changed.notify_all()
+                return self._items.popleft()
+        if self.error is not None:
+            raise self.error
+        raise StopIteration
+
+    @property
+    def name(self) -> str:
+        """The name of the thread."""
+        return "" if self._thread is None else self._thread.name
+
+    def _lives(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Drop the items, and end the thread after the item that it works on."""
+        with self._changed:
+            self._is_closed = True
+            self._items.clear()
+            self.error = None
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the thread. Returns False: it takes longer."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True

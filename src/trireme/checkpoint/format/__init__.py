@@ -1,0 +1,1 @@
+"""The files of a checkpoint: manifest, rows, blocks. Servers, workers and commands use them."""

@@ -1,0 +1,51 @@
+"""The modes of a checkpoint: which rows of the tables it holds.
+
+Dense blocks, marks and positions are in every one.
+"""
+
+from trireme.errors import BadRequest
+from trireme.protocol.row_selection import MODES
+
+FLEET_NUMBERS = {0: "full", 1: "delta", 2: "base", 3: "batch"}
+
+
+def mode_of(mode: str | int) -> str:
+    """The name of a mode that is given by name or by Fleet's number.
+
+    full (0): every row.
+    delta (1): the rows that changed since the last base or delta (the last full where there is
+        none), and the keys removed since; of a table with a ScorePolicy those that its thresholds
+        choose.
+    base (2): every row worth exporting: of a table with a ScorePolicy those that its thresholds
+        choose, of others all.
+    batch (3): as full, at the end of a day.
+    hot: the most shown rows, or the most recently pushed ones of tables without shows.
+
+    Raises:
+        BadRequest: any other value.
+    """
+    name = FLEET_NUMBERS.get(mode) if type(mode) is int else mode
+    if name not in MODES:
+        raise BadRequest(
+            f"save: expected mode {', '.join(MODES)} or one of"
+            f" {', '.join(str(n) for n in FLEET_NUMBERS)}, found {mode!r}"
+        )
+    return str(name)
+
+
+def check_hot(mode: str, hot: int | float | None) -> None:
+    """Check the size of a hot set. Raises BadRequest if it is out of range, is missing, or comes
+    with another mode.
+    """
+    if (mode == "hot") != (hot is not None):
+        raise BadRequest(
+            "save: expected hot=, a number of rows or a share of them, with mode 'hot' and no"
+            f" other, found hot={hot!r} with {mode!r}"
+        )
+    if hot is None:
+        return
+    is_valid = 0 < hot <= 1 if isinstance(hot, float) else type(hot) is int and hot >= 1
+    if not is_valid:
+        raise BadRequest(
+            f"save: expected hot to be a whole number >= 1 or a share in (0, 1], found {hot!r}"
+        )

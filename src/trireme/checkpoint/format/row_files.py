@@ -1,0 +1,211 @@
+"""The row files of a checkpoint: Arrow IPC, a file with a column per part of a row, and beside it a
+file with a line per bucket. docs/format/checkpoint.md specifies both; row_writer.py writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trireme import _core
+from trireme.checkpoint.format.manifest import RowFiles
+from trireme.errors import Corruption, SchemaMismatch
+from trireme.protocol.core_table import make_core_table
+from trireme.protocol.wide_rows import RowLayout
+from trireme.protocol.wire import Array
+from trireme.storage.storage import Storage
+from trireme.table import TableSchema
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+MARKS = pa.list_(
+    _required(
+        "item", pa.struct([_required("stream", pa.int64()), _required("sequence", pa.uint64())])
+    )
+)
+REMOVED = pa.large_list(_required("item", pa.uint64()))
+BUCKET_LINES = pa.schema(
+    [
+        _required("bucket", pa.uint16()),
+        _required("num_rows", pa.uint32()),
+        _required("marks", MARKS),
+        _required("pending", pa.large_binary()),
+        _required("removed", REMOVED),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class RowColumns:
+    """The parts of a wide row as columns of a file, after `key` and `row_class`.
+
+    widths: bytes of each column.
+    """
+
+    schema: pa.Schema
+    widths: tuple[int, ...]
+    statistics: np.dtype[Any]
+
+    @classmethod
+    def of(cls, layout: RowLayout) -> RowColumns:
+        fields = [_required("key", pa.uint64()), _required("row_class", pa.uint8())]
+        widths = []
+        for name, size in (("weights", layout.dim), ("state", layout.state_floats)):
+            if size > 0:  # DuckDB has no arrays of length 0
+                fields.append(_required(name, pa.list_(pa.float32(), size)))
+                widths.append(4 * size)
+        statistics = layout.statistics_type
+        for name in statistics.names or ():
+            fields.append(_required(name, pa.from_numpy_dtype(statistics[name])))
+            widths.append(statistics[name].itemsize)
+        return cls(pa.schema(fields), tuple(widths), statistics)
+
+    @classmethod
+    def of_schema(cls, schema: TableSchema) -> RowColumns:
+        return cls.of(RowLayout.of(schema, make_core_table(schema)))
+
+    def statistics_of(self, snapshot: _core.BucketColumns) -> Array:
+        """(n,) records."""
+        names = self.statistics.names or ()
+        records = np.empty(len(snapshot.keys), self.statistics)
+        for name, column in zip(names, snapshot.columns[-len(names) :], strict=True):
+            records[name] = column.view(self.statistics[name])
+        return records
+
+
+# ---- reading ----
+
+
+@dataclass(frozen=True)
+class BucketLines:
+    """The lines of m buckets: (m,) numbers and counts; lists with m + 1 offsets."""
+
+    buckets: npt.NDArray[np.uint16]
+    num_rows: npt.NDArray[np.uint32]
+    mark_offsets: npt.NDArray[np.int32]
+    streams: npt.NDArray[np.int64]
+    sequences: npt.NDArray[np.uint64]
+    pending_offsets: npt.NDArray[np.int64]
+    pending: npt.NDArray[np.uint8]
+    removed_offsets: npt.NDArray[np.int64]
+    removed: npt.NDArray[np.uint64]
+
+
+def read_rows(
+    storage: Storage, files: RowFiles, schema: pa.Schema
+) -> Iterator[tuple[BucketLines, pa.RecordBatch]]:
+    """The buckets of two row files, some at a time, with their rows.
+
+    Raises:
+        Corruption: the files are not what the manifest says, or not Arrow; names the file.
+        SchemaMismatch: the columns differ from `schema`.
+    """
+    where = f"{storage.name}/{files.rows.path}"
+    with (
+        _reader(storage, files.rows.path, schema) as rows,
+        _reader(storage, files.buckets.path, BUCKET_LINES) as lines,
+    ):
+        batches = _non_empty(rows, where)
+        expected, num_rows = files.low, 0
+        for number in range(lines.num_record_batches):
+            buckets = _bucket_lines(lines.get_batch(number))
+            count = int(buckets.num_rows.sum(dtype=np.int64))
+            if not np.array_equal(
+                buckets.buckets, np.arange(expected, expected + len(buckets.buckets))
+            ):
+                raise Corruption(f"{where}: expected buckets from {expected} on next")
+            batch = next(batches, None) if count else no_rows(schema)
+            if batch is None or batch.num_rows != count:
+                num_read = 0 if batch is None else batch.num_rows
+                raise Corruption(f"{where}: expected {count} rows next, found {num_read}")
+            expected += len(buckets.buckets)
+            num_rows += count
+            yield buckets, batch
+        if expected != files.high + 1 or num_rows != files.num_rows or next(batches, None):
+            raise Corruption(
+                f"{where}: expected {files.num_rows} rows of buckets {files.low}..{files.high},"
+                f" found {num_rows} of {files.low}..{expected - 1}"
+            )
+
+
+def read_checked_rows(
+    storage: Storage, files: RowFiles, schema: pa.Schema
+) -> Iterator[tuple[BucketLines, pa.RecordBatch]]:
+    """As `read_rows`; also raises Corruption for rows of other buckets."""
+    for buckets, batch in read_rows(storage, files, schema):
+        keys = batch["key"].to_numpy()
+        actual = np.empty(len(keys), np.uint16)
+        _core.buckets(keys, actual)
+        if not np.array_equal(actual, np.repeat(buckets.buckets, buckets.num_rows)):
+            raise Corruption(
+                f"{storage.name}/{files.rows.path}: expected keys in the order of their buckets"
+            )
+        yield buckets, batch
+
+
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+
+
+@contextmanager
+def _reader(storage: Storage, path: str, schema: pa.Schema) -> Iterator[Any]:
+    where = f"{storage.name}/{path}"
+    try:
+        with storage.open_arrow(path) as source, pa.ipc.open_file(source) as reader:
+            if reader.schema != schema:
+                raise SchemaMismatch(
+                    f"{where}: expected columns {_shown(schema)}, found {_shown(reader.schema)}"
+                )
+            yield reader
+    except FileNotFoundError as error:
+        raise Corruption(f"checkpoint: expected file {where}, found none") from error
+    except pa.ArrowInvalid as error:
+        raise Corruption(f"{where}: expected an Arrow file, found {error}") from error
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _non_empty(reader: Any, where: str) -> Iterator[pa.RecordBatch]:
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        batch.validate()
+        if any(column.null_count for column in batch.columns):
+            raise Corruption(f"{where}: expected no nulls, found some in batch {number}")
+        if batch.num_rows:
+            yield batch
+
+
+def _bucket_lines(batch: pa.RecordBatch) -> BucketLines:
+    batch.validate(full=True)  # wrong offsets would lead out of the batch's memory
+    marks, pending, removed = (batch[name] for name in ("marks", "pending", "removed"))
+    return BucketLines(
+        buckets=batch["bucket"].to_numpy(),
+        num_rows=batch["num_rows"].to_numpy(),
+        mark_offsets=marks.offsets.to_numpy(),
+        streams=marks.values.field("stream").to_numpy(),
+        sequences=marks.values.field("sequence").to_numpy(),
+        pending_offsets=np.frombuffer(pending.buffers()[1], np.int64)[: batch.num_rows + 1],
+        pending=np.frombuffer(pending.buffers()[2] or b"", np.uint8),
+        removed_offsets=removed.offsets.to_numpy(),
+        removed=removed.values.to_numpy(),
+    )
+
+
+def cells_of(batch: pa.RecordBatch) -> list[npt.NDArray[np.uint8]]:
+    """The bytes of each column after key and row_class, without a copy."""
+    cells = []
+    for column in batch.columns[2:]:
+        values = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+        cells.append(values.to_numpy().view(np.uint8))
+    return cells

@@ -1,0 +1,146 @@
+"""Writing the row files of a table, as row_files.py describes them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trireme import _core
+from trireme.checkpoint.format.row_files import BUCKET_LINES, MARKS, REMOVED, RowColumns
+from trireme.protocol.wire import Array
+from trireme.storage.checked_file import written
+from trireme.storage.storage import Storage
+
+# Of a batch. A thread that writes holds a batch twice, as the table returned its buckets and as
+# columns; and the chosen rows once more, where not all are.
+BATCH_BYTES = 2 << 20
+BUCKETS_PER_BATCH_MAX = 512
+
+# (n,) records of the layout's statistics -> (n,) whether to save the row.
+ChooseRows = Callable[[Array], npt.NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class RowWriter:
+    """Writes buckets of a table, each with the content of one moment.
+
+    since, removed_since: as in snapshot_columns. choose: which rows to write; None: all.
+    """
+
+    rows: _core.Table
+    columns: RowColumns
+    since: int
+    removed_since: int
+    choose: ChooseRows | None
+
+    def write(
+        self,
+        storage: Storage,
+        stem: str,
+        low: int,
+        high: int,
+        buckets_per_batch: int,
+        note: Callable[[int], None],
+    ) -> dict[str, Any]:
+        """Write buckets low..high to `stem`.arrow and `stem`.buckets.arrow; returns their RowFiles
+        in JSON.
+
+        Args:
+            buckets_per_batch: at the beginning; it grows while batches are small.
+            note: called with the number of buckets of each batch.
+        """
+        num_rows = num_removed = 0
+        first = low
+        with (
+            written(storage, f"{stem}.arrow") as (rows_file, rows_entry),
+            written(storage, f"{stem}.buckets.arrow") as (buckets_file, buckets_entry),
+            _arrow_file(rows_file, self.columns.schema) as rows,
+            _arrow_file(buckets_file, BUCKET_LINES) as buckets,
+        ):
+            while first <= high:
+                count = min(buckets_per_batch, high + 1 - first)
+                snapshot = _core.snapshot_columns(
+                    self.rows, first, count, self.since, self.removed_since, self.columns.widths
+                )
+                batch, counts = self._row_batch(snapshot)
+                if batch.num_rows:
+                    rows.write_batch(batch)
+                buckets.write_batch(_bucket_batch(snapshot, first, counts))
+                num_rows += batch.num_rows
+                num_removed += len(snapshot.removed)
+                note(count)
+                first += count
+                arrays: list[Array] = [snapshot.pending, snapshot.removed, *snapshot.columns]
+                if sum(array.nbytes for array in arrays) < BATCH_BYTES // 2:
+                    buckets_per_batch = min(2 * buckets_per_batch, BUCKETS_PER_BATCH_MAX)
+                del snapshot, batch, arrays  # before the next is made
+        return {
+            "low": low,
+            "high": high,
+            "num_rows": num_rows,
+            "num_removed": num_removed,
+            "rows": dict(rows_entry),
+            "buckets": dict(buckets_entry),
+        }
+
+    def _row_batch(self, snapshot: _core.BucketColumns) -> tuple[pa.RecordBatch, Array]:
+        """The chosen rows, and how many each bucket has."""
+        schema, counts = self.columns.schema, snapshot.num_rows
+        arrays: list[Array] = [snapshot.keys, snapshot.classes, *snapshot.columns]
+        if self.choose is not None and len(snapshot.keys):
+            mask = self.choose(self.columns.statistics_of(snapshot))
+            arrays = [array.reshape(len(mask), -1)[mask] for array in arrays]
+            counts = _count_chosen(mask, counts)
+        num_rows = int(counts.sum())
+        columns = [_column(f.type, num_rows, a) for f, a in zip(schema, arrays, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=schema), counts
+
+
+@contextmanager
+def _arrow_file(file: Any, schema: pa.Schema) -> Iterator[Any]:
+    with pa.PythonFile(file, mode="w") as sink, pa.ipc.new_file(sink, schema) as writer:
+        yield writer
+
+
+def _count_chosen(mask: npt.NDArray[np.bool_], counts: Array) -> Array:
+    """How many of each bucket's rows are chosen."""
+    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    chosen = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
+    sums: Array = np.diff(chosen[ends]).astype(np.uint32)
+    return sums
+
+
+def _column(kind: pa.DataType, num_rows: int, values: Array) -> pa.Array:
+    """The memory of the values as a column, without a copy."""
+    buffer = pa.py_buffer(values)
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.Array.from_buffers(kind, num_rows, [None, buffer])
+    floats = pa.Array.from_buffers(kind.value_type, num_rows * kind.list_size, [None, buffer])
+    return pa.FixedSizeListArray.from_arrays(floats, type=kind)
+
+
+def _bucket_batch(snapshot: _core.BucketColumns, first: int, counts: Array) -> pa.RecordBatch:
+    num_buckets = len(counts)
+    marks = pa.StructArray.from_arrays(
+        [pa.array(snapshot.streams), pa.array(snapshot.sequences)], fields=list(MARKS.value_type)
+    )
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(np.arange(first, first + num_buckets, dtype=np.uint16)),
+            pa.array(np.ascontiguousarray(counts, np.uint32)),
+            pa.ListArray.from_arrays(pa.array(snapshot.mark_offsets), marks, type=MARKS),
+            pa.LargeBinaryArray.from_buffers(
+                pa.large_binary(),
+                num_buckets,
+                [None, pa.py_buffer(snapshot.pending_offsets), pa.py_buffer(snapshot.pending)],
+            ),
+            pa.LargeListArray.from_arrays(
+                pa.array(snapshot.removed_offsets), pa.array(snapshot.removed), type=REMOVED
+            ),
+        ],
+        schema=BUCKET_LINES,
+    )

@@ -1,0 +1,1 @@
+"""A server's share of saves and loads."""

@@ -1,0 +1,158 @@
+"""The methods of a server for checkpoints: operations are started, watched and stopped."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.server_side.load import CheckpointLoad, LoadPlan
+from trireme.checkpoint.server_side.operations import OperationProgress, Operations
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave, count_bins
+from trireme.checkpoint.server_side.save import SavePlan, save_shard
+from trireme.checkpoint.server_side.settle import settle
+from trireme.errors import BadRequest, Corruption, writing
+from trireme.protocol.wire import need, need_list, need_version
+from trireme.rpc import Handler, Reply, Request
+from trireme.server.paths import check_path, check_store_location
+from trireme.server.state import ServerState
+from trireme.storage.local import LocalStorage
+from trireme.storage.storage import Storage, checked_path, open_storage
+
+Body = Mapping[str, Any]
+Result = dict[str, Any]
+Action = Callable[[Storage, Body, OperationProgress], Result]
+
+
+class CheckpointHandlers:
+    """The methods `checkpoint.*`.
+
+    Args:
+        root: local checkpoints must be below this folder.
+    """
+
+    def __init__(self, server: ServerState, root: Path) -> None:
+        self._server, self._root = server, root
+        self._operations = Operations()
+        # The load that was checked last, by its operation's name: its rows may be staged already.
+        self._checked: tuple[str, CheckpointLoad] | None = None
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "checkpoint.start": self._on_start,
+            "checkpoint.status": self._on_status,
+            "checkpoint.stop": self._on_stop,
+        }
+
+    def _on_start(self, request: Request) -> Reply:
+        body = request.body
+        actions: dict[str, Action] = {
+            "count": self._count,
+            "save": self._save,
+            "check": self._check,
+            "load": self._load,
+            "settle": self._settle,
+        }
+        action = actions.get(need(body, "action", str))
+        if action is None:
+            raise BadRequest(f"checkpoint.start: expected one of {sorted(actions)} as action")
+        storage = self._storage(body)
+        self._operations.start(
+            need(body, "job", str), lambda progress: action(storage, body, progress)
+        )
+        return Reply()
+
+    def _on_status(self, request: Request) -> Reply:
+        return self._operations.get(need(request.body, "job", str)).status()
+
+    def _on_stop(self, request: Request) -> Reply:
+        job = need(request.body, "job", str)
+        self._operations.get(job).progress.stop()
+        if self._checked is not None and self._checked[0] == job:
+            self._checked = None
+        return Reply()
+
+    def _storage(self, body: Body) -> Storage:
+        path, options = check_path(need(body, "path", str)), need(body, "options", dict)
+        storage = open_storage(path, options)
+        if not isinstance(storage, LocalStorage):
+            check_store_location(path, options)
+        if isinstance(storage, LocalStorage) and not self._is_allowed(storage.folder):
+            raise BadRequest(
+                f"checkpoint: expected a path under {self._root}, found {storage.folder};"
+                " --root or TRIREME_ROOT of the servers says where checkpoints may be"
+            )
+        return storage
+
+    def _is_allowed(self, folder: Path) -> bool:
+        return folder.resolve().is_relative_to(self._root.resolve())
+
+    # ---- actions ----
+
+    def _count(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
+        del storage, body
+        return count_bins(self._server, progress)
+
+    def _save(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
+        plan = SavePlan(
+            version=need_version(body, "version"),
+            since=need_version(body, "since"),
+            removed_since=need_version(body, "removed_since"),
+            prefix=_prefix(body),
+            rows=RowsToSave.from_wire(body, self._server.index),
+        )
+        with writing(f"checkpoint: cannot write {storage.name}"):
+            return save_shard(self._server, storage, plan, progress)
+
+    def _check(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
+        self._checked = None  # first: frees its staged rows
+        manifest = read_manifest(storage)
+        if manifest.id != need(body, "id", str):
+            raise Corruption(
+                f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}: another"
+                " checkpoint is there now, or not all processes see the same storage"
+            )
+        load = CheckpointLoad(self._server, storage, manifest, _load_plan(body))
+        load.check(progress)
+        progress.add(0)  # raises if stopped: no load would follow
+        self._checked = (need(body, "job", str), load)
+        return {}
+
+    def _load(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
+        checked, self._checked = self._checked, None
+        expected = (need(body, "id", str), _load_plan(body))
+        if checked is None or (checked[1].manifest.id, checked[1].plan) != expected:
+            raise BadRequest(
+                f"checkpoint.load: expected a load that was checked before, found {storage.name}:"
+                " another load has begun since, or the server was started again"
+            )
+        with self._server.journal.replacing():
+            checked[1].apply(progress)
+        return {}
+
+    def _settle(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
+        manifest = read_manifest(storage)
+        settle(self._server, storage, manifest, progress)
+        self._server.counts.note_checkpoint(manifest.mode)
+        self._server.forget_removed(need_version(body, "forget"))
+        self._server.journal.wait_kept()
+        return {}
+
+
+def _prefix(body: Body) -> str:
+    """The beginning of the paths of files: nothing, or folders within the checkpoint's."""
+    prefix = need(body, "prefix", str)
+    if prefix:
+        checked_path(prefix.removesuffix("/"))
+    return prefix
+
+
+def _load_plan(body: Body) -> LoadPlan:
+    return LoadPlan(
+        tables=_names(body, "tables"),
+        parameters=_names(body, "parameters"),
+        resumes=need(body, "resumes", bool),
+    )
+
+
+def _names(body: Body, field: str) -> frozenset[str] | None:
+    return None if body.get(field) is None else frozenset(need_list(body, field, str))

@@ -1,0 +1,131 @@
+"""Long operations of a server: one call starts one, others ask for its status or stop it.
+
+So no call takes long, a repeated call starts nothing twice, and worker 0 sees the progress.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
+
+from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError, Unavailable
+from trireme.rpc import Reply
+from trireme.storage.checked_file import FILE_THREADS
+
+log = logging.getLogger("trireme.checkpoint")
+
+RUNNING_MAX = 8
+KEPT_MAX = 32
+
+
+class OperationProgress:
+    """How much of an operation is done. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self.done = 0
+        self.total = 0
+
+    def expect(self, amount: int) -> None:
+        with self._lock:
+            self.total += amount
+
+    def add(self, amount: int) -> None:
+        """Raises BadRequest after `stop`."""
+        with self._lock:
+            self.done += amount
+        if self._stopped.is_set():
+            raise BadRequest("checkpoint: stopped, because its worker or another server failed")
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def in_parallel(tasks: Iterable[Callable[[], None]], progress: OperationProgress) -> None:
+    """Run the tasks on a few threads. The first error stops the others, and is raised."""
+    with ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="trireme-file") as threads:
+        futures = [threads.submit(task) for task in tasks]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        failed = next((f.exception() for f in futures if f in done and f.exception()), None)
+        if failed is not None:
+            progress.stop()
+            for future in futures:
+                future.cancel()
+            raise failed
+
+
+class Operation:
+    """Work in a thread of its own, with its progress and result."""
+
+    def __init__(self, work: Callable[[OperationProgress], dict[str, Any]]) -> None:
+        self.progress = OperationProgress()
+        self._work = work
+        self._result: dict[str, Any] | None = None
+        self._error: TriremeError | None = None
+        self._thread = threading.Thread(target=self._run, name="trireme-checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work(self.progress)
+        except TriremeError as error:
+            self._error = error
+        except MemoryError as error:
+            self._error = ResourceExhausted(f"checkpoint: out of memory: {error}")
+        except OSError as error:  # of the storage that the worker has named
+            self._error = BadRequest(f"checkpoint: cannot read it: {error}")
+        except Exception as error:
+            log.exception("checkpoint: unexpected")
+            self._error = Internal(f"checkpoint: {type(error).__name__}: {error}")
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def status(self) -> Reply:
+        is_running = self.is_running  # first: once it is False, the result is complete
+        body: dict[str, Any] = {
+            "running": is_running,
+            "done": self.progress.done,
+            "total": self.progress.total,
+            "result": None if is_running else self._result,
+            "error": None,
+        }
+        if not is_running and self._error is not None:
+            body["error"] = [self._error.code, str(self._error)]
+        return Reply(body)
+
+
+class Operations:
+    """The operations of one server, by the names that workers gave them. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._operations: dict[str, Operation] = {}
+
+    def start(self, name: str, work: Callable[[OperationProgress], dict[str, Any]]) -> None:
+        """Start an operation unless it exists. Raises ResourceExhausted when too many run."""
+        with self._lock:
+            if name in self._operations:
+                return
+            ended = [other for other, op in self._operations.items() if not op.is_running]
+            if len(self._operations) - len(ended) >= RUNNING_MAX:
+                raise ResourceExhausted(
+                    f"checkpoint: expected at most {RUNNING_MAX} saves and loads at a time"
+                )
+            for other in ended[: max(0, len(self._operations) - KEPT_MAX + 1)]:
+                del self._operations[other]
+            self._operations[name] = Operation(work)
+
+    def get(self, name: str) -> Operation:
+        with self._lock:
+            operation = self._operations.get(name)
+        if operation is None:
+            error = Unavailable(
+                f"checkpoint: job {name!r} is not known: the server has been started again since"
+            )
+            error.details = {"lost_job": name}
+            raise error
+        return operation

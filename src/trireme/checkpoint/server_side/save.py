@@ -1,0 +1,180 @@
+"""A server's share of a save: the rows of its buckets, and its blocks.
+
+Training continues meanwhile: each bucket is saved as of one moment with the marks of that moment,
+so that a restart neither loses nor repeats an update that the checkpoint has.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from trireme.checkpoint.format.block_files import write_tensors
+from trireme.checkpoint.format.row_files import RowColumns
+from trireme.checkpoint.format.row_writer import BATCH_BYTES, BUCKETS_PER_BATCH_MAX, RowWriter
+from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave
+from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.wide_rows import RowLayout
+from trireme.protocol.wire import Array
+from trireme.server.state import ServedTable, ServerState
+from trireme.storage.checked_file import FILE_THREADS, written
+from trireme.storage.storage import Storage
+
+ROW_FILE_BYTES = 128 << 20
+BLOCK_FILE_BYTES = 64 << 20  # a load reads such a file whole
+SMALL_BYTES = 16 << 20  # fewer are written to one file
+DELTA_SHARE = 1 / 16  # an assumed part of a table: files of a small delta cost as much as its rows
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """What to save.
+
+    version: of this save. since: rows changed after this version; 0: all.
+    removed_since: keys removed after this version, 0 for none.
+    prefix: the beginning of the paths of files.
+    """
+
+    version: int
+    since: int
+    removed_since: int
+    prefix: str
+    rows: RowsToSave
+
+
+def save_shard(
+    server: ServerState, storage: Storage, plan: SavePlan, progress: OperationProgress
+) -> dict[str, Any]:
+    """Write this server's files; returns its share of the manifest, in JSON."""
+    # First: what is written from now on has at least the batches up to these positions. Marks tell
+    # what it has beyond them, and a run that continues from here repeats.
+    streams = server.applied_streams()
+    server.raise_version(plan.version + 1)
+    known = max((t.rows.removed_known_since for t in list(server.tables.values())), default=0)
+    if plan.since == 0 and known > plan.removed_since:  # no delta can follow earlier saves
+        plan = replace(plan, removed_since=0)
+    return {
+        **write_shard(server, storage, plan.prefix, lambda _: plan, progress),
+        "streams": streams,
+        "removed_known": plan.removed_since > 0,
+    }
+
+
+def write_shard(
+    server: ServerState,
+    storage: Storage,
+    prefix: str,
+    plan_of: Callable[[ServedTable], SavePlan],
+    progress: OperationProgress,
+) -> dict[str, Any]:
+    """Write this server's rows, by the plan of each table, and its blocks; returns them as the
+    manifest has them.
+    """
+    owned = server.map().owned_by(server.index)
+    tables: dict[str, Any] = {}
+    blocks: list[dict[str, Any]] = []
+    tasks: list[Callable[[], None]] = [lambda: blocks.extend(_save_blocks(server, storage, prefix))]
+    for number, (name, table) in enumerate(sorted(server.tables.items())):
+        save = _TableSave(table, storage, f"{prefix}tables/{number}", plan_of(table), progress)
+        tables[name] = {"schema": table.schema.to_wire(), "pieces": save.files}
+        tasks += save.tasks(owned)
+    in_parallel(tasks, progress)
+    return {
+        "tables": tables,
+        "optimizer": server.blocks.class_name if blocks else None,
+        "blocks": blocks,
+    }
+
+
+# ---- rows ----
+
+
+@dataclass(frozen=True)
+class _TableSave:
+    table: ServedTable
+    storage: Storage
+    folder: str
+    plan: SavePlan
+    progress: OperationProgress
+    files: list[dict[str, Any]] = field(default_factory=list)
+
+    def tasks(self, owned: Array) -> Iterator[Callable[[], None]]:
+        """Each writes one pair of row files and appends them to `files`."""
+        self.progress.expect(len(owned))
+        rows, plan = self.table.rows, self.plan
+        columns = RowColumns.of(RowLayout.of(self.table.schema, rows))
+        choose = plan.rows.of(self.table)
+        writer = RowWriter(rows, columns, plan.since, plan.removed_since, choose)
+        per_bucket = max(rows.rows * rows.row_bytes // max(len(owned), 1), 1)
+        per_batch = int(np.clip(BATCH_BYTES // per_bucket, 1, BUCKETS_PER_BATCH_MAX))
+
+        def write(low: int, high: int) -> None:
+            stem = f"{self.folder}/{low:04d}-{high:04d}"
+            self.files.append(
+                writer.write(self.storage, stem, low, high, per_batch, self.progress.add)
+            )
+
+        for run in _consecutive(owned):
+            num_bytes = int(per_bucket * len(run) * (DELTA_SHARE if plan.since else 1))
+            num_files = max(FILE_THREADS, -(-num_bytes // ROW_FILE_BYTES))
+            num_files = 1 if num_bytes < SMALL_BYTES else min(num_files, len(run))
+            for buckets in np.array_split(run, num_files):
+                yield partial(write, int(buckets[0]), int(buckets[-1]))
+
+
+def _consecutive(buckets: Array) -> list[Array]:
+    """Ascending buckets, split where numbers are missing."""
+    if len(buckets) == 0:
+        return []
+    return list(np.split(buckets, np.flatnonzero(np.diff(buckets) != 1) + 1))
+
+
+# ---- blocks ----
+
+_SavedBlock = tuple[BlockSpec, Mapping[str, Tensor], Mapping[int, int]]
+
+
+def _save_blocks(server: ServerState, storage: Storage, prefix: str) -> list[dict[str, Any]]:
+    """Write all blocks of this server, of one moment; returns their files for the manifest. A
+    block of which parts have seen different pushes is saved as several blocks.
+    """
+    with server.blocks_lock:
+        blocks: list[_SavedBlock] = [
+            (replace(spec, start=part.start, size=part.size), part.tensors, part.marks)
+            for spec in server.blocks.specs()
+            for part in server.blocks.slices_of(spec.id)
+        ]
+    files = []
+    for number, group in enumerate(_file_groups(blocks)):
+        tensors = {
+            f"{spec.id}/{name}": tensor
+            for spec, block_tensors, _ in group
+            for name, tensor in block_tensors.items()
+        }
+        path = f"{prefix}blocks/server-{server.index}-{number}.safetensors"
+        with written(storage, path) as (file, entry):
+            write_tensors(file, tensors)
+        specs = [
+            {"spec": spec.to_wire(), "marks": [list(pair) for pair in sorted(marks.items())]}
+            for spec, _, marks in group
+        ]
+        files.append({"file": dict(entry), "blocks": specs})
+    return files
+
+
+def _file_groups(blocks: list[_SavedBlock]) -> Iterator[list[_SavedBlock]]:
+    """The blocks of each file."""
+    group: list[_SavedBlock] = []
+    num_bytes = 0
+    for block in blocks:
+        group.append(block)
+        num_bytes += sum(tensor.nbytes for tensor in block[1].values())
+        if num_bytes >= BLOCK_FILE_BYTES:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group

@@ -1,0 +1,60 @@
+"""Settling: after a base or delta is published, what its rows had gained counts as exported."""
+
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from trireme.checkpoint.format.manifest import CheckpointManifest, RowFiles
+from trireme.checkpoint.format.row_files import RowColumns, read_rows
+from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
+from trireme.protocol.wide_rows import RowLayout
+from trireme.protocol.wire import Array
+from trireme.server.state import ServedTable, ServerState
+from trireme.storage.storage import Storage
+from trireme.table import TableSchema
+
+
+def settle(
+    server: ServerState, storage: Storage, manifest: CheckpointManifest, progress: OperationProgress
+) -> None:
+    """Subtract what the saved rows had gained from this server's rows; what pushes have added
+    since stays.
+    """
+    owned = set(server.map().owned_by(server.index).tolist())
+    tasks = []
+    for name, saved in manifest.tables.items():
+        table = server.tables.get(name)
+        if table is None or not settles(manifest, table.schema):
+            continue
+        wanted = [f for f in saved.files if not owned.isdisjoint(range(f.low, f.high + 1))]
+        progress.expect(sum(files.num_rows for files in wanted))
+        tasks += [
+            partial(_settle_files, server, table, storage, manifest.id, files, progress)
+            for files in wanted
+        ]
+    in_parallel(tasks, progress)
+
+
+def settles(manifest: CheckpointManifest, schema: TableSchema) -> bool:
+    """Whether what the rows of the checkpoint had gained counts as exported by it."""
+    return manifest.mode in ("base", "delta") and schema.is_scored
+
+
+def gains_of(batch: pa.RecordBatch) -> tuple[Array, Array]:
+    """The keys of these rows of a file, and what each had gained since the last export."""
+    return np.array(batch["key"]), np.array(batch["delta_score"])
+
+
+def _settle_files(
+    server: ServerState,
+    table: ServedTable,
+    storage: Storage,
+    id: str,
+    files: RowFiles,
+    progress: OperationProgress,
+) -> None:
+    columns = RowColumns.of(RowLayout.of(table.schema, table.rows))
+    for number, (_, batch) in enumerate(read_rows(storage, files, columns.schema)):
+        server.settle(table, id, f"{files.rows.path} {number}", *gains_of(batch))
+        progress.add(batch.num_rows)

@@ -1,0 +1,1 @@
+"""Saves and loads on the worker that calls them."""

@@ -1,0 +1,228 @@
+"""How a checkpoint appears and disappears: at once, even if a process is killed meanwhile.
+
+A local folder is written under another name beside its place, and renamed. In a location of an
+object store, which cannot rename, a checkpoint's files lie in a folder of their own, named by its
+id, and the manifest comes last. Either way a folder with a manifest is complete.
+
+A draft has a file `saving` in it. On a local disk its writer holds a lock on that file, which ends
+with the writer. Where there are no locks, a draft counts as abandoned ABANDONED_S after it began.
+"""
+
+import datetime
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trireme.checkpoint.format.manifest import MANIFEST, read_manifest, write_manifest
+from trireme.errors import BadRequest, writing
+from trireme.storage.atomic_folder import partial_path, publish_folder
+from trireme.storage.checked_file import written
+from trireme.storage.local import LocalStorage, sync_folder
+from trireme.storage.storage import Storage
+
+log = logging.getLogger("trireme.checkpoint")
+
+MARKER = "saving"
+ABANDONED_S = 6 * 3600.0  # longer than a save may take
+_PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{32})\.partial")
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint being written.
+
+    id: of the checkpoint. storage: where its files go. prefix: the beginning of their paths.
+    """
+
+    id: str
+    storage: Storage
+    prefix: str
+
+
+@contextmanager
+def open_draft(target: Storage) -> Iterator[Draft]:
+    """Where to write the files of a checkpoint that `publish` will show at `target`. Unless it is
+    published, all of it is removed when the block ends.
+
+    Raises:
+        BadRequest: `target` exists or cannot be written. ResourceExhausted: the disk is full.
+    """
+    with writing(f"checkpoint: cannot write {target.name}"):
+        remove_abandoned(target)
+        if isinstance(target, LocalStorage):
+            with _local_draft(target) as draft:
+                yield draft
+        else:
+            with _remote_draft(target) as draft:
+                yield draft
+
+
+def publish(draft: Draft, target: Storage, manifest: Mapping[str, Any]) -> None:
+    """Let the checkpoint with this manifest appear; durable when this returns."""
+    write_manifest(draft.storage, manifest)
+    if isinstance(draft.storage, LocalStorage) and isinstance(target, LocalStorage):
+        publish_folder(draft.storage.folder, target.folder, syncs_files=False)
+    elif (id := read_manifest(target).id) != draft.id:
+        raise _occupied(target, f"checkpoint {id}, saved there at the same time")
+
+
+def remove_checkpoint(target: Storage) -> None:
+    """Remove a checkpoint. If the process is killed meanwhile, the rest is not a checkpoint."""
+    if not isinstance(target, LocalStorage):
+        target.remove(MANIFEST)
+        target.remove("")
+        return
+    marker = _locked_marker(target.folder)
+    try:
+        partial = partial_path(target.folder, uuid.uuid4().hex)
+        target.folder.rename(partial)
+        sync_folder(partial.parent)
+        shutil.rmtree(partial)
+    finally:
+        os.close(marker)
+
+
+def remove_abandoned(target: Storage) -> list[str]:
+    """Remove what killed processes have left of checkpoints at `target`, on a local disk of all in
+    its parent folder; logs and returns their names.
+    """
+    if isinstance(target, LocalStorage):
+        names = [str(path) for path in _partials(target.folder.parent) if _remove_partial(path)]
+    else:
+        drafts = _unnamed(target)
+        for draft in drafts:
+            target.remove(draft)
+        names = [f"{target.name}/{draft}" for draft in drafts]
+    for name in names:
+        log.warning("checkpoint: removed %s, left behind by a save that was cut off", name)
+    return names
+
+
+def _occupied(target: Storage, content: str) -> BadRequest:
+    return BadRequest(
+        f"checkpoint: expected a new folder, found {target.name} with {content}; name another"
+    )
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
+# ---- local folders ----
+
+
+@contextmanager
+def _local_draft(target: LocalStorage) -> Iterator[Draft]:
+    if target.folder.exists():
+        raise _occupied(target, "something in it")
+    id = uuid.uuid4().hex
+    partial = partial_path(target.folder, id)
+    partial.mkdir(parents=True)
+    marker = _locked_marker(partial)
+    try:
+        yield Draft(id, LocalStorage(partial), "")
+    except BaseException:
+        _discard(partial)
+        raise
+    else:
+        for folder in (target.folder, partial):
+            (folder / MARKER).unlink(missing_ok=True)
+        _discard(partial)
+    finally:
+        os.close(marker)
+
+
+def _discard(partial: Path) -> None:
+    """Remove a draft. Only logs an error: the one before it matters more, and the next save tries
+    again.
+    """
+    try:
+        if partial.exists():
+            shutil.rmtree(partial)
+    except OSError as error:
+        log.warning("checkpoint: cannot remove %s: %s", partial, error)
+
+
+def _locked_marker(folder: Path) -> int:
+    """A descriptor of the folder's marker, locked as long as its writer lives."""
+    marker = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return marker
+
+
+def _partials(parent: Path) -> list[Path]:
+    if not parent.is_dir():
+        return []
+    return sorted(
+        path for path in parent.iterdir() if _PARTIAL.fullmatch(path.name) and path.is_dir()
+    )
+
+
+def _remove_partial(partial: Path) -> bool:
+    """Remove the folder if no living process writes it."""
+    try:
+        marker = os.open(partial / MARKER, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Its writer was killed before it made the marker, or is about to make it.
+        if not partial.exists() or _now().timestamp() - partial.stat().st_mtime < ABANDONED_S:
+            return False
+        shutil.rmtree(partial)
+        return True
+    try:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(partial)
+        return True
+    except BlockingIOError:  # the lock's
+        return False
+    finally:
+        os.close(marker)
+
+
+# ---- object stores ----
+
+
+@contextmanager
+def _remote_draft(target: Storage) -> Iterator[Draft]:
+    if target.size(MANIFEST) is not None:
+        raise _occupied(target, MANIFEST)
+    id = uuid.uuid4().hex
+    with written(target, f"{id}/{MARKER}") as (file, _):
+        file.write(json.dumps({"begun_at": _now().isoformat()}).encode())
+    is_published = False
+    try:
+        yield Draft(id, target, f"{id}/")
+        is_published = target.size(MANIFEST) is not None and read_manifest(target).id == id
+    finally:
+        if not is_published:
+            target.remove(id)
+
+
+def _unnamed(target: Storage) -> list[str]:
+    """Folders of abandoned drafts that no manifest names."""
+    drafts = [name for name in target.folders() if _ID.fullmatch(name)]
+    if not drafts:
+        return []
+    named = None if target.size(MANIFEST) is None else read_manifest(target).id
+    return [name for name in drafts if name != named and _is_old(target, f"{name}/{MARKER}")]
+
+
+def _is_old(target: Storage, marker: str) -> bool:
+    if target.size(marker) is None:
+        return False  # not a draft
+    with target.open(marker) as file:
+        try:
+            begun_at = datetime.datetime.fromisoformat(json.loads(file.read())["begun_at"])
+        except (ValueError, KeyError, TypeError):
+            log.warning("checkpoint: expected a time in %s/%s, found none", target.name, marker)
+            return False
+    return (_now() - begun_at).total_seconds() > ABANDONED_S

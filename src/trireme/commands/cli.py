@@ -1,0 +1,159 @@
+"""The command `trireme`, which runs one of its subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import platform
+import select
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from trireme.commands import (
+    convert,
+    inspect,
+    keys,
+    launch,
+    predict,
+    run,
+    server,
+    size,
+    stream,
+    top,
+    verify,
+)
+from trireme.errors import BadRequest, TriremeError
+
+# Each module has SUMMARY, EXAMPLES and add_to(parser).
+COMMANDS: Mapping[str, ModuleType] = {
+    "launch": launch,
+    "run": run,
+    "stream": stream,
+    "server": server,
+    "top": top,
+    "keys": keys,
+    "convert": convert,
+    "predict": predict,
+    "inspect": inspect,
+    "size": size,
+    "verify": verify,
+}
+
+_EXAMPLES = """
+examples:
+  python train.py
+      alone, with the tables in its own process
+  trireme run -m config.yaml
+      the same without a script, from a file with PaddleRec's keys
+  trireme launch --server_num 2 --worker_num 2 train.py
+      a whole job on this machine
+  trireme server --listen 127.0.0.1:6000
+  TRIREME_SERVERS=127.0.0.1:6000 torchrun --nproc_per_node 2 train.py
+      a server without a script, and its workers
+
+trireme.init() without arguments reads the place of a process from the environment:
+  TRIREME_ROLE=worker TRIREME_SERVERS=HOST:PORT,... TRIREME_INDEX=I TRIREME_NUM_WORKERS=N
+  (or TRIREME_JOIN=1 instead of the last two, to join a running job of trireme launch --streams)
+  or Fleet's TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID,
+  POD_IP and PADDLE_PORT; or torchrun's RANK and WORLD_SIZE with TRIREME_SERVERS; without any: alone
+
+`trireme COMMAND --help` explains a command, with examples.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Wrong use exits with code 2."""
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    command: argparse.ArgumentParser = arguments.parser
+    if unknown:
+        command.error(_explain_unknown(unknown[0], command))
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except TriremeError as error:
+        print(f"{command.prog}: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, BadRequest) else 1
+    except BrokenPipeError:
+        if not _has_reader_gone():
+            raise
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _has_reader_gone() -> bool:
+    """Whether the reader of stdout has closed it, as with `trireme size ... | head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    return True
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and options; a test freezes them."""
+    parser = argparse.ArgumentParser(
+        prog="trireme",
+        description="A parameter server for PyTorch.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        module.add_to(_command(commands, name, module.SUMMARY, module.EXAMPLES))
+    version = _command(commands, "version", "print the versions in use", "")
+    version.set_defaults(run=_version)
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.set_defaults(parser=command)
+    return command
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    names = ("trireme-ps", "torch", "numpy", "pyzmq")
+    print(f"Python {platform.python_version()} on {platform.platform()}")
+    for name in names:
+        print(f"{name} {_version_of(name)}")
+    return 0
+
+
+def _version_of(name: str) -> str:
+    from importlib import metadata  # slow to load
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _explain_unknown(option: str, command: argparse.ArgumentParser) -> str:
+    """The message for an option that no command reads."""
+    name = option.split("=")[0]
+    if name in launch.FLEETRUN_ONLY and command.prog.endswith(" launch"):
+        return f"fleetrun's {name} has no meaning here: {launch.FLEETRUN_ONLY[name]}"
+    if not name.startswith("-"):
+        return f"expected options only, found {name!r}"
+    known = [flag for action in command._actions for flag in action.option_strings]
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "")

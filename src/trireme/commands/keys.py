@@ -1,0 +1,64 @@
+"""The command `trireme keys`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from trireme.errors import BadRequest
+
+SUMMARY = "make keys that encrypt a job and admit its workers"
+EXAMPLES = """
+examples:
+  trireme keys keys
+  trireme launch --keys keys --server_num 2 --worker_num 2 train.py
+      one folder for a job: its traffic is encrypted, and no other process is admitted
+  trireme keys keys --worker_num 2
+      separate keys: copy keys/server to the machines of servers, keys/worker.0 and keys/worker.1
+      to one worker each; then
+  trireme server --listen 10.0.0.1:6000 --keys server
+  TRIREME_KEYS=worker.0 TRIREME_SERVERS=10.0.0.1:6000 TRIREME_ROLE=worker TRIREME_INDEX=0 \\
+      TRIREME_NUM_WORKERS=2 python train.py
+      a server and a worker with these keys
+  trireme keys keys --add worker.2
+      one more worker; servers that start from now on admit it
+
+Files: server.key and clients.pub (the admitted public keys, one per line) for servers, client.key
+and server.pub for workers. *.key are secret: mode 600, only on the machines that need them. To
+revoke a key, delete its line from clients.pub. Servers read these files when they start.
+"""
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("folder", type=Path, metavar="DIR", help="folder to write to; created if it does not exist")
+    add("--worker_num", type=int, metavar="N", help="write a folder for servers and N for workers")
+    add("--add", metavar="NAME", help="add a worker to the keys in DIR, in the folder DIR/NAME")
+    add("--force", action="store_true", help="replace existing keys")
+    command.set_defaults(run=_keys)
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    from trireme.launch import key_folder  # loads NumPy
+
+    folder, num, added = arguments.folder, arguments.worker_num, arguments.add
+    if num is not None and added is not None:
+        raise BadRequest("keys: expected --worker_num or --add, found both")
+    if num is not None and num < 1:
+        raise BadRequest(f"keys: expected --worker_num of at least 1, found {num}")
+    if added is not None:
+        files = key_folder.add_worker(folder, added, replace=arguments.force)
+    elif num is not None:
+        names = [f"worker.{index}" for index in range(num)]
+        files = key_folder.make_folders(folder, names, replace=arguments.force)
+    else:
+        files = key_folder.make_shared_folder(folder, replace=arguments.force)
+    purposes = {
+        key_folder.SERVER_KEY: "secret, for every server",
+        key_folder.ADMITTED: "for every server: the workers that it admits",
+        key_folder.CLIENT_KEY: "secret, for its worker",
+        key_folder.SERVER_PUB: "for its worker: the servers that it trusts",
+    }
+    width = max(len(str(file)) for file in files)
+    for file in files:
+        sys.stdout.write(f"{file!s:{width}}  {purposes[file.name]}\n")
+    return 0

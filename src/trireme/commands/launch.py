@@ -1,0 +1,174 @@
+"""The command `trireme launch`."""
+
+import argparse
+from pathlib import Path
+
+from trireme.commands.options import KEYS, add_common, add_config, add_infer, picked, seconds
+from trireme.errors import BadRequest
+from trireme.launch.local_job import launch
+from trireme.launch.placement import LaunchConfig
+
+SUMMARY = "start servers and workers"
+EXAMPLES = (
+    """
+examples:
+  trireme launch --server_num 2 --worker_num 2 train.py --epochs 3
+      2 servers and 2 workers on this machine, on free ports; --epochs is an option of train.py
+  trireme launch --server_num 1 --worker_num 2 -m config.yaml -o runner.epochs=1
+      a file with PaddleRec's keys instead of a script: see `trireme run --help`
+  trireme launch --server_num 1 --worker_num 1 --streams 16 train.py
+  trireme launch --join 127.0.0.1:40001 --worker_num 2 train.py
+      cut the data of each pass into 16 streams, which workers take one after the other; the second
+      command, with the servers that the first one prints, adds two workers while the job runs
+  trireme launch --servers 10.0.0.1:6000,10.0.0.2:6000 --workers 10.0.0.1:0,10.0.0.2:0 \\
+      --insecure train.py
+      the same command on both machines starts the processes of each machine
+
+Options go before the script. Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes to
+the console. If a process fails, all are stopped. The exit code is that of the process that failed,
+128 + n if signal n ended it or stopped the job, 2 for a wrong command. With --max_restart a process
+that died is started again instead. At SIGTERM Trainer.fit ends after its step, with a checkpoint if
+it takes any; the exit code is then 0.
+
+Environment of every process that is started:
+  TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_LIMITS, TRIREME_INSECURE=1,
+  TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES, TRIREME_STREAMS   as the options,
+                    which win
+  TRIREME_METRICS   as --metrics PORT: server i gets PORT + i, and workers get the ports after the
+                    servers'; with port 0 each process takes a free one and logs it
+  TRIREME_THREADS, OMP_NUM_THREADS   threads of Trireme and of torch; default: a share of the cores
+"""
+    + KEYS
+)
+
+
+# Options of fleetrun and paddle.distributed.launch that do not exist here, and what to do instead.
+FLEETRUN_ONLY = {
+    "--run_mode": "servers and workers are the only mode of trireme launch",
+    "--heter_workers": "heterogeneous workers are not supported",
+    "--heter_worker_num": "heterogeneous workers are not supported",
+    "--heter_devices": "heterogeneous workers are not supported",
+    "--coordinators": "server 0 hosts the coordinator",
+    "--coordinator_num": "server 0 hosts the coordinator",
+    "--http_port": "server 0 hosts the coordinator",
+    "--with_gloo": "barriers and reductions go through the servers",
+    "--gloo_port": "barriers and reductions go through the servers",
+    "--start_port": "ports are chosen free; name them with --servers",
+    "--master": "name all machines with --servers and --workers, on each of them",
+    "--nnodes": "name all machines with --servers and --workers, on each of them",
+    "--ips": "name all machines with --servers and --workers, on each of them",
+    "--rank": "the index of a process is its place in --servers or --workers",
+    "--nproc_per_node": "give --server_num and --worker_num",
+}
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--server_num", type=int, metavar="N", help="number of servers, all on this machine")
+    add("--worker_num", "--trainer_num", type=int, metavar="N", help="number of workers")
+    add(
+        "--servers",
+        type=_addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="all servers, to name their ports or spread them over machines",
+    )
+    add(
+        "--workers",
+        "--trainers",
+        type=_addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="all workers, to spread them over machines; the ports are not used",
+    )
+    add(
+        "--log_dir",
+        type=Path,
+        default=Path("log"),
+        metavar="DIR",
+        help="folder for one log file per process; default: log",
+    )
+    add(
+        "--grace_s",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds between asking processes to stop and killing them; default: 30",
+    )
+    add(
+        "--max_restart",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often each server and worker is started again when it died; a server continues"
+        " from its kept state (--durability, then by default process), a worker from where its"
+        " predecessor was, and the others wait; default: 0",
+    )
+    add(
+        "--streams",
+        type=int,
+        metavar="S",
+        help="cut the data of each pass into S streams, which the workers share, in mode async;"
+        " workers may then join later, and continue the streams of one that died; default: each"
+        " worker has a stream of its own",
+    )
+    add(
+        "--join",
+        type=_addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="start workers (--worker_num, default 1) that join a running job of these servers,"
+        " which was started with --streams",
+    )
+    add_common(command)
+    add_config(command)
+    add_infer(command)
+    add("--stream", action="store_true", help="train on days of data: see trireme stream")
+    add("script", nargs="?", metavar="SCRIPT", help="the Python script that every process runs")
+    add("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    command.set_defaults(run=_launch)
+
+
+def _launched(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Arguments of python for every process of the job."""
+    if arguments.config_yaml is None:
+        if arguments.script is None:
+            raise BadRequest("launch: expected a script or -m config.yaml, found neither")
+        if arguments.opt or arguments.infer or arguments.stream:
+            raise BadRequest(
+                "launch: expected -o, --infer and --stream with -m config.yaml, found"
+                f" {arguments.script}; options of a script go after it"
+            )
+        return (arguments.script, *arguments.script_args)
+    if arguments.script is not None:
+        raise BadRequest(
+            f"launch: expected a script or -m config.yaml, found both: {arguments.script}"
+        )
+    if arguments.infer and arguments.stream:
+        raise BadRequest("launch: expected --infer or --stream, found both")
+    _check_config(arguments)
+    options = ["--infer"] if arguments.infer else []
+    options += ["-o", *arguments.opt] if arguments.opt else []
+    command = "stream" if arguments.stream else "run"
+    return ("-m", "trireme", command, "-m", str(arguments.config_yaml), *options)
+
+
+def _check_config(arguments: argparse.Namespace) -> None:
+    """Check before anything starts what the servers will check again."""
+    from trireme.config import Config
+    from trireme.run.online_settings import OnlineSettings
+    from trireme.run.settings import Settings
+
+    config = Config.load(arguments.config_yaml, arguments.opt)
+    Settings.read(config).model_root(arguments.root)
+    if arguments.stream:
+        OnlineSettings.read(config)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    command = _launched(arguments)
+    return launch(LaunchConfig(command=command, **picked(arguments, LaunchConfig)))
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))

@@ -1,0 +1,114 @@
+"""Options of several commands."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from trireme.launch import process_role
+
+KEYS = """
+Keys: a server's folder holds server.key and clients.pub (the admitted public keys, one per line), a
+worker's folder client.key and server.pub. `trireme keys` makes such folders.
+"""
+
+
+def add_config(
+    command: argparse.ArgumentParser,
+    *,
+    required: bool = False,
+    purpose: str = "instead of a script",
+) -> None:
+    add = command.add_argument
+    add(
+        "-m",
+        "--config_yaml",
+        type=Path,
+        required=required,
+        metavar="FILE",
+        help="YAML file with PaddleRec's keys" + ("" if required else f", {purpose}"),
+    )
+    add(
+        "-o",
+        "--opt",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="values that win over those of the file",
+    )
+
+
+def add_infer(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--infer", action="store_true", help="evaluate saved epochs instead of training"
+    )
+
+
+def add_common(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--timeout_s",
+        type=seconds,
+        metavar="S",
+        help=f"seconds to wait for other processes; default: {process_role.TIMEOUT_S_DEFAULT:g}",
+    )
+    add("--keys", metavar="DIR", help="encrypt and authenticate with the keys in this folder")
+    add(
+        "--root",
+        metavar="DIR",
+        help="servers write and read checkpoints only below it; default: the working directory",
+    )
+    add(
+        "--limits",
+        metavar="NAME=N,...",
+        help="bounds on what peers may make a server hold, as tables_max=8,table_bytes_max=64GiB;"
+        " docs/security.md lists the names",
+    )
+    add(
+        "--insecure",
+        action="store_const",
+        const=True,
+        help="listen beyond loopback without keys",
+    )
+    add(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="answer /metrics and /healthz there; port 0: a free one; default: nowhere",
+    )
+    add(
+        "--durability",
+        choices=process_role.DURABILITIES,
+        help="what the acknowledged state of a server survives: nothing (the default), the end of"
+        " its process, or also that of its machine",
+    )
+    add(
+        "--state_dir",
+        metavar="DIR",
+        type=Path,
+        help="folder for that state; launch makes one folder per server in it, by default in"
+        " LOG_DIR/state",
+    )
+    add(
+        "--log_bytes",
+        type=int,
+        metavar="N",
+        help="bytes that a server logs before it writes a snapshot, or the size of a snapshot if"
+        " that is more; default: 2 GiB",
+    )
+
+
+def picked(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The arguments that are fields of a dataclass, by name."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds > 0, found {text!r}")
+    return number

@@ -1,0 +1,50 @@
+"""The command `trireme server`."""
+
+import argparse
+
+from trireme.commands.options import KEYS, add_common
+from trireme.launch import process_role
+
+SUMMARY = "run a server, without a script"
+EXAMPLES = (
+    """
+examples:
+  trireme server --listen 127.0.0.1:6000
+  TRIREME_SERVERS=127.0.0.1:6000,127.0.0.1:6001 torchrun --nproc_per_node 2 train.py
+      workers of this server and another one
+
+A server needs only its address; workers send the rest, and server 0 of their list hosts the
+coordinator. It ends with code 0 when all workers have ended, or at SIGTERM; with an error when the
+remaining workers are silent for twice the timeout.
+
+Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
+TRIREME_LIMITS, TRIREME_METRICS, TRIREME_INSECURE=1, TRIREME_DURABILITY, TRIREME_STATE_DIR and
+TRIREME_LOG_BYTES mean the same as the options, which win.
+"""
+    + KEYS
+)
+
+
+# Options of the command, which are arguments of read_role.
+_OPTIONS = (
+    "listen", "threads", "timeout_s", "insecure", "keys", "root", "durability", "state_dir",
+    "log_bytes", "metrics", "limits",
+)  # fmt: skip
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--listen", metavar="HOST:PORT", help="address to bind; port 0 chooses one")
+    add("--threads", type=int, metavar="N", help="threads for tables; default: one per core")
+    add_common(command)
+    command.set_defaults(run=_server)
+
+
+def _server(arguments: argparse.Namespace) -> int:
+    from trireme.launch import init  # loads torch
+
+    options = {name: value for name, value in vars(arguments).items() if name in _OPTIONS}
+    role = process_role.read_role(role="server", **options)
+    init.log_to_stderr()
+    init.log.info("%s", role.describe())
+    return init.serve_role(role)

@@ -1,0 +1,158 @@
+"""The command `trireme size`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from typing import TYPE_CHECKING
+
+from trireme.commands.options import add_config
+from trireme.errors import BadRequest
+
+if TYPE_CHECKING:
+    from trireme.table import Table
+
+SUMMARY = "estimate memory and disk of tables"
+EXAMPLES = """
+examples:
+  trireme size --keys 1e9 --dim 16 --optimizer adagrad
+      memory and disk of a table with a billion rows, on one server
+  trireme size --keys 1e9 --dim 9 --optimizer fleet_adam --policy CtrCommonAccessor --server_num 8
+      the same with Fleet's rule and accessor, for each of eight servers
+  trireme size --keys 2e8 --dim 16 --count_filter 10 --pending_keys 1e9
+      keys get a row at their tenth occurrence; a billion more keys are being counted
+  trireme size --keys 1e9 --dims 32=5 8=95
+      features of several dims, with the per cent of the rows that have each
+  trireme size -m config.yaml --keys 1e8 -o hyper_parameters.sparse_feature_dim=32
+      the tables of a configuration's model, with this number of rows each
+
+Rows live in memory. This version has no tier on SSD and none in GPU memory.
+"""
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--keys",
+        type=count,
+        required=True,
+        metavar="N",
+        help="rows of the table, as 1000000000 or 1e9",
+    )
+    add("--dim", type=int, metavar="D", help="weights of a row")
+    add(
+        "--dims",
+        nargs="+",
+        type=dim_and_share,
+        metavar="D=P",
+        help="instead, for features with dims of their own: per cent of the rows with D weights",
+    )
+    add("--optimizer", metavar="RULE", help="update rule, as adagrad (default), adam, fleet_adam")
+    add("--policy", metavar="NAME", help="what rows remember, as plain (default), SparseAccessor")
+    add("--dtype", metavar="TYPE", help="of weights: float32 (default), bfloat16 or float16")
+    add("--heads", type=percent, metavar="P", help="per cent of the rows that have a head only")
+    add("--count_filter", type=count, metavar="N", help="a key gets a row at its N-th occurrence")
+    add("--sketch_bytes", type=count, metavar="B", help="count occurrences in B bytes")
+    add("--pending_keys", type=count, default=0, metavar="N", help="counted keys without a row")
+    add("--server_num", type=int, default=1, metavar="N", help="number of servers; default: 1")
+    add("--worker_num", type=int, default=1, metavar="N", help="number of workers; default: 1")
+    add(
+        "--delta",
+        type=percent,
+        default=0.01,
+        metavar="P",
+        help="per cent of the rows that a delta contains; default: 1",
+    )
+    add_config(command, purpose="whose model has the tables")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from trireme.drawing import size
+    from trireme.size.estimate import Need
+    from trireme.size.report import of_table
+
+    if arguments.server_num < 1 or arguments.worker_num < 1:
+        raise BadRequest(
+            "size: expected --server_num and --worker_num >= 1,"
+            f" found {arguments.server_num} and {arguments.worker_num}"
+        )
+    tables = _tables(arguments)
+    if arguments.heads and all(table.schema.head_class is None for table in tables):
+        raise BadRequest(
+            "size: expected --heads with a policy whose rows begin as a head only, such as"
+            f" SparseAccessor, found policy {tables[0].schema.policy['name']}"
+        )
+    needs = [
+        Need.on_one_of(
+            arguments.server_num,
+            table.schema,
+            arguments.keys,
+            num_pending=arguments.pending_keys,
+            num_streams=arguments.worker_num,
+            head_share=0.0 if table.schema.head_class is None else arguments.heads or 0.0,
+            shares=tuple(share for _, share in arguments.dims or ()),
+        )
+        for table in tables
+    ]
+    for need in needs:
+        for line in of_table(need, arguments.keys, arguments.server_num, arguments.delta):
+            sys.stdout.write(line + "\n")
+        sys.stdout.write("\n")
+    if len(needs) > 1:
+        memory = size(sum(need.memory for need in needs))
+        disk = size(sum(need.checkpoint for need in needs) * arguments.server_num)
+        sys.stdout.write(
+            f"{len(needs)} tables: {memory} of memory on each server,"
+            f" {disk} of disk for a full checkpoint\n"
+        )
+    return 0
+
+
+def _tables(arguments: argparse.Namespace) -> list[Table]:
+    """The tables of the configuration's model, or the one that the options describe."""
+    from trireme.size.tables import TableOptions, described_table, tables_of_model
+
+    names = TableOptions.__slots__
+    options = TableOptions(**{name: getattr(arguments, name) for name in names})
+    if arguments.config_yaml is None:
+        if arguments.opt:
+            raise BadRequest("size: expected -o with -m config.yaml, found it without")
+        return [described_table(options, num_pending=arguments.pending_keys)]
+    if flags := options.flags():
+        raise BadRequest(
+            f"size: expected -m or a table's options, found -m {arguments.config_yaml} and"
+            f" {', '.join(flags)}"
+        )
+    return tables_of_model(arguments.config_yaml, arguments.opt)
+
+
+def count(text: str) -> int:
+    """A whole number as text: 1000000, 1e6, 1_000_000."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 <= value < 2**63 and value == int(value)):
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 0, found {text!r}")
+    return int(value)
+
+
+def dim_and_share(text: str) -> tuple[int, float]:
+    """D=P: weights of a row, and the per cent of the rows that have them."""
+    dim, mark, share = text.partition("=")
+    if not mark or not dim.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected D=P, as in 16=90, found {text!r}")
+    return int(dim), percent(share)
+
+
+def percent(text: str) -> float:
+    """A share of 1, from text in per cent."""
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"expected 0 to 100 per cent, found {text!r}")
+    return value / 100

@@ -1,0 +1,35 @@
+"""The command `trireme stream`."""
+
+import argparse
+
+from trireme.commands.options import add_config
+
+SUMMARY = "train on days of data as they arrive"
+EXAMPLES = """
+examples:
+  trireme stream -m config_online.yaml
+      train on runner.train_data_dir/DAY/HHMM, pass by pass, from start_day to end_day
+  trireme launch --server_num 1 --worker_num 2 --stream -m config_online.yaml
+      the same as a job of several processes
+  trireme stream -m config_online.yaml -o runner.end_day=20190721
+      the same for fewer days; a second call continues after the newest checkpoint
+
+A day has passes of split_interval * split_per_pass minutes. The command waits for the data of each
+pass (data_donefile), evaluates it, then trains on it. Below runner.model_save_path it writes a
+checkpoint after every checkpoint_per_pass passes, a delta for inference after every
+save_delta_frequency passes, and a base at the end of a day. Done-files list all of them.
+docs/online.md explains the keys.
+"""
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add_config(command, required=True)
+    command.set_defaults(run=_stream)
+
+
+def _stream(arguments: argparse.Namespace) -> int:
+    from trireme.config import Config
+    from trireme.run.stream import stream  # loads torch
+
+    stream(Config.load(arguments.config_yaml, arguments.opt))
+    return 0

@@ -1,0 +1,93 @@
+"""The command `trireme top`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from trireme.commands.options import KEYS, seconds
+from trireme.launch import process_role
+
+SUMMARY = "show a running job: servers, tables, workers"
+EXAMPLES = (
+    """
+examples:
+  trireme top --servers 127.0.0.1:6000
+      every 2 seconds, until Ctrl-C or until no server answers; one server knows the others
+  trireme top --servers 127.0.0.1:6000 --keys keys/worker
+      a job with keys: those of a client that the servers admit
+  trireme top --servers 127.0.0.1:6000 --once | grep worker
+      once, for scripts
+
+Rates, times of requests and missing keys are those of the interval; the tables below the first are
+sums over all servers. "full/s": requests that a server refused for now because it had reached a
+limit. "saved ago": the last checkpoint of any mode. What workers report (retries and the depths of
+their queues) is at most 5 seconds old. docs/metrics.md explains the numbers.
+
+Environment: TRIREME_SERVERS and TRIREME_KEYS as the options, which win.
+"""
+    + KEYS
+)
+_PIPE_WIDTH = 200
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--servers", metavar="HOST:PORT,...", help="a server of the job, server 0 first")
+    add("--keys", metavar="DIR", help="folder with the keys of a client")
+    add("--interval_s", type=seconds, default=2.0, metavar="S", help="default: 2")
+    add(
+        "--timeout_s",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds to wait for the servers' answers; default: 10",
+    )
+    add("--once", action="store_true", help="show one interval and end")
+    command.set_defaults(run=_top)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+    from trireme.launch.key_folder import client_keys
+    from trireme.rpc import RpcClient
+    from trireme.top.job_snapshot import take_snapshot
+    from trireme.top.view import view
+
+    role = process_role.read_role(
+        role="worker", servers=arguments.servers, index=0, num=1, keys=arguments.keys
+    )
+    keys = None if role.keys is None else client_keys(Path(role.keys))
+    log = logging.getLogger("trireme.top")
+
+    def views(client: RpcClient) -> Iterator[RenderableType]:
+        before = take_snapshot(client, role.servers, arguments.timeout_s)
+        pause = threading.Event()
+        while True:
+            pause.wait(arguments.interval_s)
+            now = take_snapshot(client, role.servers, arguments.timeout_s)
+            yield view(before, now)
+            before = now
+
+    console = Console()
+    with (
+        RpcClient(name="top", keys=keys, on_wait=log.debug) as client,
+        contextlib.suppress(KeyboardInterrupt),  # the usual way to end it
+    ):
+        if console.is_terminal and not arguments.once:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                for shown in views(client):
+                    live.update(shown, refresh=True)
+        console = console if console.is_terminal else Console(width=_PIPE_WIDTH)
+        for shown in views(client):
+            console.print(shown)
+            console.file.flush()
+            if arguments.once:
+                break
+    return 0

@@ -1,0 +1,147 @@
+"""The coordinator: facts of the job, workers, passes, leases, meetings and saves. Hosted by
+server 0.
+
+It handles no keys and no gradients. Its parts hold the state; this file locks, keeps the state and
+lists the handlers.
+
+Threads: any; one lock guards everything.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trireme.coordinator.exports import Exports
+from trireme.coordinator.facts import Facts
+from trireme.coordinator.joining import Joining
+from trireme.coordinator.kept_state import KeptState, State
+from trireme.coordinator.leases import StreamLeases
+from trireme.coordinator.meetings import Meetings
+from trireme.coordinator.passes import Passes
+from trireme.coordinator.workers import Workers
+from trireme.rpc import Deferred, Handler, Reply, Request
+
+READ_ONLY = ("coord.map", "coord.chain")
+POLLED = ("coord.take",)
+"""Repeated by workers that wait: it reports itself whether it has changed the state."""
+
+
+class Coordinator:
+    """facts: facts of the job, and its bucket map."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.RLock()
+        self._kept = KeptState(self._state)
+        self.facts = Facts()
+        self._workers = Workers(clock)
+        self._meetings = Meetings(self._workers, self._kept)
+        self._leases = StreamLeases(self._workers, self._meetings, self._kept)
+        self._joining = Joining(self.facts, self._workers, self._meetings, self._leases)
+        self._passes = Passes(
+            self._workers, self._meetings, self._leases, self._joining, self._kept
+        )
+        self._exports = Exports()
+
+    def handlers(self) -> dict[str, Handler]:
+        """Methods by their names on the wire."""
+        for_workers = {
+            "coord.states": self.facts.on_states,
+            "coord.add_blocks": self.facts.on_add_blocks,
+            "coord.agree": self._joining.on_agree,
+            "coord.begin_pass": self._passes.on_begin_pass,
+            "coord.leave": self._passes.on_leave,
+            "coord.enter": self._passes.on_enter,
+            "coord.take": self._leases.on_take,
+            "coord.give_back": self._leases.on_give_back,
+            "coord.gather": self._meetings.on_gather,
+            "coord.end": self._joining.on_end,
+        }
+        handlers: dict[str, Handler] = {
+            "coord.join": self._joining.on_join,
+            "coord.map": self.facts.on_map,
+            **{name: self._for_worker(handler) for name, handler in for_workers.items()},
+            **self._exports.handlers(),
+        }
+        return {name: self._guarded(handler) for name, handler in handlers.items()}
+
+    def _for_worker(self, handler: Callable[[int, Request], Reply | Deferred]) -> Handler:
+        return lambda request: handler(self._workers.caller(request), request)
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Lock, and write the state before the answer. A write that failed is tried again."""
+
+        def handle(request: Request) -> Reply | Deferred | None:
+            with self._lock:
+                if request.method not in READ_ONLY + POLLED:
+                    self._kept.is_changed = True
+                answer = handler(request)
+                if isinstance(answer, Deferred):
+                    answer.describe = self._locked(answer.describe)
+                else:
+                    self._kept.flush()
+                return answer
+
+        return handle
+
+    def _locked(self, describe: Callable[[], str]) -> Callable[[], str]:
+        def locked() -> str:
+            with self._lock:
+                return describe()
+
+        return locked
+
+    # ---- what the server reports ----
+
+    def note_heartbeat(self, worker: int, incarnation: int) -> None:
+        """A worker has sent a heartbeat. Where streams are leased, silent workers are given up."""
+        with self._lock:
+            record = self._workers.records.get(worker)
+            if record is not None and incarnation == record.incarnation:
+                self._leases.note_heartbeat(worker)
+
+    def note_goodbye(self, worker: int) -> None:
+        """A worker has said goodbye."""
+        with self._lock:
+            self._joining.note_goodbye(worker)
+
+    def participants_among(self, workers: Iterable[int]) -> list[int]:
+        """Those of these workers that take part."""
+        with self._lock:
+            return [worker for worker in workers if worker in self._workers.participants]
+
+    # ---- kept state ----
+
+    def keep(self, write: Callable[[State], None]) -> None:
+        """From now on write the state before any answer that relies on it. `write` raises if it
+        cannot.
+        """
+        self._kept.write = write
+
+    def _state(self) -> State:
+        return {
+            **self.facts.state(),
+            "workers": self._workers.state(),
+            "run": self._joining.state(),
+            **self._passes.state(),
+            "shared": {"sharing": self._leases.state(), "given_up": sorted(self._workers.given_up)},
+            "meetings": self._meetings.state(),
+            "exports": self._exports.state(),
+        }
+
+    def install(self, state: Mapping[str, Any]) -> None:
+        """Begin with a kept state."""
+        shared = state["shared"]
+        leases = shared["sharing"]
+        self.facts.install(state)
+        self._leases.install(leases)
+        self._workers.install(
+            state["workers"],
+            participants=range(self.facts.num_workers) if leases is None else leases["members"],
+            given_up=shared["given_up"],
+            silence_s=0.0 if leases is None else leases["silence_s"],
+        )
+        self._joining.install(state["run"])
+        self._passes.install(state)
+        self._meetings.install(state["meetings"])
+        self._exports.install(state["exports"])

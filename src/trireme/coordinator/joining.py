@@ -1,0 +1,188 @@
+"""How workers join a job, and how its script ends.
+
+Not thread-safe: the coordinator locks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trireme.coordinator.facts import Facts
+from trireme.coordinator.leases import StreamLeases
+from trireme.coordinator.meetings import Meetings
+from trireme.coordinator.workers import WorkerRecord, Workers
+from trireme.errors import BadRequest, NotReady, ResourceExhausted
+from trireme.protocol.membership import WORKERS_MAX
+from trireme.protocol.wire import STREAMS_MAX, need
+from trireme.rpc import Reply, Request
+
+
+class Joining:
+    """Admits workers, and counts how often all of them have ended their scripts."""
+
+    def __init__(
+        self, facts: Facts, workers: Workers, meetings: Meetings, leases: StreamLeases
+    ) -> None:
+        self._facts, self._workers = facts, workers
+        self._meetings, self._leases = meetings, leases
+        self._num_runs = 0  # of the script, that all workers have ended
+        self._begun = 0  # the pass with which the last of them ended
+        self._gone: set[int] = set()  # workers that have said goodbye to this process
+
+    def on_join(self, request: Request) -> Reply:
+        """Give a process the next incarnation of its worker, which fences the one before. A
+        repetition has the same token, and gets the same incarnation.
+        """
+        body = request.body
+        servers = tuple(str(server) for server in need(body, "servers", list))
+        token, is_late = need(body, "token", str), need({"late": False, **body}, "late", bool)
+        if not servers:
+            raise BadRequest("coord.join: expected at least one server, found none")
+        worker = self._late_worker(servers, token) if is_late else self._worker(body)
+        self._facts.agree("servers", list(servers), worker)
+        bucket_map = self._facts.begin_map(servers)
+        record = self._workers.records.setdefault(worker, WorkerRecord(passes=self._begun))
+        if token not in record.tokens:
+            record.begin_incarnation(token)
+            takes_part = self._workers.restart(worker)
+            self._leases.free(worker)
+            if not takes_part:
+                # It runs its script as if it had been there up to the pass under way.
+                record.passes = max(self._leases.pass_number, self._begun)
+                record.has_ended, record.first = False, 0
+        return Reply(
+            {
+                "worker": worker,
+                "num_workers": self._facts.num_workers,
+                "streams": self._facts.num_streams,
+                "incarnation": record.tokens[token],
+                "map": bucket_map.to_wire(),
+                "job": self._facts.job,
+                "states": self._facts.server_states,
+                "script": self._script(worker, record, token),
+            }
+        )
+
+    def _script(self, worker: int, record: WorkerRecord, token: str) -> dict[str, Any]:
+        """How far the predecessors of this process have come in the script."""
+        return {
+            "run": self._num_runs,
+            "begun": self._begun,
+            "met": self._meetings.attended(worker, record.passes),
+            "entered": record.passes,
+            "is_successor": record.tokens[token] > record.first,
+            "has_ended": record.has_ended,
+        }
+
+    def _worker(self, body: Mapping[str, Any]) -> int:
+        """Index of a worker that names it."""
+        worker, num_workers = need(body, "worker", int), need(body, "num_workers", int)
+        if not 0 <= worker < num_workers <= WORKERS_MAX:
+            raise BadRequest(
+                f"coord.join: expected 0 <= worker < num_workers <= {WORKERS_MAX},"
+                f" found {worker} and {num_workers}"
+            )
+        body = {"streams": 0, "silence_s": 0.0, **body}
+        num_streams, silence_s = need(body, "streams", int), need(body, "silence_s", float)
+        if not (0 <= num_streams <= STREAMS_MAX and silence_s >= 0):
+            raise BadRequest(
+                f"coord.join: expected 0 <= streams <= {STREAMS_MAX} and silence_s >= 0,"
+                f" found {num_streams} and {silence_s}"
+            )
+        is_first = self._facts.bucket_map is None
+        self._facts.agree("servers", [str(server) for server in body["servers"]], worker)
+        self._facts.agree("num_workers", num_workers, worker)
+        self._facts.agree("streams", num_streams, worker)
+        if is_first:
+            self._workers.begin_run(num_workers)
+            self._workers.silence_s = silence_s
+            self._leases.begin(num_streams)
+        return worker
+
+    # ---- late workers ----
+
+    def _late_worker(self, servers: tuple[str, ...], token: str) -> int:
+        """Index of a worker that joins a running job: the next free one."""
+        for worker, record in self._workers.records.items():
+            if token in record.tokens:  # its answer was lost
+                return worker
+        if self._facts.bucket_map is None:
+            raise NotReady("coordinator: no worker has joined yet that others may join later")
+        if not self._leases.is_in_use:
+            raise BadRequest(
+                "coord.join: expected a job with leased streams (--streams, TRIREME_STREAMS), which"
+                " others may join later, found one in which each worker has one of"
+                f" {self._facts.num_workers}"
+            )
+        self._check_not_ending("coord.join")
+        worker = max(self._workers.records) + 1
+        self._facts.agree("servers", list(servers), worker)
+        worker = max(worker, self._facts.num_workers)
+        self._check_room("coord.join", worker)
+        return worker
+
+    def check_late(self, method: str, worker: int) -> None:
+        """Whether a worker that does not take part yet may do so.
+
+        Raises:
+            BadRequest: the job is ending. ResourceExhausted: no stream would be left for a worker
+                that comes late. Those that the job begins with always have room.
+        """
+        self._check_not_ending(method)
+        self._check_room(method, worker)
+
+    def _check_not_ending(self, method: str) -> None:
+        records = self._workers.records
+        if any(records[w].has_ended for w in self._workers.participants if w in records):
+            raise BadRequest(
+                f"{method}: expected a job that goes on, found one whose workers end their scripts"
+            )
+
+    def _check_room(self, method: str, worker: int) -> None:
+        num_workers, num_present = self._facts.num_workers, len(self._workers.participants)
+        at_a_time = max(num_workers, self._facts.num_streams)
+        if worker >= num_workers and (worker >= WORKERS_MAX or num_present >= at_a_time):
+            raise ResourceExhausted(
+                f"{method}: expected at most {at_a_time} workers at a time, one for each stream,"
+                f" and {WORKERS_MAX} in all, found worker {worker} beside {num_present}"
+            )
+
+    # ---- options, end ----
+
+    def on_agree(self, worker: int, request: Request) -> Reply:
+        """Every worker must name the same value for an option of the job."""
+        name, value = need(request.body, "fact", str), need(request.body, "value", str)
+        takes_part = worker in self._workers.participants
+        self._facts.agree_on_option(name, value, worker, takes_part=takes_part)
+        return Reply({})
+
+    def on_end(self, worker: int, request: Request) -> Reply:
+        """The script of a worker has ended."""
+        if need(request.body, "run", int) == self._num_runs:
+            self._workers.records[worker].has_ended = True
+        return self._leases.end(worker)
+
+    def note_goodbye(self, worker: int) -> None:
+        """A worker has said goodbye. When all have, after the end of their scripts, and this
+        process continues, workers that join begin the next run of the script.
+        """
+        self._gone.add(worker)
+        records = self._workers.records
+        ended = {w: records[w] for w in self._gone if w in records and records[w].has_ended}
+        if not ended or self._workers.participants - ended.keys():
+            return
+        self._num_runs += 1
+        self._begun = max(record.passes for record in ended.values())
+        self._workers.begin_run(self._facts.num_workers)
+        for record in ended.values():
+            record.has_ended, record.passes = False, self._begun
+            record.first = record.incarnation + 1
+        self._gone.clear()
+
+    # ---- kept state ----
+
+    def state(self) -> list[int]:
+        return [self._num_runs, self._begun]
+
+    def install(self, state: list[int]) -> None:
+        """The inverse of `state`."""
+        self._num_runs, self._begun = state

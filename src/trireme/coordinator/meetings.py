@@ -1,0 +1,285 @@
+"""Meetings: barriers at which every worker gets what each one contributed.
+
+A worker that starts again runs its script from the beginning, and so comes to meetings that have
+ended: it gets the answers that its predecessor got. These are kept within bounds; those of old
+passes are dropped first, of these the largest.
+
+Not thread-safe: the coordinator locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from trireme.coordinator.kept_state import KeptState
+from trireme.coordinator.workers import Workers
+from trireme.errors import BadRequest, ResourceExhausted, TriremeError
+from trireme.protocol.wire import Array, need
+from trireme.rpc import Deferred, Reply, Request
+
+GATHER_BYTES_MAX = 64 << 20
+NAME_MAX = 1024
+KEPT_MAX = 4096
+KEPT_BYTES_MAX = 64 << 20
+KEPT_MIN = 4
+"""The last answers are kept whatever their size, for repeated requests."""
+DROPPED_MAX = 1 << 16
+
+
+@dataclass(frozen=True)
+class MeetingName:
+    """Which meeting.
+
+    Attributes:
+        number: of the pass that the workers are in, 0 before the first.
+        path: the same in the script of all workers; empty: the meeting that begins the pass.
+    """
+
+    number: int
+    path: str
+
+    def __str__(self) -> str:
+        return f"meeting {self.path} of pass {self.number}" if self.path else f"pass {self.number}"
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a worker brings to a meeting."""
+
+    worker: int
+    purpose: str
+    body: Any = None
+    arrays: Sequence[Array] = ()
+
+
+@dataclass
+class Meeting:
+    """A meeting that waits for workers. conclude: makes the answer."""
+
+    purpose: str
+    conclude: Callable[[Meeting], Reply]
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    waiting: list[Deferred] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer of a meeting that has ended."""
+
+    purpose: str
+    reply: Reply
+    num_bytes: int
+
+
+class Meetings:
+    def __init__(self, workers: Workers, kept: KeptState) -> None:
+        self._workers, self._kept = workers, kept
+        self._open: dict[MeetingName, Meeting] = {}
+        self._outcomes: dict[MeetingName, Outcome] = {}
+        self._num_bytes = 0  # of the outcomes
+        self._dropped: dict[MeetingName, None] = {}  # ended, and the outcome is not kept any more
+
+    def on_gather(self, worker: int, request: Request) -> Reply | Deferred:
+        """Answer with all contributions, in the order of the workers, when all have come.
+
+        Workers that name the same meeting must also name the same purpose, or workers that do
+        different things would take each other's answers.
+        """
+        body = request.body
+        if sum(array.nbytes for array in request.arrays) > GATHER_BYTES_MAX:
+            raise BadRequest(f"coord.gather: expected at most {GATHER_BYTES_MAX} bytes per worker")
+        path, purpose = need(body, "name", str), need(body, "purpose", str)
+        if not path or max(len(path), len(purpose)) > NAME_MAX:
+            raise BadRequest(
+                f"coord.gather: expected a name and a purpose of at most {NAME_MAX} characters,"
+                f" found {path[:NAME_MAX]!r} and {purpose[:NAME_MAX]!r}"
+            )
+        name = MeetingName(need(body, "pass", int), path)
+        is_old = name.number < self._workers.records[worker].passes
+        if is_old and name not in self._open and name not in self._outcomes:
+            raise _dropped_error(name, purpose)
+
+        def conclude(meeting: Meeting) -> Reply:
+            reply = _gathered(meeting)
+            self._keep_outcome(name, purpose, reply)
+            self._kept.flush_change()
+            return reply
+
+        arrays = list(request.arrays)
+        return self.attend(
+            name, Contribution(worker, purpose, need(body, "body", dict), arrays), conclude
+        )
+
+    def attend(
+        self, name: MeetingName, contribution: Contribution, conclude: Callable[[Meeting], Reply]
+    ) -> Reply | Deferred:
+        """Wait for all workers that take part, then answer all.
+
+        A repeated request and a worker's successor get the same answer after the end; of what they
+        bring, the first counts. A worker that does not take part gets the answer and contributes
+        nothing.
+
+        conclude: makes the answer. If it raises, all get its error.
+
+        Raises:
+            BadRequest: others came for another purpose. ResourceExhausted: the meeting has ended,
+                and its answer is not kept any more.
+        """
+        self._check_purpose(name, contribution)
+        if name in self._outcomes:
+            return self._outcomes[name].reply
+        if name in self._dropped:
+            raise _dropped_error(name, contribution.purpose)
+        meeting = self._open.setdefault(name, Meeting(contribution.purpose, conclude))
+        if contribution.worker in self._workers.participants:
+            meeting.purpose, meeting.conclude = contribution.purpose, conclude
+            meeting.contributions.setdefault(contribution.worker, contribution)
+        if not meeting.contributions or self._missing(meeting):
+            deferred = Deferred(describe=lambda: self._describe(name))
+            meeting.waiting.append(deferred)
+            return deferred
+        return self._end(name, meeting)
+
+    def _missing(self, meeting: Meeting) -> set[int]:
+        return self._workers.participants - meeting.contributions.keys()
+
+    def _describe(self, name: MeetingName) -> str:
+        """Which workers a meeting waits for, for messages."""
+        meeting = self._open.get(name)
+        if meeting is None:
+            return f"{name} has ended"
+        return f"{name} ({meeting.purpose}) waits for workers {sorted(self._missing(meeting))}"
+
+    def _end(self, name: MeetingName, meeting: Meeting) -> Reply:
+        del self._open[name]
+        try:
+            reply = meeting.conclude(meeting)
+        except TriremeError as error:
+            for deferred in meeting.waiting:
+                deferred.fail(error)
+            raise
+        for deferred in meeting.waiting:
+            deferred.reply(reply)
+        return reply
+
+    def end_complete(self) -> None:
+        """End the meetings that waited only for workers that do not take part any more. What these
+        contributed before counts.
+        """
+        for name, meeting in list(self._open.items()):
+            if meeting.contributions and not self._missing(meeting):
+                with contextlib.suppress(TriremeError):  # those that wait get it
+                    self._end(name, meeting)
+
+    def _check_purpose(self, name: MeetingName, contribution: Contribution) -> None:
+        worker, purpose = contribution.worker, contribution.purpose
+        outcome = self._outcomes.get(name)
+        if outcome is not None and outcome.purpose != purpose:
+            raise BadRequest(
+                f"{name}: it was for {outcome.purpose!r} and is over, worker {worker} comes for"
+                f" {purpose!r}; a worker that starts again must do the same as before"
+            )
+        meeting = self._open.get(name)
+        if meeting is None or meeting.purpose == purpose:
+            return
+        if worker not in self._workers.participants:
+            raise BadRequest(
+                f"{name}: it is for {meeting.purpose!r}, worker {worker}, which has come late,"
+                f" comes for {purpose!r}; every worker must run the same script"
+            )
+        if not meeting.contributions:  # late workers alone do not fix the purpose
+            return
+        error = BadRequest(
+            f"{name}: workers {sorted(meeting.contributions)} came for {meeting.purpose!r}, worker"
+            f" {worker} for {purpose!r}; every worker must do the same in the same order"
+        )
+        for deferred in self._open.pop(name).waiting:
+            deferred.fail(error)
+        raise error
+
+    # ---- meetings that have ended ----
+
+    def _keep_outcome(self, name: MeetingName, purpose: str, reply: Reply) -> None:
+        num_bytes = sum(a.nbytes for a in reply.arrays) + len(msgpack.packb(reply.body))
+        self._outcomes[name] = Outcome(purpose, reply, num_bytes)
+        self._num_bytes += num_bytes
+        while (self._num_bytes > KEPT_BYTES_MAX or len(self._outcomes) > KEPT_MAX) and len(
+            self._outcomes
+        ) > KEPT_MIN:
+            self._drop_one(name.number)
+
+    def _drop_one(self, current: int) -> None:
+        older = itertools.islice(self._outcomes.items(), len(self._outcomes) - KEPT_MIN)
+        oldest, _ = min(older, key=lambda item: (item[0].number >= current, -item[1].num_bytes))
+        self._num_bytes -= self._outcomes.pop(oldest).num_bytes
+        self._dropped[oldest] = None
+        while len(self._dropped) > DROPPED_MAX:
+            del self._dropped[next(iter(self._dropped))]
+
+    def forget_dropped(self, number: int) -> None:
+        """Forget names of passes before this one, which no worker or successor enters any more."""
+        for name in [name for name in self._dropped if name.number < number]:
+            del self._dropped[name]
+
+    def attended(self, worker: int, number: int) -> list[str]:
+        """Paths of the meetings of a pass that the worker, or a predecessor, has come to."""
+        names = [*self._outcomes, *self._dropped]
+        names += [name for name, meeting in self._open.items() if worker in meeting.contributions]
+        return [name.path for name in names if name.number == number]
+
+    # ---- kept state ----
+
+    def state(self) -> dict[str, Any]:
+        """In msgpack's types, without open meetings: workers that wait there ask again."""
+        return {
+            "over": [
+                [
+                    *(name.number, name.path, outcome.purpose, outcome.reply.body),
+                    *_packed(outcome.reply.arrays),
+                ]
+                for name, outcome in self._outcomes.items()
+            ],
+            "forgotten": [[name.number, name.path] for name in self._dropped],
+        }
+
+    def install(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        for number, path, purpose, body, *arrays in state["over"]:
+            self._keep_outcome(MeetingName(number, path), purpose, Reply(body, _unpacked(arrays)))
+        self._dropped |= {MeetingName(number, path): None for number, path in state["forgotten"]}
+
+
+def _dropped_error(name: MeetingName, purpose: str) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"{name}: it ({purpose}) is over, and of its answers the coordinator keeps at most"
+        f" {KEPT_MAX} and {KEPT_BYTES_MAX >> 20} MiB; a worker that starts again cannot go on from"
+        " here: start the job again and load the newest checkpoint"
+    )
+
+
+def _gathered(meeting: Meeting) -> Reply:
+    contributions = [one for _, one in sorted(meeting.contributions.items())]
+    return Reply(
+        {"bodies": [[one.body, len(one.arrays)] for one in contributions]},
+        [array for one in contributions for array in one.arrays],
+    )
+
+
+def _packed(arrays: Sequence[Array]) -> tuple[Any, list[bytes]]:
+    """Arrays in msgpack's types: [[dtype, shape]], bytes."""
+    return [[a.dtype.str, list(a.shape)] for a in arrays], [a.tobytes() for a in arrays]
+
+
+def _unpacked(packed: Sequence[Any]) -> list[Array]:
+    specs, data = packed
+    return [
+        np.frombuffer(values, np.dtype(kind)).reshape(shape)
+        for (kind, shape), values in zip(specs, data, strict=True)
+    ]

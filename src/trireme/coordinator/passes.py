@@ -1,0 +1,128 @@
+"""The passes of a job: which one each worker is in, and the group of streams that advance together.
+
+Not thread-safe: the coordinator locks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trireme.coordinator.joining import Joining
+from trireme.coordinator.kept_state import KeptState
+from trireme.coordinator.leases import StreamLeases
+from trireme.coordinator.meetings import Contribution, Meeting, MeetingName, Meetings
+from trireme.coordinator.workers import Workers
+from trireme.errors import BadRequest
+from trireme.protocol.membership import Member, members_from_wire, members_to_wire
+from trireme.protocol.wire import STREAMS_MAX, need, need_list
+from trireme.rpc import Deferred, Reply, Request
+
+NOTE_MAX = 8
+
+
+class Passes:
+    """The group: sequence n of a stream belongs to step n - first_sequence + first of its member.
+    Version and members change together.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        meetings: Meetings,
+        leases: StreamLeases,
+        joining: Joining,
+        kept: KeptState,
+    ) -> None:
+        self._workers, self._meetings, self._leases = workers, meetings, leases
+        self._joining, self._kept = joining, kept
+        self._number = self._version = 0
+        self._members: dict[int, Member] = {}
+
+    def on_begin_pass(self, worker: int, request: Request) -> Reply | Deferred:
+        """Enter a pass. `together`: answer when all workers have come; their streams are members
+        from the same step on.
+
+        A successor enters the pass of its predecessor at once, and gets the predecessor's note.
+        """
+        body = request.body
+        number, together = need(body, "pass", int), need(body, "together", bool)
+        note = need_list(body, "note", int, NOTE_MAX)
+        record = self._workers.records[worker]
+        if self._leases.is_in_use:
+            raise BadRequest(
+                "coord.begin_pass: expected coord.enter in a job with leased streams,"
+                f" found worker {worker} with a pass of its own"
+            )
+        if number == record.passes:
+            return self._reply(record.note)
+        if number != record.passes + 1:
+            raise BadRequest(
+                f"coord.begin_pass: expected pass {record.passes} or the next one of worker"
+                f" {worker}, found {number}"
+            )
+        if not together:
+            self._begin(worker, number, note)
+            return self._reply()
+        return self._meetings.attend(
+            MeetingName(number, ""),
+            Contribution(worker, "begin", note),
+            lambda meeting: self._open(number, meeting),
+        )
+
+    def _open(self, number: int, meeting: Meeting) -> Reply:
+        first = max((m.end for m in self._members.values() if m.end is not None), default=1)
+        workers = sorted(self._workers.participants)
+        for worker in workers:
+            self._begin(worker, number, meeting.contributions[worker].body)
+        self._number, self._version = number, self._version + 1
+        self._members = {worker: Member(first, None) for worker in workers}
+        self._kept.flush()
+        return self._reply()
+
+    def on_enter(self, worker: int, request: Request) -> Reply:
+        """Enter a pass whose streams are leased."""
+        number, num_steps = need(request.body, "pass", int), need(request.body, "num_steps", int)
+        sequences = need_list(request.body, "sequences", int, STREAMS_MAX)
+        if worker not in self._workers.participants:
+            self._joining.check_late("coord.enter", worker)  # others may have come since it joined
+        entered = self._leases.enter(worker, number, sequences, num_steps)
+        self._begin(worker, max(number, self._workers.records[worker].passes), [])
+        return Reply(entered)
+
+    def _begin(self, worker: int, number: int, note: list[int]) -> None:
+        records = self._workers.records
+        records[worker].passes, records[worker].note = number, note
+        self._meetings.forget_dropped(min(record.passes for record in records.values()))
+
+    def on_leave(self, worker: int, request: Request) -> Reply:
+        """End a stream: it contributes to the steps before `step` only. A repetition is ignored."""
+        step = need(request.body, "step", int)
+        member = self._members.get(worker)
+        if member is None:
+            raise BadRequest(f"coord.leave: stream {worker} is not in a pass")
+        if member.end is None:
+            if step < member.first:
+                raise BadRequest(
+                    f"coord.leave: stream {worker} began at step {member.first}, found step {step}"
+                )
+            self._members[worker] = Member(member.first, step)
+            self._version += 1
+        return self._reply()
+
+    def _reply(self, note: list[int] | None = None) -> Reply:
+        group = {"version": self._version, "members": members_to_wire(self._members)}
+        return Reply({"note": note, "group": group})
+
+    # ---- kept state ----
+
+    def state(self) -> dict[str, Any]:
+        """In msgpack's types."""
+        return {
+            "group_version": self._version,
+            "pass": self._number,
+            "members": members_to_wire(self._members),
+        }
+
+    def install(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._version, self._number = state["group_version"], state["pass"]
+        self._members = dict(members_from_wire(state["members"]))

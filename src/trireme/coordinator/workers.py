@@ -1,0 +1,156 @@
+"""The workers that have joined, and which of them take part.
+
+Meetings wait for the workers that take part. These are the ones that the job begins with; where
+streams are leased, workers may also join late, leave early, or be given up after a silence.
+
+Not thread-safe: the coordinator locks.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trireme.errors import BadRequest, Fenced
+from trireme.protocol.identity import lost_coordinator
+from trireme.protocol.wire import need
+from trireme.rpc import Request
+
+TOKENS_MAX = 16
+
+
+@dataclass
+class WorkerRecord:
+    """One worker. The fields are those of the kept state.
+
+    Attributes:
+        tokens: incarnation by token, of the last processes; a repeated join has a known token.
+        call: number of the last call. Calls are sequential: a lower number was delayed.
+        first: incarnation that began this run of the script.
+        passes: the last pass begun. note: what the worker noted there for a successor.
+        has_ended: the script has ended.
+    """
+
+    incarnation: int = 0
+    tokens: dict[str, int] = field(default_factory=dict)
+    call: int = 0
+    first: int = 1
+    passes: int = 0
+    note: list[int] = field(default_factory=list)
+    has_ended: bool = False
+
+    def begin_incarnation(self, token: str) -> None:
+        self.incarnation += 1
+        self.tokens[token] = self.incarnation
+        while len(self.tokens) > TOKENS_MAX:
+            del self.tokens[next(iter(self.tokens))]
+        self.call = 0
+
+
+class Workers:
+    """All workers by index.
+
+    Attributes:
+        participants: indices of those that take part. given_up: of those that have been given up.
+        silence_s: a participant that sends no heartbeat for so long may be given up.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.records: dict[int, WorkerRecord] = {}
+        self.participants: set[int] = set()
+        self.silence_s = 0.0
+        self.given_up: set[int] = set()
+        self._clock = clock
+        self._heartbeats: dict[int, float] = {}
+        self._last_heartbeat = -math.inf
+
+    def caller(self, request: Request) -> int:
+        """Index of the worker that calls.
+
+        Raises:
+            Corruption: it has not joined this coordinator. Fenced: it has a successor, or was given
+                up. BadRequest: a later call of it has arrived before this one.
+        """
+        index = need(request.body, "worker", int)
+        incarnation = need(request.body, "incarnation", int)
+        record = self.records.get(index)
+        if record is None:
+            raise lost_coordinator(index)
+        if incarnation < record.incarnation:
+            raise Fenced(
+                f"worker {index}: incarnation {record.incarnation} has taken over,"
+                f" found {incarnation}"
+            )
+        if index in self.given_up:
+            raise self.given_up_error(index)
+        call = need(request.body, "call", int)
+        if call < record.call:
+            raise BadRequest(
+                f"{request.method}: expected call {record.call} or later of worker {index},"
+                f" found {call}: the network delivered it twice"
+            )
+        record.call = call
+        return index
+
+    # ---- participants ----
+
+    def begin_run(self, num_workers: int) -> None:
+        """Only the workers that the job begins with take part, until others join late."""
+        self.participants = set(range(num_workers))
+        self.given_up.clear()
+
+    def restart(self, index: int) -> bool:
+        """Admit a new process of this worker; returns whether the worker takes part."""
+        self.given_up.discard(index)
+        self.note_heartbeat(index)
+        return index in self.participants
+
+    def given_up_error(self, index: int) -> Fenced:
+        return Fenced(
+            f"worker {index}: it sent no heartbeat for {self.silence_s:g} s, and others take over"
+            " its streams: start it again"
+        )
+
+    # ---- heartbeats ----
+
+    def note_heartbeat(self, index: int) -> None:
+        """Record a heartbeat. After a pause of all heartbeats this process itself had stopped, so
+        the time before does not count as silence of anybody.
+        """
+        now = self._clock()
+        if now - self._last_heartbeat > self.silence_s / 2:
+            self._heartbeats = dict.fromkeys(self._heartbeats, now)
+        self._heartbeats[index] = self._last_heartbeat = now
+
+    def forget_heartbeats(self, index: int) -> None:
+        """Expect no more heartbeats of a worker."""
+        self._heartbeats.pop(index, None)
+
+    def silent(self) -> list[int]:
+        """Participants that have sent heartbeats, but none for `silence_s`."""
+        now = self._clock()
+        return [
+            index
+            for index in sorted(self.participants)
+            if now - self._heartbeats.get(index, now) > self.silence_s
+        ]
+
+    # ---- kept state ----
+
+    def state(self) -> dict[int, Any]:
+        """The records, in msgpack's types."""
+        return {index: vars(record) for index, record in self.records.items()}
+
+    def install(
+        self,
+        records: Mapping[int, Any],
+        *,
+        participants: Iterable[int],
+        given_up: Iterable[int],
+        silence_s: float,
+    ) -> None:
+        """Begin with a kept state. Participants get `silence_s` to send a heartbeat."""
+        self.records = {index: WorkerRecord(**record) for index, record in records.items()}
+        self.participants, self.given_up = set(participants), set(given_up)
+        self.silence_s, self._last_heartbeat = silence_s, self._clock()
+        self._heartbeats = dict.fromkeys(self.participants, self._last_heartbeat)

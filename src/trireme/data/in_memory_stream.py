@@ -1,0 +1,67 @@
+"""The batches of an InMemoryDataset."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from trireme.data.batch import Batch
+
+
+class InMemoryStream(Iterator[Batch]):
+    """The batches of the examples [position[0], end); made by InMemoryDataset.stream.
+
+    Args:
+        make_batch: makes the batch of the examples [begin, end) in an order.
+
+    Attributes:
+        position: behind the latest batch returned: (example, number of the order).
+        seconds: spent making batches.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        make_batch: Callable[[int, int, int], Batch],
+        index: int,
+        begin: int,
+        end: int,
+        position: tuple[int, int],
+        *,
+        batch_size: int,
+        drop_last: bool,
+        num_broken_lines: int,
+    ) -> None:
+        self.position = position
+        self.seconds = {"read": 0.0, "parse": 0.0}
+        self.num_broken_lines = num_broken_lines
+        self._make_batch, self._index, self._begin, self._end = make_batch, index, begin, end
+        self._batch_size, self._drop_last = batch_size, drop_last
+
+    def __next__(self) -> Batch:
+        begin, order = self.position
+        end = min(begin + self._batch_size, self._end)
+        is_short = end - begin < self._batch_size
+        if begin == end or (is_short and self._drop_last):
+            raise StopIteration
+        started = time.monotonic()
+        batch = self._make_batch(begin, end, order)
+        self.seconds["read"] += time.monotonic() - started
+        self.position = (end, order)
+        batch.stream, batch.position = self._index, self.position
+        return batch
+
+    def fraction_read(self) -> float:
+        """The fraction of the stream that has been returned, 0 to 1."""
+        size = self._end - self._begin
+        return (self.position[0] - self._begin) / size if size else 1.0
+
+    def close(self) -> None:
+        """Do nothing: batches are made on demand."""
+
+    def __enter__(self) -> InMemoryStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

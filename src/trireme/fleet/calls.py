@@ -1,0 +1,355 @@
+"""The calls of a Fleet script, in the order in which it makes them."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme import interchange
+from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.format.modes import mode_of
+from trireme.errors import BadRequest, NotReady
+from trireme.fleet.distributed_strategy import DistributedStrategy
+from trireme.fleet.embedding_layers import NamedTables
+from trireme.fleet.fetch import report_of
+from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByValue
+from trireme.fleet.role_makers import PaddleCloudRoleMaker, UserDefinedRoleMaker
+from trireme.fleet.transpiler import DistributeTranspilerConfig
+from trireme.inference import Predictor
+from trireme.inference.export import Export, export_model
+from trireme.job.cluster import Cluster
+from trireme.job.default import default, set_default
+from trireme.launch.init import connect, log, log_to_stderr, serve_role
+from trireme.launch.process_role import ProcessRole
+from trireme.protocol.adam_d2sum import AdamD2Sum
+from trireme.storage.storage import open_storage
+from trireme.train import DistributedOptimizer, Trainer, row_life
+from trireme.train.checkpointing.checkpoint_location import Location
+from trireme.train.checkpointing.load import load
+from trireme.train.checkpointing.save import SaveOptions, save
+
+
+class FleetJob:
+    """The part of one process in a job, under Fleet's names."""
+
+    def __init__(self) -> None:
+        self._own_role: ProcessRole | None = None
+        self._optimizer: DistributedOptimizer | None = None
+        self.tables = NamedTables()
+
+    def init(
+        self,
+        role_maker: PaddleCloudRoleMaker | UserDefinedRoleMaker | None = None,
+        is_collective: bool = False,
+    ) -> None:
+        """Take the role that the role maker names; by default the one in the environment."""
+        maker = role_maker or PaddleCloudRoleMaker(is_collective)
+        log_to_stderr()
+        self._own_role = maker.role
+        self._optimizer = None
+        self.tables.clear()
+        log.info("%s", self._own_role.describe())
+
+    def _role(self) -> ProcessRole:
+        if self._own_role is None:
+            raise NotReady("fleet: expected fleet.init() first")
+        return self._own_role
+
+    def is_server(self) -> bool:
+        return self._role().role == "server"
+
+    def is_worker(self) -> bool:
+        return not self.is_server()
+
+    def is_first_worker(self) -> bool:
+        return self.is_worker() and self.worker_index() == 0
+
+    def worker_index(self) -> int:
+        return self._cluster().worker if self._role().is_late else self._role().index
+
+    def worker_num(self) -> int:
+        """Workers at the start of the job."""
+        return self._cluster().num_workers if self._role().is_late else self._role().num_workers
+
+    def server_num(self) -> int:
+        return len(self._role().servers)
+
+    def init_server(self, dirname: str | None = None) -> None:
+        """Does nothing: workers create the tables, and `load_model` loads a checkpoint."""
+        if dirname is not None:
+            raise BadRequest(
+                f"fleet.init_server: expected no folder, found {dirname!r};"
+                " call fleet.load_model on the workers, after distributed_optimizer"
+            )
+
+    def run_server(self) -> None:
+        """Serve until all workers have left, then exit with 0; with 2 if the server's address or
+        state is wrong.
+        """
+        if not self.is_server():
+            raise BadRequest(f"fleet.run_server: expected a server, this is a {self._role().role}")
+        sys.exit(serve_role(self._role()))
+
+    def _cluster(self) -> Cluster:
+        """The default cluster, joined at the first call; a server process never joins."""
+        if self.is_server():
+            raise BadRequest("fleet: expected a worker, this process is a server")
+        try:
+            return default()
+        except NotReady:
+            cluster = connect(self._role())
+            set_default(cluster)
+            return cluster
+
+    def init_worker(self) -> None:
+        """Wait for the servers and join them."""
+        self._cluster()
+
+    def barrier_worker(self) -> None:
+        """Wait for all workers."""
+        self._cluster().client.gather({}, [])
+
+    def stop_worker(self) -> None:
+        """Finish all pushes and leave the job."""
+        self._cluster().close()
+
+    def distributed_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
+        *,
+        model: nn.Module,
+        grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None = None,
+    ) -> DistributedOptimizer | torch.optim.Optimizer | None:
+        """The optimizer whose `step()` is the push; on a server `optimizer` itself.
+
+        A table's update rule is part of the table: `trireme.Table(..., optimizer=...)`. With
+        `strategy.adam_d2sum` the dense optimizer becomes AdamD2Sum with the learning rates of the
+        Adam; attach schedulers to the returned optimizer. grad_clip: as Paddle's optimizers take.
+        """
+        if self.is_server():
+            return optimizer
+        strategy = strategy or DistributedStrategy()
+        if isinstance(strategy, DistributedStrategy) and strategy.adam_d2sum and optimizer:
+            optimizer = _as_adam_d2sum(optimizer)
+        self._optimizer = DistributedOptimizer(
+            optimizer,
+            model,
+            strategy=strategy.mode(),
+            blocks=None if optimizer is None else strategy.blocks(),
+            clip_norm=None if grad_clip is None else grad_clip.clip_norm,
+            clip_value=None if grad_clip is None else grad_clip.clip_value,
+            cluster=self._cluster(),
+        )
+        return self._optimizer
+
+    def train_from_dataset(
+        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
+    ) -> dict[str, float]:
+        """Train one pass over the data; every worker calls it. `save_persistables` then saves the
+        model of `trainer`.
+
+        Args:
+            trainer: in the place of Fleet's program.
+            dataset: of this package, or any other.
+            options: Fleet's fetch_list, fetch_info, print_period, debug and stat_var_names (see
+                trireme.fleet.fetch.report_of), and those of Trainer.fit.
+        """
+        self._optimizer = trainer.optimizer
+        metrics = [metric.name for metric in trainer.metrics]
+        report, others = report_of(metrics, **options)
+        return trainer.fit(dataset, report=report, **others)
+
+    def infer_from_dataset(
+        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
+    ) -> dict[str, float]:
+        """Evaluate one pass over the data. options: Fleet's, and those of Trainer.evaluate."""
+        self._optimizer = trainer.optimizer
+        has_metrics = options.get("labels", True) and options.get("model") is None
+        metrics = [metric.name for metric in trainer.metrics] if has_metrics else []
+        report, others = report_of(metrics, **options)
+        return trainer.evaluate(dataset, report=report, **others)
+
+    def _trained(self) -> DistributedOptimizer:
+        if self._optimizer is None:
+            raise NotReady("fleet: expected fleet.distributed_optimizer() first")
+        return self._optimizer
+
+    def save_persistables(
+        self,
+        executor: Any = None,
+        dirname: str = "",
+        main_program: Any = None,
+        mode: int = 0,
+        *,
+        format: str = "trireme",
+        **options: Any,
+    ) -> None:
+        """Write a checkpoint into a new folder; every worker calls it.
+
+        `executor` and `main_program` have no counterpart here: pass None.
+
+        Args:
+            mode: 0: full, 1: delta, 2: base, 3: batch, see Trainer.save.
+            format: "fleet": what Paddle's Fleet reads; with the options of
+                interchange.export_fleet.
+        """
+        _check_none("save_persistables", executor=executor, main_program=main_program)
+        if not dirname:
+            raise BadRequest("fleet.save_persistables: expected dirname=FOLDER, found none")
+        if format == "fleet":
+            _check_full(mode)
+            interchange.export_fleet(self._trained(), dirname, **options)
+        elif format != "trireme" or options:
+            raise BadRequest(
+                "fleet.save_persistables: expected format 'trireme' without options, or 'fleet',"
+                f" found {format!r} with {sorted(options)}"
+            )
+        else:
+            save(self._trained(), Location(dirname), options=SaveOptions(mode))
+
+    def save_inference_model(
+        self,
+        executor: Any = None,
+        dirname: str = "",
+        feeded_var_names: Any = None,
+        target_vars: Any = None,
+        main_program: Any = None,
+        mode: int = 0,
+        *,
+        batch: Any,
+        follows: str | None = None,
+        dtype: str | None = None,
+    ) -> Export:
+        """Write the model for inference into a new folder; every worker calls it. Inputs and
+        outputs are those of the torch module: pass None for Fleet's names.
+
+        Args:
+            mode: 0 or 2: everything. 1: a delta, what has changed since the export `follows`.
+            batch, dtype: see trireme.inference.export.export_model.
+        """
+        _check_none(
+            "save_inference_model",
+            executor=executor,
+            feeded_var_names=feeded_var_names,
+            target_vars=target_vars,
+            main_program=main_program,
+        )
+        if not dirname:
+            raise BadRequest("fleet.save_inference_model: expected dirname=FOLDER, found none")
+        if mode not in (0, 1, 2) or (mode == 1) != (follows is not None):
+            raise BadRequest(
+                "fleet.save_inference_model: expected mode 0 or 2, or 1 (delta) with"
+                f" follows=FOLDER, found {mode} with {follows!r}"
+            )
+        return export_model(self._trained(), dirname, batch=batch, follows=follows, dtype=dtype)
+
+    def load_inference_model(self, path: str, mode: int = 0) -> Predictor:
+        """A predictor of what `save_inference_model` wrote; it needs no servers.
+
+        Fleet loads rows into servers; here the predictor's apply() takes the deltas of mode 1.
+        """
+        if mode not in (0, 2):
+            raise BadRequest(
+                f"fleet.load_inference_model: expected mode 0 or 2, found {mode}; deltas come to a"
+                " model that is there, by apply()"
+            )
+        return Predictor(path)
+
+    def shrink(self, threshold: Any = None) -> dict[str, dict[str, int]]:
+        """Remove expired rows as of the end of the day of the data; every worker calls it, once a
+        day. Returns what Trainer.shrink returns. Days are set by a dataset's `set_date`, or by
+        Trainer.set_time.
+
+        Args:
+            threshold: None, as Fleet ignores it: tables' policies decide.
+        """
+        if threshold is not None:
+            raise BadRequest(
+                f"fleet.shrink: expected no threshold, found {threshold!r}: the delete_threshold of"
+                " a table's policy says what goes"
+            )
+        return row_life.shrink(self._trained(), day_over=True)
+
+    def load_model(self, path: str, mode: int = 0, **options: Any) -> None:
+        """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
+
+        mode: as it was saved; 0: any.
+        options: for Fleet's files, those of interchange.import_fleet.
+        """
+        if interchange.is_fleet(path):
+            _check_full(mode)
+            interchange.import_fleet(self._trained(), path, **options)
+        elif options:
+            raise BadRequest(
+                f"fleet.load_model: expected what Fleet has saved, for which {sorted(options)} are,"
+                f" found none in {path}"
+            )
+        else:
+            saved, wanted = read_manifest(open_storage(path, None)).mode, mode_of(mode)
+            if mode != 0 and saved != wanted:
+                raise BadRequest(
+                    f"fleet.load_model: expected a checkpoint of mode {mode} ({wanted}),"
+                    f" found {saved} in {path}"
+                )
+            load(self._trained(), Location(path))
+
+
+def _as_adam_d2sum(optimizer: torch.optim.Optimizer) -> AdamD2Sum:
+    """Fleet's replacement of an Adam. Raises BadRequest: another optimizer, or other options."""
+    if type(optimizer) is not torch.optim.Adam:
+        raise BadRequest(
+            "DistributedStrategy.adam_d2sum: expected torch.optim.Adam as the dense optimizer,"
+            f" found {type(optimizer).__name__}"
+        )
+    defaults = torch.optim.Adam([torch.zeros(1)]).defaults
+    groups = []
+    for group in optimizer.param_groups:
+        changed = {k: v for k, v in group.items() if k in defaults and v != defaults[k]}
+        lr = changed.pop("lr", defaults["lr"])
+        if changed:
+            raise BadRequest(
+                f"DistributedStrategy.adam_d2sum: it has a learning rate and no other option of"
+                f" Adam, found {changed}"
+            )
+        groups.append({"params": group["params"], "lr": lr})
+    return AdamD2Sum(groups)
+
+
+def _check_none(method: str, **values: Any) -> None:
+    for name, value in values.items():
+        if value is not None:
+            raise BadRequest(f"fleet.{method}: expected {name}=None, found {type(value).__name__}")
+
+
+def _check_full(mode: int) -> None:
+    if mode != 0:
+        raise BadRequest(f"fleet: expected mode 0 (full) of Fleet's own format, found {mode}")
+
+
+# As in Fleet, a process has one job; its cluster is Trireme's default one.
+_job = FleetJob()
+
+init = _job.init
+is_server = _job.is_server
+is_worker = _job.is_worker
+is_first_worker = _job.is_first_worker
+worker_index = _job.worker_index
+worker_num = _job.worker_num
+server_num = _job.server_num
+init_server = _job.init_server
+run_server = _job.run_server
+init_worker = _job.init_worker
+barrier_worker = _job.barrier_worker
+stop_worker = _job.stop_worker
+distributed_optimizer = _job.distributed_optimizer
+train_from_dataset = _job.train_from_dataset
+infer_from_dataset = _job.infer_from_dataset
+save_persistables = _job.save_persistables
+save_inference_model = _job.save_inference_model
+load_inference_model = _job.load_inference_model
+load_model = _job.load_model
+shrink = _job.shrink
+sparse_embedding = _job.tables.sparse_embedding

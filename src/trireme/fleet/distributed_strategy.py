@@ -1,0 +1,127 @@
+"""DistributedStrategy: Fleet's switches. Each has a meaning here or is refused by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trireme.errors import BadRequest
+from trireme.strategy import Strategy
+
+# Options that did nothing in Fleet 2.6 either.
+WITHOUT_EFFECT = (
+    "max_merge_var_num",
+    "send_queue_size",
+    "independent_recv_thread",
+    "min_send_grad_num_before_recv",
+    "thread_pool_size",
+    "send_wait_times",
+    "runtime_split_send_recv",
+    "lr_decay_steps",
+)
+# Other keys of a_sync_configs: the value that is accepted, and why no other is.
+CONFIGS: dict[str, tuple[Any, str]] = {
+    "launch_barrier": (True, "workers always wait for the servers"),
+    "heter_worker_device_guard": ("cpu", "there are no workers of several kinds"),
+    "use_ps_gpu": (0, "this version keeps no tables in GPU memory"),
+}
+# Attributes of Fleet's strategy that are set elsewhere here, or not supported.
+ELSEWHERE = {
+    "trainer_desc_configs": "give train_from_dataset dump=trireme.Dump(path=dump_fields_path,"
+    " fields=dump_fields, params=dump_param), and stat_var_names",
+    "sparse_table_configs": "a table says its rule, policy and admission where it is declared, in"
+    " fleet.sparse_embedding or trireme.Table",
+    "fleet_desc_configs": "a table says its rule, policy and admission where it is declared, in"
+    " fleet.sparse_embedding or trireme.Table",
+    "fs_client_param": "give fit, save and load storage_options, for fsspec",
+    "is_fl_ps_mode": "federated training is not supported",
+    "with_coordinator": "federated training is not supported; server 0 coordinates",
+    "is_with_coordinator": "federated training is not supported; server 0 coordinates",
+    "split_data": "a dataset gives each worker its stream",
+    "gradient_merge": "call step() of the optimizer once for several backward passes",
+    "gradient_merge_configs": "call step() of the optimizer once for several backward passes",
+    "amp": "use torch.autocast, and torch.amp.GradScaler around the optimizer",
+    "amp_configs": "use torch.autocast, and torch.amp.GradScaler around the optimizer",
+    "recompute": "use torch.utils.checkpoint in the model's forward",
+    "recompute_configs": "use torch.utils.checkpoint in the model's forward",
+    "slice_var_up": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
+    "min_block_size": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
+    "split_method": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
+    "localsgd": "a_sync with k_steps > 0 is mode geo",
+    "adaptive_localsgd": "a_sync with k_steps > 0 is mode geo",
+    "dgc": "it belongs to collective training",
+    "lars": "servers run the optimizers of torch.optim that work element by element",
+    "lamb": "servers run the optimizers of torch.optim that work element by element",
+    "asp": "pruning is not supported",
+}
+
+
+class DistributedStrategy:
+    """Fleet's switches. One that has no counterpart here is refused by name.
+
+    a_sync: True, the default: async, or with a_sync_configs k_steps > 0 mode geo; False: sync.
+    a_sync_configs: k_steps; 0 and -1 (in Fleet: automatic) have no effect.
+    adam_d2sum: train the dense part by AdamD2Sum in place of the Adam that is passed.
+    """
+
+    __slots__ = ("_configs", "a_sync", "adam_d2sum")
+
+    a_sync: bool
+    adam_d2sum: bool
+    _configs: dict[str, Any]
+
+    def __init__(self) -> None:
+        self.a_sync, self.adam_d2sum, self._configs = True, False, {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ELSEWHERE:
+            raise BadRequest(
+                f"DistributedStrategy: {name} has no place here, found {value!r}; {ELSEWHERE[name]}"
+            )
+        if name in ("a_sync", "adam_d2sum") and not isinstance(value, bool):
+            raise BadRequest(f"DistributedStrategy: expected {name} as a bool, found {value!r}")
+        object.__setattr__(self, name, value)
+
+    @property
+    def a_sync_configs(self) -> Mapping[str, object]:
+        return dict(self._configs)
+
+    @a_sync_configs.setter
+    def a_sync_configs(self, configs: Mapping[str, object]) -> None:
+        for key, value in configs.items():
+            _check_config(key, value)
+        self._configs = dict(configs)
+
+    def blocks(self) -> None:
+        """The default cut into blocks; DistributeTranspilerConfig can set another."""
+
+    def mode(self) -> Strategy:
+        """The equivalent Strategy. Raises BadRequest: k_steps > 0 without a_sync."""
+        k = self._configs.get("k_steps", 0)
+        if k > 0 and not self.a_sync:
+            raise BadRequest(
+                "DistributedStrategy: expected a_sync True with k_steps > 0, which is mode geo,"
+                f" found a_sync False and k_steps {k}"
+            )
+        if k > 0:
+            return Strategy("geo", k=k)
+        return Strategy("async" if self.a_sync else "sync")
+
+
+def _check_config(key: str, value: object) -> None:
+    if key == "k_steps":
+        if isinstance(value, bool) or not isinstance(value, int) or value < -1:
+            raise BadRequest(
+                f"DistributedStrategy: expected k_steps as an integer >= -1, found {value!r}"
+            )
+    elif key in WITHOUT_EFFECT:
+        raise BadRequest(
+            f"DistributedStrategy: {key} had no effect in Fleet and has none here; remove it"
+        )
+    elif key not in CONFIGS:
+        raise BadRequest(
+            f"DistributedStrategy: expected k_steps, {' or '.join(CONFIGS)}, found {key!r}"
+        )
+    elif value != CONFIGS[key][0]:
+        accepted, why = CONFIGS[key]
+        raise BadRequest(
+            f"DistributedStrategy: expected {key} {accepted!r}, found {value!r}: {why}"
+        )

@@ -1,0 +1,134 @@
+"""The dense part of an exported model: a torch.export program over plain tensors."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from trireme.data.batch import Batch, Column, Ragged
+from trireme.errors import BadRequest, Corruption
+from trireme.inference.export_manifest import ExportManifest, ProgramInput, located
+
+
+class DenseProgram:
+    """Runs the dense part on a batch and the results of its lookups.
+
+    Threads: any; immutable.
+    """
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        module: nn.Module,
+        inputs: Sequence[ProgramInput],
+    ) -> None:
+        self.program, self._module, self._inputs = program, module, inputs
+
+    def __call__(self, batch: Batch, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs by name. Raises BadRequest: a column is missing or has another form."""
+        tensors = [input_tensor(one, batch, gathered) for one in self._inputs]
+        try:
+            outputs: dict[str, Tensor] = self._module(*tensors)
+        except (AssertionError, RuntimeError) as error:
+            shapes = {
+                one.name: tuple(t.shape) for one, t in zip(self._inputs, tensors, strict=True)
+            }
+            raise BadRequest(
+                f"Predictor: expected columns of the same examples, found {shapes}: {error}"
+            ) from error
+        return outputs
+
+
+def load_program(folder: Path, manifest: ExportManifest, *, verify: bool) -> DenseProgram:
+    """The dense part of a base. Raises Corruption: the file is missing or damaged."""
+    path = located(folder, manifest.dense, verify=verify)
+    try:
+        program = torch.export.load(path)
+        return DenseProgram(program, program.module(), manifest.inputs)
+    except Exception as error:
+        raise Corruption(f"{path}: expected a program of torch.export, found {error!r}") from error
+
+
+def update_program(
+    old: DenseProgram, folder: Path, delta: ExportManifest, *, verify: bool
+) -> DenseProgram:
+    """The same program with the parameters and buffers of a delta; `old` is not changed.
+
+    Raises:
+        Corruption: the file is missing or damaged, or its tensors are not those of the program.
+    """
+    path = located(folder, delta.dense, verify=verify)
+    try:
+        weights = load_file(path)
+    except Exception as error:
+        raise Corruption(f"{path}: expected safetensors, found {error!r}") from error
+    module = old.program.module()
+    for name, own in (*module.named_parameters(), *module.named_buffers()):
+        tensor = weights.get(name)
+        if tensor is None or (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
+            actual = "none" if tensor is None else f"{tensor.dtype} of {tuple(tensor.shape)}"
+            raise Corruption(
+                f"{path}: expected {name} as {own.dtype} of {tuple(own.shape)}, found {actual}"
+            )
+        _rebind(module, name, tensor)
+    return DenseProgram(old.program, module, delta.inputs)
+
+
+def _rebind(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Replace a parameter or buffer by a new tensor; other programs may use the old one."""
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[leaf] = tensor
+
+
+def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]) -> Tensor:
+    """The tensor of one input.
+
+    Raises:
+        BadRequest: the column is missing, or has another dtype or shape.
+    """
+    if one.role == "lookup":
+        tensor = gathered[one.name]
+    elif one.name in batch:
+        tensor = _part(batch[one.name], one)
+    else:
+        raise BadRequest(
+            f"Predictor: expected column {one.name!r} in the batch, found {', '.join(batch.keys())}"
+        )
+    dtype = _dtype_name(tensor)
+    is_shape = len(one.shape) == tensor.dim() and all(
+        size in (None, actual) for size, actual in zip(one.shape, tensor.shape, strict=True)
+    )
+    if dtype != one.dtype or not is_shape:
+        shape = ", ".join("any" if size is None else str(size) for size in one.shape)
+        raise BadRequest(
+            f"Predictor: expected {one.role} {one.name!r} as {one.dtype} of shape ({shape}), found"
+            f" {dtype} of shape {tuple(tensor.shape)}"
+        )
+    return tensor
+
+
+def _part(column: Column, one: ProgramInput) -> Tensor:
+    if one.role == "column" and isinstance(column, Tensor):
+        return column
+    part = getattr(column, one.role, None) if isinstance(column, Ragged) else None
+    if not isinstance(part, Tensor):
+        wanted = "a tensor" if one.role == "column" else f"Ragged with {one.role}"
+        raise BadRequest(
+            f"Predictor: expected column {one.name!r} as {wanted}, found {type(column).__name__}"
+        )
+    return part
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def program_input(role: str, name: str, tensor: Tensor) -> ProgramInput:
+    """The description of an input that takes tensors of this dtype and shape."""
+    return ProgramInput(role, name, _dtype_name(tensor), tuple(tensor.shape))

@@ -1,0 +1,78 @@
+"""An example batch with the rows of its keys: a model is exported with it and measured on it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trireme import _core
+from trireme.data.batch import Batch, Column, Ragged, Strings
+from trireme.inference.gathering import gather_lookups
+from trireme.inference.input_batch import batch_of
+from trireme.job.cluster import Cluster
+from trireme.nn.planner import Planner
+from trireme.protocol.frozen_rows import encode
+from trireme.train.loop.scoring import outputs_by_name
+
+
+class ExampleBatch:
+    """tables: those that the model reads; where the features of a table have dims of their own, the
+    part of each dim.
+    """
+
+    def __init__(self, cluster: Cluster, model: nn.Module, source: Any) -> None:
+        self.model = model
+        self.planner = Planner(model, pool=cluster.pool)
+        self.batch = _without_sizes_of_one(batch_of(source))
+        self._pool = cluster.pool
+        self._plan = self.planner.plan(self.batch, train=False)
+        self.tables = tuple(dict.fromkeys(spec.table for spec in self.planner.specs))
+        for table in self.planner.tables:
+            cluster.ensure_table(table)
+        keys = {part.table.class_id: part.keys for part in self._plan.tables}
+        pulled = cluster.pull(keys, training=False)
+        self._rows = {name: _core.borrow(rows) for name, rows in pulled.rows.items()}
+
+    def gathered(self, dtype: str = "float32") -> dict[str, Tensor]:
+        """What the embedding modules return, from rows that are stored as `dtype`."""
+        rows = {}
+        for table in self.tables:
+            rows_KW = self._rows[table.class_id].copy()
+            weights = rows_KW[:, table.width - table.dim :]
+            weights[:] = encode(weights, dtype, table.name)[1]
+            rows[table.class_id] = torch.from_numpy(rows_KW)
+        return gather_lookups(self.planner.specs, self.batch, self._plan, rows, self._pool)
+
+    def outputs(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the model returns, by name."""
+        with torch.no_grad():
+            batch = Batch(dict(self.batch.items()), None, dict(gathered))
+            return outputs_by_name(self.model(batch))
+
+
+def _without_sizes_of_one(batch: Batch) -> Batch:
+    """The batch, with each example twice if it has a size of 1, which torch.export takes for a size
+    that never varies.
+    """
+    sizes = [batch.num_examples]
+    sizes += [len(column.values) for _, column in batch.items() if isinstance(column, Ragged)]
+    return batch if min(sizes) > 1 else Batch({n: _twice(c) for n, c in batch.items()})
+
+
+def _twice(column: Column) -> Column:
+    if isinstance(column, Tensor):
+        return torch.cat([column, column])
+    if isinstance(column, Strings):
+        return Strings(*_twice_ragged(column.data, column.offsets))
+    values, offsets = _twice_ragged(column.values, column.offsets)
+    weights = column.weights
+    if weights is not None:
+        weights, _ = _twice_ragged(weights, column.offsets)
+    return Ragged(values, offsets, weights)
+
+
+def _twice_ragged(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    values = values[int(offsets[0]) : int(offsets[-1])]
+    offsets = offsets - offsets[0]
+    return torch.cat([values, values]), torch.cat([offsets, offsets[1:] + offsets[-1]])

@@ -1,0 +1,94 @@
+"""The rows of an export: mapped files that the core searches and processes share."""
+
+import hashlib
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trireme import _core
+from trireme.errors import Corruption
+from trireme.inference.export_manifest import (
+    MANIFEST,
+    ExportedTable,
+    ExportFile,
+    expect_digest,
+    located,
+)
+
+Layers: TypeAlias = tuple[_core.FrozenRows, ...]
+"""The layers of one table, newest first: deltas, then the base."""
+
+
+def map_rows(
+    folder: Path, table: ExportedTable, *, has_flags: bool, verify: bool
+) -> _core.FrozenRows:
+    """Map the rows of one table of an export, without reading them.
+
+    Raises:
+        Corruption: a file is missing or damaged, or the files lack something; names the file.
+    """
+    paths = [str(folder / file.path) for file in table.files]
+    rows = _core.FrozenRows(paths, [_checked(folder, file, verify) for file in table.files])
+    actual = {
+        "dim": rows.dim,
+        "statistics": rows.statistics,
+        "dtype": rows.encoding,
+        "flags": rows.has_flags,
+        "rows": rows.rows,
+        "buckets": rows.num_buckets,
+    }
+    expected = {
+        "dim": table.dim,
+        "statistics": table.statistics,
+        "dtype": table.dtype,
+        "flags": has_flags,
+        "rows": table.rows + table.removed,
+        "buckets": _core.NUM_BUCKETS,
+    }
+    if actual != expected:
+        raise Corruption(
+            f"{folder / MANIFEST}: expected files of table {table.name!r} with {expected},"
+            f" found {actual}"
+        )
+    return rows
+
+
+def _checked(folder: Path, file: ExportFile, verify: bool) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    path = located(folder, file, verify=False)
+    content = mapped(path)
+    if verify:  # through the mapping, so that the pages it loads are huge ones
+        expect_digest(path, file, hashlib.sha256(content.data).hexdigest())
+    return content
+
+
+def mapped(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a file in pages of the system: loaded when touched, shared by all processes, and
+    huge where the file system has huge pages.
+    """
+    if path.stat().st_size == 0:
+        return np.empty(0, np.uint8)  # mmap refuses it
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with suppress(OSError):  # advice: a system without huge pages has small ones
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def merge_deltas(deltas: Sequence[_core.FrozenRows]) -> _core.FrozenRows:
+    """One layer that answers as several deltas, newest first; in the memory of this process."""
+    first = deltas[0]
+    writer = _core.FrozenWriter(
+        encoding=first.encoding, dim=first.dim, statistics=first.statistics, has_flags=True
+    )
+    pieces = []
+    for bucket in range(_core.NUM_BUCKETS):
+        contents = [layer.content(bucket) for layer in deltas]
+        keys, newest = np.unique(np.concatenate([keys for keys, _ in contents]), return_index=True)
+        values = np.concatenate([values for _, values in contents])[newest]
+        pieces.append(writer.add(keys, values))
+    merged = np.concatenate([*pieces, writer.finish()])
+    return _core.FrozenRows(["merged deltas"], [merged])

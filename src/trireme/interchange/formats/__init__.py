@@ -1,0 +1,1 @@
+"""Formats of other systems: Fleet, Parquet, NumPy."""

@@ -1,0 +1,41 @@
+"""What all imports and exports share: every worker calls them, worker 0 has the servers act."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trireme.progress import display
+from trireme.train.first_worker import let_first_worker
+from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.trainer import Trainer
+
+
+def on_first_worker(
+    optimizer: DistributedOptimizer, name: str, act: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Wait until every worker calls the function `name` and all pushes are applied; returns what
+    `act` returns on worker 0.
+    """
+    optimizer.flush()
+    optimizer.cluster.client.gather({}, [], purpose=name)
+    return let_first_worker(optimizer.cluster, name, act)
+
+
+def data_time(optimizer: DistributedOptimizer, time: int | None) -> int:
+    """A data time in seconds; None: that of `set_time`."""
+    return optimizer.data_time() if time is None else time
+
+
+@contextmanager
+def progress_of(
+    trainer: Trainer | DistributedOptimizer, title: str
+) -> Iterator[Callable[[float], None]]:
+    """A function that shows the fraction done, where the trainer shows progress."""
+    shows = isinstance(trainer, Trainer) and trainer.shows_progress
+    with display(title, is_quiet=not shows) as shown:
+
+        def watch(fraction: float) -> None:
+            if shown.is_due():
+                shown.show_fraction(fraction)
+
+        yield watch

@@ -1,0 +1,1 @@
+"""A server's share of imports and exports."""

@@ -1,0 +1,217 @@
+"""Imports on a server: each server reads all files and keeps the rows of its buckets.
+
+    import.begin   rows for a table follow; an unfinished import into it is discarded
+    import.fleet   read files of Fleet's text        import.parquet   read Parquet files
+    import.rows    take rows of a message
+    import.end     put the rows into the table, replacing all rows or those of the same keys; or
+                   discard them
+
+The table does not change before import.end, so an import happens completely or not at all.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from trireme import _core
+from trireme.errors import BadRequest, DataError, NotReady
+from trireme.interchange.formats.fleet_rows import FleetText, RowError, Stamp, need_betas
+from trireme.interchange.formats.lines import line_chunks
+from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
+from trireme.interchange.formats.parquet import batches
+from trireme.interchange.server_side.staged_rows import StagedRows
+from trireme.protocol.wire import Array, Arrays, need, need_list
+from trireme.rpc import Handler, Reply, Request
+from trireme.server.paths import resolve_path, storage_errors
+from trireme.server.state import ServerState
+
+
+class ImportHandlers:
+    """The methods `import.*`; local paths stay under `root`."""
+
+    def __init__(self, server: ServerState, root: Path) -> None:
+        self._server, self._root = server, root
+        self._staged: dict[str, StagedRows] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "import.begin": self._on_begin,
+            "import.fleet": self._on_fleet,
+            "import.parquet": self._on_parquet,
+            "import.rows": self._on_rows,
+            "import.end": self._on_end,
+        }
+
+    def _on_begin(self, request: Request) -> None:
+        name = need(request.body, "table", str)
+        self._staged[name] = StagedRows.of(self._server, self._server.table(name))
+
+    def _staged_rows(self, request: Request) -> StagedRows:
+        name = need(request.body, "table", str)
+        if name not in self._staged:
+            raise NotReady(f"import: expected import.begin of table {name!r} first")
+        return self._staged[name]
+
+    def _stamp(self, request: Request) -> Stamp:
+        name, time = need(request.body, "table", str), need(request.body, "time", int)
+        if not 0 <= time < 2**32:
+            raise BadRequest(f"import: expected time in seconds 0..2**32 - 1, found {time}")
+        return Stamp(self._server.table(name).rows.version, time)
+
+    def _files(self, request: Request) -> list[str]:
+        options = need(request.body, "storage_options", dict)
+        files = need_list(request.body, "files", str)
+        return [resolve_path(self._root, path, options) for path in files]
+
+    def _on_fleet(self, request: Request) -> Reply:
+        """Read files of Fleet's text."""
+        staged, stamp = self._staged_rows(request), self._stamp(request)
+        options = need(request.body, "storage_options", dict)
+        accessor = need(request.body, "accessor", str)
+        text = FleetText.of(staged.schema, staged.rows, accessor, need_betas(request.body))
+
+        def stage(path: str) -> Iterator[int]:
+            num_lines = 0
+            for chunk in line_chunks(path, options):
+                self._check_room(staged)
+                num_lines += (count := _stage_lines(chunk, text, stamp, staged, path, num_lines))
+                yield count
+
+        return self._read_files(request, staged, stage)
+
+    def _on_parquet(self, request: Request) -> Reply:
+        """Read Parquet files."""
+        staged, stamp = self._staged_rows(request), self._stamp(request)
+        options = need(request.body, "storage_options", dict)
+        columns = need(request.body, "columns", dict)
+
+        def stage(path: str) -> Iterator[int]:
+            num_rows = 0
+            for batch in batches(path, columns, options):
+                self._stage(staged, batch, stamp, path, num_rows)
+                num_rows += len(batch["key"])
+                yield len(batch["key"])
+
+        return self._read_files(request, staged, stage)
+
+    def _read_files(
+        self, request: Request, staged: StagedRows, stage: Callable[[str], Iterator[int]]
+    ) -> Reply:
+        """Stage the rows of the files on several threads; returns how many lines they have. The
+        first error stops all threads, and is raised.
+
+        stage: stages the rows of a file in parts, and yields the number of lines of each.
+        """
+        stop = threading.Event()
+
+        def read(path: str) -> int:
+            num_lines = 0
+            try:
+                with storage_errors(path):
+                    for count in () if stop.is_set() else stage(path):
+                        num_lines += count
+                        if stop.is_set():
+                            break
+            except BaseException:
+                stop.set()
+                raise
+            return num_lines
+
+        files = self._files(request)
+        with ThreadPoolExecutor(max(1, min(self._server.pool.threads, len(files)))) as pool:
+            num_lines = sum(pool.map(read, files))
+        staged.flush()
+        return Reply({"lines": num_lines, "rows": staged.num_put, "keys": staged.rows.rows})
+
+    def _on_rows(self, request: Request) -> Reply:
+        """Take rows of a message, one array per column."""
+        staged, arrays = self._staged_rows(request), Arrays(request.arrays)
+        names = need_list(request.body, "names", str)
+        for name in ("key", "weights", *names):
+            if name not in DTYPES or name not in names:
+                raise BadRequest(f"import.rows: expected names of {list(DTYPES)}, found {names}")
+        columns = {
+            name: arrays.take(name, DTYPES[name], (None, None) if name in RANK2 else (None,))
+            for name in names
+        }
+        arrays.end()
+        self._stage(staged, columns, self._stamp(request), "import", None)
+        if need(request.body, "is_last", bool):
+            staged.flush()
+        return Reply({"keys": staged.rows.rows})
+
+    def _stage(
+        self,
+        staged: StagedRows,
+        columns: dict[str, Array],
+        stamp: Stamp,
+        where: str,
+        before: int | None,
+    ) -> None:
+        """Stage the rows whose buckets this server owns.
+
+        where: the file, for messages. before: rows of the file before these; None: errors name the
+            key instead of the row's number.
+        """
+        self._check_room(staged)
+        buckets = np.empty(len(columns["key"]), np.uint16)
+        _core.buckets(columns["key"], buckets)
+        owned = np.flatnonzero(staged.wanted[buckets])
+        if len(owned) < len(buckets):
+            columns = {name: values[owned] for name, values in columns.items()}
+        try:
+            classes, rows = rows_of(staged.schema, staged.layout, staged.rows.dims, columns, stamp)
+        except RowError as error:
+            key = columns["key"][error.row]
+            row = f"row of key {key}" if before is None else f"row {before + owned[error.row]}"
+            raise DataError(f"{where}: {row}: {error}") from error
+        except BadRequest as error:
+            raise BadRequest(f"{where}: {error}") from error
+        staged.put(columns["key"], classes, rows)
+
+    def _check_room(self, staged: StagedRows) -> None:
+        served = [table.rows for table in list(self._server.tables.values())]
+        self._server.limits.check_rows([*served, staged.rows])
+
+    def _on_end(self, request: Request) -> None:
+        staged = self._staged_rows(request)
+        name = need(request.body, "table", str)
+        del self._staged[name]
+        if not need(request.body, "commit", bool):
+            return
+        replace = need(request.body, "replace", bool)
+        with self._server.journal.replacing():
+            if replace:
+                self._server.replace_rows(name, staged.rows)
+            else:
+                staged.merge_into(self._server.table(name))
+
+
+def _stage_lines(
+    chunk: Array, text: FleetText, stamp: Stamp, staged: StagedRows, path: str, before: int
+) -> int:
+    """Stage the rows of a chunk; returns its number of lines. before: lines before the chunk."""
+    keys, numbers, wide, is_full, num_lines, broken = _core.parse_rows(
+        chunk, text.format, staged.wanted
+    )
+    if broken is not None:
+        _, expected, actual = broken
+        raise DataError(f"{path}:{before + num_lines}: expected {expected}, found {actual}")
+    try:
+        classes, rows = text.read(keys, numbers, wide, is_full, stamp)
+    except RowError as error:
+        line = before + _line_of(chunk, int(keys[error.row]))
+        raise DataError(f"{path}:{line}: {error}") from error
+    staged.put(keys, classes, rows)
+    return int(num_lines)
+
+
+def _line_of(chunk: Array, key: int) -> int:
+    """The number, from 1, of the line that begins with this key."""
+    text: bytes = chunk.tobytes()
+    match = re.search(rb"^(?:%d|-%d)[ \t]" % (key, 2**64 - key), text, re.MULTILINE)
+    return text.count(b"\n", 0, match.start() if match else 0) + 1

@@ -1,0 +1,100 @@
+"""Rows of an import: they gather in a table of their own, which nobody reads, and come into the
+served table when all of them are valid.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme import _core
+from trireme.errors import BadRequest, DataError
+from trireme.protocol.core_table import make_core_table
+from trireme.protocol.routing import NUM_BUCKETS, Keys
+from trireme.protocol.wide_rows import RowLayout, WideRows
+from trireme.server.state import ServedTable, ServerState
+from trireme.table import TableSchema
+
+KeyedRows = tuple[Keys, npt.NDArray[np.uint8], WideRows]  # keys, row classes, wide rows
+
+PENDING_BYTES = 32 << 20
+NO_KEYS = np.empty(0, np.uint64)
+
+
+@dataclass
+class StagedRows:
+    """Imported rows of one table on one server. Threads: any may put.
+
+    Attributes:
+        wanted: (4096,) uint8: 1 for the buckets that this server owns.
+        num_put: rows put so far; a key that comes twice counts twice.
+    """
+
+    schema: TableSchema
+    rows: _core.Table
+    wanted: npt.NDArray[np.uint8]
+    num_put: int = 0
+    _pending: list[KeyedRows] = field(default_factory=list)
+    _pending_bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, server: ServerState, table: ServedTable) -> StagedRows:
+        wanted = np.zeros(NUM_BUCKETS, np.uint8)
+        wanted[server.map().owned_by(server.index)] = 1
+        return cls(table.schema, make_core_table(table.schema), wanted)
+
+    @property
+    def layout(self) -> RowLayout:
+        return RowLayout.of(self.schema, self.rows)
+
+    def put(self, keys: Keys, classes: npt.NDArray[np.uint8], rows: WideRows) -> None:
+        """Add rows of keys that this server owns.
+
+        Raises:
+            DataError: a key occurs twice, as far as that is known already.
+        """
+        with self._lock:
+            self._pending.append((keys, classes, rows))
+            self._pending_bytes += rows.nbytes
+            self.num_put += len(keys)
+            ready = self._take() if self._pending_bytes >= PENDING_BYTES else []
+        self._insert(ready)
+
+    def flush(self) -> None:
+        """Put all pending rows into the table. Raises DataError as `put`."""
+        with self._lock:
+            ready = self._take()
+        self._insert(ready)
+
+    def _take(self) -> list[KeyedRows]:
+        ready, self._pending, self._pending_bytes = self._pending, [], 0
+        return ready
+
+    def _insert(self, ready: list[KeyedRows]) -> None:
+        """Put rows into the table bucket by bucket."""
+        if not ready:
+            return
+        keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
+        buckets = np.empty(len(keys), np.uint16)
+        _core.buckets(keys, buckets)
+        order = np.argsort(buckets, kind="stable")
+        keys, classes, rows, buckets = keys[order], classes[order], rows[order], buckets[order]
+        ends = np.flatnonzero(np.diff(buckets)) + 1
+        try:
+            for low, high in pairwise([0, *ends.tolist(), len(keys)]):
+                one = slice(low, high)
+                self.rows.apply(int(buckets[low]), keys[one], classes[one], rows[one], NO_KEYS)
+        except BadRequest as error:
+            raise DataError(f"import of table {self.schema.name!r}: {error}") from error
+
+    def merge_into(self, table: ServedTable) -> None:
+        """Put all rows into the served table, where they replace rows of the same keys."""
+        for bucket in np.flatnonzero(self.wanted).tolist():
+            content = self.rows.snapshot(bucket)
+            if len(content.keys):
+                table.rows.apply(bucket, content.keys, content.classes, content.rows, NO_KEYS)

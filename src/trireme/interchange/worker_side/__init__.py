@@ -1,0 +1,1 @@
+"""Imports and exports on the worker that calls them."""

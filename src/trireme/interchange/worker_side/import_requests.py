@@ -1,0 +1,146 @@
+"""Requests that have every server read rows, and put them into its tables."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from trireme import _core
+from trireme.errors import BadRequest, Corruption, DataError, TriremeError
+from trireme.interchange.formats.named_columns import checked
+from trireme.protocol.routing import Split
+from trireme.protocol.wire import Array
+from trireme.rpc import Call, Reply
+from trireme.worker.client import WorkerClient
+
+log = logging.getLogger("trireme.interchange")
+
+TIMEOUT_S = 3600.0  # for one request
+ROWS_PER_MESSAGE = 1 << 16
+FILES_PER_REQUEST_MIN = 16  # for the threads of a server
+REQUESTS_MAX = 100
+
+Watch = Callable[[float], None]
+"""Is called with the fraction done."""
+
+
+@contextmanager
+def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> Iterator[None]:
+    """Rows that the block sends come into the tables when it ends without an error; else none do.
+
+    Args:
+        replace: True: the tables have these rows alone afterwards. False: they replace rows of the
+            same keys.
+    """
+    for table in tables:
+        client.servers.everywhere("import.begin", {"table": table}, timeout_s=TIMEOUT_S)
+    try:
+        yield
+    except BaseException:
+        for table in tables:
+            _cancel(client, table)
+        raise
+    for table in tables:
+        body = {"table": table, "commit": True, "replace": replace}
+        client.servers.everywhere("import.end", body, timeout_s=TIMEOUT_S)
+
+
+def _cancel(client: WorkerClient, table: str) -> None:
+    """Only logs an error: the next import discards unfinished rows too."""
+    try:
+        body = {"table": table, "commit": False, "replace": False}
+        client.servers.everywhere("import.end", body)
+    except TriremeError as error:
+        log.warning("import: the servers keep unfinished rows of table %r: %s", table, error)
+
+
+def read_files(
+    client: WorkerClient,
+    method: str,
+    table: str,
+    files: Sequence[str],
+    options: Mapping[str, Any],
+    storage_options: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+) -> int:
+    """Have the servers read files; returns how many rows they have. Within `importing`.
+
+    Args:
+        method: import.fleet or import.parquet.
+        options: of the method: how to read a file.
+
+    Raises:
+        DataError: a line is wrong, or a key occurs twice. Corruption: the servers do not see the
+            same files.
+    """
+    lines = [0] * len(client.servers.map.servers)
+    replies: Sequence[Reply] = []
+    body = {"table": table, **options, "storage_options": dict(storage_options or {})}
+    step = max(FILES_PER_REQUEST_MIN, -(-len(files) // REQUESTS_MAX))
+    for begin in range(0, len(files), step):  # some files at a time, to show the progress
+        part = list(files[begin : begin + step])
+        replies = client.servers.everywhere(method, {**body, "files": part}, timeout_s=TIMEOUT_S)
+        lines = [n + int(reply.body["lines"]) for n, reply in zip(lines, replies, strict=True)]
+        if watch is not None:
+            watch((begin + len(part)) / len(files))
+    return _count(table, files, set(lines), replies)
+
+
+def _count(table: str, files: Sequence[str], lines: set[int], replies: Sequence[Reply]) -> int:
+    """The number of rows: every server has read every line, and each row belongs to one server.
+
+    replies: the last ones, with the rows and keys of all requests.
+    """
+    num_rows, num_keys = (
+        sum(int(reply.body[field]) for reply in replies) for field in ("rows", "keys")
+    )
+    if lines != {num_rows}:
+        raise Corruption(
+            f"import of table {table!r}: the servers have read {sorted(lines)} rows, of which"
+            f" {num_rows} have an owner; the files must be on storage that all servers share"
+        )
+    if num_keys != num_rows:
+        raise DataError(
+            f"import of table {table!r}: expected distinct keys, found {num_rows} rows of"
+            f" {num_keys} keys in {len(files)} files, {files[0]} the first"
+        )
+    return num_rows
+
+
+def send_rows(
+    client: WorkerClient, table: str, arrays: Mapping[str, Array], *, time: int, pool: _core.Pool
+) -> int:
+    """Send rows in arrays to the servers that own them; returns how many. Within `importing`.
+
+    Raises:
+        BadRequest: columns that do not fit. DataError: a key occurs twice.
+    """
+    missing = {"key", "weights"} - arrays.keys()
+    if missing:
+        raise BadRequest(f"import: expected columns key and weights, found {sorted(arrays)}")
+    columns = {name: checked(name, np.asarray(values)) for name, values in arrays.items()}
+    num_rows = len(columns["key"])
+    lengths = {name: len(values) for name, values in columns.items()}
+    if set(lengths.values()) != {num_rows}:
+        raise BadRequest(f"import: expected columns of one length, found {lengths}")
+    num_keys = 0
+    for begin in range(0, num_rows, ROWS_PER_MESSAGE):
+        is_last = begin + ROWS_PER_MESSAGE >= num_rows
+        body = {"table": table, "names": list(columns), "time": int(time), "is_last": is_last}
+        part = {name: values[begin : begin + ROWS_PER_MESSAGE] for name, values in columns.items()}
+        split = Split(part["key"], client.servers.map, pool)
+        by_column = [split.parts(values) for values in part.values()]
+        calls = [
+            Call(endpoint, "import.rows", body, [column[server] for column in by_column])
+            for server, endpoint in enumerate(client.servers.map.servers)
+        ]
+        replies = client.servers.call_all(calls, TIMEOUT_S)
+        num_keys = sum(int(reply.body["keys"]) for reply in replies)
+    if num_keys != num_rows:
+        raise DataError(
+            f"import of table {table!r}: expected distinct keys, found {num_rows} rows of"
+            f" {num_keys} keys"
+        )
+    return num_rows

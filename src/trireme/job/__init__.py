@@ -1,0 +1,1 @@
+"""A process of a job: the cluster object, connecting, embedded tables, serving."""

@@ -1,0 +1,202 @@
+"""The cluster object: everything that one process holds of a running job."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from trireme import _core, rpc
+from trireme.errors import Stopped, TriremeError
+from trireme.job.heartbeat import Heartbeat, StopRequest
+from trireme.protocol.gradients import KeysByClass
+from trireme.table import Table
+from trireme.worker.client import WorkerClient
+from trireme.worker.lookups import PendingLookups
+from trireme.worker.monitoring import WorkerMetrics
+from trireme.worker.pull import Pulled
+from trireme.worker.transport import Transport
+
+log = logging.getLogger("trireme")
+
+_open: weakref.WeakSet[Cluster] = weakref.WeakSet()  # those that the end of the process closes
+
+
+class RowSource(Protocol):
+    """Where a forward pass without a pipeline gets its rows: an optimizer, by its mode."""
+
+    def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled: ...
+
+
+class Cluster:
+    """One process' part in a job.
+
+    Attributes:
+        client: calls to the servers. pool: threads for the core.
+        worker, num_workers: index among the workers that the job began with, and their number.
+        num_streams: number of streams that the workers share; 0: each worker has its own.
+        is_embedded: the tables are in this process.
+        keys, insecure: how workers talk to each other: with these keys, or beyond loopback without.
+        metrics: what this process reports to Prometheus.
+        row_source: the newest optimizer of this cluster; None: there is none yet.
+        is_prefetching: a pipeline pulls rows and dense parameters for the coming steps.
+        stop_request: whether training is to stop, and why.
+    """
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        pool: _core.Pool,
+        *,
+        is_embedded: bool,
+        heartbeat: Transport | None = None,
+        keys: rpc.ClientKeys | None = None,
+        insecure: bool = False,
+        metrics: WorkerMetrics | None = None,
+    ) -> None:
+        self.client, self.pool = client, pool
+        self.metrics = metrics or WorkerMetrics("embedded" if is_embedded else "worker", None)
+        self.is_embedded = is_embedded
+        self.keys, self.insecure = keys, insecure
+        self.worker, self.num_workers = client.worker, client.num_workers
+        self.num_streams = client.num_streams
+        self._pending = PendingLookups()
+        self._thread = threading.local()
+        self.row_source: RowSource | None = None
+        self.is_prefetching = False
+        self._closing: list[Callable[[], None]] = []
+        self._running: list[Callable[[], None]] = []
+        self._closed = False
+        self.stop_request = StopRequest()
+        self._heartbeat: Heartbeat | None = None
+        if heartbeat is not None:
+            report = self.metrics.report
+            self._heartbeat = Heartbeat(client, heartbeat, report, self.stop_request)
+        self.metrics.health.opened()
+        _open.add(self)
+
+    @property
+    def streams_per_pass(self) -> int:
+        """The number of streams that the data of a pass is cut into."""
+        return self.num_streams or self.num_workers
+
+    @property
+    def pending(self) -> PendingLookups:
+        """The lookups of the calling thread, whose gradients its next push carries."""
+        pending: PendingLookups = getattr(self._thread, "pending", self._pending)
+        return pending
+
+    def use_pending(self, pending: PendingLookups) -> None:
+        """Let the calling thread, which trains a replica, collect its lookups here."""
+        self._thread.pending = pending
+
+    def ensure_table(self, table: Table) -> None:
+        """Create the table on the servers if they lack it. Raises SchemaMismatch: they have another
+        table of that name.
+        """
+        self.client.create_table(table.schema)
+
+    def pull(self, keys: KeysByClass, *, training: bool = False) -> Pulled:
+        """Fetch the rows of a forward pass; for training, as the mode of the optimizer does."""
+        if self.row_source is None:
+            return self.client.pull(keys)
+        return self.row_source.pull_rows(keys, training=training)
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Run `action` when the cluster is closed, the last one first; not if it is abandoned."""
+        self._closing.append(action)
+
+    def add_running(self, stop: Callable[[], None]) -> None:
+        """Call `stop`, which ends what uses the client, before the client closes for any reason;
+        the last one first. `remove_running` takes it back.
+        """
+        self._running.append(stop)
+
+    def remove_running(self, stop: Callable[[], None]) -> None:
+        if stop in self._running:
+            self._running.remove(stop)
+
+    def close(self) -> None:
+        """Finish what is in flight, say goodbye to the servers, close the connections. A second
+        call does nothing.
+
+        Raises:
+            The error of what was in flight: the last pushes may be lost.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for action in reversed(self._closing):
+                action()
+        except BaseException:
+            self._end()
+            raise
+        self._end(goodbye=True)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def abandon(self) -> None:
+        """Close without goodbye, as after an error: the servers wait for a successor until their
+        deadline.
+        """
+        if not self._closed:
+            self._closed = True
+            self._end()
+
+    def _end(self, *, goodbye: bool = False) -> None:
+        _open.discard(self)
+        for stop in reversed(self._running.copy()):
+            stop()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            if goodbye:
+                self._say_goodbye(self._heartbeat.body)
+        self.client.close()
+        self.metrics.close()
+
+    def _say_goodbye(self, body: dict[str, int]) -> None:
+        """A failure is only logged: all pushes of this worker have been applied."""
+        try:
+            self.client.say_goodbye(body)
+        except TriremeError as error:
+            log.warning("worker %d ends without goodbye: %s", self.worker, error)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Stopped):
+            self.close()
+        else:
+            self.abandon()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the clusters that a script left open, so that the servers end too; abandon them if the
+    script failed. If closing fails the process ends with an error: pushes may be lost.
+    """
+    has_failed = getattr(sys, "last_value", None) is not None
+    is_finished = True
+    for cluster in list(_open):
+        if has_failed:
+            cluster.abandon()
+            continue
+        try:
+            cluster.close()
+        except BaseException:  # noqa: BLE001 the interpreter would print it and exit with 0
+            traceback.print_exc()
+            is_finished = False
+    if not is_finished:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,108 @@
+"""Joining a job as one of its workers."""
+
+import logging
+import time
+from collections.abc import Sequence
+
+from trireme import rpc
+from trireme.errors import DeadlineExceeded, TriremeError
+from trireme.job.cluster import Cluster
+from trireme.job.heartbeat import SILENCES
+from trireme.telemetry.health import STARTING
+from trireme.threads import start_pool
+from trireme.worker.client import WorkerClient
+from trireme.worker.monitoring import WorkerMetrics
+
+log = logging.getLogger("trireme")
+
+READY_MESSAGE_S = 3.0
+
+
+def connect(
+    servers: Sequence[str],
+    *,
+    worker: int = 0,
+    num_workers: int = 0,
+    streams: int = 0,
+    late: bool = False,
+    threads: int = 0,
+    timeout_s: float = 60.0,
+    keys: rpc.ClientKeys | None = None,
+    insecure: bool = False,
+    metrics: str | None = None,
+) -> Cluster:
+    """Join a job as one of its workers; waits for servers that are not up yet.
+
+    Args:
+        worker, num_workers: its index, of how many; not given for a late worker.
+        streams: number of streams that the workers share; 0: each worker has its own.
+        late: join a running job whose workers share streams, from its next streams on.
+        insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
+        metrics: "[host:]port" that answers /metrics and /healthz.
+
+    Raises:
+        DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
+        NotAdmitted: a server does not list this worker's key.
+    """
+    name = "late worker" if late else f"worker {worker}"
+    own_metrics = WorkerMetrics("worker", metrics, name)
+    base = rpc.RpcClient(
+        name=name, keys=keys, watch=own_metrics.waits, observe=own_metrics.calls.observe
+    )
+
+    def transport(purpose: str) -> rpc.RpcClient:
+        return base.clone(f"{name} ({purpose})")
+
+    try:
+        own_metrics.health.hinder(STARTING, f"waiting for servers {', '.join(servers)}")
+        wait_for_servers(servers, base, timeout_s)
+        pool = start_pool(threads)
+        client = WorkerClient(
+            servers,
+            transport,
+            worker=worker,
+            num_workers=num_workers,
+            streams=streams,
+            late=late,
+            silence_s=timeout_s / SILENCES,
+            pool=pool,
+            timeout_s=timeout_s,
+        )
+    except BaseException:
+        base.close()
+        own_metrics.close()
+        raise
+    return Cluster(
+        client,
+        pool,
+        is_embedded=False,
+        heartbeat=base,
+        keys=keys,
+        insecure=insecure,
+        metrics=own_metrics,
+    )
+
+
+def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: float) -> None:
+    """Return as soon as every server answers; log every 3 s which are missing."""
+    deadline = time.monotonic() + timeout_s
+    missing, reasons = list(servers), list[str]()
+    while (left_s := deadline - time.monotonic()) > 0:
+        replies = client.call_all(
+            [rpc.Call(server, "server.ready") for server in missing],
+            timeout_s=min(READY_MESSAGE_S, left_s),
+            return_errors=True,
+        )
+        answers = dict(zip(missing, replies, strict=True))
+        for answer in answers.values():
+            if isinstance(answer, TriremeError) and not answer.retry:
+                raise answer
+        reasons = [str(answer) for answer in answers.values() if isinstance(answer, TriremeError)]
+        missing = [server for server, answer in answers.items() if isinstance(answer, TriremeError)]
+        if not missing:
+            return
+        if time.monotonic() < deadline:
+            log.warning("server not ready, still waiting; not ready endpoints: %s", missing)
+    raise DeadlineExceeded(
+        f"init: after {timeout_s:g} s not ready endpoints: {missing}: {'; '.join(reasons)}"
+    )

@@ -1,0 +1,117 @@
+"""What survives a server: nothing, or in a state folder everything that it has acknowledged before
+the process is killed or the machine goes down.
+"""
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trireme.coordinator.coordinator import Coordinator
+from trireme.errors import BadRequest, Corruption, TriremeError
+from trireme.server.attendance import Attendance
+from trireme.server.log.durable_journal import DurableJournal
+from trireme.server.log.log import Log
+from trireme.server.log.recovery import Recovery
+from trireme.server.log.state_folder import COORDINATOR, StateFolder
+from trireme.server.state import ServerState
+from trireme.storage.document import Document
+
+log = logging.getLogger("trireme.job")
+
+MODES = ("none", "process", "machine")
+LOG_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durability:
+    """What survives a server.
+
+    Attributes:
+        mode: "none": nothing. "process": acknowledged requests survive the process (kill -9).
+            "machine": they also survive the machine; every answer waits for the disk.
+        folder: of this server alone; required unless the mode is "none".
+        log_bytes: a snapshot replaces the log when it has grown by this, or by the size of the last
+            snapshot if that is more; default LOG_BYTES.
+    """
+
+    mode: str = "none"
+    folder: Path | None = None
+    log_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise BadRequest(f"durability: expected one of {', '.join(MODES)}, found {self.mode!r}")
+        if self.mode == "none" and (self.folder or self.log_bytes) is not None:
+            raise BadRequest(
+                "durability: expected process or machine (--durability, TRIREME_DURABILITY) with"
+                f" --state_dir {self.folder} and --log_bytes {self.log_bytes}, found none"
+            )
+        if self.mode != "none" and self.folder is None:
+            raise BadRequest(
+                f"durability: expected a folder for a server's state (--state_dir,"
+                f" TRIREME_STATE_DIR) with {self.mode!r}, found none"
+            )
+        if self.log_bytes is not None and self.log_bytes < 1:
+            raise BadRequest(f"durability: expected log_bytes >= 1, found {self.log_bytes}")
+
+
+@contextmanager
+def kept(
+    durability: Durability, server: ServerState, coordinator: Coordinator, attendance: Attendance
+) -> Iterator[Callable[[], None]]:
+    """Recover these empty parts of a server from its state folder, and keep what becomes of them
+    while the block runs. It gets a function to call when the job is over and nothing shall be kept.
+
+    Raises:
+        BadRequest: another process uses the folder. Corruption: a file is missing or damaged.
+    """
+    if durability.folder is None:
+        yield lambda: None
+        return
+    is_over = threading.Event()
+    folder = StateFolder(durability.folder)
+    try:
+        is_synced = durability.mode == "machine"
+        document = Document(folder.path / COORDINATOR, is_synced=is_synced)
+        recovery = Recovery(folder, server, attendance)
+        recovery.run()
+        state = recovery.state or uuid.UUID(server.state_id).bytes
+        _recover_coordinator(coordinator, document, server)
+        records = Log(folder.path, recovery.next_number, state, is_synced=is_synced)
+        log_bytes = durability.log_bytes or LOG_BYTES
+        journal = DurableJournal(folder, records, server, attendance, log_bytes)
+        server.journal = attendance.journal = journal
+        try:
+            _finish_steps(server)
+            yield is_over.set
+        finally:
+            journal.close()
+        if is_over.is_set():
+            folder.empty()
+    finally:
+        folder.close()
+
+
+def _recover_coordinator(coordinator: Coordinator, document: Document, server: ServerState) -> None:
+    saved = document.read()
+    if saved is None and server.is_in_a_job and server.index == 0:
+        raise Corruption(
+            f"log: expected {document.path} beside the state of server 0, found none; go on from a"
+            " checkpoint with an empty state folder"
+        )
+    if saved is not None:
+        coordinator.install(saved)
+    coordinator.keep(document.write)
+
+
+def _finish_steps(server: ServerState) -> None:
+    """Apply the steps that are complete: the server may have been killed before it applied them."""
+    try:
+        with server.journal.pushing():
+            server.staging.advance()
+    except TriremeError as error:  # the next pull that waits for the step raises it again
+        log.warning("log: a step cannot be applied: %s", error)

@@ -1,0 +1,41 @@
+"""A job of one process: worker, tables and coordinator together."""
+
+from pathlib import Path
+
+from trireme.coordinator.coordinator import Coordinator
+from trireme.job.cluster import Cluster
+from trireme.job.handlers import handlers_of
+from trireme.server.attendance import Attendance
+from trireme.server.monitoring import watch_state
+from trireme.server.state import ServerState
+from trireme.threads import start_pool
+from trireme.worker.client import WorkerClient
+from trireme.worker.monitoring import WorkerMetrics
+from trireme.worker.transport import LOCAL, LocalTransport
+
+
+def embedded(
+    *, streams: int = 0, threads: int = 0, timeout_s: float = 60.0, metrics: str | None = None
+) -> Cluster:
+    """Make a cluster whose servers are in this process.
+
+    Args:
+        streams: number of streams that it trains on one after the other in each pass; 0: one.
+        metrics: "[host:]port" that answers /metrics and /healthz.
+    """
+    own_metrics = WorkerMetrics("embedded", metrics)
+    pool = start_pool(threads)
+    server = ServerState(pool)
+    watch_state(own_metrics.registry, server)
+    handlers = handlers_of(server, Coordinator(), Attendance().handlers(), Path("/"))
+    transport = LocalTransport(handlers, own_metrics.calls.observe)
+    client = WorkerClient(
+        [LOCAL],
+        lambda _: transport,
+        worker=0,
+        num_workers=1,
+        streams=streams,
+        pool=pool,
+        timeout_s=timeout_s,
+    )
+    return Cluster(client, pool, is_embedded=True, metrics=own_metrics)

@@ -1,0 +1,60 @@
+"""The methods that a server answers, by their names on the wire."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trireme.checkpoint.server_side.handlers import CheckpointHandlers
+from trireme.coordinator.coordinator import Coordinator
+from trireme.interchange.server_side.dense_blocks import BlockHandlers
+from trireme.interchange.server_side.exporting import ExportHandlers
+from trireme.interchange.server_side.importing import ImportHandlers
+from trireme.protocol.wire import need
+from trireme.rpc import Deferred, Handler, Reply, Request
+from trireme.server.expiry import ExpiryHandlers
+from trireme.server.frozen_export import FrozenExportHandlers
+from trireme.server.requests import RequestHandlers
+from trireme.server.state import ServerState
+
+
+def handlers_of(
+    server: ServerState, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
+) -> dict[str, Handler]:
+    """The methods of all parts of a server.
+
+    Args:
+        attendance: the methods for heartbeats and goodbyes of workers.
+        root: folder below which files are written and read.
+    """
+    goodbye, alive = attendance["server.goodbye"], attendance["server.alive"]
+
+    def on_alive(request: Request) -> Reply | Deferred | None:
+        reply = alive(request)
+        worker = need(request.body, "worker", int)
+        coordinator.note_heartbeat(worker, need(request.body, "incarnation", int))
+        return reply
+
+    def on_attendance(request: Request) -> Reply | Deferred | None:
+        reply = attendance["server.attendance"](request)
+        assert isinstance(reply, Reply)
+        silent = coordinator.participants_among(reply.body["silent"])
+        return Reply({**reply.body, "silent": silent})
+
+    def on_goodbye(request: Request) -> Reply | Deferred | None:
+        reply = goodbye(request)
+        coordinator.note_goodbye(need(request.body, "worker", int))
+        return reply
+
+    return {
+        **RequestHandlers(server).handlers(),
+        **coordinator.handlers(),
+        **attendance,
+        "server.alive": on_alive,
+        "server.attendance": on_attendance,
+        "server.goodbye": on_goodbye,
+        **CheckpointHandlers(server, root).handlers(),
+        **FrozenExportHandlers(server, root).handlers(),
+        **ImportHandlers(server, root).handlers(),
+        **ExportHandlers(server, root).handlers(),
+        **BlockHandlers(server).handlers(),
+        **ExpiryHandlers(server).handlers(),
+    }

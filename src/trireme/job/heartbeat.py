@@ -1,0 +1,102 @@
+"""Heartbeats: every worker tells every server that it lives, and learns who else is silent."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from trireme.errors import TriremeError
+from trireme.rpc import Call
+from trireme.worker.client import WorkerClient
+from trireme.worker.transport import Transport
+
+log = logging.getLogger("trireme")
+
+PERIOD_S_MAX = 5.0
+BEATS = 6
+"""Heartbeats within a client's timeout, or within a silence where workers share streams."""
+SILENCES = 4
+"""Silences within a client's timeout: streams change hands before other workers give up."""
+
+
+class StopRequest:
+    """Whether training is to stop after a step, at the request of any worker.
+
+    Attributes:
+        reason: why; empty: there is no request.
+        is_alone: only this worker leaves the job, and others go on with its stream.
+    """
+
+    def __init__(self) -> None:
+        self.reason, self.is_alone = "", False
+
+
+class Heartbeat:
+    """A thread that sends heartbeats to all servers and exchanges stop requests through them.
+
+    Args:
+        report: gives the numbers that each heartbeat carries.
+
+    Attributes:
+        body: what names this worker to the servers.
+    """
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        transport: Transport,
+        report: Callable[[], Mapping[str, int]],
+        stop_request: StopRequest,
+    ) -> None:
+        self._client, self._transport, self._report = client, transport, report
+        self._stop_request = stop_request
+        self.body = {
+            "worker": client.worker,
+            "num_workers": client.num_workers,
+            "incarnation": client.incarnation,
+        }
+        if client.is_late:
+            self.body["late"] = True
+        beats = SILENCES * BEATS if client.num_streams else BEATS
+        self._period_s = min(max(client.timeout_s / beats, 0.2), PERIOD_S_MAX)
+        self._stop = threading.Event()
+        self._silent: set[int] = set()
+        self._reported: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="trireme-heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._beat()
+            except TriremeError as error:
+                # The calls of training have deadlines of their own and report more.
+                log.debug("heartbeat: %s", error)
+            if self._stop.wait(self._period_s):
+                break
+        self._transport.close()
+
+    def _beat(self) -> None:
+        request, servers = self._stop_request, self._client.servers.map.servers
+        stops = "" if request.is_alone else request.reason
+        body = {**self.body, "report": self._report(), "stops": stops}
+        calls = [Call(server, "server.alive", body, []) for server in servers]
+        within = {"within_s": 1.5 * self._period_s}
+        calls.append(Call(servers[0], "server.attendance", within, []))
+        *_, attendance = self._transport.call_all(calls, timeout_s=self._period_s)
+        self._log_silence(attendance.body)
+        if stops := str(attendance.body["stops"]):  # an empty one must not undo a SIGTERM
+            request.reason = request.reason or stops
+
+    def _log_silence(self, attendance: Mapping[str, list[int]]) -> None:
+        """Log which workers are silent, and when they are back."""
+        silent = set(attendance["silent"]) - set(attendance["gone"])
+        lasting = silent & self._silent  # a single heartbeat may just be late
+        if new := sorted(lasting - self._reported):
+            log.warning("workers %s are silent: calls that need them wait", new)
+        if back := sorted(self._reported - silent):
+            log.info("workers %s are no longer silent, or have ended", back)
+        self._silent, self._reported = silent, (self._reported & silent) | lasting
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()

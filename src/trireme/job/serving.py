@@ -1,0 +1,129 @@
+"""A server process: its state, the coordinator (used on server 0 only), and the end of the job.
+
+A server needs only an address to listen on: the first worker brings the list of servers, the number
+of workers and the schemas. It ends when all workers have said goodbye, or with an error when those
+that have not are silent for too long.
+"""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from trireme.coordinator.coordinator import Coordinator
+from trireme.errors import BadRequest
+from trireme.job.durability import Durability, kept
+from trireme.job.handlers import handlers_of
+from trireme.protocol.server_limits import ServerLimits
+from trireme.rpc import Server, ServerKeys
+from trireme.server.attendance import Attendance
+from trireme.server.monitoring import RequestMetrics, watch_state, watch_workers
+from trireme.server.state import ServerState
+from trireme.telemetry.endpoint import Endpoint
+from trireme.telemetry.health import STARTING, Health
+from trireme.telemetry.registry import new_registry
+from trireme.threads import settled, start_pool, torch_threads
+
+log = logging.getLogger("trireme.job")
+
+
+@contextmanager
+def _stop_on_signals(attendance: Attendance) -> Iterator[None]:
+    """SIGTERM and SIGINT end the wait; only the main thread can install handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stop = {
+        number: signal.signal(
+            number,
+            lambda received, _: attendance.stop(f"stopped by {signal.Signals(received).name}"),
+        )
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, previous in stop.items():
+            signal.signal(number, previous)
+
+
+def serve(
+    listen: str,
+    *,
+    listen_fd: int | None = None,
+    threads: int = 0,
+    keys: ServerKeys | None = None,
+    insecure: bool = False,
+    timeout_s: float = 60.0,
+    root: Path | None = None,
+    durability: Durability | None = None,
+    limits: ServerLimits | None = None,
+    name: str = "server",
+    metrics: str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> str:
+    """Serve tables and blocks until the job is over; returns why it ended.
+
+    Args:
+        listen: "host:port"; port 0 chooses a free one.
+        listen_fd: a socket that already listens there, from the process that chose the port.
+        threads: for one request; 0: one per CPU.
+        keys: encrypt, and admit these clients only.
+        insecure: allow an address beyond loopback without keys.
+        timeout_s: silence of all remaining workers after which the job counts as lost.
+        root: folder below which checkpoints are written and read; default the working directory.
+        durability: what survives this process; default nothing.
+        limits: on the memory that peers can make it use.
+        name: its name in workers' messages, besides its address.
+        metrics: "[host:]port" that answers /metrics and /healthz; port 0 chooses a free one.
+        on_ready: called with the real "host:port" once it listens.
+
+    Raises:
+        BadRequest: an address that may not be used, or a root that is no folder. Unavailable: the
+            workers have been silent for too long.
+    """
+    root = Path.cwd() if root is None else root
+    if not root.is_dir():
+        raise BadRequest(f"serve: expected root to be a folder, found {str(root)!r}")
+    registry, health = new_registry("server", name), Health()
+    with ExitStack() as stack:
+        if metrics is not None:  # before the server, to report that it is not open yet
+            stack.enter_context(Endpoint(metrics, registry, health))
+        limits = limits or ServerLimits()
+        state, attendance = ServerState(start_pool(threads), limits.capacity), Attendance()
+        coordinator = Coordinator()
+        if durability is not None and durability.folder is not None:
+            health.hinder(STARTING, f"recovering what {durability.folder} holds")
+        # Recovered before it listens: until then workers say that nobody does, and try again.
+        forget = stack.enter_context(
+            kept(durability or Durability(), state, coordinator, attendance)
+        )
+        requests = RequestMetrics(registry)
+        watch_state(registry, state)
+        watch_workers(registry, attendance)
+        handlers = handlers_of(state, coordinator, attendance.handlers(), root.resolve())
+        server = Server(
+            listen,
+            handlers | requests.handlers(),
+            name=name,
+            limits=limits.messages,
+            keys=keys,
+            insecure=insecure,
+            listen_fd=listen_fd,
+            observe=requests.observe,
+        )
+        # One thread steps the blocks: they are too small to be worth waking others for.
+        with settled(), torch_threads(1), server, _stop_on_signals(attendance):
+            requests.watch(server)
+            health.opened()
+            log.info("listening on %s", server.endpoint)
+            if on_ready is not None:
+                on_ready(server.endpoint)
+            reason = attendance.wait(max(2 * timeout_s, 10.0))
+            health.hinder("end", f"the job is over: {reason}")
+        if attendance.is_over:
+            forget()
+    log.info("server %s ends: %s", server.endpoint, reason)
+    return reason

@@ -1,0 +1,196 @@
+"""What the environment states about this process, as facts.
+
+This is the only module of Trireme that reads its settings from the environment. Three families of
+variables state the place of a process in a job:
+
+- Trireme's own, `TRIREME_*`, which win over everything but arguments;
+- Fleet's (`TRAINING_ROLE`, `PADDLE_*`, `POD_IP`), as PaddleCloudRoleMaker reads them, except that a
+  worker needs no address of its own;
+- torchrun's `RANK` and `WORLD_SIZE`, which with `TRIREME_SERVERS` make a worker.
+
+Each family becomes facts (role, servers, index, ...), each with the name of the variable that it
+came from. Facts are merged by rank; `process_role` checks them as a whole.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from trireme.errors import BadRequest
+
+# Trireme's own variables, and the fact that each states.
+VARIABLES: Mapping[str, str] = {
+    "TRIREME_ROLE": "role",
+    "TRIREME_SERVERS": "servers",
+    "TRIREME_INDEX": "index",
+    "TRIREME_NUM_WORKERS": "num",
+    "TRIREME_STREAMS": "streams",
+    "TRIREME_JOIN": "join",
+    "TRIREME_LISTEN": "listen",
+    "TRIREME_LISTEN_FD": "listen_fd",
+    "TRIREME_TIMEOUT_S": "timeout_s",
+    "TRIREME_INSECURE": "insecure",
+    "TRIREME_KEYS": "keys",
+    "TRIREME_ROOT": "root",
+    "TRIREME_DURABILITY": "durability",
+    "TRIREME_STATE_DIR": "state_dir",
+    "TRIREME_LOG_BYTES": "log_bytes",
+    "TRIREME_THREADS": "threads",
+    "TRIREME_METRICS": "metrics",
+    "TRIREME_LIMITS": "limits",
+}
+# The facts that make a process part of a job. The others only tune it.
+PLACE = ("role", "servers", "index", "num", "join", "listen", "listen_fd")
+PLACE_VARIABLES = tuple(name for name, fact in VARIABLES.items() if fact in PLACE)
+
+# Where a missing fact could have come from, for messages.
+_SOURCES = {
+    "role": "TRIREME_ROLE (server, worker, embedded) or TRAINING_ROLE (PSERVER, TRAINER)",
+    "servers": "TRIREME_SERVERS or PADDLE_PSERVERS_IP_PORT_LIST (host:port,host:port,...)",
+    "server address": "an address to listen on (--listen, TRIREME_LISTEN), or its place in a job "
+    "(TRIREME_SERVERS and TRIREME_INDEX, or PADDLE_PSERVERS_IP_PORT_LIST, POD_IP and PADDLE_PORT)",
+    "worker index": "TRIREME_INDEX, PADDLE_TRAINER_ID or torchrun's RANK",
+    "server index": "TRIREME_INDEX or TRIREME_LISTEN, or POD_IP and PADDLE_PORT",
+    "num": "TRIREME_NUM_WORKERS, PADDLE_TRAINERS_NUM or torchrun's WORLD_SIZE",
+}
+_FLEET_ROLES = {"PSERVER": "server", "TRAINER": "worker"}
+
+
+class Fact(NamedTuple):
+    """value: text from the environment, or an argument. name: of the variable or argument."""
+
+    value: object
+    name: str
+
+    def integer(self, *, low: int) -> int:
+        """Raises BadRequest: not an integer of at least `low`."""
+        text = str(self.value).strip()
+        if not text.isdecimal() or int(text) < low:
+            raise BadRequest(
+                f"init: expected {self.name} to be an integer >= {low}, found {text!r}"
+            )
+        return int(text)
+
+
+Facts = dict[str, Fact]
+
+
+def read_facts(env: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> Facts:
+    """The facts of the environment (default `os.environ`) and of the arguments, which win.
+
+    Raises:
+        BadRequest: an unknown TRIREME_* variable, or variables that contradict each other.
+    """
+    env = os.environ if env is None else env
+    facts = _own_facts(env)
+    facts |= {
+        key: Fact(value, f"argument {key}") for key, value in arguments.items() if value is not None
+    }
+    return _family_facts(env, facts) | facts
+
+
+def require(facts: Facts, key: str, process: str, source: str | None = None) -> Fact:
+    """The fact `key`. Raises BadRequest with the variables that could state it."""
+    if key in facts:
+        return facts[key]
+    stated = ", ".join(f"{fact.name}={as_text(fact.value)}" for fact in facts.values())
+    is_argument = "role" in facts and facts["role"].name.startswith("argument")
+    raise BadRequest(
+        f"init: {process} needs {_SOURCES[source or key]}, found none of these, but {stated}"
+        + ("" if is_argument else "; unset everything to run embedded")
+    )
+
+
+def as_text(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _own_facts(env: Mapping[str, str]) -> Facts:
+    """Facts of the TRIREME_* variables. One with an unknown name would have no effect: an error."""
+    for name in sorted(env):
+        if name.startswith("TRIREME_") and name not in VARIABLES:
+            near = difflib.get_close_matches(name, VARIABLES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise BadRequest(
+                f"init: expected only known TRIREME_* variables ({', '.join(VARIABLES)}), "
+                f"found {name}{hint}"
+            )
+    return {fact: Fact(env[name], name) for name, fact in VARIABLES.items() if _is_set(env, name)}
+
+
+def _is_set(env: Mapping[str, str], name: str) -> bool:
+    return bool(env.get(name, "").strip())
+
+
+def _family_facts(env: Mapping[str, str], own: Facts) -> Facts:
+    """Facts of Fleet's or torchrun's variables that apply to this process."""
+    fleet, torchrun = _fleet_facts(env), _torchrun_facts(env)
+    if fleet and torchrun and "role" not in own:
+        names = ", ".join(fact.name for fact in (*fleet.values(), *torchrun.values()))
+        raise BadRequest(
+            f"init: expected Fleet's variables or torchrun's, found both ({names}); "
+            "set TRIREME_ROLE to the role of this process, or unset one family"
+        )
+    if fleet and torchrun:
+        return {}
+    facts = fleet or torchrun
+    if "role" in own and "role" in facts and own["role"].value != facts["role"].value:
+        # Variables of another role: only those about the whole job apply here.
+        return {key: fleet[key] for key in ("servers", "num") if key in fleet}
+    return facts
+
+
+def _fleet_facts(env: Mapping[str, str]) -> Facts:
+    """Fleet's variables. POD_IP alone states nothing: clusters set it in every container."""
+    if _is_set(env, "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"):
+        raise BadRequest(
+            "init: expected servers and workers only, found heterogeneous workers in "
+            "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, which are not supported"
+        )
+    facts = {
+        fact: Fact(env[name], name)
+        for fact, name in (
+            ("role", "TRAINING_ROLE"),
+            ("servers", "PADDLE_PSERVERS_IP_PORT_LIST"),
+            ("num", "PADDLE_TRAINERS_NUM"),
+            ("index", "PADDLE_TRAINER_ID"),
+        )
+        if _is_set(env, name)
+    }
+    if _is_set(env, "PADDLE_PORT"):
+        address = f"{env.get('POD_IP', '')}:{env['PADDLE_PORT']}"
+        facts["listen"] = Fact(address, "POD_IP:PADDLE_PORT")
+    if _is_set(env, "PADDLE_TRAINER_ENDPOINTS"):
+        _add_endpoints(facts, env["PADDLE_TRAINER_ENDPOINTS"])
+    if "role" in facts:
+        fleet_role = str(facts["role"].value).strip()
+        if fleet_role not in _FLEET_ROLES:
+            raise BadRequest(
+                f"init: expected TRAINING_ROLE to be one of {', '.join(_FLEET_ROLES)}, "
+                f"found {fleet_role!r}"
+            )
+        facts["role"] = Fact(_FLEET_ROLES[fleet_role], "TRAINING_ROLE")
+        # PADDLE_TRAINER_ID is the index of a worker. A server is identified by its address.
+        facts.pop("index" if fleet_role == "PSERVER" else "listen", None)
+    return facts
+
+
+def _add_endpoints(facts: Facts, text: str) -> None:
+    """Use the length of PADDLE_TRAINER_ENDPOINTS; nothing connects to workers."""
+    num = len(text.split(","))
+    if "num" not in facts:
+        facts["num"] = Fact(num, "PADDLE_TRAINER_ENDPOINTS")
+    elif facts["num"].integer(low=1) != num:
+        raise BadRequest(
+            f"init: expected PADDLE_TRAINERS_NUM to equal the length of PADDLE_TRAINER_ENDPOINTS, "
+            f"found {facts['num'].value} and {num} ({text})"
+        )
+
+
+def _torchrun_facts(env: Mapping[str, str]) -> Facts:
+    names = (("index", "RANK"), ("num", "WORLD_SIZE"))
+    facts = {fact: Fact(env[name], name) for fact, name in names if _is_set(env, name)}
+    if not facts:
+        return {}
+    return {"role": Fact("worker", "/".join(fact.name for fact in facts.values())), **facts}

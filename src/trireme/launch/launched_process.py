@@ -1,0 +1,206 @@
+"""One process of a local job: its session, its log file, its exit status.
+
+The process leads a session of its own, so that Ctrl-C reaches it only through the launcher, and so
+that its own children (data loaders, pipes) can be ended with it. Its exit status is read without
+reaping it, so that until the end of the job the kernel does not reuse its process id.
+"""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import tty
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from trireme.children import PROGRAM
+from trireme.errors import Internal
+
+_READ_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 14
+_END_S = 30.0  # for the kernel to end a killed process
+_LAST_READS_MAX = 1 << 10
+_LINE_BYTES_MAX = 1 << 16
+# Control sequences (colours, cursor movement) of ECMA-48, section 5.4.
+_CONTROL = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+class LaunchedProcess:
+    """A started process. `name` is "worker 0" or the like. Threads: one."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log_path: Path,
+        *,
+        pass_fds: Sequence[int] = (),
+        console: int | None = None,
+        appends: bool = False,
+    ) -> None:
+        """Start `command` with its output in `log_path`, and also on the descriptor `console`.
+
+        appends: keep the present lines of the log.
+        """
+        self.name = name
+        self.log_path = log_path
+        log = log_path.open("ab" if appends else "wb")
+        self.mirror = Mirror(log, console) if console is not None else None
+        output = self.mirror.input_fd if self.mirror else log.fileno()
+        shim = [sys.executable, "-I", "-S", PROGRAM, "run", str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                [*shim, *command],
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+        except BaseException:
+            if self.mirror:
+                self.mirror.close()
+            raise
+        finally:
+            if self.mirror:
+                self.mirror.close_input()
+            else:
+                log.close()
+
+    def status(self) -> int | None:
+        """The exit code, or minus the signal that killed it; None while it runs."""
+        if self._process.returncode is not None:
+            return self._process.returncode
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        result = os.waitid(os.P_PID, self._process.pid, flags)
+        if result is None:
+            return None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the process alone. It may need its children (workers of a DataLoader, for
+        example) until it has stopped.
+        """
+        if self._process.returncode is None:  # not reaped: the id is its own
+            os.kill(self._process.pid, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        """Send SIGKILL to the process and everything it started."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # reaped
+
+    def end(self) -> None:
+        """Kill what is left of the process and its children, reap it, close its log."""
+        if self._process.returncode is None:
+            self._kill()
+            self._process.kill()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired as error:
+                raise Internal(
+                    f"LaunchedProcess: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
+                ) from error
+        if self.mirror:
+            for _ in range(_LAST_READS_MAX):  # bounded: a daemon of it may write for ever
+                if not self.mirror.pump():
+                    break
+            self.mirror.close()
+
+    def last_lines(self, num: int) -> list[str]:
+        """The last lines of its log."""
+        if self.mirror:
+            self.mirror.flush()
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            lines = log.read().removesuffix(b"\n").split(b"\n")
+        return [plain(line).decode(errors="replace") for line in lines[-num:]]
+
+
+class Mirror:
+    """Copies the output of a process to the console, byte for byte, and to a log as plain lines.
+
+    If the console is a terminal, the process gets a pseudo terminal of the same size, so that
+    progress bars work. The log keeps the last state of a redrawn line.
+    """
+
+    def __init__(self, log: BinaryIO, console: int) -> None:
+        self._log = log
+        self._console: int | None = console
+        self._is_terminal = os.isatty(console)
+        self._line = b""
+        if self._is_terminal:
+            self.output_fd, self.input_fd = pty.openpty()
+            tty.setraw(self.input_fd)  # the real terminal already turns \n into \r\n
+            self.resize()
+        else:
+            self.output_fd, self.input_fd = os.pipe()
+
+    def resize(self) -> None:
+        """Give the pseudo terminal the size of the console."""
+        if self._is_terminal and self._console is not None:
+            size = fcntl.ioctl(self._console, termios.TIOCGWINSZ, b"\0" * 8)
+            fcntl.ioctl(self.output_fd, termios.TIOCSWINSZ, size)
+
+    def pump(self) -> bool:
+        """Copy some of the output that is ready; False when there is none (left)."""
+        if self.output_fd < 0 or not select.select([self.output_fd], [], [], 0)[0]:
+            return False
+        try:
+            data = os.read(self.output_fd, _READ_BYTES)
+        except OSError:  # EIO on Linux: the other side of the pseudo terminal is closed
+            data = b""
+        self._write_console(data)
+        self._write_log(data)
+        return bool(data)
+
+    def flush(self) -> None:
+        """Write the unfinished line to the log, too."""
+        self._put(self._line)
+        self._line = b""
+        self._log.flush()
+
+    def close_input(self) -> None:
+        """Close the side that the process inherited."""
+        os.close(self.input_fd)
+
+    def close(self) -> None:
+        if self.output_fd >= 0:
+            self.flush()
+            self._log.close()
+            os.close(self.output_fd)
+            self.output_fd = -1
+
+    def _write_console(self, data: bytes) -> None:
+        """Write to the console until it is closed (`| head`); the job and its log continue."""
+        try:
+            while data and self._console is not None:
+                data = data[os.write(self._console, data) :]
+        except OSError:
+            self._console = None
+
+    def _write_log(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data).split(b"\n")
+        for line in lines:
+            self._put(line + b"\n")
+        if len(self._line) > _LINE_BYTES_MAX:
+            self.flush()
+        self._log.flush()
+
+    def _put(self, line: bytes) -> None:
+        self._log.write(plain(line) + (b"\n" if line.endswith(b"\n") else b""))
+
+
+def plain(line: bytes) -> bytes:
+    """The last state of a redrawn line, without control sequences and line end."""
+    drawn = [part for part in _CONTROL.sub(b"", line.rstrip(b"\r\n")).split(b"\r") if part]
+    return drawn[-1] if drawn else b""

@@ -1,0 +1,333 @@
+"""`trireme launch`: run the servers and workers of one job that belong on this machine.
+
+Every process has a log file; worker 0 also writes to the console. If a process fails, all are
+stopped, and the launcher reports its name, exit code and last lines. With --max_restart a process
+that died is started again: a server continues from its kept state, a worker from what the servers
+know. A stop signal is passed on to the workers, which end after their step, and then to the
+servers. SIGKILL follows after a grace period. If the launcher itself is killed, the kernel kills
+all of them (keeper_program.py).
+"""
+
+import os
+import selectors
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trireme.errors import BadRequest
+from trireme.launch.launched_process import LaunchedProcess
+from trireme.launch.placement import LaunchConfig, Placement, choose_placement
+from trireme.launch.process_environment import (
+    ThreadShares,
+    durability_of,
+    durability_variables,
+    process_environment,
+)
+from trireme.launch.process_role import REFUSED
+from trireme.launch.wakeup import STOP_SIGNALS, wakeup_fd
+
+_LAST_LINES = 20
+_SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have ended
+_POLL_S = 1.0
+
+
+def launch(config: LaunchConfig) -> int:
+    """Run the job to its end. Returns 0, the exit code of the process that failed, or 128 + signal.
+
+    Must be called in the main thread, which gets the signals.
+
+    Raises:
+        BadRequest: the configuration is wrong; nothing was started.
+    """
+    _check_restarts(config)
+    placement = choose_placement(config)
+    try:
+        _make_folder(config.log_dir)
+        return _LocalJob(config, placement).run()
+    finally:
+        placement.close()
+
+
+def _check_restarts(config: LaunchConfig) -> None:
+    if config.max_restart < 0:
+        raise BadRequest(
+            f"launch: expected --max_restart of at least 0, found {config.max_restart}"
+        )
+    if config.max_restart > 0 and durability_of(config) == "none":
+        raise BadRequest(
+            f"launch: expected --durability process or machine with --max_restart"
+            f" {config.max_restart}, found none: a server that keeps nothing cannot go on"
+        )
+
+
+def _make_folder(log_dir: Path) -> None:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadRequest(
+            f"launch: expected --log_dir to be a folder to write to, found {log_dir}: "
+            f"{error.strerror}"
+        ) from error
+
+
+def say(text: str) -> None:
+    """Print a line of the launcher on stderr, apart from the output of worker 0."""
+    print(f"trireme launch: {text}", file=sys.stderr, flush=True)
+
+
+class _LocalJob:
+    """The processes of a job on this machine."""
+
+    def __init__(self, config: LaunchConfig, placement: Placement) -> None:
+        self._config = config
+        self._placement = placement
+        self._servers: dict[int, LaunchedProcess] = {}
+        self._workers: dict[int, LaunchedProcess] = {}
+        self._num_restarts: Counter[str] = Counter()  # by name of the process
+        self._failed: LaunchedProcess | None = None
+        self._late: list[LaunchedProcess] = []  # servers that did not end after the workers
+        self._threads = ThreadShares(
+            num_cores=len(os.sched_getaffinity(0)),
+            num_servers=len(placement.sockets),
+            num_workers=len(placement.workers),
+        )
+        self._signals: list[signal.Signals] = []
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        start = time.monotonic()
+        with wakeup_fd() as wake_fd, self._selector:
+            self._selector.register(wake_fd, selectors.EVENT_READ)
+            try:
+                self._start()
+                self._watch()
+                failure = self._report_failure()
+                self._stop(has_failed=failure is not None)
+                failure = failure or self._stop_failure()
+            finally:
+                for process in self._processes:
+                    self._end(process)
+        return self._conclude(failure, time.monotonic() - start)
+
+    @property
+    def _processes(self) -> list[LaunchedProcess]:
+        return [*self._servers.values(), *self._workers.values()]
+
+    def _start(self) -> None:
+        config, placement = self._config, self._placement
+        joining = " that join" if config.join else ""
+        num_workers = placement.num_workers or len(placement.workers)
+        say(
+            f"servers {', '.join(placement.servers)}; {_count(num_workers, 'worker')}{joining}; "
+            f"logs in {config.log_dir}/"
+        )
+        if self._threads.chosen:
+            say(self._threads.describe())
+        for index in placement.sockets:
+            self._start_server(index)
+        for index in placement.workers:
+            self._start_worker(index)
+
+    def _start_server(self, index: int) -> None:
+        with self._placement.listen(index) as listening:  # closed here once the server has it
+            place = {
+                "TRIREME_LISTEN": self._placement.servers[index],
+                "TRIREME_LISTEN_FD": str(listening.fileno()),
+            }
+            variables = place | durability_variables(self._config, index)
+            self._servers[index] = self._launch("server", index, variables, [listening.fileno()])
+
+    def _start_worker(self, index: int) -> None:
+        self._workers[index] = self._launch("worker", index, {}, [])
+
+    def _launch(
+        self, role: str, index: int, variables: dict[str, str], pass_fds: list[int]
+    ) -> LaunchedProcess:
+        name, is_first_worker = f"{role} {index}", role == "worker" and index == 0
+        # Several commands with --join may write to one folder.
+        kind = f"late{role}log.{os.getpid()}" if self._config.join else f"{role}log"
+        environment = process_environment(self._config, self._placement, role, index)
+        process = LaunchedProcess(
+            name,
+            [sys.executable, *self._config.command],
+            self._threads.variables(role) | environment | variables,
+            self._config.log_dir / f"{kind}.{index}",
+            pass_fds=pass_fds,
+            console=sys.stdout.fileno() if is_first_worker else None,
+            appends=self._num_restarts[name] > 0,
+        )
+        if process.mirror:
+            mirror = process.mirror
+            self._selector.register(mirror.output_fd, selectors.EVENT_READ, mirror)
+        return process
+
+    def _watch(self) -> None:
+        """Wait until all processes have ended, one has failed, or a stop signal has come.
+
+        Servers end by themselves after the last worker of the job. If all workers run here, the
+        servers must do so in time. A server may also end well before them.
+        """
+        deadline = float("inf")
+        while not self._signals:
+            self._poll()
+            self._restart_dead()
+            states = {process: process.status() for process in self._processes}
+            self._failed = next((p for p, state in states.items() if self._is_lost(p, state)), None)
+            unfinished = [process for process, state in states.items() if state != 0]
+            if self._failed or not unfinished:
+                return
+            have_workers_ended = len(self._workers) == self._placement.num_workers and not any(
+                process in unfinished for process in self._workers.values()
+            )
+            if not have_workers_ended:
+                continue
+            deadline = min(deadline, time.monotonic() + _SERVERS_END_S)
+            if time.monotonic() >= deadline:
+                self._late = unfinished
+                return
+
+    def _restart_dead(self) -> None:
+        """Start processes again that have died, except refused ones: the same would happen."""
+        for processes, start in (
+            (self._servers, self._start_server),
+            (self._workers, self._start_worker),
+        ):
+            for index, process in processes.items():
+                state = process.status()
+                if state in (None, 0) or self._is_lost(process, state):
+                    continue
+                self._num_restarts[process.name] += 1
+                number = self._num_restarts[process.name]
+                say(
+                    f"{process.name} {_describe_exit(state)}; starting it again"
+                    f" ({number} of at most {self._config.max_restart} times)"
+                )
+                self._end(process)
+                start(index)
+
+    def _is_lost(self, process: LaunchedProcess, state: int | None) -> bool:
+        """Whether it has failed and may not be started again."""
+        has_failed = state not in (None, 0)
+        has_restarts = self._num_restarts[process.name] < self._config.max_restart
+        return has_failed and (state == REFUSED or not has_restarts)
+
+    def _end(self, process: LaunchedProcess) -> None:
+        """Kill and reap what is left of a process, and show its last output."""
+        if process.mirror and process.mirror.output_fd in self._selector.get_map():
+            self._selector.unregister(process.mirror.output_fd)
+        process.end()
+
+    def _poll(self) -> None:
+        """Wait for output of worker 0, the end of a process or a signal, and handle it."""
+        for key, _ in self._selector.select(_POLL_S):
+            if key.data is None:
+                self._read_signals(key.fd)
+            elif not key.data.pump():
+                self._selector.unregister(key.fd)
+
+    def _read_signals(self, wake_fd: int) -> None:
+        for number in os.read(wake_fd, 4096):
+            if number in STOP_SIGNALS:
+                self._signals.append(signal.Signals(number))
+            elif number == signal.SIGWINCH:
+                for process in self._processes:
+                    if process.mirror:
+                        process.mirror.resize()
+
+    def _report_failure(self) -> tuple[int, str] | None:
+        """(exit code, reason) of a job that ends early; None if it has ended well."""
+        if self._failed:
+            process, state = self._failed, self._failed.status() or 0
+            reason = f"{process.name} {_describe_exit(state)}"
+            say(f"{reason}; last lines of {process.log_path}:")
+            for line in process.last_lines(_LAST_LINES):
+                print(f"    {line}", file=sys.stderr)
+            return (state if state > 0 else 128 - state), reason
+        if self._late:
+            names = _names(self._late)
+            return 1, f"{names} still running {_SERVERS_END_S:.0f} s after the last worker ended"
+        return None
+
+    def _stop_failure(self) -> tuple[int, str] | None:
+        """As _report_failure. SIGTERM is not a failure if all processes have ended well."""
+        if not self._signals:
+            return None
+        first = self._signals[0]
+        have_ended_well = all(process.status() == 0 for process in self._processes)
+        if first == signal.SIGTERM and have_ended_well:
+            return None
+        return 128 + first, f"stopped by {first.name}"
+
+    def _stop(self, *, has_failed: bool) -> None:
+        """End what still runs: SIGTERM, and SIGKILL after the grace period or a second signal.
+
+        If nothing has failed, the workers finish their step, for which they need the servers.
+        These then end by themselves.
+        """
+        if not self._running():
+            return
+        deadline, num_signals = time.monotonic() + self._config.grace_s, len(self._signals)
+
+        def wait(until: Callable[[], bool]) -> None:
+            while not until() and len(self._signals) == num_signals:
+                if time.monotonic() >= deadline:
+                    break
+                self._poll()
+
+        workers = list(self._workers.values())
+        if not has_failed and workers:
+            self._ask_to_stop(workers)
+            wait(lambda: all(worker.status() is not None for worker in workers))
+            if all(worker.status() == 0 for worker in workers):
+                wait(lambda: not self._running())
+        self._ask_to_stop(self._processes)
+        if has_failed:
+            # At the first SIGTERM a worker finishes its step, and would wait for servers that have
+            # ended. A second SIGTERM ends it at once.
+            servers = list(self._servers.values())
+            wait(lambda: all(server.status() is not None for server in servers))
+            self._ask_to_stop(workers)
+        wait(lambda: not self._running())
+        if running := self._running():
+            say(f"killing {_names(running)}, which did not end at SIGTERM")
+
+    def _ask_to_stop(self, processes: Sequence[LaunchedProcess]) -> None:
+        running = [process for process in processes if process.status() is None]
+        if running:
+            say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
+        for process in running:
+            process.ask_to_stop()
+
+    def _running(self) -> list[LaunchedProcess]:
+        return [process for process in self._processes if process.status() is None]
+
+    def _conclude(self, failure: tuple[int, str] | None, seconds: float) -> int:
+        end = f"after {seconds:.1f} s; logs in {self._config.log_dir}/"
+        if failure is None:
+            servers = _count(len(self._servers), "server")
+            workers = _count(len(self._workers), "worker")
+            stopped = f", stopped by {self._signals[0].name}," if self._signals else ""
+            say(f"{servers} and {workers}{stopped} ended well {end}")
+            return 0
+        code, reason = failure
+        say(f"failed: {reason}; all processes have ended {end}")
+        return code
+
+
+def _names(processes: Sequence[LaunchedProcess]) -> str:
+    return ", ".join(process.name for process in processes)
+
+
+def _count(num: int, noun: str) -> str:
+    return f"{num} {noun}" + ("" if num == 1 else "s")
+
+
+def _describe_exit(state: int) -> str:
+    if state > 0:
+        return f"failed with exit code {state}"
+    name = signal.Signals(-state).name
+    hint = " (is the machine out of memory?)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

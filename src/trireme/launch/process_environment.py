@@ -1,0 +1,89 @@
+"""The environment of the processes that `trireme launch` starts."""
+
+import os
+from pathlib import Path
+
+from trireme.launch.environment import PLACE_VARIABLES
+from trireme.launch.placement import LaunchConfig, Placement
+from trireme.telemetry.address import nth_address
+
+# Threads of torch (OpenMP, MKL and OpenBLAS read the first) and of Trireme.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "TRIREME_THREADS")
+_METRICS = "TRIREME_METRICS"
+
+
+class ThreadShares:
+    """Threads of the processes of each role, which share the cores.
+
+    Variables that are set already keep their values.
+    """
+
+    def __init__(self, *, num_cores: int, num_servers: int, num_workers: int) -> None:
+        self.num_cores = num_cores
+        self.chosen = [name for name in _THREAD_VARIABLES if name not in os.environ]
+        self.num_threads = {
+            "server": max(1, num_cores // max(num_servers, 1)),
+            "worker": max(1, num_cores // max(num_workers, 1)),
+        }
+
+    def describe(self) -> str:
+        """The line that is printed if any variable is chosen."""
+        return (
+            f"{self.num_cores} cores are shared: {', '.join(self.chosen)} ="
+            f" {self.num_threads['server']} for servers, {self.num_threads['worker']} for workers;"
+            " set them yourself to choose"
+        )
+
+    def variables(self, role: str) -> dict[str, str]:
+        # Threads of torch that spin while they wait take the cores from the other processes.
+        waiting = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+        return dict.fromkeys(self.chosen, str(self.num_threads[role])) | waiting
+
+
+def process_environment(
+    config: LaunchConfig, placement: Placement, role: str, index: int
+) -> dict[str, str]:
+    """This process's environment without its place in a job, and the variables of one process."""
+    inherited = {name: value for name, value in os.environ.items() if name not in PLACE_VARIABLES}
+    own = {
+        "TRIREME_ROLE": role,
+        "TRIREME_SERVERS": ",".join(placement.servers),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if config.join:
+        inherited.pop("TRIREME_STREAMS", None)
+        own["TRIREME_JOIN"] = "1"
+    else:
+        own |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(placement.num_workers)}
+    options = {
+        "TRIREME_STREAMS": config.streams,
+        "TRIREME_INSECURE": 1 if config.insecure else None,
+        "TRIREME_KEYS": config.keys,
+        "TRIREME_ROOT": config.root,
+        "TRIREME_LIMITS": config.limits,
+        "TRIREME_TIMEOUT_S": config.timeout_s,
+    }
+    own |= {name: str(value) for name, value in options.items() if value is not None}
+    if metrics := config.metrics or os.environ.get(_METRICS, "").strip():
+        first = 0 if role == "server" else len(placement.servers)
+        own[_METRICS] = nth_address(metrics, first + index)
+    return inherited | own
+
+
+def durability_of(config: LaunchConfig) -> str:
+    """The servers' durability: the option, else the environment, else what restarts need."""
+    default = "process" if config.max_restart > 0 else "none"
+    return config.durability or os.environ.get("TRIREME_DURABILITY", default)
+
+
+def durability_variables(config: LaunchConfig, server: int) -> dict[str, str]:
+    """The variables with which a server keeps its state, in a folder of its own."""
+    mode = durability_of(config)
+    state_dir = config.state_dir or os.environ.get("TRIREME_STATE_DIR")
+    variables = {"TRIREME_DURABILITY": mode}
+    if mode != "none" or state_dir:
+        parent = Path(state_dir or config.log_dir / "state")
+        variables["TRIREME_STATE_DIR"] = str(parent / f"server-{server}")
+    if config.log_bytes is not None:
+        variables["TRIREME_LOG_BYTES"] = str(config.log_bytes)
+    return variables

@@ -1,0 +1,333 @@
+"""The role of this process: server, worker, or embedded, which is everything in one process.
+
+An environment that states only half of a place in a job, or two different places, is an error that
+names the variables. Only an environment that states nothing means embedded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from trireme.errors import BadRequest
+from trireme.launch.environment import PLACE, Fact, Facts, as_text, read_facts, require
+from trireme.telemetry.address import join_address, split_address
+
+RoleName = Literal["server", "worker", "embedded"]
+
+TIMEOUT_S_DEFAULT = 300.0
+DURABILITIES = ("none", "process", "machine")
+REFUSED = 2
+"""The exit code of a process whose command, place or state is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRole:
+    """The place of this process in its job.
+
+    A server may know only its address. Then `servers` is empty, `num_workers` is 0 and `index` has
+    no meaning; workers send the rest.
+
+    Attributes:
+        streams: number of streams that the workers share; 0: each worker has its own.
+        is_late: a worker that joins a running job, which assigns its index.
+        listen: the address that a server binds.
+        listen_fd: a socket that listens there already. The launcher passes it on, so that no other
+            process can take the port in between.
+    """
+
+    role: RoleName
+    index: int = 0
+    num_workers: int = 1
+    streams: int = 0
+    is_late: bool = False
+    servers: tuple[str, ...] = ()
+    listen: str | None = None
+    listen_fd: int | None = None
+    timeout_s: float = TIMEOUT_S_DEFAULT
+    insecure: bool = False
+    keys: str | None = None
+    root: str | None = None
+    durability: str = "none"
+    state_dir: str | None = None
+    log_bytes: int | None = None
+    threads: int | None = None
+    metrics: str | None = None
+    limits: str | None = None
+    source: str = "nothing set"
+
+    def describe(self) -> str:
+        """The line printed at start: the role, and the variables that state it."""
+        if self.role == "embedded":
+            what = "embedded, one process with the tables in its own memory"
+        elif self.role == "server":
+            plural = "" if self.num_workers == 1 else "s"
+            workers = f", {self.num_workers} worker{plural}" if self.num_workers else ""
+            which = f"server {self.index} of {len(self.servers)}" if self.servers else "server"
+            what = f"{which}, listening on {self.listen}{workers}"
+        elif self.is_late:
+            what = f"a late worker, servers {', '.join(self.servers)}"
+        else:
+            what = f"worker {self.index} of {self.num_workers}, servers {', '.join(self.servers)}"
+        return f"trireme: {what} ({self.source})"
+
+
+def read_role(
+    env: Mapping[str, str] | None = None,
+    *,
+    role: str | None = None,
+    servers: str | Sequence[str] | None = None,
+    index: int | None = None,
+    num: int | None = None,
+    streams: int | None = None,
+    join: bool | None = None,
+    listen: str | None = None,
+    timeout_s: float | None = None,
+    insecure: bool | None = None,
+    keys: str | None = None,
+    root: str | None = None,
+    durability: str | None = None,
+    state_dir: str | None = None,
+    log_bytes: int | None = None,
+    threads: int | None = None,
+    metrics: str | int | None = None,
+    limits: str | None = None,
+) -> ProcessRole:
+    """The role of this process. Arguments win over the environment (`None`: not given).
+
+    Args:
+        env: the environment; default: that of this process.
+        role: "server", "worker" or "embedded".
+        servers: all servers as `host:port`, in order: a sequence, or one string with commas.
+        index: of this process among those of its role.
+        num: number of workers.
+        streams: number of streams that the workers share; default: each has its own.
+        join: be a worker that joins a running job.
+        listen: `host:port` that a server binds; default its entry in `servers`.
+        timeout_s: how long to wait for the other processes of the job; > 0.
+        insecure: servers may listen beyond loopback without keys, and so may workers, which
+            connect to each other in a global shuffle.
+        keys: folder with the keys of this process.
+        root: folder below which a server writes and reads checkpoints.
+        durability: what survives a server: none, process, machine.
+        state_dir: folder of this server alone for that state.
+        log_bytes: growth of the log between two snapshots.
+        threads: threads of Trireme's own work in this process; default: chosen from the machine.
+        metrics: [HOST:]PORT that answers /metrics and /healthz, port 0 for any; default: none.
+        limits: bounds on what peers may make a server hold; see `trireme.protocol.server_limits`.
+
+    Raises:
+        BadRequest: the environment states only half, contradicts itself, or holds a value out of
+            range; the message names the variables.
+    """
+    arguments = {name: value for name, value in locals().items() if name != "env"}
+    facts = read_facts(env, arguments)
+    place = [key for key in PLACE if key in facts]
+    base = _base_role(facts, place)
+    if base.keys is not None and base.insecure:
+        raise BadRequest(
+            f"init: expected {facts['keys'].name} or {facts['insecure'].name}, found both"
+        )
+    if not place:
+        _refuse_durability(base, facts)
+        return base
+    name = require(facts, "role", "a process of a job").value
+    if name not in ("server", "worker", "embedded"):
+        raise BadRequest(
+            f"init: expected {facts['role'].name} to be server, worker or embedded, found {name!r}"
+        )
+    if name == "embedded":
+        return _embedded(facts, base)
+    if name == "server" and "servers" not in facts and _knows_only_its_address(facts):
+        address = _address(facts["listen"], low=0)
+        fd = _optional_integer(facts, "listen_fd", low=3)
+        return replace(base, role="server", num_workers=0, listen=address, listen_fd=fd)
+    has_place = name == "worker" or "index" in facts or "listen" in facts
+    source = "servers" if has_place else "server address"
+    addresses = _addresses(require(facts, "servers", f"a {name}", source))
+    return (_server if name == "server" else _worker)(facts, addresses, base)
+
+
+def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
+    """What does not depend on the place in a job."""
+    names = dict.fromkeys(name for key in place for name in facts[key].name.split("/"))
+    return ProcessRole(
+        role="embedded",
+        timeout_s=_seconds(facts.get("timeout_s")),
+        insecure=_flag(facts.get("insecure")),
+        keys=_optional_text(facts, "keys"),
+        root=_optional_text(facts, "root"),
+        durability=_durability(facts.get("durability")),
+        state_dir=_optional_text(facts, "state_dir"),
+        log_bytes=_optional_integer(facts, "log_bytes", low=1),
+        streams=_optional_integer(facts, "streams", low=1) or 0,
+        threads=_optional_integer(facts, "threads", low=1),
+        metrics=_metrics_address(facts.get("metrics")),
+        limits=_optional_text(facts, "limits"),
+        source="from " + ", ".join(names) if names else "nothing names servers",
+    )
+
+
+def _knows_only_its_address(facts: Facts) -> bool:
+    """Whether a server got its address and nothing else, which is all it needs.
+
+    With Fleet's variables a missing list of servers is a mistake instead.
+    """
+    own = ("argument listen", "TRIREME_LISTEN")
+    return "listen" in facts and facts["listen"].name in own and "index" not in facts
+
+
+def _embedded(facts: Facts, base: ProcessRole) -> ProcessRole:
+    """An argument may embed a process of a job, and `source` shows it. A variable may not."""
+    _refuse_durability(base, facts)
+    role = facts["role"]
+    others = ", ".join(facts[key].name for key in PLACE if key in facts and key != "role")
+    if others and not role.name.startswith("argument"):
+        raise BadRequest(
+            f"init: expected nothing about a job beside {role.name}=embedded, found {others}"
+        )
+    return replace(base, source=f"from {role.name}" + (f", not {others}" if others else ""))
+
+
+def _refuse_durability(base: ProcessRole, facts: Facts) -> None:
+    if base.durability != "none":
+        raise BadRequest(
+            f"init: expected servers for {facts['durability'].name}={base.durability}, found tables"
+            " embedded in this process, which end with it; save checkpoints, or start the script"
+            " with trireme launch"
+        )
+
+
+def _worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
+    if listen := facts.get("listen") or facts.get("listen_fd"):
+        raise BadRequest(
+            f"init: expected no address to listen on for a worker, "
+            f"found {listen.name}={listen.value}"
+        )
+    if _flag(facts.get("join")):
+        return _late_worker(facts, servers, base)
+    num_fact = require(facts, "num", "a worker")
+    index_fact = require(facts, "index", "a worker", "worker index")
+    num, index = num_fact.integer(low=1), index_fact.integer(low=0)
+    if index >= num:
+        raise BadRequest(
+            f"init: expected {index_fact.name} below {num_fact.name} = {num}, found {index}"
+        )
+    return replace(base, role="worker", index=index, num_workers=num, servers=servers)
+
+
+def _late_worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
+    for key in ("index", "num", "streams"):
+        if key in facts:
+            raise BadRequest(
+                f"init: expected only the servers for a worker that joins a job"
+                f" ({facts['join'].name}), which assigns the rest, found {facts[key].name}"
+            )
+    return replace(base, role="worker", is_late=True, num_workers=0, servers=servers)
+
+
+def _server(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
+    listen = _address(facts["listen"]) if "listen" in facts else None
+    index = _server_index(facts, servers, listen)
+    return replace(
+        base,
+        role="server",
+        index=index,
+        num_workers=_optional_integer(facts, "num", low=1) or 0,
+        servers=servers,
+        listen=listen or servers[index],
+        listen_fd=_optional_integer(facts, "listen_fd", low=3),
+    )
+
+
+def _server_index(facts: Facts, servers: tuple[str, ...], listen: str | None) -> int:
+    if "index" in facts or listen is None:
+        fact = require(facts, "index", "a server", "server index")
+        index = fact.integer(low=0)
+        if index >= len(servers):
+            raise BadRequest(
+                f"init: expected {fact.name} below the number of servers in "
+                f"{facts['servers'].name} = {len(servers)}, found {index}"
+            )
+        return index
+    if listen not in servers:
+        raise BadRequest(
+            f"init: expected {facts['listen'].name} to be listed in {facts['servers'].name} = "
+            f"{','.join(servers)}, found {listen}; set TRIREME_INDEX if others reach it by another "
+            "address"
+        )
+    return servers.index(listen)
+
+
+def _addresses(fact: Fact) -> tuple[str, ...]:
+    value = fact.value
+    parts = value.split(",") if isinstance(value, str) else list(cast("Sequence[str]", value))
+    servers = tuple(_address(Fact(part, fact.name)) for part in parts)
+    if not servers or len(set(servers)) != len(servers):
+        raise BadRequest(
+            f"init: expected {fact.name} to list different host:port addresses, "
+            f"found {as_text(value)!r}"
+        )
+    return servers
+
+
+def _address(fact: Fact, *, low: int = 1) -> str:
+    """`host:port`. Port 0 is allowed only where a free one is chosen: nobody can connect to it."""
+    text = str(fact.value).strip()
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not low <= int(port) < 65536:
+        raise BadRequest(
+            f"init: expected host:port with a port of {low} to 65535 in {fact.name}, found {text!r}"
+        )
+    return f"{host}:{int(port)}"
+
+
+def _optional_text(facts: Facts, key: str) -> str | None:
+    return str(facts[key].value) if key in facts else None
+
+
+def _optional_integer(facts: Facts, key: str, *, low: int) -> int | None:
+    return facts[key].integer(low=low) if key in facts else None
+
+
+def _durability(fact: Fact | None) -> str:
+    mode = "none" if fact is None else str(fact.value).strip()
+    if fact is not None and mode not in DURABILITIES:
+        raise BadRequest(
+            f"init: expected {fact.name} to be one of {', '.join(DURABILITIES)}, found {mode!r}"
+        )
+    return mode
+
+
+def _seconds(fact: Fact | None) -> float:
+    if fact is None:
+        return TIMEOUT_S_DEFAULT
+    try:
+        seconds = float(str(fact.value))
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise BadRequest(f"init: expected {fact.name} to be seconds > 0, found {fact.value!r}")
+    return seconds
+
+
+def _metrics_address(fact: Fact | None) -> str | None:
+    """`host:port`, loopback where no host is named."""
+    if fact is None:
+        return None
+    try:
+        return join_address(*split_address(str(fact.value)))
+    except BadRequest:
+        raise BadRequest(
+            f"init: expected {fact.name} to be [HOST:]PORT with a port up to 65535,"
+            f" found {fact.value!r}"
+        ) from None
+
+
+def _flag(fact: Fact | None) -> bool:
+    if fact is None:
+        return False
+    if isinstance(fact.value, bool):
+        return fact.value
+    if str(fact.value) not in ("0", "1"):
+        raise BadRequest(f"init: expected {fact.name} to be 0 or 1, found {fact.value!r}")
+    return fact.value == "1"

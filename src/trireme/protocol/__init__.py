@@ -1,0 +1,1 @@
+"""What servers, coordinator and workers share: messages, routing, values. Imports no role."""

@@ -1,0 +1,114 @@
+"""The per-key columns of a push: values of each of its K keys besides the gradient.
+
+| Column | | Of tables with |
+|---|---|---|
+| show_click | float32 (K, 2): shows and clicks of the key | a ScorePolicy |
+| feature | uint32 (K,): the feature that it came from | a ScorePolicy |
+| count | uint32 (K,): occurrences of the key | a CountFilter |
+
+The table's schema says which of them its pushes carry (`TableSchema.columns`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme import _core
+from trireme.errors import BadRequest
+from trireme.protocol.routing import Floats, Keys
+
+KeyColumns = Mapping[str, npt.NDArray[Any]]
+
+# Name -> dtype, and the shape after K.
+FORMS: dict[str, tuple[type, tuple[int, ...]]] = {
+    "show_click": (np.float32, (2,)),
+    "feature": (np.uint32, ()),
+    "count": (np.uint32, ()),
+}
+
+
+def merge(
+    parts: Sequence[tuple[Keys, Floats, KeyColumns, float]], pool: _core.Pool
+) -> tuple[Keys, Floats, KeyColumns]:
+    """Sum several pushes to one table.
+
+    Args:
+        parts: of each push: distinct keys (K_i,), gradients (K_i, D), columns, and the weight of
+            its gradients.
+
+    Returns:
+        The union of the keys; the weighted sums of their gradients; the sums of shows, clicks and
+        counts; the feature in the first push that has the key.
+    """
+    if len(parts) == 1 and parts[0][3] == 1.0:
+        return parts[0][:3]
+    keys_K, gradients_KD, index = _core.merge(
+        [(keys, gradients, scale) for keys, gradients, _, scale in parts], pool
+    )
+    rows = np.split(index, np.cumsum([len(keys) for keys, *_ in parts[:-1]]))
+    columns = {
+        name: _merged(
+            name, len(keys_K), [(row, part[2][name]) for row, part in zip(rows, parts, strict=True)]
+        )
+        for name in parts[0][2]
+    }
+    return keys_K, gradients_KD, columns
+
+
+def _merged(
+    name: str, num_keys: int, parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[Any]]]
+) -> npt.NDArray[Any]:
+    dtype, shape = FORMS[name]
+    merged: npt.NDArray[Any] = np.zeros((num_keys, *shape), dtype)
+    if name == "feature":
+        for row, values in reversed(parts):
+            merged[row] = values
+    else:
+        for row, values in parts:  # keys of a part are distinct
+            merged[row] += values
+    return merged
+
+
+def empty_push(dim: int, names: Sequence[str]) -> tuple[Keys, Floats, KeyColumns]:
+    """A push of no keys, with columns of these names."""
+    columns: KeyColumns = {name: np.empty((0, *FORMS[name][1]), FORMS[name][0]) for name in names}
+    return np.empty(0, np.uint64), np.empty((0, dim), np.float32), columns
+
+
+def join_classes(
+    classes: Sequence[tuple[Keys, Floats, KeyColumns]],
+) -> tuple[Keys, list[Floats], KeyColumns]:
+    """Concatenate the keys and columns of a table's row classes; the gradients stay a list."""
+    keys, _, columns = classes[0]
+    if len(classes) > 1:
+        keys = np.concatenate([keys for keys, _, _ in classes])
+        columns = {name: np.concatenate([own[name] for _, _, own in classes]) for name in columns}
+    return keys, [gradients for _, gradients, _ in classes], columns
+
+
+def check(table: str, expected: Sequence[str], columns: KeyColumns) -> None:
+    """Raises BadRequest unless a push has the table's columns, and finite shows and clicks >= 0."""
+    if tuple(columns) != tuple(expected):
+        raise BadRequest(
+            f"push: table {table!r} has the columns {list(expected)}, found {list(columns)}"
+        )
+    shows = columns.get("show_click")
+    if shows is not None and shows.size and not 0 <= shows.min() <= shows.max() < np.inf:
+        raise BadRequest(
+            f"push: expected finite shows and clicks >= 0 of table {table!r},"
+            f" found {shows.min()} to {shows.max()}"
+        )
+
+
+def fleet_scale(rule: Mapping[str, Any], show_click: npt.NDArray[Any], examples: int) -> Floats:
+    """The factor of gradients of a mean over `examples` with scale="fleet": the number of examples,
+    divided by the key's shows if the rule is `per_show` and the shows are not 0. (K, 1), or (1, 1)
+    for all keys.
+    """
+    scale = np.full((1, 1), examples, np.float32)
+    if not rule["per_show"]:
+        return scale
+    shows_K1 = show_click[:, :1]
+    return np.divide(scale, np.where(shows_K1 > 0, shows_K1, np.float32(1)))

@@ -1,0 +1,175 @@
+"""The optimizers of torch that servers run on blocks, and the values of their param groups."""
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trireme.errors import BadRequest
+from trireme.protocol.adam_d2sum import AdamD2Sum
+from trireme.torch_compiler import step
+
+# Element-wise optimizers: applied block by block they give the bits of the whole tensor.
+ELEMENTWISE: Mapping[str, type[torch.optim.Optimizer]] = {
+    cls.__name__: cls
+    for cls in (
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        AdamD2Sum,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    )
+}
+# These need whole parameters: they run if none is cut, and blocks have their shape.
+WHOLE: Mapping[str, type[torch.optim.Optimizer]] = {
+    name: getattr(torch.optim, name)
+    for name in ("Adafactor", "Muon")
+    if hasattr(torch.optim, name)  # Muon came with torch 2.9
+}
+KNOWN: Mapping[str, type[torch.optim.Optimizer]] = {**ELEMENTWISE, **WHOLE}
+REFUSED = {
+    "LBFGS": "it needs the loss as a closure",
+    "SparseAdam": "it is for sparse gradients; use trireme.optim.Adam on a table",
+}
+# Values of Muon that choose its function, so they are fixed when blocks are made.
+FIXED = ("ns_coefficients", "ns_steps", "adjust_lr_fn")
+NS_STEPS_MAX = 99
+# Classes with a fused CPU kernel: one pass over memory instead of one per operation.
+FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
+# The server chooses the kernel: these change the speed, never the formula.
+IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+
+GroupValues = dict[str, Any]
+
+
+def optimizer_spec(optimizer: torch.optim.Optimizer) -> str:
+    """The class name of an optimizer that servers can run. Raises BadRequest for others."""
+    name = type(optimizer).__name__
+    if name in REFUSED:
+        raise BadRequest(f"DistributedOptimizer: {name} cannot run on blocks: {REFUSED[name]}")
+    if KNOWN.get(name) is not type(optimizer):
+        raise BadRequest(
+            f"DistributedOptimizer: expected one of {', '.join(KNOWN)}, not a subclass,"
+            f" found {type(optimizer).__module__}.{name}"
+        )
+    return name
+
+
+def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer needs whole parameters."""
+    return WHOLE.get(type(optimizer).__name__) is type(optimizer)
+
+
+def group_values(group: Mapping[str, Any], names: Collection[str]) -> GroupValues:
+    """The values of a param group that are sent with each push.
+
+    names: the optimizer's; schedulers add names of their own to a group.
+    """
+    values: GroupValues = {}
+    for key, value in group.items():
+        if key not in names or key in IMPLEMENTATION:
+            continue
+        if isinstance(value, Tensor):
+            value = value.item()
+        if isinstance(value, tuple):
+            value = list(value)
+        values[key] = _checked_value(key, value)
+    return values
+
+
+def _checked_value(key: str, value: Any) -> Any:
+    scalars = value if isinstance(value, list) else [value]
+    kinds = bool | int | float | str if key in FIXED else bool | int | float
+    if not all(scalar is None or isinstance(scalar, kinds) for scalar in scalars):
+        raise BadRequest(
+            f"DistributedOptimizer: expected numbers in param groups, found {key}={value!r}"
+        )
+    return value
+
+
+def check_group(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
+    """Check the values of a param group: torch checks them as arguments, not in groups."""
+    some = [torch.zeros(1, 1)]
+    defaults = make(cls, some).defaults
+    unknown = group.keys() - defaults.keys()
+    if unknown:
+        raise BadRequest(f"blocks: {cls.__name__} knows no {sorted(unknown)}")
+    for key, value in group.items():
+        if defaults[key] is not None and not have_one_form(defaults[key], value):
+            raise BadRequest(f"blocks: expected {key} like {defaults[key]!r}, found {value!r}")
+    ns_steps = group.get("ns_steps", 1)
+    if not (isinstance(ns_steps, int) and 1 <= ns_steps <= NS_STEPS_MAX):
+        raise BadRequest(f"blocks: expected 1 <= ns_steps <= {NS_STEPS_MAX}, found {ns_steps!r}")
+    try:
+        make(cls, some, **arguments_of(cls, group))
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"blocks: {cls.__name__} does not take {group!r}: {error}") from error
+
+
+def check_change(key: str, known: Any, value: Any) -> None:
+    """Raises BadRequest unless a push may replace the current value by this one."""
+    if not have_one_form(known, value) or (key in FIXED and known != value):
+        raise BadRequest(f"blocks: expected {key} like {known!r}, found {value!r}")
+
+
+def have_one_form(known: Any, value: Any) -> bool:
+    if isinstance(known, tuple):
+        is_alike = isinstance(value, tuple) and len(value) == len(known)
+        return is_alike and all(map(_is_number_for, known, value))
+    kinds = (tuple, bool, type(None))  # torch's fused kernels take no number for a bool
+    return all(isinstance(known, kind) == isinstance(value, kind) for kind in kinds)
+
+
+def _is_number_for(known: Any, value: Any) -> bool:
+    """For elements of tuples such as betas. None stands for a number that torch computes."""
+    return not isinstance(value, bool | tuple) and (known is None or value is not None)
+
+
+def shapes_made(
+    optimizer: torch.optim.Optimizer, group: int, shape: torch.Size
+) -> dict[str, torch.Size]:
+    """The shapes of weights, as "weights", and of the state that a step on them makes."""
+    weights = torch.zeros(shape)
+    weights.grad = torch.zeros(shape)
+    values = {name: optimizer.param_groups[group][name] for name in optimizer.defaults}
+    like = make(type(optimizer), [{"params": [weights], **values}])
+    step(like)
+    state = like.state[weights].items()
+    return {"weights": shape} | {name: v.shape for name, v in state if isinstance(v, Tensor)}
+
+
+def make(
+    cls: type[torch.optim.Optimizer], params: list[Any], **arguments: Any
+) -> torch.optim.Optimizer:
+    """Construct an optimizer; the base class of torch's optimizers declares fewer arguments."""
+    constructor: Callable[..., torch.optim.Optimizer] = cls
+    return constructor(params, **arguments)
+
+
+def arguments_of(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> dict[str, Any]:
+    """The values of a group that are arguments of the constructor."""
+    known = inspect.signature(cls).parameters
+    return {key: value for key, value in group.items() if key in known}
+
+
+def as_group(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A param group from values of the wire: lists become tuples; only numbers are allowed."""
+    group: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in ("params", *IMPLEMENTATION):
+            raise BadRequest(f"blocks: a push may not set {key!r}")
+        checked = _checked_value(str(key), value)
+        if isinstance(checked, float) and math.isnan(checked):
+            raise BadRequest(f"blocks: expected numbers, found {key}={value!r}")
+        group[str(key)] = tuple(checked) if isinstance(checked, list) else checked
+    return group

@@ -1,0 +1,127 @@
+"""The streams of a pass: members, how far each may be ahead, and where all stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trireme.errors import BadRequest
+from trireme.protocol.wire import need, need_list
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The step after which all members stop, and why."""
+
+    step: int
+    reason: str
+
+    def to_wire(self) -> list[Any]:
+        return [self.step, self.reason]
+
+    @staticmethod
+    def from_wire(body: Any) -> Stop | None:
+        """None for nil. Raises BadRequest."""
+        match body:
+            case None:
+                return None
+            case [int(step), str(reason)]:
+                return Stop(step, reason)
+        raise BadRequest(f"pull: expected stop nil or [step, reason], found {body!r}")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A stream that contributes to the steps first <= t < end; end None: it has not ended."""
+
+    first: int
+    end: int | None
+
+
+Members = Mapping[int, Member]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The members of the running pass, from the coordinator.
+
+    Attributes:
+        version: a group replaces one of a lower version.
+        staged: whether their pushes are staged (sync), or applied on arrival (bounded).
+    """
+
+    version: int
+    members: Members
+    staged: bool
+
+    @staticmethod
+    def from_wire(body: Mapping[str, Any]) -> Group:
+        """Raises BadRequest."""
+        staged = need({"staged": True, **body}, "staged", bool)
+        members = members_from_wire(need_list(body, "members", list))
+        return Group(need(body, "version", int), members, staged)
+
+
+def members_from_wire(body: Iterable[Any]) -> Members:
+    """Raises BadRequest."""
+    members = {}
+    for member in body:
+        match member:
+            case [int(stream), int(first), int() | None as end]:
+                members[stream] = Member(first, end)
+            case _:
+                raise BadRequest(
+                    f"ps.group: expected members [stream, first step, end or nil], found {member!r}"
+                )
+    return members
+
+
+def members_to_wire(members: Members) -> list[list[int | None]]:
+    """The inverse of `members_from_wire`."""
+    return [[stream, member.first, member.end] for stream, member in members.items()]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The progress of a stream in a pull of mode bounded.
+
+    Attributes:
+        step: that the rows are for.
+        done: all servers have applied the stream's steps up to this one.
+        bound: how many steps it may be ahead of the slowest stream.
+    """
+
+    step: int
+    done: int
+    bound: int
+
+    def to_wire(self) -> dict[str, int]:
+        return {"step": self.step, "done": self.done, "bound": self.bound}
+
+    @staticmethod
+    def from_wire(body: Any) -> Pace | None:
+        """None for nil. Raises BadRequest."""
+        if body is None:
+            return None
+        pace = Pace(need(body, "step", int), need(body, "done", int), need(body, "bound", int))
+        if not (0 <= pace.done < pace.step and pace.bound >= 1):
+            raise BadRequest(f"pull: expected 0 <= done < step and bound >= 1, found {body!r}")
+        return pace
+
+
+@dataclass(frozen=True)
+class LeasedStream:
+    """A stream that a worker may train on.
+
+    Attributes:
+        lease: how often the stream has been taken: the incarnation of its pushes.
+        begun_at: the sequence of its last push before the pass.
+    """
+
+    stream: int
+    lease: int
+    begun_at: int
+
+
+WORKERS_MAX = 4096

@@ -1,0 +1,130 @@
+"""The bucket map, which names the server of each bucket and block; and the split of keys by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme import _core
+from trireme.errors import BadRequest
+
+NUM_BUCKETS: int = _core.NUM_BUCKETS
+
+Keys = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float32]
+Owners = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class BucketMap:
+    """The owner of each bucket and block. Immutable: a change makes a map of the next version.
+
+    Attributes:
+        version: counts changes; every request carries the version it was planned with.
+        servers: endpoints; an owner is an index into them.
+        buckets: (4096,) uint16, the owner of each bucket.
+        blocks: owner of each block, by block id.
+    """
+
+    version: int
+    servers: tuple[str, ...]
+    buckets: Owners
+    blocks: Mapping[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def even(servers: tuple[str, ...], version: int = 1) -> BucketMap:
+        """Contiguous ranges of equal length, in the order of the servers."""
+        owners = np.arange(NUM_BUCKETS, dtype=np.int64) * len(servers) // NUM_BUCKETS
+        return BucketMap(version, servers, owners.astype(np.uint16))
+
+    def with_blocks(
+        self, block_ids: Sequence[str], owners: Sequence[int] | None = None
+    ) -> BucketMap:
+        """This map plus the blocks that it lacks; itself if it lacks none.
+
+        owners: of these blocks; None: round robin.
+        """
+        blocks = dict(self.blocks)
+        for number, block_id in enumerate(block_ids):
+            owner = len(blocks) % len(self.servers) if owners is None else owners[number]
+            blocks.setdefault(block_id, owner)
+        if len(blocks) == len(self.blocks):
+            return self
+        return BucketMap(self.version + 1, self.servers, self.buckets, blocks)
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "servers": list(self.servers),
+            "buckets": self.buckets.astype("<u2").tobytes(),
+            "blocks": dict(self.blocks),
+        }
+
+    @staticmethod
+    def from_wire(body: Mapping[str, Any]) -> BucketMap:
+        """Raises BadRequest if the map is incomplete or names an owner that does not exist."""
+        try:
+            servers = tuple(str(server) for server in body["servers"])
+            buckets = np.frombuffer(body["buckets"], dtype="<u2").astype(np.uint16)
+            blocks = {str(block): int(owner) for block, owner in body["blocks"].items()}
+            version = int(body["version"])
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise BadRequest(f"BucketMap: expected a complete map, found {error!r}") from error
+        owners_max = max([int(buckets.max(initial=0)), *blocks.values()])
+        if (
+            buckets.shape != (NUM_BUCKETS,)
+            or owners_max >= len(servers)
+            or min([0, *blocks.values()]) < 0
+        ):
+            raise BadRequest(
+                f"BucketMap: expected {NUM_BUCKETS} buckets owned by servers 0..{len(servers) - 1},"
+                f" found {buckets.shape[0]} buckets and owner {owners_max}"
+            )
+        return BucketMap(version, servers, buckets, blocks)
+
+    def owned_by(self, server: int) -> npt.NDArray[np.int64]:
+        """Buckets of a server, ascending."""
+        return np.flatnonzero(self.buckets == server)
+
+    def blocks_of(self, server: int) -> list[str]:
+        return [block for block, owner in self.blocks.items() if owner == server]
+
+
+class Split:
+    """Splits the keys of one table by server, and joins the answers.
+
+    If the owners are in bucket order (no bucket was moved), parts are slices without a copy.
+    """
+
+    def __init__(self, keys_K: Keys, bucket_map: BucketMap, pool: _core.Pool) -> None:
+        self.num_keys = len(keys_K)
+        num_servers = len(bucket_map.servers)
+        if num_servers == 1:
+            self._order = None
+            counts = np.array([self.num_keys])
+        else:
+            order_K, counts = _core.split(keys_K, bucket_map.buckets, num_servers, pool)
+            in_order = bool(np.all(order_K[1:] > order_K[:-1]))
+            self._order = None if in_order else order_K
+        self.bounds = np.concatenate([[0], np.cumsum(counts)])
+
+    def parts(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """(K, ...) in key order -> one array per server."""
+        if self._order is not None:
+            values = values[self._order]
+        return [values[low:high] for low, high in zip(self.bounds, self.bounds[1:], strict=False)]
+
+    def join(self, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """One array per server -> (K, ...) in key order; the inverse of `parts`."""
+        if len(parts) == 1:
+            return parts[0]
+        values = np.concatenate(parts)
+        if self._order is None:
+            return values
+        joined = np.empty_like(values)
+        joined[self._order] = values
+        return joined

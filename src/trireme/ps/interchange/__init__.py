@@ -1,1 +1,0 @@
-"""Tables from and for other systems: Fleet's text, Parquet."""

@@ -1,0 +1,354 @@
+"""A client's connection to one server: connect, handshake, send within credit, receive, reconnect.
+
+A connection is a state machine that never waits: the client polls its sockets and calls `advance`,
+`receive` and `watch`. Each DEALER socket is used once. When it is lost it is closed, and every
+request without an answer is sent again, with the same id, on the next one.
+"""
+
+import contextlib
+import dataclasses
+import math
+import random
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import zmq
+
+from trireme.errors import (
+    BadRequest,
+    Internal,
+    NotAdmitted,
+    ResourceExhausted,
+    TriremeError,
+    class_of_code,
+)
+from trireme.rpc import frames
+from trireme.rpc.auth import ClientKeys, secure_client
+from trireme.rpc.limits import Limits
+from trireme.rpc.messages import Call, Reply
+from trireme.rpc.sockets import Context, Socket, dealer, has_input, url
+
+_BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.02, 0.5
+# Time for ZeroMQ to release the arrays of a connection that is closed.
+_RELEASE_TIMEOUT_S = 5.0
+
+_LOST = (
+    zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+class ConnectionState(Enum):
+    CLOSED = "closed"  # until `retry_at`
+    GREETING = "greeting"  # hello sent, welcome awaited
+    READY = "ready"
+
+
+class PendingCall:
+    """A call that waits to be sent, waits for its answer, or is answered."""
+
+    __slots__ = (
+        "_lent",
+        "answer",
+        "call",
+        "deadline",
+        "id",
+        "not_before",
+        "num_bytes",
+        "num_bytes_received",
+        "num_sent",
+        "refused",
+    )
+
+    def __init__(self, call: Call, request_id: int, deadline: float) -> None:
+        self.call = call
+        self.id = request_id
+        self.deadline = deadline
+        self.num_bytes = 0
+        self.num_bytes_received = 0  # of its answer
+        self.num_sent = 0  # times
+        self.refused: type[TriremeError] | None = None  # the last error that asked to call again
+        self.not_before = 0.0
+        self.answer: Reply | TriremeError | None = None
+        self._lent: list[weakref.ref[memoryview]] = []
+
+    def pack(self, now: float) -> list[Any]:
+        """The message, with the remaining time."""
+        remaining_ms = min(max(1, int((self.deadline - now) * 1000)), frames.TIMEOUT_MS_MAX)
+        header = {"t": frames.CALL, "id": self.id, "m": self.call.method, "ms": remaining_ms}
+        header["b"] = self.call.body
+        parts = frames.pack(header, self.call.arrays)
+        self.num_bytes = sum(map(len, parts))
+        return parts
+
+    def lend(self, parts: list[Any]) -> None:
+        """Remember the buffers that ZeroMQ reads from."""
+        self._lent += [weakref.ref(part) for part in parts if isinstance(part, memoryview)]
+
+    def wait_released(self) -> None:
+        """Wait until ZeroMQ has released all arrays, so that the caller may change them."""
+        for lent in self._lent:
+            released = threading.Event()
+            view = lent()
+            if view is not None:
+                watch = weakref.finalize(view, released.set)
+                del view
+                if not released.wait(_RELEASE_TIMEOUT_S):
+                    watch.detach()
+                    raise Internal(
+                        f"{self.call.method}: ZeroMQ must release a closed connection's arrays in "
+                        f"{_RELEASE_TIMEOUT_S} s, found them in use"
+                    )
+
+
+class Connection:
+    """The connection of a client to `endpoint`. Not thread-safe; its client owns it."""
+
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        name: str,
+        limits: Limits,
+        keys: ClientKeys | None,
+        poll: Callable[[Socket, Callable[[], None] | None], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self.server_name = ""
+        self.state = ConnectionState.CLOSED
+        self._hint = ""  # the last failure
+        self._context, self._name, self._limits, self._keys = context, name, limits, keys
+        self._poll = poll  # (socket, action when it is readable; None: stop polling it)
+        self._retry_at = 0.0
+        self._random = random.Random()  # not the global generator, which scripts may seed
+        self._num_failures = 0
+        self._give_up_at = 0.0
+        self._queue: deque[PendingCall] = deque()
+        self._sent: dict[int, PendingCall] = {}
+        self._num_bytes_sent = 0
+        self._credit = limits  # the server's, from its welcome
+
+    def __str__(self) -> str:
+        return f"{self.endpoint} ({self.server_name})" if self.server_name else self.endpoint
+
+    @property
+    def status(self) -> str:
+        """The reason for which calls wait, as text for messages."""
+        if self.state is ConnectionState.READY:
+            return f"no answer ({self._hint})" if self._hint else "no answer"
+        return f"not reached ({self._hint})" if self._hint else "not reached"
+
+    def put(self, pending: PendingCall) -> None:
+        self._queue.append(pending)
+
+    def advance(self, now: float) -> float:
+        """Do what is due: connect, give up a handshake, send what the credit allows.
+
+        Returns:
+            The time.monotonic() when something is due again, if nothing is received before.
+        """
+        if self.state is ConnectionState.CLOSED:
+            if now < self._retry_at:
+                return self._retry_at
+            self._connect(now)
+        if self.state is ConnectionState.GREETING:
+            if now < self._give_up_at:
+                return self._give_up_at
+            self._lose("connected, but no welcome came")
+            return self._retry_at
+        return self._send(now)
+
+    def abandon(self) -> None:
+        """Drop all unanswered calls; close the connection if one has been sent."""
+        unanswered = [*self._sent.values(), *self._queue]
+        if self._sent:
+            self.close()
+        self._sent.clear()
+        self._queue.clear()
+        self._num_bytes_sent = 0
+        for pending in unanswered:
+            pending.wait_released()
+
+    def close(self) -> None:
+        if self.state is not ConnectionState.CLOSED:
+            self.state = ConnectionState.CLOSED
+            self._retry_at = 0.0
+            self._poll(self._socket, None)
+            self._poll(self._monitor, None)
+            self._socket.disable_monitor()
+            self._monitor.close()
+            self._socket.close()
+
+    def _connect(self, now: float) -> None:
+        self._socket = dealer(self._context, self._limits)
+        secure_client(self._socket, self._keys)
+        self._monitor = self._socket.get_monitor_socket(_LOST)
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        self._poll(self._socket, self._receive)
+        self._poll(self._monitor, self._watch)
+        self.state = ConnectionState.GREETING
+        self._give_up_at = now + self._limits.handshake_timeout_s
+        try:
+            self._socket.connect(url(self._socket, self.endpoint))
+        except zmq.ZMQError as error:
+            self.close()
+            raise BadRequest(
+                f"RpcClient.call: endpoint must be host:port, found {self.endpoint!r}: {error}"
+            ) from error
+        hello: frames.Header = {"t": frames.HELLO, "magic": frames.MAGIC}
+        hello |= {"version_min": frames.VERSION, "version_max": frames.VERSION}
+        hello |= {"name": self._name, "message_bytes_max": self._limits.message_bytes_max}
+        with contextlib.suppress(zmq.Again):  # it failed already; the monitor will report it
+            self._socket.send_multipart(frames.pack(hello, ()), zmq.NOBLOCK)
+
+    def _lose(self, failure: str) -> None:
+        """Close a lost connection, and queue its unanswered calls again in their order."""
+        self.close()
+        self._hint = failure
+        self._queue.extendleft(reversed(self._sent.values()))
+        self._sent.clear()
+        self._num_bytes_sent = 0
+        # Half of the pause is random, so that clients of a restarted server do not reconnect all at
+        # once.
+        pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
+        self._retry_at = time.monotonic() + pause_s * (0.5 + self._random.random() / 2)
+        self._num_failures = min(self._num_failures + 1, 16)
+
+    def _refuse(self, error: TriremeError) -> None:
+        """End every call: no retry can help."""
+        for pending in [*self._sent.values(), *self._queue]:
+            pending.answer = error
+        self._lose(str(error))
+        self._queue.clear()
+
+    def _send(self, now: float) -> float:
+        while self._queue:
+            pending = self._queue[0]
+            if pending.not_before > now:
+                return pending.not_before
+            try:
+                parts = pending.pack(now)
+                self._check_size(parts, pending)
+            except TriremeError as error:
+                pending.answer = error
+                self._queue.popleft()
+                continue
+            if self._sent and (
+                len(self._sent) >= self._credit.requests_max
+                or self._num_bytes_sent + pending.num_bytes > self._credit.inflight_bytes_max
+            ):
+                break
+            pending.lend(parts)
+            try:
+                self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+            except zmq.Again:  # the connection was just lost; the monitor will report it
+                break
+            self._queue.popleft()
+            pending.num_sent += 1
+            self._sent[pending.id] = pending
+            self._num_bytes_sent += pending.num_bytes
+        return math.inf
+
+    def _check_size(self, parts: list[Any], pending: PendingCall) -> None:
+        limits, num_arrays = self._credit, len(parts) - 1
+        for name, size, limit in (
+            ("message_bytes_max", pending.num_bytes, limits.message_bytes_max),
+            ("header_bytes_max", len(parts[0]), limits.header_bytes_max),
+            ("arrays_max", num_arrays, limits.arrays_max),
+        ):
+            if size > limit:
+                raise ResourceExhausted(f"the server's {name} is {limit}, found {size}")
+
+    def _receive(self) -> None:
+        while self.state is not ConnectionState.CLOSED and has_input(self._socket):
+            parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            try:
+                header, arrays = frames.unpack(parts, self._limits)
+                self._take(header, arrays, sum(map(len, parts)))
+            except BadRequest as error:
+                self._lose(f"the server sent a malformed message: {error}")
+
+    def _take(self, header: frames.Header, arrays: list[frames.Array], num_bytes: int) -> None:
+        kind = header["t"]
+        if kind == frames.WELCOME:
+            self._welcomed(header)
+            return
+        request_id = frames.int_field(header, "id")
+        if kind == frames.ERROR and request_id == 0:
+            error = class_of_code(frames.int_field(header, "code"))(
+                frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
+            )
+            self._refuse(error)
+            return
+        pending = self._sent.pop(request_id, None)
+        if pending is None:  # a second answer to a request that was sent twice
+            return
+        self._num_bytes_sent -= pending.num_bytes
+        pending.num_bytes_received += num_bytes
+        if kind == frames.REPLY:
+            pending.answer = Reply(frames.map_field(header, "b"), arrays)
+        elif header.get("handled", True):
+            pending.answer = _error(header)
+        else:
+            self._num_failures = min(self._num_failures + 1, 16)
+            pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
+            pending.not_before = time.monotonic() + pause_s
+            pending.refused = class_of_code(frames.int_field(header, "code"))
+            self._hint = frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
+            self._queue.appendleft(pending)
+
+    def _welcomed(self, header: frames.Header) -> None:
+        credit = {name: frames.int_field(header, name, low=1) for name in frames.CREDIT}
+        self._credit = dataclasses.replace(self._limits, **credit)
+        self.server_name = frames.str_field(header, "name")
+        self.state = ConnectionState.READY
+        self._hint = ""
+        self._num_failures = 0
+
+    def _watch(self) -> None:
+        if self.state is ConnectionState.CLOSED or not has_input(self._monitor):
+            return
+        event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+        kind, value = struct.unpack("=Hi", event)
+        self._receive()  # messages that came before the connection was lost
+        self._end(kind, value)
+
+    def _not_admitted(self) -> str:
+        assert self._keys is not None  # without keys there is no such event
+        return (
+            f"the server does not admit this client's key {self._keys.own.public}:"
+            " its file clients.pub must list it when the server starts"
+        )
+
+    def _end(self, kind: int, value: int) -> None:
+        if self.state is ConnectionState.CLOSED:
+            return
+        if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._refuse(NotAdmitted(self._not_admitted()))
+        elif kind == zmq.EVENT_DISCONNECTED and self.state is ConnectionState.READY:
+            self._lose("the connection was lost")
+        elif kind == zmq.EVENT_CLOSED:
+            self._lose("nobody listens there")
+        else:
+            self._lose(
+                f"the handshake failed ({zmq.Event(kind).name} {value:#x}): another program, a "
+                f"wrong server key, or keys on one side only"
+            )
+
+
+def _error(header: frames.Header) -> TriremeError:
+    error = class_of_code(frames.int_field(header, "code"))(
+        frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
+    )
+    if "details" in header:
+        error.details = frames.map_field(header, "details")
+    return error

@@ -1,0 +1,294 @@
+"""A server's socket: turns messages into requests, and sends answers.
+
+It welcomes new connections, answers faults (messages against the protocol), and closes connections
+with too many of them. Its owner handles the requests.
+
+Threads: everything here is guarded by the server's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import zmq
+
+from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError
+from trireme.rpc import frames
+from trireme.rpc.address_filter import AddressFilter
+from trireme.rpc.auth import ServerKeys, answer_zap, secure_server
+from trireme.rpc.limits import Limits
+from trireme.rpc.messages import Answer, Reply, Request
+from trireme.rpc.peers import Peer, Peers
+from trireme.rpc.rate_limited_log import RateLimitedLog
+from trireme.rpc.sockets import Socket, has_input, listening, new_context, router, url
+
+_log = logging.getLogger("trireme.rpc")
+
+
+class ReceivedRequest(NamedTuple):
+    """A request, the peer that sent it, and the bytes that it counts for."""
+
+    peer: Peer
+    request: Request
+    num_bytes: int
+
+
+class ServerSocket:
+    """The ROUTER socket of the server `name`, bound to `address`, and its connections.
+
+    Args:
+        forget: called once for each peer that is gone or dropped.
+
+    Raises:
+        BadRequest: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        limits: Limits,
+        keys: ServerKeys | None,
+        listen_fd: int | None,
+        forget: Callable[[Peer], None],
+    ) -> None:
+        self._name, self._limits, self._keys = name, limits, keys
+        self._is_curve = keys is not None
+        self._context = new_context()
+        self.socket = router(self._context, limits)
+        self.num_bytes_in = self.num_bytes_out = self.num_faults = 0
+        # Separate logs, so that lines of one topic cannot suppress those of another.
+        self._strangers_log = RateLimitedLog(_log, "strangers")
+        self._blocked_log = RateLimitedLog(_log, "blocked addresses")
+        self._admitted_log = RateLimitedLog(_log, "connections that had said hello")
+        self._logs = (self._strangers_log, self._blocked_log, self._admitted_log)
+        with ExitStack() as undo:
+            undo.callback(self._context.destroy, linger=0)
+            try:
+                self._listener = undo.enter_context(listening(address, limits, listen_fd))
+                self.address_filter = AddressFilter(
+                    self._listener, limits.failures_max, self._blocked_log
+                )
+                # Before bind: it must see every accept.
+                logs = self._strangers_log, self._admitted_log
+                self.peers = Peers(self.socket, limits, forget, self.address_filter, *logs)
+                undo.callback(self.peers.close)
+                secure_server(self.socket, keys)
+                self.zap = self._bind_zap()
+                self._bind(address)
+            except (OSError, zmq.ZMQError) as error:
+                raise BadRequest(
+                    f"Server.start: cannot bind {address}: {error.strerror}"
+                ) from error
+            undo.pop_all()
+        bound: bytes = self.socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
+        self.endpoint = bound.decode().removeprefix("tcp://").rstrip("\0")
+        self.peers.port = int(self.endpoint.rpartition(":")[2])
+
+    def has_input(self) -> bool:
+        return has_input(self.socket)
+
+    def receive(self) -> ReceivedRequest | None:
+        """Receive a message that is waiting. None: it was not a request and has been processed."""
+        part = self.socket.recv(zmq.NOBLOCK, copy=False)
+        routing_id = part.bytes
+        parts: list[zmq.Frame] = []
+        num_parts = num_bytes = num_bytes_in = 0
+        while part.more:
+            part = self.socket.recv(zmq.NOBLOCK, copy=False)
+            num_parts += 1
+            num_bytes += len(part)
+            num_bytes_in += frames.wire_bytes(len(part), self._is_curve)
+            if num_parts <= self._limits.arrays_max + 1:
+                parts.append(part)
+        self.num_bytes_in += num_bytes_in
+        peer = self.peers.known(routing_id) or self._meet(routing_id, part)
+        if peer is None or peer.is_dropped:
+            return None
+        peer.num_bytes_in += num_bytes_in
+        request_id = 0
+        try:
+            self._check_size(num_parts, num_bytes)
+            header, arrays = frames.unpack(parts, self._limits)
+            if not peer.is_welcome:
+                self._welcome(peer, header)
+                return None
+            if header["t"] != frames.CALL:
+                raise BadRequest(f"after its hello a client may only call, found {header['t']!r}")
+            request_id = frames.int_field(header, "id", low=1)
+            return ReceivedRequest(peer, _request(request_id, header, arrays, peer), num_bytes)
+        except TriremeError as error:
+            self.fault(peer, request_id, error)
+        except Exception as error:  # noqa: BLE001 no message may end the receiving thread
+            _log.exception("%s: could not take a message of %s", self._name, peer)
+            self.fault(peer, request_id, Internal(f"{type(error).__name__}: {error}"))
+        return None
+
+    def send_answer(self, peer: Peer, request_id: int, answer: Answer, handled: bool) -> None:
+        """Send a reply or an error. `handled` False asks the client to call again."""
+        if isinstance(answer, Reply):
+            answer = self._send_reply(peer, request_id, answer) or answer
+        if isinstance(answer, TriremeError):
+            self._send(peer, _pack_error(request_id, answer, handled))
+
+    def fault(self, peer: Peer, request_id: int, error: TriremeError) -> None:
+        """Answer a message against the protocol; close the connection after too many."""
+        self.num_faults += 1
+        peer.num_faults += 1
+        if peer.num_faults > self._limits.faults_max:
+            self.peers.drop(peer, f"{peer.num_faults} faults, the last: {error}")
+        else:
+            self._send(peer, _pack_error(request_id, error, handled=True))
+
+    def answer_zap(self) -> None:
+        """Answer the connections that wait for authentication."""
+        if self.zap is not None and self._keys is not None:
+            answer_zap(self.zap, self._keys, self._strangers_log)
+
+    @property
+    def has_duties(self) -> bool:
+        """Whether `check` has work even if no message arrives."""
+        is_behind = any(log.is_behind for log in self._logs)
+        return bool(len(self.peers) or len(self.address_filter) or is_behind)
+
+    def check(self) -> None:
+        """Do periodic work: read counters, unblock addresses, flush logs."""
+        self.peers.check()
+        self.address_filter.check()
+        for log in self._logs:
+            log.check()
+
+    def close(self) -> None:
+        """Close, after a short time for pending replies to leave."""
+        self.address_filter.close()
+        for log in self._logs:
+            log.flush()
+        self._listener.close()
+        self.socket.disable_monitor()
+        self.peers.close()
+        if self.zap is not None:
+            self.zap.close()
+        self.socket.close()
+        self._context.term()
+
+    def _bind(self, address: str) -> None:
+        """Let ZeroMQ accept from a copy of the listening socket, which ZeroMQ closes."""
+        copy = os.dup(self._listener.fileno())
+        try:
+            self.socket.setsockopt(zmq.USE_FD, copy)
+            self.socket.bind(url(self.socket, address))
+        except zmq.ZMQError:
+            os.close(copy)
+            raise
+
+    def _bind_zap(self) -> Socket | None:
+        if self._keys is None:
+            return None
+        zap: Socket = self._context.socket(zmq.REP)
+        zap.setsockopt(zmq.LINGER, 0)
+        zap.bind("inproc://zeromq.zap.01")
+        return zap
+
+    def _meet(self, routing_id: bytes, part: zmq.Frame) -> Peer | None:
+        try:
+            peer = self.peers.meet(routing_id, int(part.get(zmq.SRCFD)))
+        except zmq.ZMQError:  # a part without a descriptor; its connection is gone
+            return None
+        if peer is not None and self._keys is not None:
+            peer.key = str(part.get("User-Id"))
+        return peer
+
+    def _check_size(self, num_parts: int, num_bytes: int) -> None:
+        limits = self._limits
+        if num_parts > limits.arrays_max + 1 or num_bytes > limits.message_bytes_max:
+            raise ResourceExhausted(
+                f"a message may have {limits.arrays_max + 1} parts and "
+                f"{limits.message_bytes_max} bytes, found {num_parts} and {num_bytes}"
+            )
+
+    def _welcome(self, peer: Peer, header: frames.Header) -> None:
+        if header["t"] != frames.HELLO or header.get("magic") != frames.MAGIC:
+            raise BadRequest(f"the first message must be a hello, found {header['t']!r}")
+        first = frames.int_field(header, "version_min")
+        last = frames.int_field(header, "version_max")
+        if not first <= frames.VERSION <= last:
+            raise BadRequest(
+                f"{self._name} speaks protocol version {frames.VERSION}, "
+                f"found a client that speaks {first} to {last}"
+            )
+        peer.name = frames.str_field(header, "name")
+        peer.message_bytes_max = frames.int_field(header, "message_bytes_max", low=1)
+        self.peers.welcome(peer)
+        welcome = {"t": frames.WELCOME, "version": frames.VERSION, "name": self._name}
+        welcome |= {name: getattr(self._limits, name) for name in frames.CREDIT}
+        self._send(peer, frames.pack(welcome, ()))
+
+    def _send_reply(self, peer: Peer, request_id: int, reply: Reply) -> TriremeError | None:
+        """Send a reply; returns an error if it cannot be sent."""
+        try:
+            parts = frames.pack(
+                {"t": frames.REPLY, "id": request_id, "b": reply.body}, reply.arrays
+            )
+        except BadRequest as error:  # the fault is the handler's, not the request's
+            return Internal(f"the handler's reply: {error}")
+        num_bytes = sum(map(len, parts))
+        if num_bytes > peer.message_bytes_max:
+            return ResourceExhausted(
+                f"the client takes messages of {peer.message_bytes_max} bytes, "
+                f"found a reply of {num_bytes}"
+            )
+        self._send(peer, parts)
+        return None
+
+    def _send(self, peer: Peer, parts: Sequence[Any]) -> None:
+        try:
+            self.socket.send_multipart([peer.routing_id, *parts], zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # ROUTER_MANDATORY: its queue is full
+            self.peers.drop(peer, "it does not take its replies")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:  # the peer is gone: nobody waits for the answer
+                raise
+        else:
+            num_bytes = sum(frames.wire_bytes(len(p), self._is_curve) for p in parts)
+            peer.num_bytes_out += num_bytes
+            self.num_bytes_out += num_bytes
+
+
+def _request(
+    request_id: int, header: frames.Header, arrays: list[frames.Array], peer: Peer
+) -> Request:
+    timeout_ms = frames.int_field(header, "ms", high=frames.TIMEOUT_MS_MAX)
+    return Request(
+        id=request_id,
+        method=frames.str_field(header, "m"),
+        body=frames.map_field(header, "b"),
+        arrays=arrays,
+        peer=peer.name,
+        address=peer.address,
+        key=peer.key,
+        deadline=time.monotonic() + timeout_ms / 1000,
+    )
+
+
+def _pack_error(request_id: int, error: TriremeError, handled: bool) -> list[Any]:
+    # Not every message is valid UTF-8: file names with surrogates are not.
+    message = str(error).encode("utf-8", "backslashreplace").decode()
+    header = {
+        "t": frames.ERROR,
+        "id": request_id,
+        "code": error.code,
+        "name": error.name,
+        "message": message[: frames.MESSAGE_CHARS_MAX],
+        "handled": handled,
+    }
+    if error.details is None:
+        return frames.pack(header, ())
+    try:
+        return frames.pack(header | {"details": error.details}, ())
+    except BadRequest as fault:
+        return _pack_error(request_id, Internal(f"the handler's error: {fault}"), handled)

@@ -1,0 +1,90 @@
+"""Typed values of the runner.* keys of a configuration.
+
+Nothing here loads torch, so that `trireme launch -m` finds a wrong configuration before it starts
+anything.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from trireme.config import Config
+from trireme.errors import BadRequest
+
+
+class RunnerKeys:
+    """Typed values of runner.*; an absent or empty key has its default. Relative paths start at the
+    folder of the file.
+
+    Methods raise BadRequest for a value of another type or out of range.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.base = Path() if config.path is None else config.path.parent
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.config.get(f"runner.{key}", default)
+
+    def integer(self, key: str, default: int, *, low: int = 1) -> int:
+        value = self.optional_integer(key, low=low)
+        return default if value is None else value
+
+    def optional_integer(self, key: str, *, low: int = 1) -> int | None:
+        value = self.get(key)
+        if value is not None and (type(value) is not int or value < low):
+            raise BadRequest(f"runner.{key}: expected an integer >= {low}, found {value!r}")
+        return value
+
+    def seconds(self, key: str, default: float) -> float:
+        value = self.get(key, default)
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise BadRequest(f"runner.{key}: expected seconds > 0, found {value!r}")
+        return float(value)
+
+    def switch(self, key: str) -> bool:
+        return self.optional_switch(key) or False
+
+    def optional_switch(self, key: str) -> bool | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise BadRequest(f"runner.{key}: expected True or False, found {value!r}")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise BadRequest(f"runner.{key}: expected text, found {value!r}")
+        return value or None
+
+    def names(self, key: str) -> tuple[str, ...]:
+        value = self.get(key, ())
+        if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+            raise BadRequest(f"runner.{key}: expected a list of names, found {value!r}")
+        return tuple(value)
+
+    def file_name(self, key: str) -> str:
+        value = self.get(key, "")
+        if not isinstance(value, str) or "/" in value:
+            raise BadRequest(f"runner.{key}: expected the name of a file, found {value!r}")
+        return value
+
+    def path(self, key: str) -> str | None:
+        """A location of data; one with a scheme stays as it is."""
+        value = self.text(key)
+        return value if value is None or "://" in value else str(self.base / value)
+
+    def folder(self, key: str) -> Path | None:
+        value = self.text(key)
+        if value is not None and "://" in value:
+            raise BadRequest(
+                f"runner.{key}: expected a folder that all servers and worker 0 share,"
+                f" found {value!r}"
+            )
+        return None if value is None else (self.base / value).absolute()
+
+    def script(self, key: str) -> Path | None:
+        """A Python file, named with or without its ending."""
+        value = self.text(key)
+        if value is None:
+            return None
+        return self.base / (value if value.endswith(".py") else f"{value}.py")

@@ -1,0 +1,97 @@
+"""Warnings for keys of a configuration that have no effect, with the reason."""
+
+import difflib
+import logging
+from fnmatch import fnmatchcase
+from typing import Any
+
+from trireme.config import Config
+
+log = logging.getLogger("trireme")
+
+_ONLINE = "it belongs to `trireme stream`; `trireme run` reads all files, in natural order"
+_THREADS = "runner.thread_num threads read, shuffle and make batches; torch's own threads train"
+_EXPORT = "an exported model has all inputs that it reads and all outputs that it returns"
+_TABLES = "tables are on the servers, if there are any, and have no fixed size"
+_DISK = "rows stay in memory until shrink removes them; none are moved to a disk"
+_SLOTS = "rows of all slots are loaded and saved; tables=[...] selects tables"
+_BUCKETS = "a table has 4096 buckets, divided among the servers"
+
+# Patterns of keys that PaddleRec reads and Trireme does not: the reason, and the values besides
+# False, 0 and "" that need no warning.
+_WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "runner.checkpoint_keep": (_ONLINE, ()),
+    "runner.checkpoint_per_pass": (_ONLINE, ()),
+    "runner.data_donefile": (_ONLINE, ()),
+    "runner.data_sleep_second": (_ONLINE, ()),
+    "runner.data_timeout_second": (_ONLINE, ()),
+    "runner.days": ("runner.start_day and end_day of `trireme stream` select the days", ()),
+    "runner.end_day": (_ONLINE, ()),
+    "runner.prefetch": (_ONLINE, ()),
+    "runner.preload_thread_num": (_ONLINE, ()),
+    "runner.save_delta_frequency": (_ONLINE, ()),
+    "runner.save_first_base": (_ONLINE, ()),
+    "runner.shuffle_thread_num": (_THREADS, ()),
+    "runner.split_interval": (_ONLINE, ()),
+    "runner.split_per_pass": (_ONLINE, ()),
+    "runner.start_day": (_ONLINE, ()),
+    "runner.train_thread_num": (_THREADS, ()),
+    "runner.save_inference_*": (_EXPORT, ()),
+    "runner.staleness": ("it belongs to sync_mode bounded", ()),
+    "runner.geo_step": ("it belongs to sync_mode geo", ()),
+    "runner.geo_cache_bytes": ("it belongs to sync_mode geo", ()),
+    "runner.with_coordinator": ("federated training is not supported; server 0 coordinates", ()),
+    "runner.local_sparse": (_TABLES, ()),
+    "runner.remote_sparse": (_TABLES, ()),
+    "runner.num_workers": ("a reader class runs in the process that trains; use more workers", ()),
+    "runner.example_count_method": ("examples are counted as they are read", ()),
+    "hyper_parameters.sparse_feature_number": (_TABLES, ()),
+    "hyper_parameters.distributed_embedding": (_TABLES, ()),
+    "hyper_parameters.adam_d2sum": ("create() selects the optimizer; see fleet.AdamD2Sum", ()),
+    "table_parameters.*.table_class": ("rows are kept in memory", ("MemorySparseTable",)),
+    "table_parameters.*.shard_num": (_BUCKETS, ()),
+    "table_parameters.*.compress_in_save": ("checkpoints are not compressed", ()),
+    "table_parameters.*.enable_sparse_table_cache": (_TABLES, ()),
+    "table_parameters.*.ctr_accessor_param.ssd_unseenday_threshold": (_DISK, (1,)),
+    "table_parameters.*.ctr_accessor_param.*_filter_slots": (_SLOTS, ([],)),
+}
+
+
+_EVALUATED = "every pass is evaluated before training, with the values of runner.train_*"
+_LISTED = "donefile.txt has the place to continue from"
+
+# Keys of `trireme run` that a stream reads but does not need.
+_NOT_OF_STREAMS = {
+    "runner.epochs": "every pass is trained on once",
+    "runner.test_data_dir": _EVALUATED,
+    "runner.infer_data_dir": _EVALUATED,
+    "runner.infer_batch_size": _EVALUATED,
+    "runner.infer_reader_path": _EVALUATED,
+    "runner.infer_thread_num": _EVALUATED,
+    "runner.infer_load_path": _LISTED,
+    "runner.infer_start_epoch": _LISTED,
+    "runner.infer_end_epoch": _LISTED,
+    "runner.use_inference": "base and deltas are written as save_delta_frequency says",
+}
+
+
+def warn_of_unused_in_stream(config: Config) -> None:
+    """As warn_of_unused, and for the keys that only `trireme run` needs."""
+    warn_of_unused(config)
+    for key, why in _NOT_OF_STREAMS.items():
+        if (value := config.get(key, None)) and (key, value) != ("runner.epochs", 1):
+            log.warning("%s: no effect: %s", key, why)
+
+
+def warn_of_unused(config: Config) -> None:
+    """Log the keys that nothing has read. Call it when the whole configuration has been read."""
+    known = config.known()
+    for key in config.unread():
+        reasons = (reason for pattern, reason in _WHY.items() if fnmatchcase(key, pattern))
+        why, nothing = next(reasons, ("", ()))
+        if not why:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            log.warning("%s: no effect: nothing reads it%s", key, hint)
+        elif (value := config.get(key, None)) and value not in nothing:
+            log.warning("%s: no effect: %s", key, why)

@@ -1,0 +1,208 @@
+"""Which workers of a job are attached to a server, and when the job is over."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from trireme.errors import BadRequest, Unavailable
+from trireme.protocol.membership import WORKERS_MAX
+from trireme.protocol.wire import need, need_list, need_reason
+from trireme.rpc import Handler, Reply, Request
+from trireme.server.journal import Journal
+
+REPORTED = ("retries", "planned", "pulled", "pushes")
+
+
+class Attendance:
+    """The workers of a job, their last heartbeats, and their goodbyes. Threads: any."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.journal = Journal()
+        self._changed = threading.Condition()
+        self._num_workers: int | None = None
+        self._members: set[int] | None = None  # of a job that workers may join late and leave
+        self._last_heard: dict[int, float] = {}
+        self._gone: dict[int, int] = {}  # worker -> the incarnation that said goodbye
+        self._reports: dict[int, dict[str, int]] = {}
+        self._stopped: str | None = None
+        self._stop_reason = ""  # of a worker that asks all to stop
+        self._is_over = False
+        self._default_heard = -math.inf  # of workers that this process has not heard
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "server.ready": lambda _: Reply(),
+            "server.alive": self._on_alive,
+            "server.goodbye": self._on_goodbye,
+            "server.attendance": self._on_attendance,
+        }
+
+    def _on_alive(self, request: Request) -> Reply:
+        with self._changed:
+            worker, incarnation = self._hear(request)
+            self._reports[worker] = _report(request)
+            self._stop_reason = self._stop_reason or need_reason(request.body, "stops")
+            # By a successor; an older incarnation is a delayed message.
+            is_back = worker in self._gone and incarnation > self._gone[worker]
+        if is_back:
+            with self.journal.changing():
+                self.journal.record("server.alive", request.body)
+                self.take_back(worker)
+        return Reply()
+
+    def take_back(self, worker: int) -> None:
+        """A successor of a worker that had said goodbye has started."""
+        with self._changed:
+            self._gone.pop(worker, None)
+            self._is_over, self._members = False, None  # it sends members when it ends
+
+    def _on_goodbye(self, request: Request) -> Reply:
+        with self.journal.changing(), self._changed:
+            worker, incarnation = self._hear(request)
+            members = _members_of(request)
+            self.journal.record("server.goodbye", request.body)
+            self._expect(members)
+            self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
+        self.journal.wait_kept()  # not a deferred reply: the last one ends the server
+        with self._changed:
+            self._end_if_all_are_gone()
+        return Reply()
+
+    def _expect(self, members: list[int] | None) -> None:
+        """Set the workers that take part, as the coordinator listed them at the end of a script.
+        From then on nobody joins, so the shorter of two lists is the newer.
+        """
+        if members is not None:
+            self._members = set(members) & (self._members or set(members))
+
+    def _expected(self) -> set[int]:
+        return set(range(self._num_workers or 0)) if self._members is None else self._members
+
+    def _end_if_all_are_gone(self) -> None:
+        self._is_over = self._expected() <= self._gone.keys()
+        self._changed.notify_all()
+
+    def gone(self) -> list[list[Any]]:
+        """[worker, number of workers, incarnation, members or None] of each goodbye."""
+        with self._changed:
+            members = None if self._members is None else sorted(self._members)
+            return [[w, self._num_workers or 0, i, members] for w, i in sorted(self._gone.items())]
+
+    def install(self, gone: Iterable[Sequence[Any]]) -> None:
+        """Restore the result of `gone` of an earlier process."""
+        with self._changed:
+            for worker, num_workers, incarnation, members in gone:
+                self._num_workers = num_workers
+                self._expect(members)
+                self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
+                self._last_heard.setdefault(worker, self._clock())
+                self._end_if_all_are_gone()
+
+    def begin_again(self) -> None:
+        """This process continues an earlier one: its workers have the usual time to be heard."""
+        with self._changed:
+            self._default_heard = self._clock()
+
+    def _hear(self, request: Request) -> tuple[int, int]:
+        worker = need(request.body, "worker", int)
+        num_workers = need(request.body, "num_workers", int)
+        incarnation = need(request.body, "incarnation", int)
+        is_late = need({"late": False, **request.body}, "late", bool)
+        below = WORKERS_MAX if is_late else num_workers
+        if not (0 <= worker < below and 0 < num_workers <= WORKERS_MAX):
+            raise BadRequest(
+                f"server: expected 0 <= worker < num_workers <= {WORKERS_MAX},"
+                f" found {worker} and {num_workers}"
+            )
+        self._num_workers = num_workers
+        self._last_heard[worker] = self._clock()
+        return worker, incarnation
+
+    def _on_attendance(self, request: Request) -> Reply:
+        within_s = need(request.body, "within_s", float)
+        with self._changed:
+            since = self._clock() - within_s
+            silent = [
+                worker
+                for worker in sorted(self._expected() | self._last_heard.keys())
+                if worker in self._gone or self._last_heard.get(worker, self._default_heard) < since
+            ]
+            body = {"silent": silent, "gone": sorted(self._gone), "stops": self._stop_reason}
+            return Reply(body)
+
+    def silences_s(self) -> dict[int, float]:
+        """Seconds since the last heartbeat of each worker that has not said goodbye."""
+        with self._changed:
+            now = self._clock()
+            return {
+                worker: now - heard
+                for worker, heard in sorted(self._last_heard.items())
+                if worker not in self._gone
+            }
+
+    def reports(self) -> dict[int, dict[str, int]]:
+        """The last report of each worker that has not said goodbye."""
+        with self._changed:
+            known = sorted(self._reports.items())
+            return {worker: dict(report) for worker, report in known if worker not in self._gone}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all workers have said goodbye."""
+        return self._is_over
+
+    def stop(self, reason: str) -> None:
+        """End `wait`, from another thread or a signal handler."""
+        with self._changed:
+            self._stopped = reason
+            self._changed.notify_all()
+
+    def wait(self, silence_s: float) -> str:
+        """Wait for the end of the job; returns why it is over.
+
+        Raises:
+            Unavailable: workers have not said goodbye, and none has been heard for `silence_s`.
+        """
+        with self._changed:
+            while True:
+                if self._stopped is not None:
+                    return self._stopped
+                if self._num_workers is not None and self.is_over:
+                    return "all workers have said goodbye"
+                heard = max([self._default_heard, *self._last_heard.values()])
+                # No limit before the first worker of a new job: workers start when they do.
+                if heard > -math.inf and self._clock() - heard > silence_s:
+                    raise Unavailable(self._silence(silence_s))
+                self._changed.wait(timeout=1.0)
+
+    def _silence(self, silence_s: float) -> str:
+        if self._num_workers is None:
+            return (
+                f"server: expected the workers of the job that it goes on with within"
+                f" {silence_s:.0f} s, found none"
+            )
+        missing = sorted(self._expected() - self._gone.keys())
+        return (
+            f"server: workers {missing} have been silent for {silence_s:.0f} s without saying"
+            " goodbye"
+        )
+
+
+def _members_of(request: Request) -> list[int] | None:
+    """The workers that take part, in a goodbye; None: those that the job began with."""
+    if request.body.get("members") is None:
+        return None
+    return need_list(request.body, "members", int, WORKERS_MAX)
+
+
+def _report(request: Request) -> dict[str, int]:
+    """A worker's report: numbers by names of REPORTED."""
+    report = need({"report": {}, **request.body}, "report", dict)
+    if not report.keys() <= set(REPORTED):
+        raise BadRequest(
+            f"server.alive: expected reports of {REPORTED}, found {list(report)}"[:500]
+        )
+    return {name: need(report, name, int) for name in report}

@@ -1,0 +1,377 @@
+"""The dense blocks of one server, updated by torch.optim.
+
+Workers cut parameters into blocks (`trireme.protocol.block_spec`). The cut depends on the parameter
+alone, never on the number of servers, so every number of servers computes the same bits.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
+from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.dense_optimizers import (
+    FUSED,
+    KNOWN,
+    WHOLE,
+    GroupValues,
+    arguments_of,
+    as_group,
+    check_change,
+    check_group,
+    group_values,
+    make,
+    shapes_made,
+)
+from trireme.protocol.routing import Floats
+from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
+from trireme.torch_compiler import step
+
+
+@dataclass(eq=False)
+class _LiveSlice:
+    """Elements of a block from `start` in it, which have seen the same pushes: usually all."""
+
+    start: int
+    weights: Tensor
+    marks: dict[int, int]
+
+
+class BlockStore:
+    """The blocks that one server owns, and their optimizer. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._class_name: str | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._specs: dict[str, BlockSpec] = {}
+        self._weights: dict[str, Tensor] = {}
+        self._slices: dict[str, list[_LiveSlice]] = {}
+        self._is_stale = False  # whether the optimizer lacks some of the slices
+
+    def __contains__(self, block_id: str) -> bool:
+        return block_id in self._weights
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(4 * weights.numel() for weights in self._weights.values())
+
+    @property
+    def class_name(self) -> str | None:
+        return self._class_name
+
+    def specs(self) -> list[BlockSpec]:
+        return list(self._specs.values())
+
+    # ---- creation ----
+
+    def create(
+        self,
+        class_name: str,
+        groups: Sequence[GroupValues],
+        specs: Sequence[BlockSpec],
+        values: Floats,
+        marks: Mapping[int, int],
+    ) -> None:
+        """Make the blocks that do not exist yet.
+
+        Args:
+            values: (sum of sizes,) float32, the initial weights in the order of `specs`.
+            marks: the pushes applied before these blocks existed.
+
+        Raises: as `check`.
+        """
+        self.check(class_name, groups, specs, values)
+        start = 0
+        for spec in specs:
+            if spec.id not in self._specs:
+                self._specs[spec.id] = spec
+                weights = torch.tensor(values[start : start + spec.size])
+                self._weights[spec.id] = weights.reshape(spec.shape or -1)
+                self._slices[spec.id] = [_LiveSlice(0, self._weights[spec.id], dict(marks))]
+            start += spec.size
+        self._rebuild(class_name, groups)
+
+    def check(
+        self,
+        class_name: str,
+        groups: Sequence[GroupValues],
+        specs: Sequence[BlockSpec],
+        values: Floats,
+    ) -> None:
+        """Raise what `create` would raise.
+
+        Raises:
+            SchemaMismatch: a block exists with another size or group, or the optimizer class
+                differs.
+            BadRequest: an unknown optimizer, group or value.
+        """
+        num_expected = sum(spec.size for spec in specs)
+        if num_expected != len(values):
+            raise BadRequest(
+                f"BlockStore.create: expected {num_expected} values, found {len(values)}"
+            )
+        for spec in specs:
+            if spec.group >= len(groups):
+                raise BadRequest(f"blocks: expected a group below {len(groups)}, found {spec}")
+            existing = self._specs.get(spec.id)
+            if existing not in (None, spec):
+                raise SchemaMismatch(f"block {spec.id}: it exists as {existing}, found {spec}")
+            if class_name in WHOLE and not spec.shape:
+                raise BadRequest(f"blocks: {class_name} needs whole parameters, found {spec}")
+            if class_name == "Muon" and len(spec.shape) != 2:
+                raise BadRequest(f"blocks: Muon needs matrices, found {spec}")
+        self._check_optimizer(class_name, groups)
+
+    def declaration(self) -> list[Any] | None:
+        """[optimizer's class, values of its groups, specs] for `create`; None without blocks."""
+        if self._optimizer is None:
+            return None
+        names = self._optimizer.defaults
+        groups = [group_values(group, names) for group in self._optimizer.param_groups]
+        return [self._class_name, groups, [spec.to_wire() for spec in self._specs.values()]]
+
+    def _check_optimizer(self, class_name: str, groups: Sequence[GroupValues]) -> None:
+        if self._optimizer is not None:
+            known = (self._class_name, len(self._optimizer.param_groups))
+            if known != (class_name, len(groups)):
+                raise SchemaMismatch(
+                    f"blocks: they exist with {known[0]} and {known[1]} groups,"
+                    f" found {class_name} and {len(groups)}"
+                )
+        if not groups:
+            raise BadRequest("blocks: expected at least one param group, found none")
+        if class_name not in KNOWN:
+            raise BadRequest(
+                f"blocks: expected an optimizer of {', '.join(KNOWN)}, found {class_name!r}"
+            )
+        for group in groups:
+            check_group(KNOWN[class_name], as_group(group))
+
+    def _rebuild(self, class_name: str, groups: Sequence[GroupValues]) -> None:
+        """Make an optimizer over all blocks with the state of the old one."""
+        kernel = {"fused": True} if class_name in FUSED else {}
+        params_of_group: list[list[Tensor]] = [[] for _ in groups]
+        for block_id, spec in self._specs.items():
+            params_of_group[spec.group] += [live.weights for live in self._slices[block_id]]
+        cls = KNOWN[class_name]
+        optimizer = make(
+            cls,
+            [
+                {"params": params, **as_group(group)}
+                for params, group in zip(params_of_group, groups, strict=True)
+            ],
+            # Adagrad starts its state from the argument, not from the group.
+            **arguments_of(cls, as_group(groups[0])),
+            **kernel,
+        )
+        if self._optimizer is not None:
+            optimizer.state.update(self._optimizer.state)
+        self._class_name, self._optimizer, self._is_stale = class_name, optimizer, False
+
+    # ---- pull and push ----
+
+    def read(self, block_ids: Sequence[str]) -> Floats:
+        """A copy of the weights of these blocks, one after the other."""
+        self._check_known(block_ids)
+        return np.concatenate(
+            [self._weights[block_id].numpy().reshape(-1) for block_id in block_ids]
+            or [np.empty(0, dtype=np.float32)]
+        )
+
+    def size_of(self, block_ids: Sequence[str]) -> int:
+        self._check_known(block_ids)
+        return sum(self._specs[block_id].size for block_id in block_ids)
+
+    def _check_known(self, block_ids: Sequence[str]) -> None:
+        if unknown := [block_id for block_id in block_ids if block_id not in self]:
+            raise UnknownTable(f"blocks: no block {unknown[0]!r} on this server")
+
+    def apply(
+        self,
+        groups: Sequence[GroupValues],
+        block_ids: Sequence[str],
+        gradients: Floats,
+        ids: Sequence[tuple[int, int]],
+        absent: Collection[str] = (),
+    ) -> int:
+        """Take one optimizer step on the blocks that have not seen these pushes; returns the number
+        of slices updated. The caller has checked sizes with `size_of`.
+
+        Args:
+            gradients: (sum of sizes,) float32 in the order of `block_ids`.
+            ids: (stream, sequence) of the pushes, which are applied together.
+            absent: blocks without a gradient: the optimizer skips them, as torch does.
+        """
+        num_updated = 0
+        for block_id, live, gradient in self._unseen(block_ids, gradients, ids):
+            if block_id not in absent:
+                live.weights.grad = gradient
+                num_updated += 1
+        if num_updated:
+            self._step(groups)
+        self.advance(ids)
+        return num_updated
+
+    def add(
+        self, block_ids: Sequence[str], differences: Floats, ids: Sequence[tuple[int, int]]
+    ) -> None:
+        """Add to the blocks that have not seen these pushes, without the optimizer.
+
+        differences: (sum of sizes,) float32 in the order of `block_ids`.
+        """
+        for _, live, difference in self._unseen(block_ids, differences, ids):
+            live.weights += difference
+        self.advance(ids)
+
+    def _unseen(
+        self, block_ids: Sequence[str], values: Floats, ids: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[str, _LiveSlice, Tensor]]:
+        """(block, slice, its part of `values`) of slices that have not seen all these pushes."""
+        start = 0
+        for block_id in block_ids:
+            for live in self._slices[block_id]:
+                if _is_new(live.marks, ids):
+                    begin, size = start + live.start, live.weights.numel()
+                    part = torch.from_numpy(values[begin : begin + size])
+                    yield block_id, live, part.view_as(live.weights)
+            start += self._specs[block_id].size
+
+    def check_groups(self, groups: Sequence[GroupValues]) -> None:
+        """Raises BadRequest if `apply` could not use these values: another number of groups, a name
+        that the optimizer does not know, or a value of another form than the current one.
+        """
+        known = [] if self._optimizer is None else self._optimizer.param_groups
+        if len(groups) != len(known):
+            raise BadRequest(f"blocks: expected values of {len(known)} groups, found {len(groups)}")
+        for group, values in zip(known, groups, strict=True):
+            for key, value in as_group(values).items():
+                if key not in group:
+                    raise BadRequest(f"blocks: {self._class_name} knows no {key}, found {value!r}")
+                check_change(key, group[key], value)
+
+    def _step(self, groups: Sequence[GroupValues]) -> None:
+        """Requires: `check_groups`."""
+        if self._is_stale:
+            assert self._class_name is not None
+            self._rebuild(self._class_name, groups)
+        optimizer = self._optimizer
+        assert optimizer is not None
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(as_group(values))
+        step(optimizer)
+        optimizer.zero_grad(set_to_none=True)
+
+    # ---- marks ----
+
+    def _all_slices(self) -> Iterator[_LiveSlice]:
+        for slices in self._slices.values():
+            yield from slices
+
+    def advance(self, ids: Sequence[tuple[int, int]]) -> None:
+        """Raise the marks of all blocks."""
+        for live in self._all_slices():
+            for stream, sequence in ids:
+                live.marks[stream] = max(live.marks.get(stream, 0), sequence)
+
+    def marks_of(self, block_id: str) -> dict[int, int]:
+        """The last sequence of each stream that the whole block has seen."""
+        first, *others = [live.marks for live in self._slices[block_id]]
+        if not others:
+            return dict(first)
+        streams = first.keys() & set.intersection(*(set(marks) for marks in others))
+        return {s: min(marks[s] for marks in (first, *others)) for s in streams}
+
+    def forget_marks(self) -> None:
+        """Remove all marks: streams start again at sequence 1."""
+        for live in self._all_slices():
+            live.marks = {}
+
+    # ---- saves and loads ----
+
+    def slices_of(self, block_id: str) -> list[BlockSlice]:
+        """Copies of weights, optimizer state and marks of a block's slices."""
+        start = self._specs[block_id].start
+        return [
+            BlockSlice(start + live.start, self._tensors_of(live), dict(live.marks))
+            for live in self._slices[block_id]
+        ]
+
+    def _tensors_of(self, live: _LiveSlice) -> dict[str, Tensor]:
+        assert self._optimizer is not None
+        state = self._optimizer.state.get(live.weights, {})
+        tensors = {"weights": live.weights.clone()}
+        for name, value in state.items():
+            tensors[name] = value.clone() if isinstance(value, Tensor) else torch.tensor(value)
+        return tensors
+
+    def state_of(self, block_id: str) -> dict[str, Tensor]:
+        """Copies of weights and optimizer state of a block as named tensors. If slices differ in a
+        single number, it is the first one's.
+        """
+        return dict(join(self.slices_of(block_id)).tensors)
+
+    def state_with(self, block_id: str, replaced: Tensors) -> dict[str, Tensor]:
+        """The state of a block with some tensors replaced by flat ones of the same name.
+
+        Raises:
+            SchemaMismatch: the optimizer could not continue: the tensors are not all that it has
+                now or makes in a step, or have other sizes.
+        """
+        kept, spec, optimizer = self.state_of(block_id), self._specs[block_id], self._optimizer
+        assert optimizer is not None
+        made = shapes_made(optimizer, spec.group, kept["weights"].shape)
+        shapes = made | {name: tensor.shape for name, tensor in kept.items()}
+        sizes = {name: tensor.numel() for name, tensor in replaced.items()}
+        names = kept.keys() | replaced.keys()
+        fits = all(name in shapes and shapes[name].numel() == sizes[name] for name in sizes)
+        if not fits or (names != kept.keys() and names != made.keys()):
+            expected = {name: shape.numel() for name, shape in made.items()}
+            raise SchemaMismatch(
+                f"block {block_id}: expected numbers of {expected}, found {sizes}"[:500]
+            )
+        return kept | {name: tensor.reshape(shapes[name]) for name, tensor in replaced.items()}
+
+    def restore(self, block_id: str, slices: Sequence[BlockSlice]) -> None:
+        """Replace weights, optimizer state and marks of a block; the inverse of `slices_of`.
+
+        slices: of its elements in order, cut anywhere.
+
+        Raises:
+            SchemaMismatch: slices of other elements, or of an optimizer that needs whole
+                parameters.
+        """
+        spec, optimizer = self._specs[block_id], self._optimizer
+        assert optimizer is not None
+        merged = merge_alike(slices)
+        sizes = [block_slice.size for block_slice in merged]
+        if sum(sizes) != spec.size or (spec.shape and len(merged) > 1):
+            raise SchemaMismatch(
+                f"block {block_id}: expected {spec.size} elements"
+                f"{' in one piece' if spec.shape else ''}, found {sizes}"
+            )
+        for live in self._slices[block_id]:
+            optimizer.state.pop(live.weights, None)
+        self._is_stale |= not len(merged) == len(self._slices[block_id]) == 1
+        whole, flat = self._weights[block_id], self._weights[block_id].view(-1)
+        self._slices[block_id] = []
+        for block_slice in merged:
+            start = block_slice.start - merged[0].start
+            weights = whole if len(merged) == 1 else flat[start : start + block_slice.size]
+            weights.copy_(block_slice.tensors["weights"].view_as(weights))
+            optimizer.state[weights] = {
+                name: tensor.clone()
+                for name, tensor in block_slice.tensors.items()
+                if name != "weights"
+            }
+            self._slices[block_id].append(_LiveSlice(start, weights, dict(block_slice.marks)))
+
+
+def _is_new(marks: Mapping[int, int], ids: Iterable[tuple[int, int]]) -> bool:
+    return any(marks.get(stream, 0) < sequence for stream, sequence in ids)

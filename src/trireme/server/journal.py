@@ -1,0 +1,113 @@
+"""The journal of a server: what makes its changes durable.
+
+Two rules for code that changes tables, blocks or streams:
+- Inside `pushing` or `changing`, `record` a change before making it, and answer with `answered`:
+  nothing is acknowledged that is not in the log.
+- Make a change that replay cannot repeat from its request, such as a load, inside `replacing`.
+
+`Journal` keeps nothing (durability "none"); `trireme.server.log` has the one that writes a log.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from trireme.errors import DeadlineExceeded, TriremeError
+from trireme.rpc import Deferred, Reply
+from trireme.rpc.frames import Array
+
+KEPT_TIMEOUT_S = 60.0
+_NOTHING = nullcontext()
+
+
+class LogLag(NamedTuple):
+    """What a recovery would replay after the last snapshot: bytes of the log, and seconds since the
+    snapshot (or the log, if there is none) was begun.
+    """
+
+    num_bytes: int
+    age_s: float
+
+
+class Journal:
+    """Durability "none". Threads: any."""
+
+    where = ""
+    """The state folder, for messages; empty: there is none."""
+
+    def lag(self) -> LogLag | None:
+        """How much has been logged since the last snapshot; None: there is no log."""
+        return None
+
+    def pushing(self) -> AbstractContextManager[None]:
+        """Guards a change that may run beside others of its kind. Neither this nor one of the
+        guards below may be nested, except in `replacing`.
+        """
+        return _NOTHING
+
+    def changing(self) -> AbstractContextManager[None]:
+        """Guards a change that runs alone, and that replay may repeat after later changes."""
+        return _NOTHING
+
+    def changing_once(self) -> AbstractContextManager[None]:
+        """Guards a change that runs alone, and that replay must not repeat after later changes: it
+        waits until no snapshot is being written.
+        """
+        return _NOTHING
+
+    def replacing(self) -> AbstractContextManager[None]:
+        """Guards a change that is not recorded, while nobody pushes. The contents are durable when
+        the block has ended without an error. `pushing` and `changing` may be nested inside.
+        """
+        return _NOTHING
+
+    def record(self, method: str, body: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
+        """Log a request that has been checked and is about to be executed.
+
+        Raises:
+            ResourceExhausted: the disk is full; the caller must change nothing.
+        """
+
+    def answered(self, reply: Reply) -> Reply | Deferred:
+        """The reply, which is sent when everything recorded so far is durable."""
+        return reply
+
+    def answer_when_kept(self, deferred: Deferred, make_reply: Callable[[], Reply]) -> None:
+        """Make and send a deferred reply, or its error, when everything recorded is durable."""
+
+        def answer(error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                deferred.reply(make_reply())
+            except TriremeError as failure:
+                deferred.fail(failure)
+
+        self.when_kept(answer)
+
+    def when_kept(self, action: Callable[[Exception | None], None]) -> None:
+        """Call `action` when everything recorded is durable, with the error if that fails."""
+        action(None)
+
+    def wait_kept(self) -> None:
+        """Return when everything recorded so far is durable.
+
+        Raises:
+            DeadlineExceeded: the disk needs more than a minute. Or the error of writing.
+        """
+        done = threading.Event()
+        errors: list[Exception | None] = []
+
+        def finish(error: Exception | None) -> None:
+            errors.append(error)
+            done.set()
+
+        self.when_kept(finish)
+        if not done.wait(KEPT_TIMEOUT_S):
+            raise DeadlineExceeded(
+                f"log: expected {self.where} to keep what is recorded within"
+                f" {KEPT_TIMEOUT_S:.0f} s, found that it does not answer: is the disk well?"
+            )
+        if errors[0] is not None:
+            raise errors[0]

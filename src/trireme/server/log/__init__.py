@@ -1,0 +1,1 @@
+"""The log of a server, its snapshots, and recovery from both."""

@@ -1,0 +1,139 @@
+"""The journal that keeps changes: a log in the server's state folder, and snapshots beside it."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trireme.checkpoint.server_side.operations import OperationProgress
+from trireme.errors import TriremeError
+from trireme.rpc import Deferred, Reply
+from trireme.rpc.frames import Array
+from trireme.server.attendance import Attendance
+from trireme.server.journal import Journal, LogLag
+from trireme.server.log.log import Log
+from trireme.server.log.replay import state_records
+from trireme.server.log.shared_lock import SharedLock
+from trireme.server.log.snapshot import write_snapshot
+from trireme.server.log.state_folder import StateFolder
+from trireme.server.state import ServerState
+
+logger = logging.getLogger("trireme.server")
+
+
+class DurableJournal(Journal):
+    """Durability "process" or, if the log is synced, "machine". Threads: any.
+
+    Locks, in this order: `_writing` (held while a snapshot is written), `_changes` (pushes share
+    it), then the server's.
+
+    Args:
+        log_bytes: a snapshot is due when the log has grown by this many bytes, or by the size of
+            the last snapshot if that is larger.
+    """
+
+    def __init__(
+        self,
+        folder: StateFolder,
+        log: Log,
+        server: ServerState,
+        attendance: Attendance,
+        log_bytes: int,
+    ) -> None:
+        self.where = str(folder.path)
+        self._folder, self._log = folder, log
+        self._server, self._attendance = server, attendance
+        self._changes = SharedLock()
+        self._writing = threading.Lock()
+        self._log_bytes = log_bytes
+        self._next_at = log_bytes
+        self._begun = (0, time.monotonic())  # of the last snapshot: bytes of the log, and when
+        self._stopping = OperationProgress()
+        self._is_closing = False
+        self._due = threading.Event()
+        self._writer = threading.Thread(target=self._write, name="trireme-snapshot", daemon=True)
+        self._writer.start()
+
+    def lag(self) -> LogLag:
+        num_bytes, begun = self._begun
+        return LogLag(self._log.num_bytes - num_bytes, time.monotonic() - begun)
+
+    @contextmanager
+    def pushing(self) -> Iterator[None]:
+        with self._changes.shared():
+            yield
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        with self._changes.exclusive():
+            yield
+
+    @contextmanager
+    def changing_once(self) -> Iterator[None]:
+        with self._writing, self._changes.exclusive():
+            yield
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        with self._writing:
+            yield
+            self._snapshot()
+
+    def record(self, method: str, body: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
+        self._log.append((method, body, arrays))
+        if self._log.num_bytes >= self._next_at:
+            self._due.set()
+
+    def answered(self, reply: Reply) -> Reply | Deferred:
+        if not self._log.is_synced:
+            return reply
+        deferred = Deferred(describe=lambda: "waits for the disk of the server's log")
+        self.answer_when_kept(deferred, lambda: reply)
+        return deferred
+
+    def when_kept(self, action: Callable[[Exception | None], None]) -> None:
+        self._log.when_kept(action)
+
+    def close(self) -> None:
+        """End the threads and close the log. Nothing may change any more."""
+        self._is_closing = True
+        self._stopping.stop()
+        self._due.set()
+        self._writer.join()
+        self._log.close()
+
+    # ---- snapshots ----
+
+    def _write(self) -> None:
+        """Write snapshots when they are due; the thread's function."""
+        while True:
+            self._due.wait()
+            if self._is_closing:
+                return
+            self._due.clear()
+            with self._writing:
+                if self._log.num_bytes < self._next_at:
+                    continue
+                try:
+                    self._snapshot()
+                except TriremeError as error:
+                    if not self._is_closing:
+                        logger.warning("log: a snapshot failed, the log grows on: %s", error)
+                except Exception:
+                    logger.exception("log: a snapshot failed, the log grows on")
+
+    def _snapshot(self) -> None:
+        """Requires: `_writing` is held."""
+        if not self._server.is_in_a_job:
+            return
+        self._next_at = self._log.num_bytes + self._log_bytes  # when to try again, if this fails
+        with self._changes.exclusive():
+            number = self._log.rotate(list(state_records(self._server, self._attendance)))
+            start, begun = self._log.num_bytes, time.monotonic()
+        size = write_snapshot(self._server, self._folder.snapshot(number), self._stopping)
+        self._folder.sweep(number)
+        self._begun = (start, begun)
+        self._next_at = start + max(self._log_bytes, size)
+        logger.info("log: snapshot %d of %d MiB is written", number, size >> 20)

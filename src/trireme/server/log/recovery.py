@@ -1,0 +1,127 @@
+"""Recovery of a server that starts again: the newest snapshot, then the records after it."""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from trireme.errors import Corruption, TriremeError
+from trireme.server.attendance import Attendance
+from trireme.server.log.replay import STATE, install_state, replay
+from trireme.server.log.segment import Record, SegmentReader
+from trireme.server.log.snapshot import read_snapshot
+from trireme.server.log.state_folder import StateFolder
+from trireme.server.state import ServerState
+from trireme.storage.local import sync_folder
+
+log = logging.getLogger("trireme.server")
+
+PROGRESS_S = 3.0
+
+
+class Recovery:
+    """Fills an empty server and attendance from a state folder.
+
+    Attributes:
+        state: 16 bytes, the id of the recovered state; None: the folder is empty.
+        next_number: of the next segment to write.
+    """
+
+    def __init__(self, folder: StateFolder, server: ServerState, attendance: Attendance) -> None:
+        self._folder, self._server, self._attendance = folder, server, attendance
+        self.state: bytes | None = None
+        self.next_number = 1
+        self._num_bytes = self._num_records = 0
+        self._started = self._reported_at = time.monotonic()
+
+    def run(self) -> None:
+        """Recover, and cut off an unfinished record at the end.
+
+        Raises:
+            Corruption: a file is missing or damaged; names file and offset. Any error of a record
+                that cannot be replayed, with file and offset.
+        """
+        segments = self._folder.segments()
+        snapshot = max(self._folder.snapshots(), default=None)
+        first = min(segments, default=1) if snapshot is None else snapshot
+        self._folder.sweep(first)
+        numbers = [number for number in segments if number >= first]
+        if numbers != list(range(first, first + len(numbers))) or (snapshot and not numbers):
+            raise Corruption(
+                f"log: expected segments from {first} on in {self._folder.path}, found {numbers}"
+            )
+        if snapshot is None and numbers and first != 1:
+            raise Corruption(
+                f"log: expected a snapshot or the first segment in {self._folder.path}, found"
+                f" segments from {first} on alone"
+            )
+        for number in numbers:
+            begins = self._folder.snapshot(number) if number == snapshot else None
+            self._replay(segments[number], begins, is_last=number == numbers[-1])
+            self.next_number = number + 1
+        if self._num_records:
+            self._attendance.begin_again()
+            log.info("%s", self._summary())
+
+    def _replay(self, path: Path, snapshot: Path | None, *, is_last: bool) -> None:
+        reader = SegmentReader(path)
+        if reader.head is not None:
+            if self.state not in (None, reader.head.state):
+                raise Corruption(f"{path}: expected a segment of the same state as those before")
+            self.state = reader.head.state
+            self._server.state_id = self.state.hex()
+            for at, record in reader.records():
+                self._execute(path, at, record, snapshot)
+                snapshot = None
+                self._num_records += 1
+                self._report_progress()
+        if snapshot is not None:
+            raise Corruption(f"{path}: expected the state that goes with {snapshot}, found none")
+        self._num_bytes += reader.end
+        self._truncate(reader, is_last=is_last)
+
+    def _execute(self, path: Path, at: int, record: Record, snapshot: Path | None) -> None:
+        try:
+            if snapshot is None:
+                replay(self._server, self._attendance, record)
+            elif record[0] == STATE:
+                install_state(self._server, self._attendance, record[1])
+                self._num_bytes += read_snapshot(self._server, snapshot)
+            else:
+                raise Corruption(f"expected the state of {snapshot}, found {record[0]!r}")
+        except TriremeError as error:
+            raise type(error)(f"{path}: the record at offset {at}: {error}") from error
+
+    def _truncate(self, reader: SegmentReader, *, is_last: bool) -> None:
+        """Cut off a record that was not written completely: it was never acknowledged."""
+        if reader.end == reader.size:
+            return
+        left = reader.size - reader.end
+        if not is_last:
+            raise Corruption(
+                f"{reader.path}: expected a whole record at offset {reader.end}, found {left} bytes"
+                " of one, and another segment behind"
+            )
+        log.warning(
+            "log: %s: cut off %d bytes at offset %d, which a record that was being written has"
+            " left; nothing of it was acknowledged",
+            *(reader.path, left, reader.end),
+        )
+        os.truncate(reader.path, reader.end)
+        sync_folder(reader.path.parent)
+
+    def _report_progress(self) -> None:
+        now = time.monotonic()
+        if now - self._reported_at > PROGRESS_S:
+            self._reported_at = now
+            log.info("log: recovering, %d records so far", self._num_records)
+
+    def _summary(self) -> str:
+        server = self._server
+        rows = sum(table.rows.rows for table in server.tables.values())
+        streams = ", ".join(f"{stream}: {state.last}" for stream, state in server.streams.items())
+        return (
+            f"log: recovered {rows} rows of {len(server.tables)} tables and {len(server.blocks)}"
+            f" blocks from {self._num_bytes >> 20} MiB in {self._folder.path} in"
+            f" {time.monotonic() - self._started:.1f} s; last pushes of streams {{{streams}}}"
+        )

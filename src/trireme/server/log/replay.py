@@ -1,0 +1,122 @@
+"""What a log holds besides rows and the content of blocks, and how its records are replayed."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trireme.errors import BadRequest
+from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.membership import Group
+from trireme.protocol.routing import BucketMap
+from trireme.protocol.wire import Array, Push
+from trireme.rpc import Request
+from trireme.server.attendance import Attendance
+from trireme.server.expiry import shrink_slice
+from trireme.server.log.segment import Record
+from trireme.server.requests import RequestHandlers
+from trireme.server.state import ServerState, StreamState
+from trireme.table import TableSchema
+
+STATE = "log.state"
+
+
+def state_records(server: ServerState, attendance: Attendance) -> Iterator[Record]:
+    """The first records of a segment that belongs to a snapshot. Nothing may change meanwhile."""
+    yield STATE, {"shard": _state_of(server), "attendance": attendance.gone()}, ()
+    for push in server.staging.staged():
+        yield "ps.push", *push.to_wire()
+
+
+def _state_of(server: ServerState) -> dict[str, Any]:
+    streams = [
+        [number, stream.last, stream.incarnation, list(stream.position)]
+        for number, stream in server.streams.items()
+    ]
+    return {
+        "job": server.job,
+        "map": server.map().to_wire(),
+        "index": server.index,
+        "tables": [table.schema.to_wire() for table in server.tables.values()],
+        "blocks": server.blocks.declaration(),
+        "streams": streams,
+        "staging": server.staging.state(),
+        "paces": server.pacing.state(),
+        "version": server.version,
+        "pushes": server.num_pushes,
+        "pushes_at_load": server.pushes_at_load,
+        "settled": list(server.settled),
+        "staleness": list(server.staleness.items()),
+    }
+
+
+def install_state(server: ServerState, attendance: Attendance, body: Mapping[str, Any]) -> None:
+    """Install the first of `state_records` in an empty server. Blocks become zeros."""
+    state = body["shard"]
+    server.job = state["job"]
+    server.set_map(BucketMap.from_wire(state["map"]), state["index"])
+    server.raise_version(state["version"])
+    for schema in state["tables"]:
+        server.create_table(TableSchema.from_wire(schema))
+    if state["blocks"] is not None:
+        optimizer, groups, specs = state["blocks"]
+        blocks = [BlockSpec.from_wire(spec) for spec in specs]
+        zeros = np.zeros(sum(spec.size for spec in blocks), np.float32)
+        server.blocks.create(optimizer, groups, blocks, zeros, {})
+    for number, last, incarnation, position in state["streams"]:
+        server.streams[number] = StreamState(last, incarnation, tuple(position))
+    server.staging.install(state["staging"])
+    server.pacing.install(state["paces"])
+    server.num_pushes, server.pushes_at_load = state["pushes"], state["pushes_at_load"]
+    server.settled = (state["settled"][0], list(state["settled"][1]))
+    server.staleness = Counter(dict(state["staleness"]))
+    attendance.install(body["attendance"])
+
+
+def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
+    """Execute a recorded request again. What it did before the snapshot stays as it is.
+
+    Raises:
+        BadRequest: a method that changes nothing.
+    """
+    method, body, arrays = record
+    if method == "ps.push":
+        push = Push.from_wire(body, arrays)
+        stream = server.stream(push.stream)
+        stream.incarnation = max(stream.incarnation, push.incarnation)
+        server.stage_or_apply(push)
+    elif method == "log.step":
+        if body["step"] > server.staging.applied:
+            server.staging.apply_step(body["step"], body.get("norm"))
+    elif method == "ps.group":
+        group = Group.from_wire(body)
+        if server.pacing.is_newer(group.version):
+            server.set_group(group, advance=False)  # steps have records of their own
+    elif method == "server.goodbye":
+        worker, num_workers = body["worker"], body["num_workers"]
+        attendance.install([(worker, num_workers, body["incarnation"], body.get("members"))])
+    elif method == "server.alive":
+        attendance.take_back(body["worker"])
+    elif method == "policy.shrink":
+        shrink_slice(server, body)
+    elif method != STATE:  # that of a snapshot that was not finished
+        _replay_control(server, method, body, arrays)
+
+
+def _replay_control(
+    server: ServerState, method: str, body: dict[str, Any], arrays: Sequence[Array]
+) -> None:
+    if method == "log.version":
+        server.raise_version(body["version"])
+    elif method == "log.forget":
+        server.forget_removed(body["version"])
+    elif method == "log.settle":
+        keys, gained = arrays
+        server.settle(server.table(body["table"]), body["id"], body["part"], keys, gained)
+    elif method in ("ps.map", "ps.create_table", "ps.create_blocks"):
+        request = Request(0, method, body, list(arrays), "log", "log", "", math.inf)
+        RequestHandlers(server).handlers()[method](request)
+    else:
+        raise BadRequest(f"expected a method that changes something, found {method!r}")

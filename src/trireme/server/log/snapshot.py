@@ -1,0 +1,132 @@
+"""Snapshots: the rows and blocks of a server in its state folder, in the files of a checkpoint.
+
+A snapshot belongs to the segment of the same number: it contains everything recorded before that
+segment, and as much of what follows as its marks say.
+"""
+
+import logging
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from trireme import _core
+from trireme.checkpoint.format.block_files import read_blocks
+from trireme.checkpoint.format.json_object import JsonObject
+from trireme.checkpoint.format.manifest import BlockFile, RowFiles
+from trireme.checkpoint.format.row_files import BucketLines, RowColumns, cells_of, read_rows
+from trireme.checkpoint.server_side.block_assembly import BlockAssembly
+from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave
+from trireme.checkpoint.server_side.save import SavePlan, write_shard
+from trireme.errors import writing
+from trireme.protocol.wire import Array
+from trireme.server.state import ServedTable, ServerState
+from trireme.storage.atomic_folder import publish_folder
+from trireme.storage.checked_file import check_file
+from trireme.storage.document import Document
+from trireme.storage.local import LocalStorage
+
+log = logging.getLogger("trireme.server")
+
+CONTENTS = "contents"
+_NUMBER_MAX = (1 << 32) - 1
+
+
+def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgress) -> int:
+    """Write a snapshot while training goes on, and rename it into place; returns its bytes.
+
+    Raises:
+        ResourceExhausted: the disk is full; no snapshot was made.
+    """
+    temporary = path.with_name(f".{path.name}")
+    with writing(f"log: cannot write {path}"):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            body = write_shard(server, LocalStorage(temporary), "", _plan_of, is_stopping)
+            body["version"] = server.version  # after: keys removed meanwhile count as of this one
+            Document(temporary / CONTENTS, is_synced=True).write(body)
+            publish_folder(temporary, path, syncs_files=False)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+
+
+def _plan_of(table: ServedTable) -> SavePlan:
+    """All rows, and the removed keys as far back as they are known, for deltas after recovery."""
+    known = max(table.rows.removed_known_since, 1)  # the first delta is since version 1
+    return SavePlan(0, 0, known, "", RowsToSave("full", 0, {}))
+
+
+def read_snapshot(server: ServerState, path: Path) -> int:
+    """Read rows and blocks of a snapshot into a server that has its tables and blocks already;
+    returns the bytes read.
+
+    Raises:
+        Corruption: a file is missing or damaged; names it.
+    """
+    storage = LocalStorage(path)
+    fields = JsonObject(Document(path / CONTENTS, is_synced=True).read(), str(path / CONTENTS))
+    version = fields.whole("version", 0, _NUMBER_MAX)
+    row_files = []
+    for name, table_fields in fields.object("tables").items():
+        # A table made since the snapshot began is all in the log.
+        if (table := server.tables.get(name)) is not None:
+            row_files += [(table, RowFiles.read(f)) for f in table_fields.objects("pieces")]
+    block_files = [BlockFile.read(file) for file in fields.objects("blocks")]
+    entries = [entry for _, files in row_files for entry in (files.rows, files.buckets)]
+    entries += [file.file for file in block_files]
+    progress = OperationProgress()
+    in_parallel([partial(check_file, storage, *entry) for entry in entries], progress)
+    tasks = [partial(_read_rows, storage, table, files, version) for table, files in row_files]
+    in_parallel(tasks, progress)
+    saved = (block.spec for file in block_files for block in file.blocks)
+    assembly = BlockAssembly(server.blocks.specs(), saved, str(path))
+    for file in block_files:
+        for spec, tensors, marks in read_blocks(storage, file, assembly.sources):
+            for block, parts in assembly.add(spec, tensors, marks):
+                server.blocks.restore(block.id, parts)
+    return sum(entry.num_bytes for entry in entries)
+
+
+def _read_rows(storage: LocalStorage, table: ServedTable, files: RowFiles, version: int) -> None:
+    columns = RowColumns.of_schema(table.schema)
+    known = max(table.rows.removed_known_since, 1)
+    for buckets, batch in read_rows(storage, files, columns.schema):
+        keys = batch["key"].to_numpy()
+        offsets, removed = _without(buckets, keys)
+        _core.restore_columns(
+            table.rows,
+            buckets=buckets.buckets,
+            num_rows=buckets.num_rows,
+            wanted=np.ones(len(buckets.buckets), bool),
+            keys=keys,
+            classes=batch["row_class"].to_numpy(),
+            columns=cells_of(batch),
+            widths=list(columns.widths),
+            mark_offsets=buckets.mark_offsets,
+            streams=buckets.streams,
+            sequences=buckets.sequences,
+            removed_offsets=offsets,
+            removed=removed,
+            pending_offsets=buckets.pending_offsets,
+            pending=buckets.pending,
+            removed_at=version,
+            removed_since=known,
+            apply=False,
+        )
+
+
+def _without(buckets: BucketLines, keys: Array) -> tuple[Array, Array]:
+    """The removed keys except those that have come back. All are restored with one version of
+    removal, so a later delta may list more keys than necessary; a key with an unchanged row must
+    not be among them, or the delta would lose the row.
+    """
+    stays = ~np.isin(buckets.removed, keys)
+    if stays.all():
+        return buckets.removed_offsets, buckets.removed
+    ends = np.concatenate([[0], np.cumsum(stays, dtype=np.int64)])
+    return ends[buckets.removed_offsets], buckets.removed[stays]

@@ -1,0 +1,80 @@
+"""A server's state folder: its files, and the lock that makes it one process' own."""
+
+import fcntl
+import os
+import re
+import shutil
+from pathlib import Path
+
+from trireme.errors import BadRequest, writing
+from trireme.storage.local import sync_folder
+
+LOCK = "lock"
+COORDINATOR = "coordinator"
+_ENDED = "ended"  # while the state of a job that is over is removed
+_SEGMENT = re.compile(r"log-(\d{8})")
+_SNAPSHOT = re.compile(r"snapshot-(\d{8})")
+
+
+class StateFolder:
+    """Locked for other processes until `close`.
+
+    Raises:
+        BadRequest: not a folder, or another process uses it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with writing(f"log: cannot use {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise BadRequest(
+                f"log: expected {path} to be this server's alone, found another process that uses"
+                " it; give each server another --state_dir"
+            ) from error
+        if (path / _ENDED).exists():
+            self.empty()
+
+    def segments(self) -> dict[int, Path]:
+        """Segments by number, ascending."""
+        return self._numbered(_SEGMENT)
+
+    def snapshots(self) -> dict[int, Path]:
+        """Complete snapshots by the number of the segment that begins with each, ascending."""
+        return self._numbered(_SNAPSHOT)
+
+    def _numbered(self, pattern: re.Pattern[str]) -> dict[int, Path]:
+        matches = ((pattern.fullmatch(entry.name), entry) for entry in self.path.iterdir())
+        return dict(sorted((int(match[1]), entry) for match, entry in matches if match))
+
+    def snapshot(self, number: int) -> Path:
+        return self.path / f"snapshot-{number:08d}"
+
+    def sweep(self, first: int) -> None:
+        """Remove unfinished files, and all that is older than the snapshot of segment `first`. If
+        interrupted, the next call removes the rest.
+        """
+        old = [path for number, path in self.segments().items() if number < first]
+        old += [path for number, path in self.snapshots().items() if number < first]
+        unfinished = [path for path in self.path.iterdir() if path.name.startswith(".")]
+        for path in (*old, *unfinished):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync_folder(self.path)
+
+    def empty(self) -> None:
+        """Remove all state: the job is over. If interrupted, opening the folder does the rest."""
+        ended = self.path / _ENDED
+        ended.touch()
+        sync_folder(self.path)
+        (self.path / COORDINATOR).unlink(missing_ok=True)
+        for path in (*self.snapshots().values(), *self.segments().values()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync_folder(self.path)
+        ended.unlink()
+
+    def close(self) -> None:
+        os.close(self._lock)

@@ -1,0 +1,269 @@
+"""The requests that read and change a server's state: decode, check, record, do, answer.
+
+Everything is checked (map version, incarnation, order, shapes) before anything changes.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from trireme.errors import BadRequest, Fenced, NotReady
+from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.clipping import norm_from_wire
+from trireme.protocol.columns import check as check_columns
+from trireme.protocol.identity import another_job, lost
+from trireme.protocol.membership import Group, Pace
+from trireme.protocol.routing import BucketMap, Keys
+from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
+from trireme.rpc import Deferred, Reply, Request
+from trireme.server.state import ServedTable, ServerState, StreamState
+from trireme.table import TableSchema
+
+Handler = Callable[[Request], "Reply | Deferred | None"]
+
+
+class _RowsWanted(NamedTuple):
+    """Keys of one row class of a table, in a pull."""
+
+    table: ServedTable
+    row_class: int
+    keys: Keys
+
+
+class RequestHandlers:
+    """The methods `ps.*` of docs/protocol.md. Threads: any."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def handlers(self) -> dict[str, Handler]:
+        """Methods by their names on the wire."""
+        return {
+            "ps.map": self._on_map,
+            "ps.group": self._on_group,
+            "ps.create_table": self._on_create_table,
+            "ps.create_blocks": self._on_create_blocks,
+            "ps.pull": self._on_pull,
+            "ps.norm": self._on_norm,
+            "ps.push": self._on_push,
+            "ps.streams": self._on_streams,
+            "ps.stats": self._on_stats,
+        }
+
+    # ---- control ----
+
+    def _on_map(self, request: Request) -> Reply | Deferred:
+        """The reply contains the state's id. A worker that knew another id learns of the loss."""
+        state, body = self._state, request.body
+        bucket_map = BucketMap.from_wire(need(body, "map", dict))
+        index, job = need(body, "index", int), need(body, "job", str)
+        if not 0 <= index < len(bucket_map.servers):
+            raise BadRequest(
+                f"ps.map: expected an index below {len(bucket_map.servers)}, found {index}"
+            )
+        with state.journal.changing():
+            if state.is_in_a_job and (job, index) != (state.job, state.index):
+                raise another_job((state.job, state.index), (job, index), state.journal.where)
+            if need(body, "state", str) not in ("", state.state_id):
+                raise lost()
+            if not state.is_in_a_job or bucket_map.version > state.map().version:
+                state.journal.record("ps.map", body)
+                state.job = job
+                state.set_map(bucket_map, index)
+        return state.journal.answered(Reply({"state": state.state_id}))
+
+    def _on_group(self, request: Request) -> Reply | Deferred:
+        state, group = self._state, Group.from_wire(request.body)
+        with state.journal.changing(), state.lock:
+            if state.pacing.is_newer(group.version):
+                state.journal.record("ps.group", request.body)
+                state.set_group(group, advance=True)
+        return state.journal.answered(Reply())
+
+    def _on_create_table(self, request: Request) -> Reply | Deferred:
+        self._state.create_table(TableSchema.from_wire(need(request.body, "schema", dict)))
+        return self._state.journal.answered(Reply())
+
+    def _on_create_blocks(self, request: Request) -> Reply | Deferred:
+        state, body = self._state, request.body
+        specs = [BlockSpec.from_wire(spec) for spec in need(body, "blocks", list)]
+        arrays = Arrays(request.arrays)
+        values = arrays.take("values of blocks", np.float32, (None,))
+        arrays.end()
+        optimizer, groups = need(body, "optimizer", str), need_list(body, "groups", dict)
+        with state.journal.changing(), state.lock, state.blocks_lock:
+            state.map_of_version(need(body, "map", int))
+            state.blocks.check(optimizer, groups, specs, values)
+            state.limits.check_blocks(state.blocks, specs)
+            state.journal.record("ps.create_blocks", body, request.arrays)
+            state.blocks.create(optimizer, groups, specs, values, dict(state.applied_ids()))
+        return state.journal.answered(Reply())
+
+    # ---- pull ----
+
+    def _on_pull(self, request: Request) -> Reply | Deferred:
+        """Answer rows of keys, then the blocks of this server in the map's order, if requested.
+
+        In sync, `staged` is the step up to which all servers have staged the stream's pushes; the
+        answer waits until this server has applied it. `norm` is that of the step's gradient, if it
+        is clipped by norm. In bounded, `pace` gives the step that the rows are for; the answer
+        waits until no other stream is too far behind it.
+        """
+        state, body = self._state, request.body
+        wanted = self._rows_wanted(request)
+        with_blocks, time = need(body, "blocks", bool), need_time(body)
+        bucket_map = state.map_of_version(need(body, "map", int))
+
+        def answer() -> Reply:
+            block_ids = bucket_map.blocks_of(state.index) if with_blocks else []
+            return self._read(wanted, block_ids, time)
+
+        stream, staged = need(body, "stream", int), need(body, "staged", int)
+        pace, norm = Pace.from_wire(body.get("pace")), norm_from_wire(body.get("norm"))
+        if not staged and pace is None:
+            return answer()
+        deferred = Deferred(describe=lambda: self._describe_wait(stream, pace))
+
+        def complete() -> None:
+            state.journal.answer_when_kept(deferred, answer)
+
+        with state.journal.pushing(), state.lock:
+            if pace is None:
+                state.staging.set_norm(staged, norm)
+                state.staging.declare(stream, staged)
+                is_ready = state.staging.when_applied(staged, complete)
+            else:
+                is_ready = state.pacing.when_within(stream, pace, complete)
+            if not is_ready:
+                return deferred
+        return state.journal.answered(answer())
+
+    def _rows_wanted(self, request: Request) -> list[_RowsWanted]:
+        tables = [self._state.table(name) for name in need(request.body, "tables", list)]
+        classes = need_list(request.body, "classes", int)
+        if len(classes) != len(tables):
+            raise BadRequest(f"pull: expected a class for {len(tables)} tables, found {classes}")
+        arrays = Arrays(request.arrays)
+        wanted = [
+            _RowsWanted(
+                table, row_class, arrays.take(f"keys of {table.schema.name}", np.uint64, (None,))
+            )
+            for table, row_class in zip(tables, classes, strict=True)
+        ]
+        arrays.end()
+        return wanted
+
+    def _read(self, wanted: list[_RowsWanted], block_ids: list[str], time: int) -> Reply:
+        state, version = self._state, self._state.num_pushes
+        arrays: list[Array] = []
+        missing = []
+        for table, row_class, keys_K in wanted:
+            rows, num_missing = state.read_rows(table, row_class, keys_K, time)
+            arrays.append(rows)
+            missing.append(num_missing)
+        if block_ids:
+            with state.blocks_lock:
+                arrays.append(state.blocks.read(block_ids))
+        state.counts.add_pull(
+            (table.schema.name, len(keys_K), num_missing)
+            for (table, _, keys_K), num_missing in zip(wanted, missing, strict=True)
+        )
+        stop = state.staging.stop
+        body = {"version": version, "missing": missing, "stop": stop and stop.to_wire()}
+        return Reply(body, arrays)
+
+    def _on_norm(self, request: Request) -> Reply | Deferred:
+        """Answer this server's share of the norm of a step when the step is complete here."""
+        state = self._state
+        stream, step = need(request.body, "stream", int), need(request.body, "staged", int)
+        state.map_of_version(need(request.body, "map", int))
+        deferred = Deferred(describe=lambda: self._describe_wait(stream, None))
+
+        def answer() -> Reply:
+            with state.lock:
+                return Reply(state.staging.norm_of(step).to_wire())
+
+        def complete() -> None:
+            state.journal.answer_when_kept(deferred, answer)
+
+        with state.journal.pushing(), state.lock:
+            state.staging.declare(stream, step)
+            if not state.staging.when_complete(stream, step, complete):
+                return deferred
+        return state.journal.answered(answer())
+
+    def _describe_wait(self, stream: int, pace: Pace | None) -> str:
+        with self._state.lock:
+            if pace is None:
+                return self._state.staging.waiting_for()
+            return self._state.pacing.waiting_for(stream, pace)
+
+    # ---- push ----
+
+    def _on_push(self, request: Request) -> Reply | Deferred:
+        state, push = self._state, Push.from_wire(request.body, request.arrays)
+        with state.journal.pushing():
+            self._check_shapes(push, state.map_of_version(push.map_version))
+            stream = state.stream(push.stream)
+            with stream.lock:
+                _check_order(push, stream)
+                if push.staged:
+                    with state.lock:
+                        state.staging.check(push)
+                state.journal.record("ps.push", request.body, request.arrays)
+                state.stage_or_apply(push)
+            version = state.num_pushes
+        return state.journal.answered(Reply({"version": version}))
+
+    def _check_shapes(self, push: Push, bucket_map: BucketMap) -> None:
+        """Raises what applying the push would raise: nothing may fail after the first change."""
+        state = self._state
+        state.limits.check_rows(table.rows for table in list(state.tables.values()))
+        for part in push.tables:
+            table = state.table(part.table)
+            dim = table.schema.dim_of(part.row_class)
+            if part.gradients.shape[1] != dim:
+                raise BadRequest(
+                    f"push: table {part.table!r} has dim {dim},"
+                    f" found gradients of shape {part.gradients.shape}"
+                )
+            check_columns(part.table, table.schema.columns, part.columns)
+        if push.blocks is not None:
+            expected = state.blocks.size_of(bucket_map.blocks_of(state.index))
+            if len(push.blocks.gradients) != expected:
+                raise BadRequest(
+                    f"push: the blocks of server {state.index} have {expected} elements,"
+                    f" found {len(push.blocks.gradients)}"
+                )
+            state.blocks.check_groups(push.blocks.groups)
+
+    # ---- reports ----
+
+    def _on_streams(self, request: Request) -> Reply:
+        """The last sequence and position of each stream that everything here has applied."""
+        del request
+        state = self._state
+        with state.lock:
+            return Reply(
+                {"streams": state.applied_streams(), "applied_step": state.staging.applied}
+            )
+
+    def _on_stats(self, request: Request) -> Reply:
+        del request
+        return Reply(self._state.stats())
+
+
+def _check_order(push: Push, stream: StreamState) -> None:
+    if push.incarnation < stream.incarnation:
+        raise Fenced(
+            f"stream {push.stream}: incarnation {stream.incarnation} has taken over,"
+            f" found a push of incarnation {push.incarnation}"
+        )
+    stream.incarnation = push.incarnation
+    if push.sequence > stream.last + 1:
+        raise NotReady(
+            f"stream {push.stream}: expected sequence {stream.last + 1} next,"
+            f" found {push.sequence}; if the pushes between do not arrive, the server has lost"
+            " the end of its log: load the newest checkpoint"
+        )

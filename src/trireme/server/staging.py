@@ -1,0 +1,271 @@
+"""Sync training on one server: hold the pushes of a step until every member has staged its own,
+then apply them as one update.
+
+Step t is applied when every member of it has declared that its pushes up to t are staged on all
+servers. A stream declares this with its next pull, or by leaving. A worker that dies between two
+servers therefore never splits a step: no server has applied it.
+
+A push may ask all members to stop after its step. Each worker learns of it from the pull that waits
+for that step, so all stop after the same one.
+
+If a step's gradient is clipped by its norm, the step also waits for the norm, which no server knows
+alone: workers ask all servers for their shares (`norm_of`) and send the norm with the pull.
+
+Not thread-safe: the server locks around it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from trireme.errors import BadRequest
+from trireme.protocol.clipping import NormReply
+from trireme.protocol.membership import (
+    Member,
+    Members,
+    Stop,
+    members_from_wire,
+    members_to_wire,
+)
+from trireme.protocol.wire import Push
+
+Waiter = Callable[[], None]
+
+
+class Staging:
+    """The staged pushes, and the pulls that wait for a step.
+
+    Attributes:
+        applied: the last step applied.
+        stop: the step after which all stop in the running pass, once it is applied.
+
+    Args:
+        apply: applies the pushes of a step, given its norm if it is clipped by norm.
+        square_sum: the exact sum of squares of a step's gradient here; None: not finite.
+    """
+
+    def __init__(
+        self,
+        apply: Callable[[list[Push], float | None], None],
+        square_sum: Callable[[list[Push]], int | None],
+    ) -> None:
+        self.applied = 0
+        self.stop: Stop | None = None
+        self._apply, self._square_sum = apply, square_sum
+        self._norm: float | None = None  # of the last step applied
+        self._norms: dict[int, float] = {}  # of later steps
+        self._sums: dict[int, int | None] = {}
+        self._norm_waiters: dict[int, tuple[int, Waiter]] = {}  # by stream
+        self._version = 0
+        self._members: dict[int, Member] = {}
+        self._declared: dict[int, int] = {}
+        self._staged: dict[int, dict[int, Push]] = {}
+        self._waiters: list[tuple[int, Waiter]] = []
+
+    def set_group(self, version: int, members: Members, *, advance: bool = True) -> None:
+        """Adopt the coordinator's group if it is newer. A stream that has left has staged all its
+        pushes.
+
+        advance: apply the steps that waited for it.
+        """
+        if version <= self._version:
+            return
+        self._version = version
+        self._members = dict(members)
+        firsts = [member.first for member in members.values()]
+        if firsts and self.stop is not None and self.stop.step < min(firsts):
+            self.stop = None  # of an earlier pass
+        if firsts and not self._staged:
+            self.applied = max(self.applied, min(firsts) - 1)
+        if advance:
+            self.advance()
+
+    def check(self, push: Push) -> None:
+        """Raises BadRequest if the push may not be staged: its stream is no member of the step, or
+        its rates differ from those of other members.
+        """
+        if push.step <= self.applied:
+            return
+        member = self._members.get(push.stream)
+        if member is None or not self._includes(member, push.step) or push.step > self.applied + 1:
+            raise BadRequest(
+                f"push: step {self.applied + 1} is being staged and stream {push.stream} is"
+                f" {member}, found step {push.step}"
+            )
+        for other in self._staged.get(push.step, {}).values():
+            _check_same_rates(push, other)
+
+    def stage(self, push: Push) -> None:
+        """Hold a push. Staging it again, or after its step has been applied, changes nothing.
+
+        Raises: as `check`.
+        """
+        self.check(push)
+        if push.step <= self.applied:
+            return
+        staged = self._staged.setdefault(push.step, {})
+        held = staged.get(push.stream)
+        if held is None or push.map_version > held.map_version:  # re-sent after buckets moved here
+            staged[push.stream] = push
+
+    def declare(self, stream: int, step: int) -> None:
+        """`stream` has staged its pushes up to `step` on every server."""
+        member = self._members.get(stream)
+        is_expected = member is not None and self._includes(member, step) and step > self.applied
+        if is_expected and stream not in self._staged.get(step, {}):
+            raise BadRequest(
+                f"pull: stream {stream} says that step {step} is staged, it is not here"
+            )
+        self._declared[stream] = max(self._declared.get(stream, 0), step)
+        self.advance()
+
+    def when_applied(self, step: int, waiter: Waiter) -> bool:
+        """True if `step` has been applied. Otherwise `waiter` is called once when it has."""
+        if step <= self.applied:
+            return True
+        self._waiters.append((step, waiter))
+        return False
+
+    def set_norm(self, step: int, norm: float | None) -> None:
+        """Set the norm of the next step's gradient over all servers, if a worker sent it."""
+        if norm is not None and step == self.applied + 1:
+            self._norms[step] = norm
+
+    def when_complete(self, stream: int, step: int, waiter: Waiter) -> bool:
+        """True if all members have staged `step` everywhere, or it has been applied. Otherwise
+        `waiter` is called once when that is so; it replaces an earlier waiter of the stream.
+
+        Raises BadRequest: the stream is no member.
+        """
+        if stream not in self._members:
+            raise BadRequest(f"norm: expected a member of the pass, found stream {stream}")
+        if step <= self.applied or (step == self.applied + 1 and self._is_complete(step)):
+            return True
+        self._norm_waiters[stream] = (step, waiter)
+        return False
+
+    def norm_of(self, step: int) -> NormReply:
+        """This server's share of the norm of a step. Requires: `when_complete` is true."""
+        if step <= self.applied:
+            return NormReply(None, self._norm if step == self.applied else None, True)
+        if step not in self._sums:
+            self._sums[step] = self._square_sum(self._pushes_of(step))
+        return NormReply(self._sums[step], None, False)
+
+    def num_held(self) -> dict[str, int]:
+        """How many pushes are staged, and how many pulls wait."""
+        staged = sum(len(pushes) for pushes in self._staged.values())
+        return {"staged": staged, "waiting": len(self._waiters)}
+
+    def waiting_for(self) -> str:
+        """What the next step waits for, as text for errors."""
+        step = self.applied + 1
+        missing = [
+            stream
+            for stream, member in self._members.items()
+            if self._includes(member, step) and not self._has_declared(stream, member, step)
+        ]
+        return f"step {step} waits for {f'streams {missing}' if missing else 'its norm'}"
+
+    @staticmethod
+    def _includes(member: Member, step: int) -> bool:
+        return member.first <= step and (member.end is None or step < member.end)
+
+    def _has_declared(self, stream: int, member: Member, step: int) -> bool:
+        return self._declared.get(stream, 0) >= step or member.end is not None
+
+    def advance(self) -> None:
+        """Apply the steps that have all they need, and wake waiters."""
+        while True:
+            step = self.applied + 1
+            if not self._is_complete(step):
+                break
+            missing = self._members_of(step).keys() - self._staged.get(step, {}).keys()
+            if missing:
+                raise BadRequest(f"step {step}: streams {sorted(missing)} left without staging it")
+            if self._needs_norm(step) and step not in self._norms:
+                break
+            self.apply_step(step, self._norms.get(step))
+        self._wake()
+
+    def _members_of(self, step: int) -> dict[int, Member]:
+        return {s: member for s, member in self._members.items() if self._includes(member, step)}
+
+    def _is_complete(self, step: int) -> bool:
+        """Whether all members of the step have declared it staged everywhere."""
+        members = self._members_of(step)
+        return bool(members) and all(
+            self._has_declared(stream, member, step) for stream, member in members.items()
+        )
+
+    def _needs_norm(self, step: int) -> bool:
+        clips = (push.clip for push in self._staged[step].values())
+        return any(clip is not None and clip.kind == "norm" for clip in clips)
+
+    def _pushes_of(self, step: int) -> list[Push]:
+        return [self._staged[step][stream] for stream in sorted(self._staged[step])]
+
+    def _wake(self) -> None:
+        complete = self.applied + self._is_complete(self.applied + 1)
+        streams = [s for s, (step, _) in self._norm_waiters.items() if step <= complete]
+        ready = [waiter for step, waiter in self._waiters if step <= self.applied]
+        self._waiters = [(step, waiter) for step, waiter in self._waiters if step > self.applied]
+        for waiter in [self._norm_waiters.pop(stream)[1] for stream in streams] + ready:
+            waiter()
+
+    def apply_step(self, step: int, norm: float | None) -> None:
+        """Apply the staged pushes of the next step."""
+        # Marks make this safe to repeat if it fails halfway (for example, in a full bucket).
+        self._apply(self._pushes_of(step), norm)
+        reasons = [push.stops for push in self._pushes_of(step) if push.stops]
+        if reasons:
+            self.stop = Stop(step, reasons[0])
+        del self._staged[step]
+        self._norms.pop(step, None)
+        self._sums.pop(step, None)
+        self.applied, self._norm = step, norm
+
+    # ---- the log ----
+
+    def state(self) -> dict[str, Any]:
+        """All but the staged pushes, in msgpack's types. Streams repeat what they have declared
+        after a restart, because their pulls have not been answered.
+        """
+        return {
+            "applied": self.applied,
+            "norm": self._norm,
+            "stop": None if self.stop is None else self.stop.to_wire(),
+            "version": self._version,
+            "members": members_to_wire(self._members),
+        }
+
+    def install(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.applied, self._version = int(state["applied"]), int(state["version"])
+        self._norm = state.get("norm")
+        self.stop = Stop.from_wire(state.get("stop"))
+        self._members = dict(members_from_wire(state["members"]))
+
+    def staged(self) -> Iterator[Push]:
+        """The pushes that are held."""
+        for pushes in self._staged.values():
+            yield from pushes.values()
+
+
+def _check_same_rates(push: Push, other: Push) -> None:
+    values = {part.table: part.values for part in push.tables}  # the same for all row classes
+    for part in other.tables:
+        if values.get(part.table, part.values) != part.values:
+            raise BadRequest(
+                f"push: step {push.step} of table {part.table!r}: stream {other.stream} pushed"
+                f" {part.values}, stream {push.stream} {values[part.table]}; schedulers must agree"
+            )
+    if push.blocks and other.blocks and push.blocks.groups != other.blocks.groups:
+        raise BadRequest(
+            f"push: step {push.step}: stream {other.stream} pushed groups {other.blocks.groups},"
+            f" stream {push.stream} {push.blocks.groups}; schedulers must agree"
+        )
+    if push.clip != other.clip:
+        raise BadRequest(
+            f"push: step {push.step}: stream {other.stream} clips by {other.clip}, stream"
+            f" {push.stream} by {push.clip}; they must agree"
+        )

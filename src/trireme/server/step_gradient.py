@@ -1,0 +1,124 @@
+"""The gradient of a step: the sum of the pushes of one sync step, or a single push."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from trireme import _core
+from trireme.protocol.clipping import square_sum
+from trireme.protocol.columns import KeyColumns, empty_push, fleet_scale, join_classes, merge
+from trireme.protocol.dense_optimizers import GroupValues
+from trireme.protocol.routing import Floats, Keys
+from trireme.protocol.wire import Push, TablePush
+from trireme.table import TableSchema
+
+
+class SummedTable(NamedTuple):
+    """The gradient of a table: keys of its row classes in order, each once; gradients by class."""
+
+    keys: Keys
+    gradients: list[Floats]
+    columns: KeyColumns
+
+
+class SummedBlocks(NamedTuple):
+    """The gradient of a server's blocks; those in `absent` have none."""
+
+    groups: list[GroupValues]
+    gradients: Floats
+    absent: set[str]
+
+
+class StepGradient:
+    """Sums pushes. Each is the gradient of a mean over its stream's examples; it is weighted so
+    that the sum is the gradient of the mean over all examples.
+
+    norm: of the whole step; needed if its pushes are clipped by norm.
+    """
+
+    def __init__(self, pushes: Sequence[Push], pool: _core.Pool, norm: float | None = None) -> None:
+        self._pushes, self._pool, self._norm = pushes, pool, norm
+        self._examples = total = sum(push.examples for push in pushes)
+        self._weights = [push.examples / total if total else 1.0 for push in pushes]
+        self.ids = [push.id for push in pushes]
+        self.time = max(push.time for push in pushes)
+        self.kind = pushes[0].kind
+        self._clip = pushes[0].clip
+
+    def table_names(self) -> list[str]:
+        """Tables that have rows in the step."""
+        return list(dict.fromkeys(part.table for push in self._pushes for part in push.tables))
+
+    def rule_values(self, name: str) -> dict[str, float | int]:
+        """The values of a table's rule in this step."""
+        return next(part.values for part, _ in self._parts(name))
+
+    def of_table(self, schema: TableSchema) -> SummedTable:
+        """Sums per key, clipped."""
+        summed = self._sum_table(schema)
+        return summed._replace(gradients=[self._clipped(values) for values in summed.gradients])
+
+    def of_blocks(self) -> SummedBlocks | None:
+        """Sums, clipped; None if no push has blocks."""
+        summed = self._sum_blocks()
+        return summed and summed._replace(gradients=self._clipped(summed.gradients))
+
+    def square_sum(self, schemas: Sequence[TableSchema]) -> int | None:
+        """The exact sum of squares before clipping (`clipping.square_sum`); None: not finite."""
+        gradients = [values for schema in schemas for values in self._sum_table(schema).gradients]
+        if (blocks := self._sum_blocks()) is not None:
+            gradients.append(blocks.gradients)
+        total = 0
+        for gradient in gradients:
+            if (squares := square_sum(gradient)) is None:
+                return None
+            total += squares
+        return total
+
+    def _parts(self, name: str) -> Iterator[tuple[TablePush, float]]:
+        for push, weight in zip(self._pushes, self._weights, strict=True):
+            for part in push.tables:
+                if part.table == name:
+                    yield part, weight
+
+    def _sum_table(self, schema: TableSchema) -> SummedTable:
+        parts = list(self._parts(schema.name))
+        classes = range(len(schema.dims))
+        return SummedTable(*join_classes([self._sum_class(schema, c, parts) for c in classes]))
+
+    def _sum_class(
+        self, schema: TableSchema, row_class: int, parts: Sequence[tuple[TablePush, float]]
+    ) -> tuple[Keys, Floats, KeyColumns]:
+        """Keys, gradients and columns of one row class, scaled as the table's rule says."""
+        own = [
+            (part.keys, part.gradients, part.columns, weight)
+            for part, weight in parts
+            if part.row_class == row_class
+        ]
+        if not own:
+            return empty_push(schema.dims[row_class], schema.columns)
+        keys_K, gradients_KD, columns = merge(own, self._pool)
+        is_scaled = schema.is_scored and schema.rule.get("scale") == "fleet"
+        if is_scaled and self.kind == "gradient":  # a delta comes from a rule that has scaled it
+            scale = fleet_scale(schema.rule, columns["show_click"], self._examples)
+            gradients_KD = gradients_KD * scale
+        return keys_K, gradients_KD, columns
+
+    def _sum_blocks(self) -> SummedBlocks | None:
+        parts = [
+            (push.blocks, np.float32(weight))
+            for push, weight in zip(self._pushes, self._weights, strict=True)
+            if push.blocks is not None
+        ]
+        if not parts:
+            return None
+        # A copy: received arrays are read-only, and torch wants to own what it may write to.
+        gradients = np.multiply(parts[0][0].gradients, parts[0][1])
+        for blocks, weight in parts[1:]:
+            gradients += blocks.gradients * weight
+        absent = set.intersection(*(set(blocks.absent) for blocks, _ in parts))
+        return SummedBlocks(parts[0][0].groups, gradients, absent)
+
+    def _clipped(self, gradient: Floats) -> Floats:
+        return gradient if self._clip is None else self._clip.clipped(gradient, self._norm)

@@ -1,0 +1,51 @@
+"""Threads, memory and garbage collection of a process that computes."""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from trireme import _core
+
+# More than the buffers of a step with large batches.
+FREED_BYTES_KEPT = 512 << 20
+
+
+def start_pool(threads: int) -> _core.Pool:
+    """Start threads for the calls of the core, 0: one per CPU; and keep freed memory from now on.
+
+    Steps allocate and free the same large buffers over and over: arrays of keys and rows, and
+    activations in torch. Returning them to the system would cost page faults at every step.
+    """
+    _core.keep_freed_memory(FREED_BYTES_KEPT)  # no effect without glibc
+    return _core.Pool(threads or os.cpu_count() or 1)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """While the block runs, the cyclic garbage collector ignores the objects that exist now.
+
+    Modules and functions, hundreds of thousands of objects, live until the end. Each search of them
+    stops all threads for a tenth of a second. No effect if the process has frozen objects itself.
+    """
+    is_ours = gc.get_freeze_count() == 0
+    if is_ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if is_ours:
+            gc.unfreeze()
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """While the block runs, each operation of torch uses at most this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,42 @@
+"""How far a fit is, as a checkpoint records it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class FitProgress:
+    """begun_at: epochs made before the fit. num_epochs: epochs made until now. is_under_way:
+    whether an epoch has begun and not ended. figures: of the last epoch.
+    """
+
+    begun_at: int = 0
+    num_epochs: int = 0
+    is_under_way: bool = False
+    figures: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "figures": figures_to_json(self.figures)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> FitProgress:
+        """Missing values are those of a run that has not trained."""
+        return cls(
+            int(values.get("begun_at", 0)),
+            int(values.get("num_epochs", 0)),
+            bool(values.get("is_under_way", False)),
+            figures_from_json(values.get("figures", {})),
+        )
+
+
+def figures_to_json(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """NaN, which JSON does not have, becomes null."""
+    return {name: None if math.isnan(value) else value for name, value in figures.items()}
+
+
+def figures_from_json(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: math.nan if value is None else float(value) for name, value in values.items()}

@@ -1,0 +1,236 @@
+"""Load a checkpoint into servers and workers: every worker calls, worker 0 has the servers read."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.errors import BadRequest, Corruption, SchemaMismatch
+from trireme.storage.storage import open_storage
+from trireme.train.checkpointing.checkpoint_location import Location
+from trireme.train.checkpointing.random_state import RandomState
+from trireme.train.checkpointing.save import parameter_shapes
+from trireme.train.checkpointing.worker_state import install_buffers, random_state_of
+from trireme.train.first_worker import let_first_worker
+from trireme.train.optimizer import DistributedOptimizer
+
+log = logging.getLogger("trireme.train")
+
+
+Dense = Literal["strict", "match", "skip"]
+LoadOne = Callable[[Location], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A checkpoint that this run goes on from.
+
+    extra: the JSON values that `save` got. num_streams: streams per pass in the run that saved it.
+    random: the random numbers of this worker, if the checkpoint has them.
+    """
+
+    path: str
+    extra: dict[str, Any]
+    num_streams: int
+    random: dict[str, Tensor]
+
+
+def load(
+    optimizer: DistributedOptimizer, location: Location, random: RandomState | None = None
+) -> LoadedCheckpoint:
+    """Bring servers, model, optimizer and random numbers to the state of a checkpoint.
+
+    Any number of servers may have written it. Group values (learning rates) are the checkpoint's.
+
+    Raises:
+        BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another model.
+    """
+    loaded = _load_on_servers(optimizer, lambda load_one: load_one(location))
+    assert loaded is not None
+    return _load_on_worker(optimizer, loaded, location, random or RandomState())
+
+
+def load_newest(
+    optimizer: DistributedOptimizer,
+    candidates: Callable[[], list[Location]],
+    storage_options: Mapping[str, Any] | None,
+    random: RandomState,
+) -> LoadedCheckpoint | None:
+    """Load the first of several checkpoints that is whole. Logs a warning for each damaged one.
+
+    candidates: called on worker 0; returns locations with these storage_options, best first.
+
+    Returns:
+        None: there are no candidates.
+
+    Raises:
+        Corruption: all of them are damaged. Others as `load`.
+    """
+
+    def choose(load_one: LoadOne) -> dict[str, Any] | None:
+        damage = None
+        locations = candidates()
+        for location in locations:
+            try:
+                return load_one(location)
+            except Corruption as error:
+                log.warning("resume: passing over the checkpoint %s: %s", location.path, error)
+                damage = error
+        if damage is not None:
+            raise Corruption(
+                f"resume: expected a whole checkpoint, found {len(locations)} damaged ones; the"
+                f" oldest: {damage}"
+            )
+        return None
+
+    loaded = _load_on_servers(optimizer, choose)
+    if loaded is None:
+        return None
+    return _load_on_worker(optimizer, loaded, Location(loaded["path"], storage_options), random)
+
+
+def load_part(
+    optimizer: DistributedOptimizer,
+    location: Location,
+    dense: Dense,
+    tables: Collection[str] | None = None,
+) -> list[str]:
+    """Begin a new run with weights and optimizer state of a checkpoint, for example of a similar
+    model. Group values (learning rates) are this run's, and streams begin anew.
+
+    Args:
+        dense: "strict": all dense parameters and buffers. "match": those of the same name and
+            shape. "skip": none.
+        tables: names of tables; None: all of the model, with "match" those in the checkpoint.
+
+    Returns:
+        Names of tables, parameters and buffers that keep their values.
+
+    Raises:
+        BadRequest: no checkpoint there, or an unknown table. Corruption: a damaged file.
+        SchemaMismatch: something is missing, or a table or the optimizer differs.
+    """
+    if dense not in ("strict", "match", "skip"):
+        raise BadRequest(f"load: expected dense 'strict', 'match' or 'skip', found {dense!r}")
+    own = [table.name for table in optimizer.tables]
+    if unknown := set(tables or ()) - set(own):
+        raise BadRequest(f"load: expected tables of the model, {own}, found {sorted(unknown)}")
+    manifest = read_manifest(open_storage(location.path, location.storage_options))
+    wanted = set(own if tables is None else tables)
+    if dense == "match":
+        wanted &= manifest.tables.keys()
+    parameters = _parameters_to_load(optimizer, manifest, location, dense)
+    loaded = _load_on_servers(optimizer, lambda load_one: load_one(location), wanted, parameters)
+    assert loaded is not None
+    optimizer.mode.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
+    kept = [name for name in own if name not in wanted]
+    kept += [name for name in parameter_shapes(optimizer) if name not in parameters]
+    if dense == "skip":
+        kept += [name for name, _ in optimizer.model.named_buffers()]
+    else:
+        where, match = f"checkpoint {location.path}", dense == "match"
+        kept += install_buffers(location.tensors(), optimizer.model, 0, where=where, match=match)
+    optimizer.mode.resume()
+    optimizer.mode.adopt()
+    return kept
+
+
+def _parameters_to_load(
+    optimizer: DistributedOptimizer, manifest: CheckpointManifest, location: Location, dense: Dense
+) -> list[str]:
+    """Names of dense parameters. Raises SchemaMismatch: with "strict" a shape differs."""
+    saved = manifest.extra.get("shapes")
+    if not isinstance(saved, dict):
+        raise Corruption(
+            f"checkpoint {location.path}: expected the shapes of its parameters, found none"
+        )
+    if dense == "skip":
+        return []
+    own = parameter_shapes(optimizer)
+    matching = [name for name, shape in own.items() if saved.get(name) == shape]
+    if dense == "strict" and len(matching) < len(own):
+        name = next(name for name in own if name not in matching)
+        raise SchemaMismatch(
+            f"checkpoint {location.path}: expected parameter {name} of shape {own[name]},"
+            f" found {saved.get(name)}"
+        )
+    return matching
+
+
+def _load_on_servers(
+    optimizer: DistributedOptimizer,
+    choose: Callable[[LoadOne], dict[str, Any] | None],
+    tables: Collection[str] | None = None,
+    parameters: Collection[str] | None = None,
+) -> dict[str, Any] | None:
+    """Have the servers load what worker 0 chooses.
+
+    Args:
+        choose: called on worker 0 with a function that loads one location.
+        tables, parameters: names; None: all, and the run goes on where the checkpoint was taken.
+    """
+    optimizer.flush()
+    cluster = optimizer.cluster
+    cluster.client.gather({}, [], purpose="load")
+
+    def load_one(location: Location) -> dict[str, Any]:
+        def check(manifest: CheckpointManifest) -> None:
+            if parameters is None and manifest.blocks:  # servers know elements, not shapes
+                _parameters_to_load(optimizer, manifest, location, "strict")
+
+        with location.progress("load") as report:
+            manifest = load_checkpoint(
+                cluster.client,
+                location.path,
+                tables=tables,
+                parameters=parameters,
+                resumes=tables is None,
+                storage_options=location.storage_options,
+                watch=report,
+                check=check,
+            )
+        return {"path": str(location.path), "extra": dict(manifest.extra)}
+
+    def act() -> dict[str, Any]:
+        optimizer.mode.publish()  # what is not loaded stays as it is
+        return choose(load_one) or {}
+
+    return let_first_worker(cluster, "load", act) or None
+
+
+def _load_on_worker(
+    optimizer: DistributedOptimizer,
+    loaded: dict[str, Any],
+    location: Location,
+    random: RandomState,
+) -> LoadedCheckpoint:
+    """Bring this worker to the state that the servers have loaded."""
+    path, extra = str(loaded["path"]), loaded["extra"]
+    steps = extra["optimizer"]
+    optimizer.load_state_dict(steps)
+    tensors = _load_buffers(optimizer, location)
+    optimizer.mode.resume()
+    if optimizer.mode.pushes_are_steps and optimizer.sequence:
+        optimizer.mode.set_num_steps(int(steps["before"]) + optimizer.sequence)
+    optimizer.mode.adopt()
+    own = random_state_of(tensors, optimizer.cluster.worker)
+    random.restore(own)
+    return LoadedCheckpoint(path, extra["user"], int(extra["num_workers"]), own)
+
+
+def _load_buffers(optimizer: DistributedOptimizer, location: Location) -> dict[str, Tensor]:
+    """Install the module buffers of a checkpoint; returns all tensors of the checkpoint."""
+    where = f"checkpoint {location.path}"
+    try:
+        tensors = location.tensors()
+    except BadRequest as error:
+        if not optimizer.cluster.client.script.is_behind:
+            raise
+        log.warning("load: a predecessor has loaded %s, which is gone since: %s", where, error)
+        return {}
+    install_buffers(tensors, optimizer.model, optimizer.cluster.worker, where=where)
+    return tensors

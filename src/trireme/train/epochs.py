@@ -1,0 +1,202 @@
+"""Where an epoch begins for this worker: at the beginning of its data, after the last batch that a
+checkpoint holds, or after the last batch of a predecessor.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trireme.errors import BadRequest, Stopped
+from trireme.job.cluster import Cluster
+from trireme.train.checkpointing.checkpoint_location import Location, NumberedFolders
+from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
+from trireme.train.checkpointing.fit_progress import FitProgress
+from trireme.train.checkpointing.load import LoadedCheckpoint, load, load_newest
+from trireme.train.checkpointing.random_state import RandomState
+from trireme.train.checkpointing.savers import Saver
+from trireme.train.leased_streams import LeasedPass, StreamBatches
+from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker_batches
+from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.predecessor import (
+    PredecessorProgress,
+    check_order,
+    skip_epoch,
+    warn_of_lost_buffers,
+)
+from trireme.train.stopping import agreed_reason_to_stop
+
+log = logging.getLogger("trireme.train")
+
+
+@dataclass(frozen=True)
+class EpochStart:
+    """What is left of an epoch.
+
+    resumes: a part of the epoch was trained on before, so that no example may be left.
+    on_first_batch: is called before the first batch is trained on.
+    """
+
+    streams: Iterable[StreamBatches]
+    resumes: bool = False
+    on_first_batch: Callable[[], None] | None = None
+
+
+class Epochs:
+    """Counts the epochs of a trainer and finds where each begins.
+
+    num_epochs: made so far. random: the random numbers that checkpoints hold.
+    """
+
+    def __init__(self, optimizer: DistributedOptimizer) -> None:
+        self._optimizer, self._cluster = optimizer, optimizer.cluster
+        self.num_epochs = 0
+        self.random = RandomState()
+        self._resumed: LoadedCheckpoint | None = None
+
+    # ---- checkpoints ----
+
+    def forget_checkpoint(self) -> None:
+        """The next epoch begins at its beginning."""
+        self._resumed = None
+
+    def load(self, location: Location) -> None:
+        """See Trainer.load."""
+        loaded = load(self._optimizer, location, self.random)
+        self.num_epochs = FitProgress.from_json(loaded.extra).num_epochs
+
+    def resume(self, path: Any, storage_options: Mapping[str, Any] | None) -> str | None:
+        """See Trainer.resume."""
+        folders = NumberedFolders(path, storage_options)
+        loaded = load_newest(self._optimizer, folders.complete, storage_options, self.random)
+        if loaded is None:
+            return None
+        if loaded.num_streams != self._cluster.streams_per_pass:
+            raise BadRequest(
+                f"Trainer.resume: expected {loaded.num_streams} workers, of whose streams"
+                f" {loaded.path} is, found {self._cluster.streams_per_pass}"
+                f"{' streams' if self._cluster.num_streams else ''}; Trainer.load() takes it on any"
+                " number, and begins the epoch again"
+            )
+        self._resumed = loaded
+        self.num_epochs = FitProgress.from_json(loaded.extra).num_epochs
+        return loaded.path
+
+    def resume_fit(
+        self, checkpoints: Checkpoints | CheckpointAtStop | None, epochs: int
+    ) -> FitProgress:
+        """Load the newest checkpoint of an earlier run of the same call of fit, if there is one."""
+        if not isinstance(checkpoints, Checkpoints):
+            raise BadRequest(
+                f"Trainer.fit: expected checkpoints with resume=True, found {checkpoints}"
+            )
+        if self.num_epochs or self._optimizer.num_steps:
+            raise BadRequest(
+                "Trainer.fit: expected resume=True at the first fit of a trainer, found one that"
+                f" has made {self._optimizer.num_steps} steps; use Trainer.resume() once and then"
+                " the epochs that are left"
+            )
+        if self.resume(checkpoints.path, checkpoints.storage_options) is None:
+            return FitProgress()
+        assert self._resumed is not None
+        progress = FitProgress.from_json(self._resumed.extra)
+        num_done = self.num_epochs - progress.begun_at
+        if num_done > epochs or (num_done == epochs and not progress.figures):
+            raise BadRequest(
+                f"Trainer.fit: expected more epochs than {self._resumed.path} has begun, which is"
+                f" {num_done + progress.is_under_way}, found epochs={epochs}"
+            )
+        return progress
+
+    # ---- the beginning of an epoch ----
+
+    def begin(self, dataset: Iterable[Any], saver: Saver | None) -> EpochStart | None:
+        """Enter the pass of the next epoch; None: predecessors have finished it."""
+        if self._cluster.num_streams:
+            return self._begin_leased(dataset, saver)
+        done = self._optimizer.begin_pass()
+        resumed, self._resumed = self._resumed, None
+        if done.is_over:
+            skip_epoch(dataset, self._cluster, self.num_epochs)
+            self._optimizer.end_pass()
+            return None
+        position, resumes, on_first_batch = self._begin_own(dataset, done, resumed)
+        if saver is not None:
+            saver.begin_epoch(done.num_pushes)
+        batches: Iterable[Any] = ()
+        if not done.has_left:
+            batches = worker_batches(dataset, self._cluster, self.num_epochs, position)
+        return EpochStart([StreamBatches(batches, position)], resumes, on_first_batch)
+
+    def _begin_leased(self, dataset: Iterable[Any], saver: Saver | None) -> EpochStart | None:
+        """An epoch whose streams the workers share out."""
+        resumed, self._resumed = self._resumed, None
+        resumes = resumed is not None and FitProgress.from_json(resumed.extra).is_under_way
+        self.random.begin_epoch(dataset)
+        leased = LeasedPass(self._optimizer, dataset, self.num_epochs, resumes=resumes)
+        if leased.is_over:
+            log.info("train: worker %d: epoch %d is over", self._cluster.worker, self.num_epochs)
+            self._optimizer.end_pass()
+            return None
+        if saver is not None:
+            saver.begin_epoch(0)
+        is_late = self._cluster.client.script.is_successor
+        return EpochStart(leased.streams(), resumes or is_late)
+
+    def _begin_own(
+        self,
+        dataset: Iterable[Any],
+        done: PredecessorProgress,
+        resumed: LoadedCheckpoint | None,
+    ) -> tuple[EpochPosition, bool, Callable[[], None] | None]:
+        """Where this worker's stream begins, and the other fields of its EpochStart."""
+        is_under_way = resumed is not None and FitProgress.from_json(resumed.extra).is_under_way
+        saved = {} if resumed is None else resumed.random
+        self.random.begin_epoch(dataset)
+        if is_under_way:
+            self.random.rewind(saved)
+        if done.has_begun:
+            return self._after_predecessor(dataset, done), True, None
+        if is_under_way:
+            return self._position(), True, lambda: self.random.restore(saved)
+        if resumed is not None:
+            self.random.restore(saved)
+            self.random.begin_epoch(dataset)
+        return EPOCH_START, False, None
+
+    def _position(self) -> EpochPosition:
+        """The position of this worker's stream in this epoch."""
+        at = self._optimizer.position
+        if at and at[0] == self.num_epochs:
+            return EpochPosition(at[1], at[2:])
+        return EPOCH_START  # this worker had made no step in the epoch
+
+    def _after_predecessor(
+        self, dataset: Iterable[Any], done: PredecessorProgress
+    ) -> EpochPosition:
+        position, worker = self._position(), self._cluster.worker
+        if not done.has_left:
+            check_order(dataset)
+        log.info(
+            "train: worker %d was started again: going on behind batch %d of epoch %d; figures are"
+            " of the rest",
+            *(worker, position.batches, self.num_epochs),
+        )
+        warn_of_lost_buffers(self._optimizer.model, worker)
+        return position
+
+
+def stop_if_asked(cluster: Cluster, saver: Saver | None) -> None:
+    """Save if all workers stop here. Raises Stopped: they do."""
+    reason = agreed_reason_to_stop(cluster)
+    if not reason:
+        return
+    if saver is not None:
+        saver.stop()
+        log.info("%s: training has stopped after a step, with a checkpoint", reason)
+    else:
+        log.warning(
+            "%s: training has stopped after a step; nothing was saved: fit takes checkpoints=",
+            reason,
+        )
+    raise Stopped(reason)

@@ -1,5 +1,0 @@
-"""Mode hybrid: rows through the servers, dense parameters by all-reduce among the workers."""
-
-from trireme.train.hybrid.dense import Hybrid
-
-__all__ = ["Hybrid"]

@@ -1,0 +1,1 @@
+"""The training loop: read, plan, pull, compute, push."""

@@ -1,0 +1,263 @@
+"""One pass over data: the pipeline, the loop, and the observers of its batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme.errors import DataError
+from trireme.progress import Display, display
+from trireme.threads import settled
+from trireme.train.checkpointing.savers import Saver
+from trireme.train.dump import DumpFile
+from trireme.train.leased_streams import StreamBatches
+from trireme.train.loop.pipeline import Pipeline
+from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
+from trireme.train.loop.reporting import Report, Reporter
+from trireme.train.loop.scoring import ExampleIds, Scored, Scorer, check_finite
+from trireme.train.loop.staleness import StalenessReport
+from trireme.train.loop.tally import Tally
+from trireme.train.loop.timing import TimeReport
+from trireme.train.optimizer import DistributedOptimizer
+
+Observer = Callable[[nn.Module, Scored], None]
+"""Gets each batch after its step, in the order of the stream, one at a time."""
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """What a pass does besides its figures.
+
+    report: what worker 0 prints. dump: gets every batch. ids: names the examples whose outputs are
+    not finite, which end the run before anything is pushed; None: outputs are not checked.
+    """
+
+    report: Report
+    dump: DumpFile | None
+    ids: ExampleIds | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPass:
+    """One pass over data.
+
+    streams: what is trained on or evaluated, one after the other.
+    model: the optimizer's or a part of it.
+    threads: training threads; see Trainer.
+    shows: worker 0 shows its progress.
+    epoch: its number, which the servers keep with the position of each stream.
+    begun: called before the first batch is trained on.
+    continues: the pass was begun before, and may have no examples left.
+    saver: takes checkpoints meanwhile.
+    """
+
+    title: str
+    streams: Iterable[StreamBatches]
+    model: nn.Module
+    score: Scorer
+    tally: Tally
+    optimizer: DistributedOptimizer
+    options: PassOptions
+    depth: int
+    threads: int
+    shows: bool
+    epoch: int = 0
+    begun: Callable[[], None] | None = None
+    continues: bool = False
+    saver: Saver | None = None
+
+    def train(self) -> dict[str, float]:
+        """Train; returns the figures of all workers. All pushes have been applied then.
+
+        Raises:
+            DataError: no worker had an example.
+        """
+        return self._run(self._train, training=True)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate; returns the figures of all workers, with loss NaN if there are no examples."""
+        with torch.no_grad():
+            return self._run(self._evaluate, training=False)
+
+    def _run(
+        self, work: Callable[[StreamBatches, Pipeline, list[Observer]], None], *, training: bool
+    ) -> dict[str, float]:
+        cluster, progress = self.optimizer.cluster, _Progress()
+        started = time.monotonic()
+        is_quiet = not self.shows or cluster.worker != 0
+        with display(self.title, is_quiet=is_quiet) as shown:
+            report = self._report(shown, progress, training)
+            pushes = StalenessReport(self.optimizer) if report is not None and training else None
+            observers = self._observers(shown, progress, report)
+            with _mode(self.model, training=training), settled():
+                for stream in self.streams:
+                    progress.begin(stream.batches)
+                    with self._pipeline(stream, training) as pipeline:
+                        work(stream, pipeline, observers)
+            if training:
+                self.optimizer.end_pass()
+                if self.saver is not None:
+                    self.saver.end_epoch()
+            if report is not None:
+                report.end()
+            if pushes is not None:
+                shown.say(pushes.end())
+            self.tally.merge(cluster, self.title)
+            if training and self.tally.num_examples == 0 and not self.continues:
+                raise DataError(
+                    f"{self.title}: expected examples, found none at any worker: there is no data,"
+                    " or with drop_last less than a batch"
+                )
+            shown.num_examples = self.tally.num_examples
+            shown.show(1.0, self.tally.figures())
+        elapsed_s = time.monotonic() - started
+        return {
+            **self.tally.figures(),
+            "examples": self.tally.num_examples,
+            "examples_per_s": self.tally.num_examples / elapsed_s,
+        }
+
+    def _pipeline(self, stream: StreamBatches, training: bool) -> Pipeline:
+        return Pipeline(
+            stream.batches,
+            self.model,
+            training=training,
+            depth=self.depth,
+            ahead=self.threads == 1,
+            steps=True,
+            timing=self.optimizer.timing,
+            begun=self.begun,
+            cluster=self.optimizer.cluster,
+        )
+
+    def _report(self, shown: Display, progress: _Progress, training: bool) -> TimeReport | None:
+        if not self.options.report.timing or self.optimizer.cluster.worker != 0:
+            return None
+        return TimeReport(
+            shown.say,
+            self.optimizer.timing,
+            progress,
+            period=self.options.report.period,
+            threads=self.threads if training else 1,
+        )
+
+    def _observers(
+        self, shown: Display, progress: _Progress, report: TimeReport | None
+    ) -> list[Observer]:
+        cluster = self.optimizer.cluster
+        say = shown.say if cluster.worker == 0 else None
+        observers: list[Observer] = [
+            Reporter(self.options.report, self.tally.figures, say).observe,
+            lambda _, scored: self._show(shown, progress),
+        ]
+        if self.options.dump is not None:
+            observers.append(self.options.dump.observe)
+        if report is not None:
+            observers.append(lambda _, scored: report.observe(scored.batch.num_examples))
+        return observers
+
+    def _show(self, shown: Display, progress: _Progress) -> None:
+        shown.num_examples = self.tally.num_examples * self.optimizer.cluster.num_workers
+        if shown.is_due():
+            shown.show(progress.fraction_read(), self.tally.figures())
+
+    def _train(self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
+        optimizer, loop = self.optimizer, self.optimizer.timing.loop
+        first = optimizer.replica
+        first.pending.take()  # lookups of a batch that failed
+        replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
+        order = BatchOrder(replicas)
+        behind, in_lockstep = self.threads == 1, optimizer.mode.in_lockstep
+        done = stream.start.batches + 1
+
+        def work(replica: Replica) -> None:
+            optimizer.cluster.use_pending(replica.pending)
+            for batch in pipeline.batches(replica):
+                replica.model.zero_grad()
+                with loop.measure("forward"):
+                    scored = self._score(replica.model, batch)
+                assert scored.loss is not None
+                with loop.measure("backward"):
+                    scored.loss.backward()  # type: ignore[no-untyped-call]
+                with order.turn(replica):
+                    # First, because a metric refuses outputs that are not numbers, before they
+                    # reach the tables.
+                    self.tally.add(scored)
+                    with loop.measure("push"):
+                        optimizer.step_of(
+                            replica,
+                            examples=batch.num_examples,
+                            position=(self.epoch, done + replica.number, *batch.position),
+                            behind=behind,
+                            stops=optimizer.cluster.stop_request.reason if in_lockstep else "",
+                        )
+                        optimizer.run_step_hooks()
+                    for observe in observers:
+                        observe(replica.model, scored)
+                    if self.saver is not None:
+                        self.saver.after_step()
+                if optimizer.cluster.stop_request.reason and not in_lockstep:
+                    break  # in lockstep all workers stop at the same step, see Pipeline
+
+        def fail(replica: Replica) -> None:
+            order.fail(replica)
+            pipeline.stop()
+
+        train_replicas(replicas, work, fail)
+
+    def _evaluate(
+        self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]
+    ) -> None:
+        del stream
+        for batch in pipeline:
+            with self.optimizer.timing.loop.measure("forward"):
+                scored = self._score(self.model, batch)
+            self.tally.add(scored)
+            for observe in observers:
+                observe(self.model, scored)
+
+    def _score(self, model: nn.Module, batch: Any) -> Scored:
+        scored = self.score(model, batch)
+        if self.options.ids is not None:
+            check_finite(scored, self.options.ids)
+        return scored
+
+
+class _Progress:
+    """How far the current batches are read, and the time that reading has taken."""
+
+    def __init__(self) -> None:
+        self._batches: Iterable[Any] = ()
+        self._past: dict[str, float] = {}
+
+    def begin(self, batches: Iterable[Any]) -> None:
+        self._past, self._batches = self.seconds, batches
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by activity, of these batches and those before; empty if they are unknown."""
+        current: dict[str, float] = getattr(self._batches, "seconds", {})
+        return {name: self._past.get(name, 0.0) + s for name, s in current.items()} or self._past
+
+    def fraction_read(self) -> float | None:
+        """0 to 1 of these batches; None if it is unknown."""
+        batches = self._batches
+        return batches.fraction_read() if hasattr(batches, "fraction_read") else None
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put the model into training or evaluation, and every module back into its state after."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training

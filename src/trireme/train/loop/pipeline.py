@@ -1,0 +1,227 @@
+"""The pipeline of a training loop: batches are read, planned and pulled ahead of it.
+
+    source -- plan thread --> [depth planned] -- pull thread --> [ahead] --> the loop
+
+Where the mode lets it (async), the pull for the next batch starts when the loop has taken the
+current one and the pushes made until then have been applied. So weights are one step old when they
+are used, whatever the depth: depth hides the time of reading and planning, and never adds
+staleness. Otherwise the loop itself pulls (sync: after its last step has been applied everywhere);
+where several threads share the loop, each pulls for itself while the others compute. The pull
+thread may then prepare such pulls (geo: it fetches what the worker's cache lacks).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme import _core
+from trireme.bounded_queue import BoundedQueue
+from trireme.data.batch import Batch
+from trireme.data.foreign import as_batch
+from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.job.default import default
+from trireme.nn import BatchPlan, Planner
+from trireme.protocol.routing import Keys
+from trireme.table import RowClassId
+from trireme.train.loop.replica import Replica
+from trireme.train.loop.timing import Timing
+from trireme.train.loop.worker_batches import Closable
+from trireme.train.optimizer import newest_optimizer
+from trireme.worker.lookups import PendingLookups, RowLookup
+from trireme.worker.pull import Pulled
+
+log = logging.getLogger("trireme.train")
+
+CLOSE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prepared:
+    """A batch on its way to the loop. pulled: None: the loop pulls its rows."""
+
+    number: int
+    batch: Batch
+    plan: BatchPlan
+    pulled: Pulled | None = None
+
+    def keys(self) -> dict[RowClassId, Keys]:
+        return {part.table.class_id: part.keys for part in self.plan.tables}
+
+
+class Pipeline:
+    """Iterate to get batches with their rows attached. Use it as a context manager: its threads end
+    with it.
+
+    Args:
+        source: iterable of batches, or of what `as_batch` converts; it is closed with the pipeline
+            if it can be.
+        model: its embedding modules say what to look up.
+        training: rows get gradients, which the next step pushes.
+        depth: batches read and planned ahead, >= 1.
+        ahead: whether training pulls one batch ahead, where the mode lets it.
+        steps: whether the loop makes one step of each batch.
+        timing: adds up the time of its threads, and the time that the loop waits and pulls.
+        begun: called before the loop gets the first batch, or when there is none.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        model: nn.Module,
+        *,
+        training: bool,
+        depth: int = 2,
+        ahead: bool = True,
+        steps: bool = False,
+        timing: Timing | None = None,
+        begun: Callable[[], None] | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        if depth < 1:
+            raise BadRequest(f"prefetch: expected depth >= 1, found {depth}")
+        self._cluster = default() if cluster is None else cluster
+        self._source, self._training = source, training
+        self._timing = timing or Timing()
+        self._begun = begun
+        self._planner = Planner(model, pool=self._cluster.pool)
+        for table in self._planner.tables:
+            self._cluster.ensure_table(table)
+        self._optimizer = newest_optimizer(self._cluster)
+        self._mode = self._optimizer.mode if training and self._optimizer is not None else None
+        self._steps = steps
+        may_pull_ahead = self._mode is None or self._mode.may_pull_ahead(steps=steps)
+        self._pulls_ahead = not training or (ahead and may_pull_ahead)
+        self._fetch = None if self._mode is None or self._pulls_ahead else self._mode.fetcher()
+        self._planned: BoundedQueue[_Prepared] = BoundedQueue(depth)
+        self._ahead: BoundedQueue[_Prepared] = BoundedQueue(1)
+        # One permit: the pull of a batch waits until the loop has taken the one before.
+        self._may_pull = threading.Semaphore(1)
+
+    def __enter__(self) -> Pipeline:
+        if self._training and self._cluster.is_prefetching:
+            raise BadRequest("prefetch: another pipeline is training on this cluster already")
+        if self._mode is not None:
+            self._mode.begin_run()
+        self._cluster.is_prefetching |= self._training
+        self._planned.start("trireme-plan", self._plan())
+        if self._pulls_ahead or self._fetch is not None:
+            self._ahead.start("trireme-pull", self._pull_ahead())
+        self._cluster.add_running(self.stop)
+        queues = {"planned": self._planned.__len__, "pulled": self._ahead.__len__}
+        self._cluster.metrics.queues.update(queues)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._cluster.remove_running(self.stop)
+        for queue in ("planned", "pulled"):
+            self._cluster.metrics.queues.pop(queue, None)
+        if self._training:
+            self._cluster.is_prefetching = False
+
+    def stop(self) -> None:
+        """End both threads, each after what it works on, within a deadline."""
+        # The pull thread may wait for a permit; with one it sees that its queue is closed.
+        self._may_pull.release()
+        has_stopped = _stop(self._planned, CLOSE_S)
+        _stop(self._ahead, self._cluster.client.timeout_s + 1)
+        if has_stopped and isinstance(self._source, Closable):
+            self._source.close()
+
+    def _plan(self) -> Iterator[_Prepared]:
+        behind, begun = self._timing.behind, self._begun
+        for number, source in enumerate(behind.timed("read", self._source)):
+            if begun is not None:
+                begun()
+                begun = None
+            batch = as_batch(source)
+            with behind.measure("unique"):
+                plan = self._planner.plan(batch, train=self._training)
+            yield _Prepared(number, batch, plan)
+        if begun is not None:
+            begun()
+
+    def _pull_ahead(self) -> Iterator[_Prepared]:
+        for planned in self._planned:
+            self._may_pull.acquire()
+            if self._pulls_ahead and self._optimizer is not None:
+                self._optimizer.flush()
+            with self._timing.behind.measure("pull"):
+                if self._fetch is None:
+                    planned = self._pull(planned)
+                else:
+                    self._fetch(planned.keys())
+            yield planned
+
+    def _pull(self, planned: _Prepared) -> _Prepared:
+        keys = planned.keys()
+        if self._mode is not None:
+            number = planned.number if self._steps else None
+            pulled = self._mode.pull(keys, blocks=True, number=number)
+        elif self._training:
+            pulled = self._cluster.client.pull(keys, blocks=True)
+        else:
+            pulled = self._cluster.pull(keys)
+        return replace(planned, pulled=pulled)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches(None if self._optimizer is None else self._optimizer.replica)
+
+    def batches(self, replica: Replica | None) -> Iterator[Batch]:
+        """Batches for one of several threads that share the pipeline.
+
+        Args:
+            replica: gets the dense weights of each batch and its number; its next step pushes the
+                gradients of the rows. None: there is no optimizer.
+        """
+        if replica is not None:
+            replica.number = -1
+        waiting = self._ahead if self._pulls_ahead or self._fetch is not None else self._planned
+        for prepared in self._timing.loop.timed("wait", waiting):
+            if replica is not None:
+                replica.number = prepared.number
+            if prepared.pulled is None:
+                with self._timing.loop.measure("pull"):
+                    prepared = self._pull(prepared)
+                if self._mode is not None and self._mode.is_stopped:
+                    break
+            self._may_pull.release()
+            assert prepared.pulled is not None
+            if self._training and replica is not None:
+                replica.install(prepared.pulled)
+            pending = self._cluster.pending if replica is None else replica.pending
+            self._attach(prepared, prepared.pulled, pending)
+            yield prepared.batch
+
+    def _attach(self, prepared: _Prepared, pulled: Pulled, pending: PendingLookups) -> None:
+        """Give the batch its rows; in training the next step pushes their gradients."""
+        plan = prepared.plan
+        rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
+        leaves = plan.attach(prepared.batch, rows, train=self._training)
+        if self._training:
+            pending.pulled_at(pulled.versions)
+            for part in plan.tables:
+                leaf = leaves[part.table.class_id]
+                looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
+                pending.add(looked_up, plan.num_examples)
+
+
+def _stop(queue: BoundedQueue[_Prepared], timeout_s: float) -> bool:
+    """Close the queue. Returns False: its thread did not end in time."""
+    queue.close()
+    has_ended = queue.join(timeout_s)
+    if not has_ended:
+        log.warning(
+            "%s: its source did not come back within %.0f s and is left behind",
+            queue.name,
+            timeout_s,
+        )
+    return has_ended

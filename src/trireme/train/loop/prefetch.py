@@ -1,0 +1,90 @@
+"""`tr.prefetch`: the pipeline for training loops of one's own."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from trireme.data.batch import Batch
+from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.job.default import default
+from trireme.threads import settled
+from trireme.train.leased_streams import LeasedPass
+from trireme.train.loop.pipeline import Pipeline
+from trireme.train.loop.worker_batches import EpochPosition, worker_batches
+from trireme.train.optimizer import newest_optimizer
+from trireme.train.predecessor import PredecessorProgress, check_order, skip_epoch
+
+
+def prefetch(
+    dataset: Iterable[Any],
+    model: nn.Module,
+    *,
+    depth: int = 2,
+    epoch: int = 0,
+    cluster: Cluster | None = None,
+) -> Iterator[Batch]:
+    """Batches for a plain training loop, with rows and dense weights pulled ahead of it.
+
+    `dataset` is iterated once: one pass. A dataset with streams gives each worker its own; of any
+    other iterable every worker takes each num_workers-th batch. When it is exhausted this worker
+    has left the pass and its parameters are current. A worker that replaces a killed one reads the
+    batches again that are trained on, and leaves them out. Where workers share streams, a loop that
+    is left early gives its stream back, and others train on the rest of it.
+
+        for batch in tr.prefetch(train, model):
+            loss = criterion(model(batch), batch["label"])
+            loss.backward()
+            optimizer.step()
+
+    Args:
+        depth: batches to read and plan ahead.
+        epoch: changes the order of a dataset that shuffles.
+    """
+    job = default() if cluster is None else cluster
+    with job.client.script.section():
+        optimizer = newest_optimizer(job)
+        if job.num_streams and optimizer is not None:
+            leased = LeasedPass(optimizer, dataset, epoch, is_trainers=False)
+            for stream in () if leased.is_over else leased.streams():
+                pipeline = Pipeline(stream.batches, model, training=True, depth=depth, cluster=job)
+                try:
+                    with settled(), pipeline:
+                        yield from pipeline
+                except GeneratorExit:
+                    leased.give_back()
+                    raise
+            optimizer.end_pass()
+            return
+        done = PredecessorProgress()
+        num_batches = 0
+        if optimizer is not None:
+            done = optimizer.begin_pass()
+            num_batches = optimizer.mode.num_batches(done.num_pushes)
+        if done.is_over or done.has_left:
+            skip_epoch(dataset, job, epoch)
+        else:
+            batches = _remaining(dataset, job, epoch, num_batches)
+            pipeline = Pipeline(batches, model, training=True, depth=depth, cluster=job)
+            with settled(), pipeline:
+                yield from pipeline
+                optimizer = newest_optimizer(job)
+        if optimizer is not None:
+            optimizer.end_pass()
+
+
+def _remaining(
+    dataset: Iterable[Any], cluster: Cluster, epoch: int, num_batches: int
+) -> Iterable[Any]:
+    """This worker's batches without those that a predecessor has trained on."""
+    if num_batches == 0:
+        return worker_batches(dataset, cluster, epoch)
+    check_order(dataset)
+    if cluster.client.script.has_attended_within():
+        raise BadRequest(
+            "prefetch: expected a loop without meetings of the workers to go on with, in the place"
+            " of a worker that was killed, found one with them: start the job again and load the"
+            " newest checkpoint"
+        )
+    return worker_batches(dataset, cluster, epoch, EpochPosition(num_batches))

@@ -1,0 +1,147 @@
+"""The outputs of a model for a batch, by name, and the loss."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from trireme.data.batch import Batch, Column, Strings
+from trireme.data.schema import InsId, Schema
+from trireme.errors import BadRequest, NotFinite
+
+OUTPUT = "output"
+"""The name of the output of a model that returns one tensor."""
+SHOWN_MAX = 5
+"""How many examples an error names."""
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A batch with the outputs and the loss of the model.
+
+    outputs: by name, without gradients, each (B, ...).
+    loss: scalar, with its gradient; None: the scorer has no loss.
+    """
+
+    batch: Batch
+    outputs: dict[str, Tensor]
+    loss: Tensor | None
+
+
+class Scorer:
+    """Runs a model on batches, and the loss on what it returns.
+
+    Args:
+        loss: (outputs as the model returned them, label column) -> scalar; with `label` None:
+            (outputs, batch) -> scalar. None: no loss is computed.
+        label: name of the label column.
+    """
+
+    def __init__(self, loss: Loss | None, label: str | None) -> None:
+        self._loss, self._label = loss, label
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Scored:
+        """Raises BadRequest: outputs that are neither a tensor nor tensors by name, or no such
+        label column.
+        """
+        outputs = model(batch)
+        scored = outputs_by_name(outputs)
+        if self._loss is None:
+            return Scored(batch, scored, None)
+        labels = batch if self._label is None else _labels(batch, self._label)
+        return Scored(batch, scored, self._loss(outputs, labels))
+
+
+class ExampleIds:
+    """The names of a dataset's examples: its InsId column, or else the column ins_id.
+
+    column: name of the column; None: the schema has none.
+    """
+
+    def __init__(self, dataset: object) -> None:
+        schema = getattr(dataset, "schema", None)
+        self.column: str | None = InsId().name
+        if isinstance(schema, Schema):
+            self.column = next((f.name for f in schema.fields if isinstance(f, InsId)), None)
+
+    def of(self, batch: Batch) -> list[str] | None:
+        """A name per example: strings, or integers of a (B,) tensor; None: there are none."""
+        column = None if self.column is None else batch.get(self.column)
+        if isinstance(column, Strings):
+            return column.decode()
+        if isinstance(column, Tensor) and column.dim() == 1 and not column.is_floating_point():
+            return [str(value) for value in column.tolist()]
+        return None
+
+
+def check_finite(scored: Scored, ids: ExampleIds) -> None:
+    """Raises NotFinite: an output or the loss is NaN or infinite; names the examples."""
+    for name, output in scored.outputs.items():
+        if math.isfinite(output.sum().item()):
+            continue  # then all values are finite; the converse does not hold
+        finite = torch.isfinite(output)
+        if not finite.all():
+            value = output[~finite].flatten()[0].item()
+            raise _not_finite(f"{value} in output {name!r} of", scored.batch, _rows(~finite), ids)
+    if scored.loss is not None and not math.isfinite(loss := float(scored.loss.detach())):
+        raise _not_finite(f"a loss of {loss} over", scored.batch, [], ids)
+
+
+def _rows(is_wrong: Tensor) -> list[int]:
+    """The examples with a wrong value; empty for a scalar."""
+    if is_wrong.dim() == 0:
+        return []
+    return torch.nonzero(is_wrong.reshape(len(is_wrong), -1).any(1)).flatten().tolist()
+
+
+def _not_finite(wrong_value: str, batch: Batch, rows: list[int], ids: ExampleIds) -> NotFinite:
+    names = ids.of(batch)
+    is_by_example = rows and rows[-1] < batch.num_examples
+    wrong = rows if is_by_example else list(range(batch.num_examples))
+    called = "examples" if names is None else "examples with ins_id"
+    shown = ", ".join(str(i) if names is None else repr(names[i]) for i in wrong[:SHOWN_MAX])
+    more = f" and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else ""
+    return NotFinite(
+        f"Trainer: expected finite outputs and loss, found {wrong_value} {called} {shown}{more};"
+        f" the batch of {batch.num_examples} before position {batch.position} of stream"
+        f" {batch.stream}; nothing of it was pushed"
+    )
+
+
+def column_of(batch: Batch, name: str, reader: str) -> Column:
+    """A column of the batch. Raises BadRequest: there is none; names the reader and all columns."""
+    if name not in batch:
+        raise BadRequest(
+            f"{reader}: expected column {name!r} in the batch, found {', '.join(batch.keys())}"
+        )
+    return batch[name]
+
+
+def _labels(batch: Batch, name: str) -> Tensor:
+    labels = column_of(batch, name, "Trainer(label=)")
+    if not isinstance(labels, Tensor):
+        raise BadRequest(
+            f"Trainer: expected column {name!r} as a tensor, found {type(labels).__name__}"
+        )
+    return labels
+
+
+def outputs_by_name(outputs: Any) -> dict[str, Tensor]:
+    named = {OUTPUT: outputs} if isinstance(outputs, Tensor) else outputs
+    if not isinstance(named, Mapping) or not named:
+        raise _not_outputs(type(outputs).__name__)
+    for name, output in named.items():
+        if not isinstance(name, str) or not isinstance(output, Tensor):
+            raise _not_outputs(f"{name!r}: {type(output).__name__}")
+    return {name: output.detach() for name, output in named.items()}
+
+
+def _not_outputs(kind: str) -> BadRequest:
+    return BadRequest(
+        f"Trainer: expected the model to return a tensor or tensors by name, found {kind}"
+    )

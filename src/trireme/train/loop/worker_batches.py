@@ -1,0 +1,142 @@
+"""Which batches of a dataset a worker trains on."""
+
+import inspect
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch.utils.data import DataLoader, DistributedSampler
+
+from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+
+log = logging.getLogger("trireme.train")
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """Batches that are read ahead, until they are closed."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class EpochPosition:
+    """How far the batches of an epoch have been read.
+
+    batches: their number. position: of the last one, where the dataset has positions.
+    """
+
+    batches: int = 0
+    position: tuple[int, ...] = ()
+
+
+EPOCH_START = EpochPosition()
+
+
+def worker_batches(
+    dataset: Iterable[Any],
+    cluster: Cluster,
+    epoch: int = 0,
+    start: EpochPosition = EPOCH_START,
+    *,
+    part: tuple[int, int] | None = None,
+) -> Iterable[Any]:
+    """A part of a dataset, in the order of this epoch.
+
+    A dataset with streams gives one stream. Of any other iterable, which must yield the same
+    batches on all workers, a worker takes every num_workers-th; a DataLoader with a
+    DistributedSampler gives each worker its own. A sampler with a `set_epoch` gets the epoch.
+
+    Args:
+        start: where to begin: at the position, if the dataset's `stream` takes a `start`; else that
+            many batches are read again and left out.
+        part: which part, of how many; default this worker's.
+
+    Raises:
+        BadRequest: a DataLoader that would not yield the same batches on all workers.
+    """
+    index, num_parts = (cluster.worker, cluster.num_workers) if part is None else part
+    if index == num_parts:  # of a late worker, which only listens
+        return ()
+    if hasattr(dataset, "stream"):
+        if start.position and _seeks(dataset):
+            rest: Iterable[Any] = dataset.stream(
+                index, num_parts, epoch=epoch, start=start.position
+            )
+            return rest
+        batches = dataset.stream(index, num_parts, epoch=epoch)
+    else:
+        batches = _every_nth(dataset, index, num_parts, epoch)
+    return _skipped(batches, start.batches, dataset) if start.batches else batches
+
+
+def _seeks(dataset: Any) -> bool:
+    return "start" in inspect.signature(dataset.stream).parameters
+
+
+def _skipped(batches: Iterable[Any], num_batches: int, dataset: object) -> Iterator[Any]:
+    kind = type(dataset).__name__
+    if isinstance(dataset, Iterator):
+        log.warning(
+            "train: the first %d batches of this %s are passed over: none is trained on twice, and"
+            " none is left out if it gives the same ones as before; nobody can check that",
+            num_batches,
+            kind,
+        )
+    else:
+        log.info("train: a %s cannot seek: reading %d batches again", kind, num_batches)
+    try:
+        yield from itertools.islice(batches, num_batches, None)
+    finally:
+        if isinstance(batches, Closable):
+            batches.close()
+
+
+def _every_nth(dataset: Iterable[Any], index: int, num_parts: int, epoch: int) -> Iterator[Any]:
+    if isinstance(dataset, DataLoader):
+        for sampler in samplers(dataset):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)  # else every epoch has the order of the first
+        if num_parts > 1:
+            if _is_distributed(dataset, index, num_parts):
+                return (batch for batch in dataset)
+            _check_order(dataset)
+    return (batch for number, batch in enumerate(dataset) if number % num_parts == index)
+
+
+def samplers(loader: DataLoader[Any]) -> list[Any]:
+    """What decides the order of a DataLoader."""
+    batches = loader.batch_sampler  # None with batch_size=None
+    samplers = [loader.sampler, batches, getattr(batches, "sampler", None)]
+    return [sampler for sampler in samplers if sampler is not None]
+
+
+def _is_distributed(loader: DataLoader[Any], index: int, num_parts: int) -> bool:
+    for sampler in samplers(loader):
+        if isinstance(sampler, DistributedSampler):
+            if (sampler.rank, sampler.num_replicas) != (index, num_parts):
+                raise BadRequest(
+                    f"DataLoader: expected a DistributedSampler of rank {index} and "
+                    f"num_replicas {num_parts}, found {sampler.rank} and {sampler.num_replicas};"
+                    " without one, batches are shared all the same"
+                )
+            return True
+    return False
+
+
+def _check_order(loader: DataLoader[Any]) -> None:
+    """Raises BadRequest: workers may not see the same order."""
+    for sampler in samplers(loader):
+        if getattr(sampler, "generator", sampler) is None:  # it has one, which is not set
+            raise BadRequest(
+                "DataLoader: expected the same order on all workers, which share its batches, found"
+                f" a random one ({type(sampler).__name__}); shuffle with"
+                " generator=torch.Generator().manual_seed(n), the same n on all"
+            )
+    if loader.num_workers > 0 and not getattr(loader, "in_order", True):
+        raise BadRequest(
+            "DataLoader: expected in_order=True, because all workers share its batches, found False"
+        )

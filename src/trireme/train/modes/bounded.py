@@ -1,0 +1,38 @@
+"""Mode bounded: as async, and no stream is more than `staleness` steps ahead of the slowest."""
+
+from trireme.protocol.gradients import KeysByClass
+from trireme.protocol.membership import Pace
+from trireme.train.modes.local_training import LocalTraining, WorkerStep
+from trireme.train.modes.numbered_steps import NumberedSteps
+from trireme.worker.pull import Pulled
+
+
+class Bounded(NumberedSteps):
+    """A pull names the step that its rows are for; servers answer when the others are near it."""
+
+    why_not_shared = "a stream that waits for a worker would hold up all others"
+    is_staged = False
+
+    def __init__(self, local: LocalTraining) -> None:
+        super().__init__(local)
+        self._run_from = 0  # the step of batch 0 of the run
+
+    def may_pull_ahead(self, *, steps: bool) -> bool:
+        """Only if it is known which step the rows are for."""
+        return steps
+
+    def begin_run(self) -> None:
+        super().begin_run()
+        self._run_from = self.next_step()
+
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
+        self.join_pass()
+        done = self._last_step
+        self.flush()
+        step = self.next_step() if number is None else self._run_from + number
+        pace = Pace(step, min(done, step - 1), self.local.strategy.staleness)
+        return self.client.pull(keys, blocks=blocks, pace=pace, time=self.stream.data_time())
+
+    def step(self, step: WorkerStep) -> None:
+        super().step(step)
+        self._last_step = step.header.step

@@ -1,0 +1,123 @@
+"""A worker's rows of all tables within a budget: the least recently touched rows leave first."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from trireme import _core
+from trireme.errors import ResourceExhausted
+from trireme.protocol.gradients import KeysByClass, TableGradient
+from trireme.protocol.routing import Floats, Keys
+from trireme.table import RowClassId, Table
+from trireme.train.modes.geo.rows import CachedKeys, CachedRows
+
+WINDOWS_MAX = 1 << 24  # clocks are floats
+
+
+class RowCache:
+    """Rows of several tables, by `Table.class_id`. One thread uses it; any may `find`.
+
+    Args:
+        budget: bytes of all rows. The rows of one window stay until it has ended.
+
+    Attributes:
+        window: number of the window, from 1.
+        num_evicted: rows that have left. num_lost: those of them that had optimizer state.
+    """
+
+    def __init__(self, tables: Iterable[Table], pool: _core.Pool, budget: int) -> None:
+        self.tables = {
+            part.class_id: CachedRows(part, pool) for table in tables for part in table.parts
+        }
+        self.window, self.num_evicted, self.num_lost = 1, 0, 0
+        self.budget = budget
+        # (window, part, keys) of the windows that have ended, the oldest first. For a key in
+        # several entries the last one counts.
+        self._queue: deque[tuple[int, RowClassId, Keys]] = deque()
+        self._num_queued = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(rows.num_rows * rows.row_bytes for rows in self.tables.values())
+
+    @property
+    def has_touched(self) -> bool:
+        """Whether the window has touched any row."""
+        return any(rows.num_touched for rows in self.tables.values())
+
+    def find(self, keys: KeysByClass) -> dict[RowClassId, CachedKeys]:
+        """Which of the keys the window has; true until rows are touched or the window ends."""
+        return {part: self.tables[part].find(keys_K, self.window) for part, keys_K in keys.items()}
+
+    def make_room(self, cached: Mapping[RowClassId, CachedKeys]) -> bool:
+        """Evict rows until all missing ones fit. Returns False: the window must end first.
+
+        Raises:
+            ResourceExhausted: they do not fit into the whole budget.
+        """
+        needed = sum(len(keys.missing) * self.tables[p].row_bytes for p, keys in cached.items())
+        while self.num_bytes + needed > self.budget and self._queue:
+            self._evict(self.num_bytes + needed - self.budget)
+        if self.num_bytes + needed <= self.budget:
+            return True
+        if self.has_touched:
+            return False
+        raise ResourceExhausted(
+            f"geo: expected room for the rows of a batch, {needed} bytes, found cache_bytes"
+            f" {self.budget}; use smaller batches or Strategy('geo', cache_bytes=...)"
+        )
+
+    def touch(
+        self, cached: Mapping[RowClassId, CachedKeys], weights: Mapping[RowClassId, Floats]
+    ) -> None:
+        """Put these rows into the window. weights: per part, of the rows that were missing."""
+        for part, keys in cached.items():
+            self.tables[part].touch(keys, weights[part], self.window)
+
+    def differences(self) -> dict[RowClassId, TableGradient]:
+        """What the window has changed, per part with updated rows."""
+        by_part = {part: rows.differences() for part, rows in self.tables.items()}
+        return {part: gradient for part, gradient in by_part.items() if gradient is not None}
+
+    def end_window(self) -> None:
+        """Begin another window: the differences have been exchanged."""
+        for part, rows in self.tables.items():
+            if len(keys := rows.end_window()):
+                self._queue.append((self.window, part, keys))
+                self._num_queued += len(keys)
+        self.window += 1
+        if self.window == WINDOWS_MAX:
+            self.clear()
+        if self._num_queued > 2 * sum(rows.num_rows for rows in self.tables.values()):
+            self._compact()
+
+    def clear(self) -> None:
+        """Evict all rows; the window has touched none."""
+        while self._queue:
+            self._evict(self.num_bytes)
+        self.window = 1
+
+    def _evict(self, num_bytes: int) -> None:
+        """Evict rows of the oldest window that no later window has touched, up to this size."""
+        window, part, keys = self._queue.popleft()
+        self._num_queued -= len(keys)
+        rows = self.tables[part]
+        keys = keys[rows.touched_at(keys) == window]
+        count = -(-num_bytes // rows.row_bytes)
+        if count < len(keys):
+            rest = keys[count:]
+            self._queue.appendleft((window, part, rest))
+            self._num_queued += len(rest)
+        erased = rows.erase(keys[:count])
+        self.num_evicted += erased
+        self.num_lost += erased * rows.has_state
+
+    def _compact(self) -> None:
+        """Drop from the queue the keys that later windows have touched."""
+        compacted: deque[tuple[int, RowClassId, Keys]] = deque()
+        for window, part, keys in self._queue:
+            kept = keys[self.tables[part].touched_at(keys) == window]
+            if len(kept):
+                compacted.append((window, part, kept))
+        self._queue = compacted
+        self._num_queued = sum(len(keys) for _, _, keys in compacted)

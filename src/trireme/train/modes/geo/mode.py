@@ -1,0 +1,156 @@
+"""Mode geo: the worker's part of it, over the window that it trains in."""
+
+import logging
+from collections.abc import Callable
+
+from trireme.errors import BadRequest
+from trireme.protocol.gradients import KeysByClass, Step
+from trireme.train.modes.base import Mode
+from trireme.train.modes.geo.window import Window
+from trireme.train.modes.local_dense import LocalDense
+from trireme.train.modes.local_training import LocalTraining, WorkerStep
+from trireme.train.predecessor import PredecessorProgress
+from trireme.worker.pull import Pulled
+
+log = logging.getLogger("trireme.train")
+
+
+class Geo(Mode):
+    """A push carries what a window of steps has changed."""
+
+    pushes_are_steps = False  # but several
+    trains_in_threads = False
+    why_not_shared = (
+        "what a worker has not exchanged would be lost with it, for others to train on again"
+        " from other weights"
+    )
+
+    def __init__(self, local: LocalTraining) -> None:
+        super().__init__(local)
+        strategy, dense = local.strategy, local.replica.dense
+        self.window = Window(
+            self.client,
+            local.tables,
+            dense,
+            local.optimizer,
+            pool=self.cluster.pool,
+            k=strategy.k,
+            cache_bytes=strategy.cache_bytes,
+        )
+        self._local_dense = LocalDense(self.client, dense, local.optimizer)
+        self._position: tuple[int, ...] = ()  # of the stream, behind the last step
+        self._num_lost_reported = 0
+
+    # ---- rows ----
+
+    def may_pull_ahead(self, *, steps: bool) -> bool:
+        """No: rows come from the cache, behind the step before."""
+        return False
+
+    def fetcher(self) -> Callable[[KeysByClass], None] | None:
+        """Fetch what the cache lacks, where windows have a batch to fetch for meanwhile."""
+        return self._fetch if self.local.strategy.k > 1 else None
+
+    def _fetch(self, keys: KeysByClass) -> None:
+        self.window.fetch(keys, self.stream.data_time())
+
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
+        self._touch(keys)
+        return self.window.read(keys)
+
+    def _touch(self, keys: KeysByClass) -> None:
+        while not self.window.touch(keys, self.stream.data_time()):
+            self._exchange()
+
+    # ---- the step ----
+
+    def step(self, step: WorkerStep) -> None:
+        """Train on the cache, and exchange if the window has had all its steps."""
+        window = self.window
+        if window.has_ended or not step.header.versions:  # since the forward passes, or before
+            self._touch({name: gradient.keys for name, gradient in step.tables.items()})
+        window.step(step.tables, step.header.examples)
+        self._position = step.header.position
+        if window.is_due:
+            self._exchange()
+        window.has_ended = False
+
+    def settle(self) -> None:
+        """The next forward pass reads the cache."""
+
+    def _exchange(self) -> None:
+        """Push what the window has changed, and begin another one."""
+        window = self.window
+        step = Step(
+            sequence=self.stream.sequence + 1,
+            step=0,
+            versions=window.versions,
+            examples=window.num_examples,
+            position=self._position,
+            time=self.stream.data_time(),
+        )
+        self.stream.push(step, *window.differences(self.local.group_values()), kind="delta")
+        window.end()
+
+    def flush(self) -> None:
+        super().flush()
+        if self.window.num_steps:
+            self.stream.check_usable()
+            self._exchange()
+
+    # ---- the pass ----
+
+    def begin_pass(self) -> PredecessorProgress:
+        progress = super().begin_pass()
+        # Each push counts as a whole window; one that ended early had fewer steps.
+        self.passes.num_steps += progress.num_pushes * (self.local.strategy.k - 1)
+        return progress
+
+    def num_batches(self, num_pushes: int) -> int:
+        """Raises BadRequest: a push does not tell how many steps its window had."""
+        if num_pushes:
+            raise BadRequest(
+                "prefetch: expected to know how many batches a predecessor has trained on,"
+                " found mode 'geo', whose pushes do not say it: train with Trainer.fit, or"
+                " start the job again and load the newest checkpoint"
+            )
+        return 0
+
+    def end_pass(self) -> None:
+        self.flush()
+        self._report_lost()
+        super().end_pass()
+
+    def _report_lost(self) -> None:
+        lost = self.window.cache.num_lost - self._num_lost_reported
+        self._num_lost_reported += lost
+        if lost:
+            log.warning(
+                "geo: %d rows left the cache of %d bytes, and their optimizer state is lost; it is"
+                " kept with a larger one, Strategy('geo', cache_bytes=...)",
+                lost,
+                self.window.cache.budget,
+            )
+
+    def finish(self) -> None:
+        self.flush()
+
+    # ---- checkpoints ----
+
+    def resume(self) -> None:
+        self.window.forget()
+        super().resume()
+
+    def publish(self) -> None:
+        """Optimizer state; exchanges bring the weights."""
+        self._local_dense.publish(weights=False)
+
+    def adopt(self) -> None:
+        self._local_dense.adopt()
+        self.refresh()
+
+    def counters(self) -> dict[str, int]:
+        """Rows in the cache, rows that have left it, and optimizer states lost with them."""
+        cache = self.window.cache
+        num_rows = sum(rows.num_rows for rows in cache.tables.values())
+        return {"rows": num_rows, "evicted": cache.num_evicted, "states_lost": cache.num_lost}

@@ -1,0 +1,114 @@
+"""The workers of a job as a process group of torch.distributed, without its global state."""
+
+import datetime
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trireme.data.global_shuffle import own_host
+from trireme.errors import BadRequest, DeadlineExceeded, Unavailable
+from trireme.job.cluster import Cluster
+
+
+class WorkerGroup:
+    """Sums over all workers: gloo for CPU tensors, NCCL for CUDA tensors.
+
+    Every worker makes one; they find each other through a meeting at the coordinator. Tensors are
+    not encrypted, and the workers do not check each other's keys.
+
+    Args:
+        device: of the tensors.
+
+    Raises:
+        BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`; or
+            torch lacks the backend.
+        DeadlineExceeded, Unavailable: the workers did not find each other in time.
+    """
+
+    def __init__(self, cluster: Cluster, device: torch.device) -> None:
+        self._cluster = cluster
+        self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
+        host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
+        _check(host, device, cluster)
+        self._group: Any = self._join(host, device)
+
+    def _join(self, host: str, device: torch.device) -> Any:
+        rank, size = self._cluster.worker, self._cluster.num_workers
+        listener = _listen(host) if rank == 0 else None
+        place = [host, listener.getsockname()[1]] if listener is not None else []
+        bodies = self._cluster.client.gather(
+            {"place": place}, [], purpose="all-reduce", patient=True
+        )
+        master, port = bodies[0][0]["place"]
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                str(master),
+                int(port),
+                size,
+                is_master=rank == 0,
+                timeout=self._timeout,
+                wait_for_workers=False,
+                master_listen_fd=None if listener is None else listener.detach(),
+            )
+            return _backend(store, rank, size, host, device, self._timeout)
+        except RuntimeError as error:
+            raise self._error("the workers' process group", error) from error
+
+    def sum(self, values: Tensor) -> None:
+        """Replace the values by the sum over all workers, which has the same bits everywhere. Every
+        worker calls it with values of the same shape.
+
+        Raises:
+            DeadlineExceeded: a worker is missing. Unavailable: a worker has gone.
+        """
+        try:
+            self._group.allreduce([values], dist.AllreduceOptions()).wait()
+        except RuntimeError as error:
+            raise self._error("all-reduce", error) from error
+        if values.is_cuda:
+            torch.cuda.current_stream(values.device).synchronize()
+
+    def _error(self, what: str, error: RuntimeError) -> DeadlineExceeded | Unavailable:
+        silent = self._cluster.client.silent_workers()
+        subject = f"hybrid: {what} of {self._cluster.num_workers} workers"
+        state = f"silent: workers {silent}" if silent else "no worker is silent"
+        if "imed out" in str(error) or "imeout" in str(error):
+            seconds = self._timeout.total_seconds()
+            return DeadlineExceeded(
+                f"{subject}: not complete within {seconds:g} s; {state}: {error}"
+            )
+        return Unavailable(f"{subject}: a worker has gone; {state}: {error}")
+
+
+def _check(host: str, device: torch.device, cluster: Cluster) -> None:
+    is_loopback = host.startswith("127.") or host == "::1"
+    if not is_loopback and not cluster.insecure:
+        raise BadRequest(
+            f"hybrid: expected insecure=True to all-reduce over {host}, because torch.distributed"
+            " neither encrypts nor asks for keys; use it in a network of your own, or another mode"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise BadRequest(f"hybrid: expected parameters on cpu or cuda, found {device}")
+
+
+def _listen(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family)
+
+
+def _backend(
+    store: Any, rank: int, size: int, host: str, device: torch.device, timeout: datetime.timedelta
+) -> Any:
+    if device.type == "cuda":
+        if not dist.is_nccl_available():
+            raise BadRequest("hybrid: expected a torch with NCCL for parameters on cuda")
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    gloo._timeout, gloo._threads = timeout, 1
+    return dist.ProcessGroupGloo(store, rank, size, gloo)

@@ -1,0 +1,124 @@
+"""Dense parameters that every worker holds and steps alike.
+
+Each step makes one all-reduce: of every gradient times the batch's examples, of a flag for each
+parameter that has a gradient, of the examples, and of the number of workers that still have data.
+All workers divide the same sums and run the same optimizer from the same weights, so their weights
+are equal bit for bit. A worker whose data has ended takes part with zeros until all have ended.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.protocol.clipping import Clip
+from trireme.train.clipping import clip_tensor
+from trireme.train.modes.hybrid.group import WorkerGroup
+from trireme.worker.dense_parameters import DenseParameters
+
+
+class ReplicatedDense:
+    """The dense parameters of one worker.
+
+    Args:
+        dense: the model's parameters, all on one device. optimizer: steps them.
+        clip: what gradients are clipped by, by value, before the step.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        dense: DenseParameters,
+        optimizer: torch.optim.Optimizer | None,
+        clip: Clip | None = None,
+    ) -> None:
+        self._cluster, self._dense, self._optimizer = cluster, dense, optimizer
+        self._clip = clip
+        self._parameters = dense.parameters
+        devices = {p.device for p in self._parameters.values()} or {torch.device("cpu")}
+        if len(devices) > 1:
+            raise BadRequest(f"hybrid: expected all parameters on one device, found {devices}")
+        self._device = devices.pop()
+        self._group = WorkerGroup(cluster, self._device) if cluster.num_workers > 1 else None
+        self._is_running = False
+
+    def begin(self) -> None:
+        """Meet all workers before the first step: some need longer until they have data."""
+        if not self._is_running and self._group is not None:
+            self._cluster.client.gather({}, [], purpose="begin hybrid training", patient=True)
+        self._is_running = True
+
+    def end(self) -> None:
+        """Take part in the others' steps, without data, until no worker has any."""
+        if self._is_running and self._group is not None:
+            while self._reduce_and_step(0, is_active=False):
+                pass
+        self._is_running = False
+
+    def step(self, examples: int, *, is_skipped: bool = False) -> None:
+        """Make one step of all workers with the parameters' gradients; leaves none.
+
+        is_skipped: this worker has no gradients and no examples in it.
+
+        Raises:
+            BadRequest: no examples. DeadlineExceeded, Unavailable: another worker is missing.
+        """
+        if self._group is None:
+            self._step()
+            return
+        if examples < 1 and not is_skipped:
+            raise BadRequest(
+                "DistributedOptimizer.step: expected the batch's examples, which weigh its gradient"
+                f" among the workers', found {examples}; give step(examples=...)"
+            )
+        self.begin()
+        self._reduce_and_step(examples, is_active=True)
+
+    def _step(self) -> None:
+        for parameter in self._parameters.values() if self._clip is not None else ():
+            if parameter.grad is not None and self._clip is not None:
+                clip_tensor(self._clip, parameter.grad, None)
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self._dense.take_gradients()
+
+    def _reduce_and_step(self, examples: int, *, is_active: bool) -> bool:
+        """Returns whether any worker still had data."""
+        assert self._group is not None
+        gradients: Mapping[str, Tensor | None] = self._dense.take_gradients()
+        if not is_active:
+            gradients = dict.fromkeys(gradients)
+        flat = self._flat(gradients, examples, is_active=is_active)
+        self._group.sum(flat)
+        num_parameters = len(self._parameters)
+        present = flat[-num_parameters - 2 : -2].tolist() if num_parameters else []
+        total, num_active = flat[-2:].tolist()
+        if total > 0:
+            self._give_gradients(flat / total, present)
+            self._step()
+        return bool(num_active > 0)
+
+    def _flat(
+        self, gradients: Mapping[str, Tensor | None], examples: int, *, is_active: bool
+    ) -> Tensor:
+        """Gradients times examples, one flag per parameter that has one, examples, and a flag for
+        this worker.
+        """
+        parts = [
+            torch.zeros(p.numel(), device=self._device)
+            if (gradient := gradients[name]) is None
+            else gradient.reshape(-1) * examples
+            for name, p in self._parameters.items()
+        ]
+        flags = [gradient is not None for gradient in gradients.values()]
+        numbers = [*map(float, flags), float(examples), float(is_active)]
+        return torch.cat([*parts, torch.tensor(numbers, device=self._device)])
+
+    def _give_gradients(self, flat: Tensor, present: list[float]) -> None:
+        begin = 0
+        for parameter, workers in zip(self._parameters.values(), present, strict=True):
+            end = begin + parameter.numel()
+            parameter.grad = flat[begin:end].view_as(parameter) if workers else None
+            begin = end

@@ -1,0 +1,92 @@
+"""Dense parameters that an optimizer in the worker steps, and the servers' blocks of them, through
+which they are saved, loaded, exported and imported.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trireme.interchange.worker_side.dense_blocks import (
+    SCALARS,
+    BlockTensors,
+    read_blocks,
+    write_blocks,
+)
+from trireme.protocol.dense_optimizers import needs_whole, shapes_made
+from trireme.worker.client import WorkerClient
+from trireme.worker.dense_parameters import DenseParameters
+
+
+class LocalDense:
+    """Brings them to the blocks and back. One thread uses it at a time, with no push on its way."""
+
+    def __init__(
+        self, client: WorkerClient, dense: DenseParameters, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        self._client, self._dense, self._optimizer = client, dense, optimizer
+
+    def publish(self, *, weights: bool) -> None:
+        """Write this worker's optimizer state, and its weights if asked, into the blocks."""
+        tensors = {name: self._state_of(p) for name, p in self._dense.parameters.items()}
+        if weights:
+            for name, parameter in self._dense.parameters.items():
+                tensors[name]["weights"] = _flat(parameter)
+        blocks: BlockTensors = {}
+        for spec in self._dense.specs:
+            part = {
+                name: values if name in SCALARS else values[spec.start : spec.start + spec.size]
+                for name, values in tensors[spec.param].items()
+            }
+            if part:
+                blocks[spec.id] = part
+        if blocks:
+            write_blocks(self._client, blocks)
+
+    def _state_of(self, parameter: Tensor) -> dict[str, np.ndarray]:
+        state = {} if self._optimizer is None else self._optimizer.state.get(parameter, {})
+        return {name: _flat(value) for name, value in state.items() if value is not None}
+
+    def adopt(self) -> None:
+        """Read weights and optimizer state from the blocks."""
+        if not len(self._dense):
+            return
+        _, blocks = read_blocks(self._client)
+        with torch.no_grad():
+            for name, parameter in self._dense.parameters.items():
+                specs = [spec for spec in self._dense.specs if spec.param == name]
+                tensors = _joined(blocks, [spec.id for spec in specs])
+                parameter.copy_(tensors.pop("weights").view_as(parameter))
+                if self._optimizer is not None:
+                    _adopt_state(self._optimizer, specs[0].group, parameter, tensors)
+
+
+def _adopt_state(
+    optimizer: torch.optim.Optimizer, group: int, parameter: Tensor, flat: dict[str, Tensor]
+) -> None:
+    # Only optimizers of whole parameters have state of other shapes than scalars and the parameter.
+    shapes = shapes_made(optimizer, group, parameter.shape) if needs_whole(optimizer) else {}
+    state = {}
+    for name, values in flat.items():
+        if name in SCALARS:
+            state[name] = values.reshape(())
+        else:
+            shape = shapes.get(name, parameter.shape)
+            state[name] = values.reshape(shape).to(parameter.device)
+    if state:
+        optimizer.state[parameter] = state
+    else:
+        optimizer.state.pop(parameter, None)
+
+
+def _flat(value: object) -> np.ndarray:
+    return torch.as_tensor(value).detach().reshape(-1).float().cpu().numpy()
+
+
+def _joined(blocks: BlockTensors, block_ids: list[str]) -> dict[str, Tensor]:
+    """The tensors of one parameter, flat; a scalar is taken from the first block."""
+    parts = [blocks[block_id] for block_id in block_ids]
+    joined = {}
+    for name in parts[0]:
+        values = [part[name].reshape(-1) for part in parts]
+        joined[name] = torch.tensor(values[0] if name in SCALARS else np.concatenate(values))
+    return joined

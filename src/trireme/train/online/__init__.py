@@ -1,0 +1,1 @@
+"""Online learning: passes of data as they come."""

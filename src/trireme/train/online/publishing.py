@@ -1,0 +1,190 @@
+"""What a run over passes leaves behind: checkpoints, exports, and done-files that list them."""
+
+import datetime
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trireme.checkpoint.format.manifest import MANIFEST
+from trireme.errors import BadRequest
+from trireme.inference.export import export_model
+from trireme.storage.storage import open_storage
+from trireme.train.checkpointing.checkpoint_location import NumberedFolders
+from trireme.train.checkpointing.checkpoints import CheckpointAtStop
+from trireme.train.online.donefiles import (
+    BASES,
+    DELTAS,
+    DoneFiles,
+    ListedCheckpoint,
+    ListedExport,
+    PassPoint,
+    StopRecord,
+)
+from trireme.train.online.passes import Pass, next_day
+from trireme.train.trainer import Trainer
+
+log = logging.getLogger("trireme")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publishing:
+    """What is written below `path`, and when. Passes are numbered from 1 every day.
+
+    Args:
+        path: a folder, local to all processes, or any location that fsspec reaches. A checkpoint is
+            PATH/DAY/PASS, a delta PATH/DAY/delta-PASS; after the last pass of a day come
+            PATH/NEXT_DAY/base and the checkpoint PATH/NEXT_DAY/0.
+        checkpoint_per_pass: passes from one checkpoint to the next.
+        save_delta_frequency: passes from one delta for inference to the next.
+        save_first_base: write a base before the first pass of a new run.
+        keep: checkpoints that stay; None: all.
+        dtype: of the exports' rows, see export_model.
+    """
+
+    path: str
+    checkpoint_per_pass: int = 6
+    save_delta_frequency: int = 6
+    save_first_base: bool = False
+    keep: int | None = None
+    dtype: Literal["float32", "float16", "int8"] = "float32"
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint_per_pass", "save_delta_frequency", "keep"):
+            value = getattr(self, name)
+            if not (value is None and name == "keep") and (type(value) is not int or value < 1):
+                raise BadRequest(f"Publishing: expected {name} >= 1, found {value!r}")
+
+
+class Publisher:
+    """Writes what a `Publishing` asks for; every worker calls the same methods.
+
+    key: of the base that deltas belong to. last_export: folder of the export that the next delta
+    follows. example: a batch of the newest data, to export with. can_export: worker 0 has one.
+    """
+
+    def __init__(self, trainer: Trainer, settings: Publishing) -> None:
+        self._trainer, self._settings = trainer, settings
+        self._writes = trainer.cluster.worker == 0
+        self.path = settings.path.rstrip("/")
+        self.done_files = DoneFiles(settings.path, settings.storage_options)
+        self.stops = CheckpointAtStop(f"{self.path}/stopped", settings.storage_options)
+        self.key = _now()
+        self.last_export: str | None = None
+        self.example: Any = None
+        self.can_export = False
+
+    # Each of these returns the paths that it has written.
+
+    def before_first_pass(self, first: Pass) -> list[str]:
+        return self._save_base(f"{first.day}/base", {}) if self._settings.save_first_base else []
+
+    def after_pass(self, this: Pass, figures: Mapping[str, float]) -> list[str]:
+        """A delta and a checkpoint, where the settings want them after this pass."""
+        written = []
+        if this.number % self._settings.save_delta_frequency == 0 and self.can_export:
+            if self.last_export is not None:
+                written += self._save_delta(this, figures)
+            else:
+                log.info("stream: no base yet: writing one in place of the first delta")
+                written += self._save_base(f"{this.day}/base-{this.number}", figures)
+        # After the export, so that a run that goes on from here knows what the next one follows.
+        if self.has_checkpoint_after(this):
+            written += self._save_checkpoint(this.point, f"{this.day}/{this.number}", "full")
+        return written
+
+    def has_checkpoint_after(self, this: Pass) -> bool:
+        return this.number % self._settings.checkpoint_per_pass == 0
+
+    def after_day(self, last: Pass, figures: Mapping[str, float]) -> list[str]:
+        day = next_day(last.day)
+        written = self._save_base(f"{day}/base", figures) if self.can_export else []
+        return written + self._save_checkpoint(PassPoint(day, 0), f"{day}/0", "batch")
+
+    # ---- stops ----
+
+    def save_stop(self, point: PassPoint) -> None:
+        """Write a checkpoint between two passes, because all were asked to stop."""
+        path = NumberedFolders(self.stops.path, self.stops.storage_options).next().path
+        self._trainer.save(path, storage_options=self.stops.storage_options)
+        self.list_stop(point, None, {})
+
+    def list_stop(
+        self, point: PassPoint, within: PassPoint | None, evaluated: Mapping[str, float]
+    ) -> None:
+        """List the newest checkpoint of a stop, and remove earlier ones."""
+        if self._writes:
+            newest = NumberedFolders(self.stops.path, self.stops.storage_options).complete()[0]
+            path = str(newest.path)
+            record = StopRecord(point, within, self.key, self.last_export, path, evaluated)
+            self.done_files.set_stopped(record)
+            self._remove_stops(keep=path)
+
+    def _remove_stops(self, *, keep: str) -> None:
+        options = self.stops.storage_options
+        for location in NumberedFolders(self.stops.path, options).complete():
+            if location.path != keep:
+                remove_folder(str(location.path), options or {})
+
+    # ---- checkpoints and exports ----
+
+    def _save_checkpoint(self, point: PassPoint, name: str, mode: str) -> list[str]:
+        path, options = self._clear(name), self._settings.storage_options
+        self._trainer.save(path, mode=mode, storage_options=options)
+        if self._writes:
+            entry = ListedCheckpoint(point, self.key, path)
+            for old in self.done_files.add_checkpoint(entry, keep=self._settings.keep):
+                remove_folder(old, options)
+            if self.done_files.stopped() is not None:
+                self._remove_stops(keep="")
+                self.done_files.set_stopped(None)
+        return [path]
+
+    def _save_base(self, name: str, figures: Mapping[str, float]) -> list[str]:
+        path = self._export(name, None)
+        self.key = _now()
+        self._list(BASES, ListedExport(self.key, self.key, path, _monitor_data(figures)))
+        return [path]
+
+    def _save_delta(self, this: Pass, figures: Mapping[str, float]) -> list[str]:
+        path = self._export(f"{this.day}/delta-{this.number}", self.last_export)
+        self._list(DELTAS, ListedExport(_now(), self.key, path, _monitor_data(figures)))
+        return [path]
+
+    def _export(self, name: str, follows: str | None) -> str:
+        path, dtype = self._clear(name), self._settings.dtype
+        export_model(self._trainer, path, batch=self.example, follows=follows, dtype=dtype)
+        self.last_export = path
+        return path
+
+    def _list(self, name: str, entry: ListedExport) -> None:
+        if self._writes:
+            self.done_files.add_export(name, entry)
+
+    def _clear(self, name: str) -> str:
+        """The path of what is written next. Removes what a killed run has left there."""
+        path = f"{self.path}/{name}"
+        if self._writes and remove_folder(path, self._settings.storage_options):
+            log.info("stream: %s was written behind the newest checkpoint: it is replaced", path)
+        return path
+
+
+def remove_folder(location: str, options: Mapping[str, Any]) -> bool:
+    """Remove a folder, its manifest first; returns whether there was one."""
+    storage = open_storage(location, options)
+    parent, name = storage.parent()
+    if name not in parent.folders():
+        return False
+    storage.remove(MANIFEST)
+    parent.remove(name)
+    return True
+
+
+def _now() -> int:
+    """Seconds since 1970, by which Fleet names exports."""
+    return int(datetime.datetime.now(datetime.timezone.utc).timestamp())
+
+
+def _monitor_data(figures: Mapping[str, float]) -> str:
+    return " ".join(f"{name}:{value:.6g}" for name, value in figures.items())

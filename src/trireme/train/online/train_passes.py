@@ -1,0 +1,286 @@
+"""Online learning: pass after pass of data is evaluated, trained on and published.
+
+    for report in train_passes(trainer, passes, publishing=Publishing(path="models")):
+        print(report.point, report.evaluated["auc"])
+
+Every pass is evaluated with the model as the earlier passes have left it, then trained on. As
+`Publishing` says, checkpoints, deltas and, after the last pass of a day, a base are written and
+listed in done-files; at the end of a day rows fade and unused ones are removed (Trainer.shrink). A
+run that was killed goes on after the newest listed checkpoint: later passes are trained again from
+there, so that no update counts twice. A run that is asked to stop (SIGTERM) leaves a checkpoint of
+where it stands, also within a pass, and goes on from there.
+
+Every worker of the job runs the same loop over the same passes.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trireme.errors import BadRequest, Stopped
+from trireme.train.online.donefiles import PassPoint, StopRecord
+from trireme.train.online.passes import Pass, PassLoader, next_day
+from trireme.train.online.publishing import Publisher, Publishing, remove_folder
+from trireme.train.online.resuming import resume
+from trireme.train.stopping import first_reason, stopping_on_sigterm
+from trireme.train.trainer import Trainer
+
+log = logging.getLogger("trireme")
+
+
+Options = Callable[[Pass], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """The results of a pass.
+
+    evaluated, trained: figures of all workers before and during training; empty if the pass had no
+        data.
+    written: paths of checkpoints and exports, in their order.
+    removed: table -> what shrink removed, at the end of a day.
+    """
+
+    point: PassPoint
+    evaluated: Mapping[str, float]
+    trained: Mapping[str, float]
+    written: tuple[str, ...] = ()
+    removed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def train_passes(
+    trainer: Trainer,
+    passes: Iterable[Pass],
+    *,
+    publishing: Publishing | None = None,
+    evaluate: bool = True,
+    prefetch: bool = False,
+    preload_threads: int | None = None,
+    poll_s: float = 10.0,
+    timeout_s: float = 86400.0,
+    training: Options = lambda _: {},
+    evaluating: Options = lambda _: {},
+) -> Iterator[PassReport]:
+    """Train on passes in order, beginning after the newest listed checkpoint.
+
+    Args:
+        passes: in the order of (day, number); those that the checkpoint holds are left out.
+        publishing: None: nothing is written, and a run begins at the first pass.
+        evaluate: compute the figures of each pass before it is trained on.
+        prefetch: begin to load the next pass (InMemoryDataset) before training on this one.
+        preload_threads: threads that load it; None: the dataset's.
+        poll_s, timeout_s: how often to ask whether a pass is ready, and for how long.
+        training, evaluating: options of Trainer.fit and Trainer.evaluate for a pass. Dumps of
+            passes that are trained again are replaced.
+
+    Yields:
+        A report after each pass; the next pass begins when the next report is asked for.
+
+    Raises:
+        BadRequest: passes out of order. DeadlineExceeded: a pass was not ready in time.
+        Corruption: no listed checkpoint can be loaded, or a done-file is broken.
+        Stopped: a worker got SIGTERM, after a step or between two passes; not if the script handles
+            the signal itself.
+        As Trainer's methods.
+    """
+    if not (poll_s > 0 and timeout_s > 0):
+        raise BadRequest(f"train_passes: expected seconds > 0, found {poll_s} and {timeout_s}")
+    publisher = None if publishing is None else Publisher(trainer, publishing)
+    loop = _PassLoop(trainer, publisher, evaluating if evaluate else None, training)
+    loader = PassLoader(trainer.cluster, poll_s, timeout_s, preload_threads)
+    return loop.run(iter(passes), loader, prefetch=prefetch)
+
+
+class _PassLoop:
+    def __init__(
+        self,
+        trainer: Trainer,
+        publisher: Publisher | None,
+        evaluating: Options | None,
+        training: Options,
+    ) -> None:
+        self._trainer, self._cluster, self._publisher = trainer, trainer.cluster, publisher
+        self._evaluating, self._training = evaluating, training
+        self._point: PassPoint | None = None  # the run stands after this pass
+        self._is_saved = True  # whether a listed checkpoint holds it
+        self._begun: StopRecord | None = None  # the run stands within a pass
+
+    def run(
+        self, passes: Iterator[Pass], loader: PassLoader, *, prefetch: bool
+    ) -> Iterator[PassReport]:
+        if self._cluster.num_streams:
+            raise BadRequest(
+                "train_passes: expected a job in which each worker has its own share of a pass,"
+                f" found one whose workers share out {self._cluster.num_streams} streams"
+            )
+        if self._cluster.client.script.is_successor:
+            raise BadRequest(
+                "train_passes: expected all workers to begin together, found one that was started"
+                " again: start the job again, it goes on behind the newest checkpoint"
+            )
+        with stopping_on_sigterm(self._cluster):
+            if self._publisher is not None and (at := resume(self._trainer, self._publisher)):
+                self._point, self._begun = at.point, None if at.within is None else at
+            try:
+                yield from self._run(passes, loader, prefetch=prefetch)
+            except Stopped as stopped:
+                self._save_stop(stopped.reason)
+                raise
+
+    def _run(
+        self, passes: Iterator[Pass], loader: PassLoader, *, prefetch: bool
+    ) -> Iterator[PassReport]:
+        this, finish, point = next(passes, None), None, self._point
+        while this is not None and point is not None and this.point <= point:
+            if this.ends_day and this.point == point:
+                yield self._repeat_end_of_day(this)
+            this = next(passes, None)
+        while this is not None:
+            self._check_order(this)
+            dataset = loader.open(this) if finish is None else finish()
+            following = finish = None
+            if prefetch and (following := next(passes, None)) is not None:
+                finish = loader.begin(following)
+            yield self._run_pass(this, dataset, is_first=self._point is None)
+            this = following if prefetch else next(passes, None)
+
+    def _check_order(self, this: Pass) -> None:
+        point, begun = self._point, None if self._begun is None else self._begun.within
+        if point is not None and this.point <= point:
+            raise BadRequest(
+                f"train_passes: expected passes in the order of (day, number), found {this}"
+                f" behind {point.day}/{point.number}"
+            )
+        if begun is not None and this.point != begun:
+            raise BadRequest(
+                f"train_passes: expected pass {begun.day}/{begun.number} next, within which the run"
+                f" was told to stop, found {this}"
+            )
+
+    # ---- one pass ----
+
+    def _run_pass(self, this: Pass, dataset: Iterable[Any] | None, *, is_first: bool) -> PassReport:
+        self._trainer.set_time(this.seconds)
+        evaluated: Mapping[str, float] = {}
+        trained: Mapping[str, float] = {}
+        written: list[str] = []
+        dataset = self._agree_on_data(this, dataset)
+        begun, self._begun, self._is_saved = self._begun, None, False
+        if dataset is None:
+            if begun is not None:
+                raise BadRequest(f"train_passes: {this}: expected the rest of its data, found none")
+            log.info("stream: pass %s/%d has no data", this.day, this.number)
+        else:
+            if is_first and self._publisher is not None:
+                written += self._publisher.before_first_pass(this)
+            if begun is not None:
+                evaluated = begun.evaluated
+            elif self._evaluating is not None:
+                options = self._options(self._evaluating, this)
+                evaluated = self._trainer.evaluate(dataset, **options)
+            trained = self._train(this, dataset, evaluated)
+            if hasattr(dataset, "release_memory"):
+                dataset.release_memory()
+        self._point, figures = this.point, evaluated or trained
+        if self._publisher is not None:
+            written += self._publisher.after_pass(this, figures)
+            self._is_saved = self._publisher.has_checkpoint_after(this)
+        removed = self._end_day(this, figures, written) if this.ends_day else {}
+        return PassReport(this.point, evaluated, trained, tuple(written), removed)
+
+    def _train(
+        self, this: Pass, dataset: Iterable[Any], evaluated: Mapping[str, float]
+    ) -> dict[str, float]:
+        options = self._options(self._training, this)
+        if self._publisher is None:
+            return self._trainer.fit(dataset, **options)
+        if "checkpoints" in options:
+            raise BadRequest(
+                "train_passes: expected no checkpoints= among the options of training, found them:"
+                " publishing= says which there are"
+            )
+        try:
+            return self._trainer.fit(dataset, checkpoints=self._publisher.stops, **options)
+        except Stopped:
+            point = self._point or PassPoint(this.day, 0)
+            self._publisher.list_stop(point, this.point, evaluated)
+            self._is_saved = True
+            raise
+
+    def _options(self, options: Options, this: Pass) -> dict[str, Any]:
+        chosen = dict(options(this))
+        dump, writes = chosen.get("dump"), self._cluster.worker == 0
+        if writes and dump and remove_folder(str(dump.path), dump.storage_options or {}):
+            log.info("stream: %s is of a run that was killed: it is replaced", dump.path)
+        return chosen
+
+    def _agree_on_data(self, this: Pass, dataset: Iterable[Any] | None) -> Iterable[Any] | None:
+        """The shuffled data of this worker; None where no worker has any."""
+        example = None
+        if dataset is not None:
+            if hasattr(dataset, "global_shuffle"):
+                dataset.global_shuffle(self._cluster)
+            example = _first_batch(dataset, self._trainer)
+        publisher = self._publisher
+        if publisher is not None and example is not None:
+            publisher.example = example
+        body = {
+            "has_data": dataset is not None,
+            "has_sample": publisher is not None and publisher.example is not None,
+            "stops": self._cluster.stop_request.reason,
+        }
+        purpose = f"begin of pass {this.day}/{this.number}"
+        arrivals = self._cluster.client.gather(body, [], purpose=purpose, patient=True)
+        replies = [reply for reply, _ in arrivals]
+        if reason := first_reason(replies):
+            raise Stopped(reason)
+        if publisher is not None:
+            publisher.can_export = bool(replies[0]["has_sample"])  # worker 0 exports
+        if not any(reply["has_data"] for reply in replies):
+            return None
+        return [] if dataset is None else dataset
+
+    # ---- the end of a day, and stops ----
+
+    def _end_day(
+        self, last: Pass, figures: Mapping[str, float], written: list[str]
+    ) -> dict[str, dict[str, int]]:
+        removed = self._trainer.shrink(day_over=True)
+        if self._publisher is not None:
+            written += self._publisher.after_day(last, figures)
+            self._point, self._is_saved = PassPoint(next_day(last.day), 0), True
+        return removed
+
+    def _repeat_end_of_day(self, last: Pass) -> PassReport:
+        """End a day again whose last pass is in the checkpoint, but not what comes after it."""
+        self._trainer.set_time(last.seconds)
+        dataset: Any = last.open()
+        if hasattr(dataset, "load_into_memory"):
+            dataset.load_into_memory()
+        self._agree_on_data(last, dataset)
+        written: list[str] = []
+        removed = self._end_day(last, {}, written)
+        return PassReport(last.point, {}, {}, tuple(written), removed)
+
+    def _save_stop(self, reason: str) -> None:
+        """All have stopped: save what no listed checkpoint holds."""
+        if self._publisher is None:
+            log.warning("%s: stopped; nothing was saved: train_passes takes publishing=", reason)
+        elif self._is_saved:
+            log.info("%s: stopped where a checkpoint stands", reason)
+        else:
+            assert self._point is not None
+            self._publisher.save_stop(self._point)
+            log.info("%s: stopped between two passes, with a checkpoint", reason)
+
+
+def _first_batch(dataset: Iterable[Any], trainer: Trainer) -> Any:
+    cluster = trainer.cluster
+    if not hasattr(dataset, "stream"):
+        return next(iter(dataset), None)
+    stream = dataset.stream(cluster.worker, cluster.num_workers)
+    try:
+        return next(iter(stream), None)
+    finally:
+        stream.close()

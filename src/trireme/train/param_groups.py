@@ -1,0 +1,54 @@
+"""The param groups of a DistributedOptimizer, and what it refuses of dense ones."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trireme.blocks import Blocks
+from trireme.errors import BadRequest
+from trireme.protocol.dense_optimizers import needs_whole
+from trireme.table import Table
+
+
+def table_group(table: Table) -> dict[str, Any]:
+    """The param group of a table."""
+    return {"params": [], "table": table, **table.optimizer.group()}
+
+
+def check_blocks(blocks: Blocks | None, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raises BadRequest: nothing to cut into blocks, or an optimizer that needs it whole."""
+    if blocks is not None and optimizer is None:
+        raise BadRequest(
+            f"DistributedOptimizer: expected dense parameters to cut, found none and {blocks}"
+        )
+    if optimizer is None or not needs_whole(optimizer):
+        return
+    if blocks is None or blocks.size is not None:
+        raise BadRequest(
+            f"DistributedOptimizer: {type(optimizer).__name__} needs whole parameters, found"
+            f" {blocks or Blocks()}; give blocks=Blocks(None)"
+        )
+
+
+def named_parameters(
+    model: nn.Module, groups: Iterable[dict[str, Any]]
+) -> dict[str, tuple[torch.Tensor, int]]:
+    """The model's trainable parameters with their groups, in the model's order."""
+    group_of = {id(p): index for index, group in enumerate(groups) for p in group["params"]}
+    named: dict[str, tuple[torch.Tensor, int]] = {}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in group_of:
+            named[name] = (parameter, group_of.pop(id(parameter)))
+        elif parameter.requires_grad:
+            raise BadRequest(
+                f"DistributedOptimizer: expected all parameters of the model in the optimizer,"
+                f" found {name} in no group; freeze it with requires_grad_(False) or add it"
+            )
+    if group_of:
+        raise BadRequest(
+            f"DistributedOptimizer: the optimizer holds {len(group_of)} parameters"
+            " that are not the model's"
+        )
+    return named

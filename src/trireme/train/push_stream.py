@@ -1,0 +1,106 @@
+"""A worker's stream of pushes: in order, each applied exactly once."""
+
+from collections.abc import Callable, Mapping
+
+from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.protocol.gradients import DenseGradient, Step, TableGradient
+from trireme.table import RowClassId
+from trireme.train.loop.pusher import Pusher
+from trireme.train.loop.timing import Stopwatch
+from trireme.worker.client import StreamPosition
+
+
+class PushStream:
+    """Numbers the pushes of this worker, and sends them in the training thread or behind it.
+
+    Args:
+        watch: counts the time of pushes behind the training loop.
+
+    Attributes:
+        sequence: number of the last push. position: where the stream of data stands after it.
+        time: data time that pushes carry, in seconds, or what returns it; 0: the data has none.
+
+    Threads: one thread pushes at a time; any may flush.
+    """
+
+    def __init__(self, cluster: Cluster, watch: Stopwatch) -> None:
+        self._cluster, self._watch = cluster, watch
+        self.time: float | Callable[[], float] = 0
+        self._pusher: Pusher | None = None
+        self.stand_at(StreamPosition())
+
+    def resume(self) -> None:
+        """Go on where the servers stand with this stream; a shared stream says where when it is
+        taken.
+        """
+        is_shared = self._cluster.num_streams > 0
+        self.stand_at(StreamPosition() if is_shared else self._cluster.client.stream_position())
+
+    def stand_at(self, position: StreamPosition) -> None:
+        """The next push is of the batch after this position."""
+        self.sequence, self.position = position.sequence, position.position
+        self._error: BaseException | None = None
+
+    def data_time(self) -> int:
+        """Data time in whole seconds. Raises BadRequest: pushes cannot carry it."""
+        time = self.time() if callable(self.time) else self.time
+        if isinstance(time, bool) or not 0 <= time < 2**32:
+            raise BadRequest(f"set_time: expected seconds from 0 to {2**32 - 1}, found {time!r}")
+        return int(time)
+
+    def check_usable(self) -> None:
+        """Raises BadRequest: a push has failed, so that only the same push may follow."""
+        if self._error is not None:
+            raise BadRequest(
+                f"DistributedOptimizer.step: expected push {self.sequence + 1} to be repeated,"
+                " found another batch: some servers may have applied it before it failed; load a"
+                " checkpoint, or start this worker again"
+            ) from self._error
+
+    def push(
+        self,
+        step: Step,
+        tables: Mapping[RowClassId, TableGradient],
+        dense: DenseGradient | None,
+        *,
+        behind: bool = False,
+        staged: bool = False,
+        kind: str = "gradient",
+    ) -> None:
+        """Make a push.
+
+        Args:
+            behind: return when it is on its way, not when all servers have it. Errors are then
+                raised by a later push or flush.
+            staged, kind: see WorkerClient.push.
+        """
+        if behind:
+            self._running_pusher().submit(step, tables, dense)
+        else:
+            self.flush()
+            try:
+                self._cluster.client.push(step, tables, dense, staged=staged, kind=kind)
+            except BaseException as error:
+                self._error = error
+                raise
+        self.sequence, self.position = step.sequence, step.position
+
+    def _running_pusher(self) -> Pusher:
+        if self._pusher is None:
+            self._pusher = Pusher(self._cluster.client, self._watch)
+            self._cluster.add_running(self._pusher.stop)
+            self._cluster.metrics.queues["pushes"] = self._pusher.depth
+        return self._pusher
+
+    def flush(self) -> None:
+        """Wait until all servers have every push; raises the error of one that failed."""
+        if self._pusher is not None:
+            self._pusher.flush()
+
+    def close(self) -> None:
+        """Flush and end the thread of pushes."""
+        if self._pusher is not None:
+            self._pusher.close()
+            self._cluster.remove_running(self._pusher.stop)
+            self._pusher = None

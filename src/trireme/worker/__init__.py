@@ -1,0 +1,1 @@
+"""The worker side of the wire: pull and push, dense parameters, transports."""

@@ -1,0 +1,375 @@
+"""What a worker calls: tables and blocks, pull and push, meetings with other workers.
+
+Exactly once: a push is named (stream, sequence). It is re-sent under the same name after a lost
+answer or a change of the bucket map, and the servers' marks make the repetition harmless.
+
+Threads: one may pull while another pushes, a third waits for a save, and one does the rest.
+"""
+
+import itertools
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from trireme import _core
+from trireme.errors import DeadlineExceeded
+from trireme.protocol.clipping import NormReply, norm_of_step
+from trireme.protocol.dense_optimizers import GroupValues
+from trireme.protocol.gradients import DenseGradient, KeysByClass, Step, TableGradient
+from trireme.protocol.membership import Pace
+from trireme.protocol.wire import Array, Push
+from trireme.rpc import Call, Reply
+from trireme.table import RowClassId, TableSchema
+from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.pull import Pulled, PullPlan
+from trireme.worker.push import split_blocks, split_tables
+from trireme.worker.script import Script
+from trireme.worker.servers import Servers
+from trireme.worker.transport import Transport
+
+log = logging.getLogger("trireme.worker")
+
+PATIENCE = 30
+"""Timeouts that a worker waits for others that are alive."""
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """What every server has applied of a stream: the next push is `sequence + 1`."""
+
+    sequence: int = 0
+    position: tuple[int, ...] = ()
+
+
+class WorkerClient:
+    """One worker's connection to the servers.
+
+    Args:
+        endpoints: of the servers; the first hosts the coordinator.
+        connect: makes a transport for one thread's calls, given a name for it.
+        worker: index of this worker; it is also its stream, unless streams are leased.
+        num_workers: workers that the job begins with.
+        streams: leased streams of each pass; 0: each worker has a stream of its own.
+        late: join a running job with leased streams, which determines the index of this worker and
+            the numbers of workers and streams.
+        silence_s: other workers take the streams of one that is silent for so long.
+        pool: threads for the core's batch work.
+        timeout_s: seconds that any call may take, the wait for other workers included.
+
+    Attributes:
+        servers: makes the calls.
+        script: where the worker is in its script. stream: whose pushes it sends.
+        incarnation: number of processes that have been this worker.
+
+    Raises:
+        DeadlineExceeded, Unavailable: servers could not be reached in time.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        connect: Callable[[str], Transport],
+        *,
+        worker: int,
+        num_workers: int,
+        streams: int = 0,
+        late: bool = False,
+        silence_s: float = 0.0,
+        pool: _core.Pool,
+        timeout_s: float,
+    ) -> None:
+        self.worker, self.num_workers, self.num_streams = worker, num_workers, streams
+        self.is_late, self.timeout_s = late, timeout_s
+        self.servers = Servers(endpoints, connect, timeout_s)
+        self._pool = pool
+        self._dense: DenseParameters | None = None
+        self._call_numbers = itertools.count(1)
+        self._tables: dict[str, TableSchema] = {}
+        try:
+            self._join(silence_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self, silence_s: float) -> None:
+        body: dict[str, Any] = {
+            "servers": list(self.servers.endpoints),
+            "token": uuid.uuid4().hex,
+        }
+        if self.is_late:
+            body["late"] = True
+        else:
+            body |= {"worker": self.worker, "num_workers": self.num_workers}
+            body |= {"streams": self.num_streams, "silence_s": silence_s}
+        joined = self.servers.coordinator("coord.join", body).body
+        self.worker, self.num_workers = int(joined["worker"]), int(joined["num_workers"])
+        self.num_streams, self.incarnation = int(joined["streams"]), int(joined["incarnation"])
+        self.use_stream(self.worker, self.incarnation)
+        self.script = Script.from_wire(joined["script"])
+        self.servers.job, states = str(joined["job"]), list(joined["states"])
+        self.servers.states = states or self.servers.states
+        self.servers.adopt(joined["map"])
+        if not states:
+            self.coordinate("coord.states", {"states": self.servers.states})
+
+    def use_stream(self, stream: int, incarnation: int) -> None:
+        """Send pushes as this stream from now on, under this incarnation or lease."""
+        self.stream, self._stream_incarnation = stream, incarnation
+
+    def close(self) -> None:
+        self.servers.close()
+
+    # ---- tables and blocks ----
+
+    def create_table(self, schema: TableSchema) -> None:
+        """Make sure that all servers have the table. Raises SchemaMismatch for another schema."""
+        if self._tables.get(schema.name) == schema:
+            return
+        self.servers.everywhere_current("ps.create_table", {"schema": schema.to_wire()})
+        self._tables[schema.name] = schema
+
+    def create_blocks(
+        self,
+        optimizer: str,
+        groups: list[GroupValues],
+        dense: DenseParameters,
+        owners: Callable[[int], list[int] | None] = lambda num_servers: None,
+    ) -> None:
+        """Make the blocks of these parameters with worker 0's weights, and take part in their
+        updates.
+
+        Every worker calls it; all return when the blocks exist. Blocks that a predecessor has
+        trained stay as they are.
+
+        owners: number of servers -> the server of each block, or None: they are dealt in turn.
+        """
+        self._dense = dense
+        if self.script.is_behind:
+            self.script.next_meeting()
+            return
+        servers = self.servers
+        ids = [spec.id for spec in dense.specs]
+        placed = {"blocks": ids, "owners": owners(len(servers.endpoints))}
+        servers.adopt(self.coordinate("coord.add_blocks", placed).body["map"])
+        if self.worker == 0:
+            for server, endpoint in enumerate(servers.endpoints):
+                block_ids = dense.blocks_of(servers.map, server)
+                body = {
+                    "map": servers.map.version,
+                    "optimizer": optimizer,
+                    "groups": groups,
+                    "blocks": [spec.to_wire() for spec in dense.specs_of(block_ids)],
+                }
+                call = Call(endpoint, "ps.create_blocks", body, [dense.values(block_ids)])
+                servers.call_all([call], self.timeout_s)
+        self.gather({}, [], purpose="create the dense parameters")
+
+    # ---- pull and push ----
+
+    def pull(
+        self,
+        keys: KeysByClass,
+        *,
+        blocks: bool = False,
+        staged: int = 0,
+        clipped: bool = False,
+        pace: Pace | None = None,
+        time: int = 0,
+    ) -> Pulled:
+        """Fetch the current weights of keys, and of all blocks if asked.
+
+        Args:
+            keys: `Table.class_id` -> (K,) uint64, distinct, in bucket order, as `_core.unique`
+                returns them.
+            blocks: the dense weights too.
+            staged: sync only: the answer waits until this step, of which this stream has staged its
+                push, has been applied everywhere.
+            clipped: servers clip that step by its norm, which is computed first.
+            pace: bounded only: the answer waits until no other stream is too far behind.
+            time: data time in seconds for pulled shows and clicks; 0: of the row's last push.
+
+        Raises:
+            DeadlineExceeded, Unavailable: a server did not answer in time; calling again is safe.
+            NotFinite: the gradient of the step is not; it has not been applied.
+        """
+
+        def attempt(left_s: float) -> Pulled:
+            deadline = monotonic() + left_s
+            bucket_map = self.servers.map
+            norm = self._norm_of(staged, left_s) if clipped and staged else None
+            plan = PullPlan(keys, bucket_map, self._pool)
+            body = {
+                "map": bucket_map.version,
+                "stream": self.stream,
+                **plan.tables(),
+                "blocks": blocks,
+                "staged": staged,
+                "norm": norm,
+                "pace": None if pace is None else pace.to_wire(),
+                "time": time,
+            }
+            replies = self.servers.pulls.call_all(plan.calls(body), deadline - monotonic())
+            return plan.join(replies, blocks=blocks)
+
+        return self.servers.until_current("pull", attempt)
+
+    def _norm_of(self, step: int, left_s: float) -> float | None:
+        """The norm of a step's gradient over all servers; None: all have applied it."""
+        bucket_map = self.servers.map
+        body = {"map": bucket_map.version, "stream": self.stream, "staged": step}
+        calls = [Call(endpoint, "ps.norm", body, []) for endpoint in bucket_map.servers]
+        replies = self.servers.pulls.call_all(calls, left_s)
+        return norm_of_step(step, [NormReply.from_wire(reply.body) for reply in replies])
+
+    def push(
+        self,
+        step: Step,
+        tables: Mapping[RowClassId, TableGradient],
+        dense: DenseGradient | None = None,
+        *,
+        staged: bool = False,
+        kind: str = "gradient",
+    ) -> None:
+        """Send one step's gradients to every server; returns when all have applied (or, in sync,
+        staged) them.
+
+        Args:
+            kind: "delta": what stands for gradients are differences to add to the weights.
+
+        Raises:
+            Fenced: a successor of this worker has taken over.
+            DeadlineExceeded, Unavailable: unknown whether it was applied; calling again with the
+                same step is safe.
+        """
+
+        def attempt(left_s: float) -> None:
+            bucket_map = self.servers.map
+            table_pushes = split_tables(tables, bucket_map, self._pool)
+            blocks_pushes = split_blocks(dense, self._dense, bucket_map)
+            calls = []
+            for server, endpoint in enumerate(bucket_map.servers):
+                push = Push(
+                    stream=self.stream,
+                    sequence=step.sequence,
+                    incarnation=self._stream_incarnation,
+                    step=step.step,
+                    staged=staged,
+                    computed_at=step.versions[server] if server < len(step.versions) else 0,
+                    examples=step.examples,
+                    position=step.position,
+                    time=step.time,
+                    map_version=bucket_map.version,
+                    tables=table_pushes[server],
+                    blocks=blocks_pushes[server],
+                    kind=kind,
+                    clip=step.clip,
+                    stops=step.stops,
+                )
+                body, arrays = push.to_wire()
+                calls.append(Call(endpoint, "ps.push", body, arrays))
+            self.servers.pushes.call_all(calls, left_s)
+
+        self.servers.until_current("push", attempt)
+
+    def stream_position(self) -> StreamPosition:
+        """What every server has applied of this worker's stream; ask after joining and after
+        loading.
+        """
+        return self.stream_positions([self.stream])[0]
+
+    def stream_positions(self, streams: Sequence[int]) -> list[StreamPosition]:
+        """What every server has applied of these streams."""
+        applied = [
+            {
+                stream: StreamPosition(int(last), tuple(position))
+                for stream, last, position in reply.body["streams"]
+            }
+            for reply in self.servers.everywhere_current("ps.streams", {})
+        ]
+        return [
+            min((at.get(s, StreamPosition()) for at in applied), key=lambda at: at.sequence)
+            for s in streams
+        ]
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Each server's counts (`ServerState.stats`)."""
+        return [reply.body for reply in self.servers.everywhere_current("ps.stats", {})]
+
+    # ---- with other workers ----
+
+    def coordinate(
+        self,
+        method: str,
+        body: dict[str, Any],
+        arrays: Sequence[Array] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Call a method of the coordinator as this worker."""
+        return self.servers.coordinator(method, self._signed(body), arrays, timeout_s=timeout_s)
+
+    def _signed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body with who calls, and the call's number. One thread makes all these calls."""
+        call = next(self._call_numbers)
+        return {**body, "worker": self.worker, "incarnation": self.incarnation, "call": call}
+
+    def agree(self, fact: str, value: str) -> None:
+        """Fix a fact of the job. Raises SchemaMismatch if it has another value."""
+        self.coordinate("coord.agree", {"fact": fact, "value": value})
+
+    def gather(
+        self,
+        body: dict[str, Any],
+        arrays: Sequence[Array],
+        *,
+        purpose: str = "barrier",
+        timeout_s: float | None = None,
+        patient: bool = False,
+    ) -> list[tuple[dict[str, Any], list[Array]]]:
+        """Meet all workers; returns what each of them contributed, in the order of the workers.
+
+        Args:
+            timeout_s: how long to wait for the others; default the client's.
+            patient: wait up to PATIENCE times as long while all workers send heartbeats: they may
+                have more to do than this one.
+
+        Raises:
+            BadRequest: another worker came to this meeting for another purpose.
+            DeadlineExceeded: workers did not come; the message says which.
+            ResourceExhausted: a predecessor attended, and the answers are not kept any more.
+        """
+        place = {"pass": self.script.number, "name": self.script.next_meeting()}
+        message = self._signed({**place, "purpose": purpose, "body": body})
+        for patience in reversed(range(PATIENCE if patient else 1)):
+            try:
+                reply = self.servers.coordinator(
+                    "coord.gather", message, arrays, timeout_s=timeout_s
+                )
+                break
+            except DeadlineExceeded as error:
+                if patience == 0 or self.silent_workers():
+                    raise
+                log.warning("still waiting, all workers are alive: %s", error)
+        rest = iter(reply.arrays)
+        return [(one, [next(rest) for _ in range(num)]) for one, num in reply.body["bodies"]]
+
+    def silent_workers(self) -> list[int]:
+        """Workers without a heartbeat at server 0 for the client's timeout, or that have ended."""
+        call = Call(
+            self.servers.endpoints[0], "server.attendance", {"within_s": float(self.timeout_s)}, []
+        )
+        silent: list[int] = self.servers.call_all([call], self.timeout_s)[0].body["silent"]
+        return silent
+
+    def say_goodbye(self, body: dict[str, Any]) -> None:
+        """End the script of this worker: a successor has nothing left to do.
+
+        body: of `server.goodbye`.
+        """
+        end = self.coordinate("coord.end", {"run": self.script.run})
+        body = {**body, "members": end.body.get("members")}
+        goodbyes = [Call(server, "server.goodbye", body, []) for server in self.servers.endpoints]
+        self.servers.call_all(goodbyes, self.timeout_s)

@@ -1,0 +1,80 @@
+"""The rows that forward passes look up for training, until a push carries their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from trireme.errors import BadRequest
+from trireme.protocol.columns import KeyColumns
+from trireme.protocol.routing import Floats, Keys
+from trireme.table import Table
+
+PENDING_MAX = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class RowLookup:
+    """Rows of one table that a forward pass has looked up for training.
+
+    Attributes:
+        keys: (K,) distinct.
+        rows: (K, W), a leaf; its gradient, times `scale`, is the push.
+        scale: (K, 1), or None for 1.
+        columns: what the push says about each key (trireme.protocol.columns).
+    """
+
+    table: Table
+    keys: Keys
+    rows: Tensor
+    scale: Tensor | None = None
+    columns: KeyColumns = field(default_factory=dict)
+
+    def gradients(self) -> Floats | None:
+        """(K, D): gradients of the weights, without the columns of shows and clicks; None if the
+        loss did not depend on the rows.
+        """
+        if self.rows.grad is None:
+            return None
+        grad_KW = self.rows.grad if self.scale is None else self.rows.grad * self.scale
+        pushed: Floats = grad_KW[:, self.table.width - self.table.dim :].contiguous().numpy()
+        return pushed
+
+
+@dataclass
+class PendingLookups:
+    """Lookups of the forward passes since the last step, whose gradients the next push carries.
+
+    Attributes:
+        versions: per server, the push counter of the oldest pull among them, for the staleness.
+        examples: number of examples of the largest batch among them.
+    """
+
+    entries: list[RowLookup] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    examples: int = 0
+
+    def add(self, looked_up: RowLookup, examples: int = 0) -> None:
+        """Raises BadRequest: so many lookups without a step that one must be missing."""
+        if len(self.entries) >= PENDING_MAX:
+            raise BadRequest(
+                f"forward: {PENDING_MAX} lookups since the last optimizer.step();"
+                " use model.eval() or torch.no_grad() to look up without training"
+            )
+        self.entries.append(looked_up)
+        self.examples = max(self.examples, examples)
+
+    def pulled_at(self, versions: Sequence[int]) -> None:
+        """Note the push counters of the servers at a pull."""
+        if not self.versions:
+            self.versions = list(versions)
+        else:
+            self.versions = [min(a, b) for a, b in zip(self.versions, versions, strict=True)]
+
+    def take(self) -> PendingLookups:
+        """Return all lookups and keep none."""
+        taken = PendingLookups(self.entries, self.versions, self.examples)
+        self.entries, self.versions, self.examples = [], [], 0
+        return taken

@@ -1,0 +1,119 @@
+"""What a worker reports to Prometheus, to its health endpoint, and to `trireme top`.
+
+docs/metrics.md lists the metrics; a test compares the two.
+"""
+
+from collections.abc import Callable
+
+from trireme.rpc import Ended
+from trireme.telemetry.endpoint import Endpoint
+from trireme.telemetry.health import Health
+from trireme.telemetry.instruments import SECONDS, Counter, Gauge, Histogram
+from trireme.telemetry.registry import Registry, new_registry
+
+
+class WorkerMetrics:
+    """The metrics and the health of a worker process.
+
+    Args:
+        listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint.
+
+    Attributes:
+        calls: counts the calls to servers.
+        num_steps, num_examples: of the pushes so far; written by one thread at a time.
+        queues: name of a queue of the training loop -> its length.
+    """
+
+    def __init__(self, role: str, listen: str | None, name: str = "worker") -> None:
+        self.registry, self.health = new_registry(role, name), Health()
+        self.calls = CallMetrics(self.registry)
+        self.num_steps = self.num_examples = 0
+        self.queues: dict[str, Callable[[], int]] = {}
+        for gauge in self._gauges():
+            self.registry.register(gauge)
+        self._endpoint: Endpoint | None = None
+        if listen is not None:
+            self._endpoint = Endpoint(listen, self.registry, self.health).start()
+
+    def _gauges(self) -> list[Gauge]:
+        return [
+            Gauge(
+                "trireme_worker_steps_total",
+                "Steps whose gradients this worker has pushed, or is about to.",
+                lambda: {(): self.num_steps},
+            ),
+            Gauge(
+                "trireme_worker_examples_total",
+                "Examples of these steps.",
+                lambda: {(): self.num_examples},
+            ),
+            Gauge(
+                "trireme_worker_queue_depth",
+                "Batches read and planned ahead (planned), with their rows (pulled), and pushes"
+                " behind the training loop (pushes).",
+                lambda: {(name,): read() for name, read in self.queues.copy().items()},
+                ["queue"],
+            ),
+        ]
+
+    def count_step(self, examples: int) -> None:
+        self.num_steps += 1
+        self.num_examples += examples
+
+    def report(self) -> dict[str, int]:
+        """What heartbeats carry, for `trireme top`."""
+        depths = {name: read() for name, read in self.queues.copy().items()}
+        return {"retries": self.calls.num_retries(), **depths}
+
+    def waits(self, client: str, line: str) -> None:
+        """Mark a client as waiting for a peer, described by the line; "": it waits no more."""
+        if line:
+            self.health.hinder(client, line)
+        else:
+            self.health.clear(client)
+
+    @property
+    def url(self) -> str | None:
+        """Where /metrics and /healthz are; None: there is no endpoint."""
+        return None if self._endpoint is None else self._endpoint.url
+
+    def close(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.stop()
+
+
+class CallMetrics:
+    """Counts calls. Give `observe` to the worker's clients."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._calls = Counter(
+            "trireme_worker_calls_total",
+            "Calls that ended, by method and by the name of the error, OK if none.",
+            ["method", "code"],
+        )
+        self._seconds = Histogram(
+            "trireme_worker_call_seconds",
+            "Time of a call of a worker to its servers, retries and waiting included.",
+            ["method"],
+            SECONDS,
+        )
+        self._retries = Counter(
+            "trireme_worker_retries_total",
+            "Requests that were sent again: the connection was lost, or the server was full.",
+            ["method"],
+        )
+        self._sent = Counter("trireme_worker_sent_bytes_total", "Bytes of requests sent.")
+        self._received = Counter("trireme_worker_received_bytes_total", "Bytes of answers.")
+        for metric in (self._calls, self._seconds, self._retries, self._sent, self._received):
+            registry.register(metric)
+
+    def num_retries(self) -> int:
+        """Retries of all methods."""
+        return int(sum(self._retries.read().values()))
+
+    def observe(self, ended: Ended) -> None:
+        self._calls.add(1, ended.method, ended.error or "OK")
+        self._seconds.observe(ended.seconds, ended.method)
+        self._retries.add(ended.num_retries, ended.method)
+        self._sent.add(ended.num_bytes_sent)
+        self._received.add(ended.num_bytes_received)

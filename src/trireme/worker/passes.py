@@ -1,0 +1,176 @@
+"""How a worker goes through a pass: with a stream of its own, or with leased streams.
+
+A worker with a stream of its own begins the pass and leaves it. Where streams are leased, it enters
+the pass, takes one stream after the other, and may give one back before its end.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from trireme.errors import (
+    DeadlineExceeded,
+    NotAdmitted,
+    ResourceExhausted,
+    TriremeError,
+    Unavailable,
+)
+from trireme.protocol.membership import LeasedStream
+from trireme.rpc.rpc_client import NOTICE_S
+from trireme.worker.client import PATIENCE, StreamPosition, WorkerClient
+from trireme.worker.servers import RETRY_S
+
+POLL_S = 2.0
+"""How long one call for a stream waits; between two, this worker may be asked to stop."""
+
+log = logging.getLogger("trireme.worker")
+
+
+@dataclass(frozen=True)
+class EnteredPass:
+    """A pass that this worker has begun.
+
+    Attributes:
+        is_over: predecessors have finished it; nothing is left to do.
+        first_step: its number; 0 where streams do not advance together.
+        note: of a predecessor that had begun the pass; None: there was none.
+        end: a predecessor has left, and contributes to the steps before this one; None: not.
+    """
+
+    is_over: bool = False
+    first_step: int = 0
+    note: tuple[int, ...] | None = None
+    end: int | None = None
+
+
+def begin_pass(
+    client: WorkerClient, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
+) -> EnteredPass:
+    """Enter the next pass.
+
+    Args:
+        note: kept for a successor that enters the pass.
+        together: become a member of the pass with all other workers; else nobody waits.
+        staged: pushes are staged (sync); else they are applied on arrival (bounded).
+    """
+    number = client.script.number + 1
+    if client.script.is_next_behind:
+        client.script.number = number
+        return EnteredPass(is_over=True)
+    body = {"pass": number, "together": together, "note": list(note)}
+    reply = client.coordinate("coord.begin_pass", body).body
+    client.script.number = number
+    entered = EnteredPass(note=None if reply["note"] is None else tuple(reply["note"]))
+    if not together:
+        return entered
+    group = reply["group"]
+    client.servers.everywhere_current("ps.group", {**group, "staged": staged})
+    [(first, end)] = [member[1:] for member in group["members"] if member[0] == client.stream]
+    return replace(entered, first_step=int(first), end=end)
+
+
+def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
+    """Leave the pass: this stream contributes to the steps before `step` only."""
+    group = client.coordinate("coord.leave", {"step": step}).body["group"]
+    client.servers.everywhere_current("ps.group", {**group, "staged": staged})
+
+
+# ---- leased streams ----
+
+
+@dataclass(frozen=True)
+class EnteredLeasedPass:
+    """A pass with leased streams that this worker has entered.
+
+    Attributes:
+        is_over: nothing is left to do.
+        num_steps: steps that a worker has made which takes part from the beginning, about.
+    """
+
+    is_over: bool
+    num_steps: int
+
+
+def enter(client: WorkerClient, num_steps: int) -> EnteredLeasedPass:
+    """Enter the next pass, with so many steps made; from then on this worker takes part, if
+    anything is left to do.
+    """
+    number = client.script.number + 1
+    if client.script.is_next_behind:
+        client.script.number = number
+        return EnteredLeasedPass(is_over=True, num_steps=0)
+    positions = client.stream_positions(range(client.num_streams))
+    sequences = [position.sequence for position in positions]
+    body = {"pass": number, "num_steps": num_steps, "sequences": sequences}
+    reply = client.coordinate("coord.enter", body).body
+    client.script.number = number
+    begun_at, members = sum(reply["begun_at"]), max(1, int(reply["members"]))
+    made = (sum(sequences) - begun_at) // members
+    return EnteredLeasedPass(bool(reply["is_over"]), int(reply["num_steps"]) + max(0, made))
+
+
+def take(
+    client: WorkerClient, done: LeasedStream | None, has_to_stop: Callable[[], bool]
+) -> tuple[LeasedStream, StreamPosition] | None:
+    """Give back a stream that is done, if any, and take another, with the position of its last
+    push. Pushes belong to it from then on. Waits while others have all streams that are left; None:
+    all are done, or this worker has to stop.
+
+    Raises:
+        Fenced: another worker has taken over the stream. DeadlineExceeded: others have all streams
+            that are left, and do not finish them. Unavailable: the coordinator could not be reached
+            within the client's timeout, or does not admit this worker. ResourceExhausted: it was
+            full for so long.
+    """
+    body = {"pass": client.script.number, "done": [] if done is None else [done.stream, done.lease]}
+    patience = _Patience(client.timeout_s)
+    while not has_to_stop():
+        try:
+            timeout_s = min(client.timeout_s, POLL_S)
+            reply = client.coordinate("coord.take", body, timeout_s=timeout_s).body
+            break
+        except (DeadlineExceeded, Unavailable, ResourceExhausted) as error:
+            patience.wait(error)
+    else:
+        return None
+    if reply["stream"] is None:
+        return None
+    taken = LeasedStream(int(reply["stream"]), int(reply["lease"]), int(reply["begun_at"]))
+    client.use_stream(taken.stream, taken.lease)
+    return taken, client.stream_position()
+
+
+class _Patience:
+    """How long a worker asks for a stream: PATIENCE timeouts while the coordinator answers, one
+    while it does not.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._start = self._logged = self._reached = time.monotonic()
+
+    def wait(self, error: TriremeError) -> None:
+        """A call has failed. Wait before the next one, or raise the error if it was the last."""
+        now = time.monotonic()
+        is_reached = isinstance(error, DeadlineExceeded)
+        if is_reached:
+            self._reached = now
+        is_lost = now - self._reached >= self._timeout_s
+        is_long = now - self._start > PATIENCE * self._timeout_s
+        if is_lost or is_long or isinstance(error, NotAdmitted):
+            raise error
+        if now - self._logged > (self._timeout_s if is_reached else NOTICE_S):
+            log.warning("still waiting after %.0f s: %s", now - self._start, error)
+            self._logged = now
+        if not is_reached:  # the error may have come at once
+            time.sleep(RETRY_S)
+
+
+def give_back(client: WorkerClient, *, parts: bool) -> None:
+    """Stop in the middle of a pass, after all pushes have been applied; other workers take the
+    stream.
+
+    parts: this worker leaves the job alone; meetings do not wait for it.
+    """
+    client.coordinate("coord.give_back", {"parts": parts})

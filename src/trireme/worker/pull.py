@@ -1,0 +1,86 @@
+"""A pull: what is asked of each server, and what comes back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trireme import _core
+from trireme.protocol.gradients import KeysByClass
+from trireme.protocol.membership import Stop
+from trireme.protocol.routing import BucketMap, Floats, Split
+from trireme.rpc import Call, Reply
+from trireme.table import RowClassId
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Answer of a pull.
+
+    Attributes:
+        rows: per table (K, W) float32, row i for key i: the weights, or show, click and weights
+            (`TableSchema.width_of`).
+        blocks: per server the ids of its blocks and their flat weights; None if not asked for.
+        versions: per server, its push counter when it answered.
+        missing: per table, how many keys have no row yet.
+        stop: the step of the pass behind which all stop, if a server has applied it.
+    """
+
+    rows: dict[RowClassId, Floats]
+    blocks: list[tuple[list[str], Floats]] | None
+    versions: list[int]
+    missing: dict[RowClassId, int]
+    stop: Stop | None = None
+
+
+class PullPlan:
+    """The keys of a pull divided among the servers.
+
+    keys: per `Table.class_id` (K,) uint64, distinct, in bucket order.
+    """
+
+    def __init__(self, keys: KeysByClass, bucket_map: BucketMap, pool: _core.Pool) -> None:
+        self._map = bucket_map
+        self._splits = {c: Split(keys_K, bucket_map, pool) for c, keys_K in keys.items()}
+        self._keys = [self._splits[c].parts(keys_K) for c, keys_K in keys.items()]
+
+    def tables(self) -> dict[str, list[Any]]:
+        """The fields of `ps.pull` that name tables and row classes."""
+        return {
+            "tables": [class_id.table for class_id in self._splits],
+            "classes": [class_id.row_class for class_id in self._splits],
+        }
+
+    def calls(self, body: dict[str, Any]) -> list[Call]:
+        """One call per server."""
+        return [
+            Call(endpoint, "ps.pull", body, [parts[server] for parts in self._keys])
+            for server, endpoint in enumerate(self._map.servers)
+        ]
+
+    def join(self, replies: Sequence[Reply], *, blocks: bool) -> Pulled:
+        """The answers of all servers as one."""
+        rows = {
+            class_id: split.join([reply.arrays[i] for reply in replies])
+            for i, (class_id, split) in enumerate(self._splits.items())
+        }
+        missing = {
+            class_id: sum(int(reply.body["missing"][i]) for reply in replies)
+            for i, class_id in enumerate(self._splits)
+        }
+        stops = (Stop.from_wire(reply.body.get("stop")) for reply in replies)
+        return Pulled(
+            rows,
+            self._blocks(replies) if blocks else None,
+            [int(reply.body["version"]) for reply in replies],
+            missing,
+            next(filter(None, stops), None),
+        )
+
+    def _blocks(self, replies: Sequence[Reply]) -> list[tuple[list[str], Floats]]:
+        """A server without blocks sends no array for them."""
+        num_tables = len(self._splits)
+        return [
+            (self._map.blocks_of(server), reply.arrays[num_tables])
+            for server, reply in enumerate(replies)
+            if len(reply.arrays) > num_tables
+        ]

@@ -1,0 +1,138 @@
+"""The servers of a job as one worker calls them, with the bucket map that requests rely on.
+
+Threads: pulls, pushes, calls aside and the rest have a transport each. So one thread may pull while
+another pushes and a third waits for a save.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, TypeVar
+
+from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
+from trireme.protocol.routing import BucketMap
+from trireme.protocol.wire import Array
+from trireme.rpc import Call, Reply
+from trireme.worker.transport import LockedTransport, Transport
+
+T = TypeVar("T")
+RETRY_S = 0.02
+
+
+class Servers:
+    """Calls servers, again if the map was old.
+
+    Args:
+        endpoints: the first hosts the coordinator.
+        connect: makes a transport for one thread's calls, given a name for it.
+        timeout_s: seconds that a call may take by default.
+
+    Attributes:
+        pulls, pushes: transports of these calls.
+        map: the bucket map. job: the coordinator's id of the job.
+        states: per server, a name that changes when it loses its state.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], connect: Callable[[str], Transport], timeout_s: float
+    ) -> None:
+        self.endpoints, self.timeout_s = tuple(endpoints), timeout_s
+        self.pulls = LockedTransport(connect("pull"))
+        self.pushes = LockedTransport(connect("push"))
+        self._control = LockedTransport(connect("control"))
+        self._aside = LockedTransport(connect("aside"))
+        self.map: BucketMap
+        self.job = ""
+        self.states = [""] * len(endpoints)
+
+    def close(self) -> None:
+        for locked in (self.pulls, self.pushes, self._control, self._aside):
+            locked.transport.close()
+
+    # ---- calls ----
+
+    def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
+        """Make these calls, in parallel; replies in their order."""
+        return self._control.call_all(calls, timeout_s)
+
+    def everywhere(
+        self,
+        method: str,
+        body: dict[str, Any],
+        *,
+        timeout_s: float | None = None,
+        aside: bool = False,
+    ) -> list[Reply]:
+        """Call a method on every server, in parallel; replies in the order of the servers.
+
+        Args:
+            aside: over a transport of its own, because it takes long and other calls go on.
+        """
+        calls = [Call(endpoint, method, body, []) for endpoint in self.endpoints]
+        transport = self._aside if aside else self._control
+        return transport.call_all(calls, self.timeout_s if timeout_s is None else timeout_s)
+
+    def everywhere_current(self, method: str, body: dict[str, Any]) -> list[Reply]:
+        """As `everywhere`, repeated until no server needs a newer map or is not ready."""
+        return self.until_current(
+            method, lambda left_s: self.everywhere(method, body, timeout_s=left_s)
+        )
+
+    def coordinator(
+        self,
+        method: str,
+        body: dict[str, Any],
+        arrays: Sequence[Array] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Call a method of the coordinator."""
+
+        def attempt(left_s: float) -> Reply:
+            call = Call(self.endpoints[0], method, body, list(arrays))
+            return self._control.call_all([call], left_s)[0]
+
+        return self.until_current(method, attempt, timeout_s)
+
+    def ask_coordinator(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Call a method of the coordinator aside; returns the reply's body."""
+        call = Call(self.endpoints[0], method, body, [])
+        answer: dict[str, Any] = self._aside.call_all([call], self.timeout_s)[0].body
+        return answer
+
+    # ---- bucket map ----
+
+    def until_current(
+        self, what: str, attempt: Callable[[float], T], timeout_s: float | None = None
+    ) -> T:
+        """Try until it succeeds or the deadline passes; refresh the map after WRONG_MAP, wait after
+        NOT_READY.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = monotonic() + timeout_s
+        error: TriremeError | None = None
+        while (left_s := deadline - monotonic()) > 0:
+            try:
+                return attempt(left_s)
+            except WrongMap as wrong:
+                error = wrong
+                reply = self.call_all(
+                    [Call(self.endpoints[0], "coord.map", {}, [])], self.timeout_s
+                )
+                self.adopt(reply[0].body["map"])
+            except NotReady as not_ready:
+                error = not_ready
+            time.sleep(min(RETRY_S, max(0.0, deadline - monotonic())))
+        raise DeadlineExceeded(f"{what}: not possible within {timeout_s} s; last: {error}")
+
+    def adopt(self, body: dict[str, Any]) -> None:
+        """Use this map, and send it to every server."""
+        bucket_map = BucketMap.from_wire(body)
+        common = {"map": bucket_map.to_wire(), "job": self.job}
+        calls = [
+            Call(endpoint, "ps.map", {**common, "index": server, "state": self.states[server]}, [])
+            for server, endpoint in enumerate(bucket_map.servers)
+        ]
+        replies = self.call_all(calls, self.timeout_s)
+        self.states = [str(reply.body["state"]) for reply in replies]
+        self.map, self.endpoints = bucket_map, bucket_map.servers

@@ -1,0 +1,97 @@
+"""How a client reaches servers: over the network (rpc.RpcClient), or in its own process when tables
+are embedded.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from trireme.errors import BadRequest, DeadlineExceeded, TriremeError
+from trireme.rpc import Call, CallObserver, Deferred, Ended, Reply, Request
+
+LOCAL = "embedded"
+
+
+class Transport(Protocol):
+    """One thread's way to the servers."""
+
+    def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]: ...
+
+    def close(self) -> None: ...
+
+
+class LocalTransport:
+    """Calls the handlers of a server in this process, without copying arrays. Threads: any."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Callable[[Request], Reply | Deferred | None]],
+        observe: CallObserver | None = None,
+    ) -> None:
+        self._handlers, self._observe = handlers, observe
+
+    def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
+        return [self._call_observed(call, timeout_s) for call in calls]
+
+    def _call_observed(self, call: Call, timeout_s: float) -> Reply:
+        """Report the call with no bytes and no repetitions: nothing is sent."""
+        start, error = time.monotonic(), ""
+        try:
+            return self._call(call, timeout_s)
+        except TriremeError as raised:
+            error = raised.name
+            raise
+        finally:
+            if self._observe is not None:
+                seconds = time.monotonic() - start
+                self._observe(Ended(call.method, seconds, error, 0, 0, 0))
+
+    def _call(self, call: Call, timeout_s: float) -> Reply:
+        handler = self._handlers.get(call.method)
+        if handler is None:
+            raise BadRequest(
+                f"{LOCAL}: no method {call.method!r}, there are {sorted(self._handlers)}"
+            )
+        deadline = time.monotonic() + timeout_s
+        answer = handler(
+            Request(0, call.method, call.body, list(call.arrays), LOCAL, LOCAL, "", deadline)
+        )
+        if isinstance(answer, Deferred):
+            return self._wait(call.method, answer, timeout_s)
+        return Reply() if answer is None else answer
+
+    def _wait(self, method: str, deferred: Deferred, timeout_s: float) -> Reply:
+        answers: queue.SimpleQueue[Reply | TriremeError] = queue.SimpleQueue()
+        deferred.bind(answers.put)
+        try:
+            answer = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise DeadlineExceeded(
+                f"{method}: no answer within {timeout_s} s: {deferred.describe()}"
+            ) from None
+        if isinstance(answer, TriremeError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+class LockedTransport:
+    """A transport that any thread may use, one at a time."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._lock = threading.Lock()
+
+    def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
+        try:
+            left_s = max(0.0, deadline - time.monotonic())
+            return self.transport.call_all(calls, timeout_s=left_s)
+        finally:
+            self._lock.release()

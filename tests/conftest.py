@@ -1,0 +1,54 @@
+"""Samples the tests that are marked as `sampled` (tests/long.py)."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from random import Random
+
+import pytest
+
+from tests.long import IS_LONG, SAMPLE_SEED, draw
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sampled(keep): `make test` runs so many of the cases")
+
+
+def pytest_report_header() -> str:
+    if IS_LONG:
+        return "sampled tests: all cases"
+    return f"sampled tests: seed {SAMPLE_SEED}; repeat with TRIREME_TEST_SEED={SAMPLE_SEED}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what no sample contains. A case that the command line names alone always runs."""
+    if IS_LONG:
+        return
+    groups: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
+            groups[item.nodeid.partition("[")[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for name, group in groups.items():
+        keep = group[0].get_closest_marker("sampled").kwargs["keep"]
+        random = Random(f"{SAMPLE_SEED} {name}")
+        chosen = draw(
+            [set(map(identity, item.callspec.params.items())) for item in group], keep, random
+        )
+        left_out |= {item for index, item in enumerate(group) if index not in chosen}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def identity(parameter: tuple[str, object]) -> tuple[str, int]:
+    """A value that need not be hashable: cases of one product hold the same object."""
+    name, value = parameter
+    return name, id(value)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_variables_of_tests() -> None:
+    """Remove TRIREME_TEST_*: trireme refuses variables that it does not know."""
+    for name in [name for name in os.environ if name.startswith("TRIREME_TEST_")]:
+        del os.environ[name]
