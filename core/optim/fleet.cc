@@ -6,7 +6,7 @@
 //
 //   sgd:          w -= lr * g
 //   adagrad:      w -= lr * g * sqrt(g0 / (g0 + sum));  sum += mean(g * g)
-//                 with the sum of before (g0 travels as eps), one per weight without `shared`
+//                 with the sum of before, one per weight without `shared`; g0 is initial_g2sum
 //   adagrad_v2:   sum += mean(g * g);  w -= lr * g / (sqrt(sum) + eps)
 //   adam, shared_adam:   as moments.h has them, t per part
 //
@@ -41,7 +41,7 @@ struct FleetSgd {
 struct FleetAdagrad {
   explicit FleetAdagrad(const RuleValues& v) noexcept
       : lr(static_cast<float>(v.lr)),
-        initial(static_cast<float>(v.eps)),
+        initial_g2sum(static_cast<float>(v.initial_g2sum)),
         lower(static_cast<float>(v.lower)),
         upper(static_cast<float>(v.upper)) {}
 
@@ -54,9 +54,9 @@ struct FleetAdagrad {
     });
   }
 
-  float ratio(float sum) const noexcept { return std::sqrt(initial / (initial + sum)); }
+  float ratio(float sum) const noexcept { return std::sqrt(initial_g2sum / (initial_g2sum + sum)); }
 
-  float lr, initial, lower, upper;
+  float lr, initial_g2sum, lower, upper;
 };
 
 struct SharedFleetAdagrad : FleetAdagrad {

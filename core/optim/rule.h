@@ -21,12 +21,16 @@ namespace trireme {
 // The numbers of one step. They travel with every push, so that schedulers drive them.
 struct RuleValues {
   double lr = 0.0;
-  double weight_decay = 0.0;  // added to the gradient: g += weight_decay * w
-  double eps = 1e-10;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double l1 = 0.0;  // of FTRL, like l2
-  double l2 = 0.0;
+  double weight_decay = 0.0;   // added to the gradient: g += weight_decay * w
+  double eps = 1e-10;          // Adam, Adagrad: added to the divisor
+  double beta1 = 0.9;          // Adam
+  double beta2 = 0.999;        // Adam
+  double momentum = 0.0;       // Momentum
+  double dampening = 0.0;      // Momentum
+  double beta = 1.0;           // FTRL
+  double l1 = 0.0;             // FTRL
+  double l2 = 0.0;             // FTRL
+  double initial_g2sum = 3.0;  // FleetAdagrad
   double lower = -std::numeric_limits<double>::infinity();  // weights are clipped to [lower, upper]
   double upper = std::numeric_limits<double>::infinity();
   std::int64_t step = 1;  // number of this step, from 1: Adam's global bias correction

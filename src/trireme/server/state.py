@@ -21,6 +21,7 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import NotReady, SchemaMismatch, UnknownTable, WrongMap
+from trireme.optim import rule_values
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.identity import lost
 from trireme.protocol.membership import Group
@@ -228,12 +229,11 @@ class ServerState:
 
     def _update_table(self, table: ServedTable, gradient: StepGradient) -> None:
         keys_K, gradients, columns = gradient.of_table(table.schema)
-        rule_values: dict[str, Any] = gradient.rule_values(table.schema.name)
         table.rows.update(
             keys_K,
             gradients,
             gradient.ids,
-            _core.RuleValues(**rule_values),
+            rule_values(gradient.rule_values(table.schema.name)),
             self.pool,
             time=gradient.time,
             show_click=columns.get("show_click"),
