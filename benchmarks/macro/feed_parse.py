@@ -23,7 +23,7 @@ import trireme as tr
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import Claim, Contest, Run, Settings
 from trireme.data import Batch, Dense, Label, Schema, Sparse
-from trireme.data.text_parser import TextFormat
+from trireme.data.text_parser import TextFormat, TextParser
 
 _BATCH = 4096
 _NUM_FILES = 2
@@ -89,14 +89,14 @@ def _lines(batch: Batch) -> list[str]:
 
 def _parse(schema: Schema, text: NDArray[np.uint8]) -> Iterator[Batch]:
     assert isinstance(schema.format, TextFormat)
-    parser = schema.format.open(schema, batch_size=_BATCH, threads=1, skip_broken=False)
-    piece_bytes = max(_PIECE_BYTES, parser.max_line_bytes + 1)
+    parser = TextParser(schema, schema.format, batch_size=_BATCH, threads=1, skip_broken=False)
+    piece_bytes = max(_PIECE_BYTES, parser.core.max_line_bytes + 1)
     begin = 0
     while begin < len(text):
         piece = text[begin : begin + piece_bytes]
         begin += parser.parse(piece, len(piece), begin + len(piece) == len(text))
         assert parser.broken_line is None, parser.broken_line
-        if parser.is_full:
+        if parser.core.is_full:
             yield parser.take()
     yield parser.take()
 

@@ -55,34 +55,29 @@ __all__ = [
     "train_passes",
 ]
 
+# Module -> the names that it has; the others are modules themselves.
+_TRAIN = ("Checkpoints", "DistributedOptimizer", "Dump", "Recipe", "Report", "Trainer", "prefetch")
 _HOMES = {
-    "Blocks": "trireme.blocks",
-    "Checkpoints": "trireme.train",
-    "Cluster": "trireme.job.cluster",
-    "Config": "trireme.config",
-    "DistributedOptimizer": "trireme.train",
-    "Dump": "trireme.train",
-    "Pass": "trireme.train.online.passes",
-    "Publishing": "trireme.train.online.publishing",
-    "Recipe": "trireme.train",
-    "Report": "trireme.train",
-    "Strategy": "trireme.strategy",
-    "Table": "trireme.table",
-    "Trainer": "trireme.train",
-    "init": "trireme.launch.init",
-    "prefetch": "trireme.train",
-    "train_passes": "trireme.train.online.train_passes",
+    "blocks": ("Blocks",),
+    "config": ("Config",),
+    "job.cluster": ("Cluster",),
+    "launch.init": ("init",),
+    "strategy": ("Strategy",),
+    "table": ("Table",),
+    "train": _TRAIN,
+    "train.online.passes": ("Pass",),
+    "train.online.publishing": ("Publishing",),
+    "train.online.train_passes": ("train_passes",),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'trireme' has no attribute {name!r}")
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    else:
-        value = importlib.import_module(f"trireme.{name}")
-    globals()[name] = value
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        return importlib.import_module(f"trireme.{name}")
+    globals()[name] = value = getattr(importlib.import_module(f"trireme.{home}"), name)
     return value
 
 

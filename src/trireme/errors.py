@@ -136,19 +136,8 @@ class Stopped(SystemExit):
         self.reason = reason
 
 
-CLASSES: tuple[type[TriremeError], ...] = (
-    BadRequest,
-    WrongMap,
-    UnknownTable,
-    SchemaMismatch,
-    NotReady,
-    Fenced,
-    ResourceExhausted,
-    Corruption,
-    Unavailable,
-    DeadlineExceeded,
-    Internal,
-)
+CLASSES = tuple(TriremeError.__subclasses__())
+"""The classes with a code of their own, in the order of the codes."""
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Initial weights of rows: functions of (table seed, key), with the same bits on every machine."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from trireme.errors import BadRequest
 
@@ -9,15 +10,17 @@ from trireme.errors import BadRequest
 class Uniform:
     """Each weight is uniform in [low, high)."""
 
+    kind: ClassVar[str] = "uniform"
     low: float = -0.05
     high: float = 0.05
 
     def __post_init__(self) -> None:
         if not self.low <= self.high:
-            raise BadRequest(f"Uniform: expected low <= high, found {self.low} and {self.high}")
+            name = type(self).__name__
+            raise BadRequest(f"{name}: expected low <= high, found {self.low} and {self.high}")
 
     def spec(self) -> tuple[str, float, float]:
-        return ("uniform", self.low, self.high)
+        return (self.kind, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,12 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class TailUniform:
+class TailUniform(Uniform):
     """The first weight is 0, the others are uniform in [low, high), as in Fleet."""
 
+    kind: ClassVar[str] = "tail_uniform"
     low: float = -1e-4
     high: float = 1e-4
 
-    def __post_init__(self) -> None:
-        if not self.low <= self.high:
-            raise BadRequest(f"TailUniform: expected low <= high, found {self.low} and {self.high}")
 
-    def spec(self) -> tuple[str, float, float]:
-        return ("tail_uniform", self.low, self.high)
-
-
-Initializer = Uniform | Normal | Constant | TailUniform
+Initializer = Uniform | Normal | Constant

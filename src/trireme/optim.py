@@ -39,15 +39,8 @@ class Rule:
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        check_values(
-            kind,
-            lr=(math.isfinite(self.lr) and self.lr >= 0, ">= 0", self.lr),
-            weight_decay=(
-                math.isfinite(self.weight_decay) and self.weight_decay >= 0,
-                ">= 0 and finite",
-                self.weight_decay,
-            ),
-        )
+        check_values(kind, lr=(0 <= self.lr < math.inf, ">= 0", self.lr))
+        _check_not_negative(kind, weight_decay=self.weight_decay)
         if self.bounds is not None:
             low, high = self.bounds
             check_values(kind, bounds=(low <= high, "(low, high) with low <= high", self.bounds))
@@ -59,11 +52,12 @@ class Rule:
     @property
     def is_per_show(self) -> bool:
         """Whether scale="fleet" divides a gradient by the shows of its key."""
-        return False
+        return bool(getattr(self, "show_scale", False))
 
     def group(self) -> dict[str, Any]:
         """The values that are sent with each push, by torch's names: the table's param group."""
-        return {"lr": self.lr, "weight_decay": self.weight_decay, "bounds": self.bounds}
+        names = ("lr", "weight_decay", "bounds", "betas", "eps")
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +88,7 @@ class SGD(Rule):
                 self.dampening,
             ),
             nesterov=(
-                not self.nesterov or self.momentum > 0,
+                self.momentum > 0 or not self.nesterov,
                 "False without momentum",
                 self.nesterov,
             ),
@@ -130,15 +124,7 @@ class Adagrad(Rule):
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
         initial = self.initial_accumulator_value
-        check_values(
-            "Adagrad",
-            initial_accumulator_value=(
-                math.isfinite(initial) and initial >= 0,
-                ">= 0 and finite",
-                initial,
-            ),
-            eps=(math.isfinite(self.eps) and self.eps >= 0, ">= 0 and finite", self.eps),
-        )
+        _check_not_negative("Adagrad", initial_accumulator_value=initial, eps=self.eps)
 
     def fixed(self) -> dict[str, Any]:
         return {
@@ -146,9 +132,6 @@ class Adagrad(Rule):
             "shared": bool(self.shared),
             "initial_accumulator": float(self.initial_accumulator_value),
         }
-
-    def group(self) -> dict[str, Any]:
-        return {**Rule.group(self), "eps": self.eps}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +158,9 @@ class Adam(Rule):
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
         _check_adam("Adam", self.betas, self.eps)
-        check_values(
-            "Adam",
-            bias_correction=(
-                self.bias_correction in ("global", "row"),
-                "'global' or 'row'",
-                self.bias_correction,
-            ),
-        )
+        kind = self.bias_correction
+        is_known = kind in ("global", "row")
+        check_values("Adam", bias_correction=(is_known, "'global' or 'row'", kind))
 
     def fixed(self) -> dict[str, Any]:
         return {
@@ -190,9 +168,6 @@ class Adam(Rule):
             "bias_correction": self.bias_correction,
             "shared": bool(self.shared),
         }
-
-    def group(self) -> dict[str, Any]:
-        return {**Rule.group(self), "betas": self.betas, "eps": self.eps}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +189,9 @@ class FTRL(Rule):
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        check_values(
-            "FTRL",
-            weight_decay=(self.weight_decay == 0, "0: l2 regularizes", self.weight_decay),
-            **{
-                name: (math.isfinite(value) and value >= 0, ">= 0 and finite", value)
-                for name, value in (("beta", self.beta), ("l1", self.l1), ("l2", self.l2))
-            },
-        )
+        decay = self.weight_decay
+        check_values("FTRL", weight_decay=(decay == 0, "0: l2 regularizes", decay))
+        _check_not_negative("FTRL", beta=self.beta, l1=self.l1, l2=self.l2)
 
     def group(self) -> dict[str, Any]:
         # Checkpoints and pushes name beta `eps`: see `rule_values`.
@@ -297,18 +267,10 @@ class FleetAdagrad(FleetRule):
 
     def __post_init__(self) -> None:
         FleetRule.__post_init__(self)
-        initial = self.initial_g2sum
-        check_values(
-            "FleetAdagrad",
-            initial_g2sum=(_is_positive(initial), "> 0 and finite", initial),
-        )
+        _check_positive("FleetAdagrad", initial_g2sum=self.initial_g2sum)
 
     def fixed(self) -> dict[str, Any]:
         return {**FleetRule.fixed(self), "shared": self.shared}
-
-    @property
-    def is_per_show(self) -> bool:
-        return self.show_scale
 
     def group(self) -> dict[str, Any]:
         # Checkpoints and pushes name it `eps`: see `rule_values`.
@@ -327,16 +289,9 @@ class FleetAdagradV2(FleetRule):
     eps: float = 1e-8
     show_scale: bool = True
 
-    @property
-    def is_per_show(self) -> bool:
-        return self.show_scale
-
     def __post_init__(self) -> None:
         FleetRule.__post_init__(self)
-        check_values("FleetAdagradV2", eps=(_is_positive(self.eps), "> 0 and finite", self.eps))
-
-    def group(self) -> dict[str, Any]:
-        return {**Rule.group(self), "eps": self.eps}
+        _check_positive("FleetAdagradV2", eps=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,9 +306,6 @@ class FleetAdam(FleetRule):
     def __post_init__(self) -> None:
         FleetRule.__post_init__(self)
         _check_adam(type(self).__name__, self.betas, self.eps)
-
-    def group(self) -> dict[str, Any]:
-        return {**Rule.group(self), "betas": self.betas, "eps": self.eps}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,16 +339,20 @@ _NUM_COUNTS = {
 }
 
 
-def _is_positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0
+def _check_not_negative(rule: str, **values: float) -> None:
+    for name, value in values.items():
+        check_values(rule, **{name: (0 <= value < math.inf, ">= 0 and finite", value)})
+
+
+def _check_positive(rule: str, **values: float) -> None:
+    for name, value in values.items():
+        check_values(rule, **{name: (0 < value < math.inf, "> 0 and finite", value)})
 
 
 def _check_adam(rule: str, betas: tuple[float, float], eps: float) -> None:
-    check_values(
-        rule,
-        betas=(all(0 <= beta < 1 for beta in betas), "two values in [0, 1)", betas),
-        eps=(_is_positive(eps), "> 0 and finite", eps),
-    )
+    are_valid = all(0 <= beta < 1 for beta in betas)
+    check_values(rule, betas=(are_valid, "two values in [0, 1)", betas))
+    _check_positive(rule, eps=eps)
 
 
 def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | int]:

@@ -9,7 +9,7 @@ Source of the score, the fields and the accessors' defaults: Paddle's CtrAccesso
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -22,6 +22,13 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
+def _check(owner: object, expected: str, is_valid: Callable[[Any], bool], *names: str) -> None:
+    """Raise BadRequest for the first of the named fields with a value that is not valid."""
+    for name in names:
+        value = getattr(owner, name)
+        check_values(type(owner).__name__, **{name: (is_valid(value), expected, value)})
+
+
 @dataclass(frozen=True)
 class ShowClick:
     """The columns of a batch with the number of shows and clicks of each example."""
@@ -30,13 +37,9 @@ class ShowClick:
     click: str
 
     def __post_init__(self) -> None:
-        for field in ("show", "click"):
-            value = getattr(self, field)
-            ok = isinstance(value, str) and value != ""
-            check_values("ShowClick", **{field: (ok, "the name of a column", value)})
-
-
-# ---- admission ----
+        _check(
+            self, "the name of a column", lambda v: isinstance(v, str) and v != "", "show", "click"
+        )
 
 
 @dataclass(frozen=True)
@@ -74,17 +77,12 @@ class CountFilter(Admission):
     sketch_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        check_values("CountFilter", n=(type(self.n) is int and 1 <= self.n < 2**31, ">= 1", self.n))
-        size = self.sketch_bytes
-        if size is not None:
-            check_values(
-                "CountFilter",
-                sketch_bytes=(
-                    type(size) is int and SKETCH_BYTES_MIN <= size < 2**40,
-                    f"None or at least {SKETCH_BYTES_MIN}",
-                    size,
-                ),
-            )
+        _check(self, ">= 1", lambda n: type(n) is int and 1 <= n < 2**31, "n")
+
+        def is_size(value: Any) -> bool:
+            return value is None or (type(value) is int and SKETCH_BYTES_MIN <= value < 2**40)
+
+        _check(self, f"None or at least {SKETCH_BYTES_MIN}", is_size, "sketch_bytes")
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,7 @@ class Probability(Admission):
     p: float
 
     def __post_init__(self) -> None:
-        ok = _is_number(self.p) and 0 < self.p <= 1
-        check_values("Probability", p=(ok, "in (0, 1]", self.p))
+        _check(self, "in (0, 1]", lambda p: _is_number(p) and 0 < p <= 1, "p")
 
 
 @dataclass(frozen=True)
@@ -110,12 +107,7 @@ class ScoreFilter(Admission):
     threshold: float
 
     def __post_init__(self) -> None:
-        check_values(
-            "ScoreFilter", threshold=(_is_number(self.threshold), "finite", self.threshold)
-        )
-
-
-# ---- life ----
+        _check(self, "finite", _is_number, "threshold")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +127,11 @@ class Policy:
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for field in ("ttl_s", "max_rows", "max_bytes"):
-            value = getattr(self, field)
-            ok = value is None or (type(value) is int and 1 <= value < 2**63)
-            check_values(type(self).__name__, **{field: (ok, "None or a whole number >= 1", value)})
+
+        def is_limit(value: Any) -> bool:
+            return value is None or (type(value) is int and 1 <= value < 2**63)
+
+        _check(self, "None or a whole number >= 1", is_limit, "ttl_s", "max_rows", "max_bytes")
 
     def fixed(self) -> dict[str, Any]:
         """The values for the table's schema, by name."""
@@ -181,35 +174,20 @@ class ScorePolicy(Policy):
 
     def __post_init__(self) -> None:
         Policy.__post_init__(self)
-        kind = type(self).__name__
-        columns = self.show_click
-        ok = columns is None or isinstance(columns, ShowClick)
-        check_values(kind, show_click=(ok, "None or a ShowClick", columns))
-        for field in (
-            "nonclk_coeff",
-            "click_coeff",
-            "delete_threshold",
-            "base_threshold",
-            "delta_threshold",
-        ):
-            value = getattr(self, field)
-            check_values(kind, **{field: (_is_number(value), "a finite number", value)})
-        rate, threshold = self.decay_rate, self.embedx_threshold
-        pulls = self.pulls_statistics
-        check_values(
-            kind,
-            decay_rate=(_is_number(rate) and 0 < rate <= 1, "in (0, 1]", rate),
-            embedx_threshold=(
-                threshold is None or _is_number(threshold),
-                "None or a finite number",
-                threshold,
-            ),
-            pulls_statistics=(type(pulls) is bool, "True or False", pulls),
-        )
-        for field in ("delete_after_unseen_days", "delta_keep_days"):
-            days = getattr(self, field)
-            ok = days is None or (type(days) is int and 0 <= days < 2**31)
-            check_values(kind, **{field: (ok, "None or a number of days >= 0", days)})
+        _check(self, "None or a ShowClick", lambda v: isinstance(v, ShowClick | None), "show_click")
+        _check(self, "a finite number", _is_number, "nonclk_coeff", "click_coeff")
+        thresholds = ("delete_threshold", "base_threshold", "delta_threshold")
+        _check(self, "a finite number", _is_number, *thresholds)
+        _check(self, "in (0, 1]", lambda v: _is_number(v) and 0 < v <= 1, "decay_rate")
+        optional = "None or a finite number"
+        _check(self, optional, lambda v: v is None or _is_number(v), "embedx_threshold")
+        _check(self, "True or False", lambda v: type(v) is bool, "pulls_statistics")
+
+        def is_days(value: Any) -> bool:
+            return value is None or (type(value) is int and 0 <= value < 2**31)
+
+        days = ("delete_after_unseen_days", "delta_keep_days")
+        _check(self, "None or a number of days >= 0", is_days, *days)
 
     def score(self, show: Any, click: Any) -> Any:
         """The score of shows and clicks; numbers or arrays."""
@@ -259,21 +237,18 @@ its first update, when Fleet's rules begin the tail in any case."""
 
 def admission_of(fixed: Mapping[str, Any]) -> Admission:
     """The inverse of `Admission.fixed`. Raises BadRequest."""
-    kinds: dict[str, type[Admission]] = {
-        kind.name: kind for kind in (CountFilter, Probability, ScoreFilter)
-    }
-    admission: Admission = _built(fixed, kinds, "admission")
+    admission: Admission = _built(fixed, (CountFilter, Probability, ScoreFilter), "admission")
     return admission
 
 
 def policy_of(fixed: Mapping[str, Any]) -> Policy:
     """The inverse of `Policy.fixed`, without names of columns. Raises BadRequest."""
-    kinds: dict[str, type[Policy]] = {kind.name: kind for kind in (Policy, ScorePolicy)}
-    policy: Policy = _built(fixed, kinds, "policy")
+    policy: Policy = _built(fixed, (Policy, ScorePolicy), "policy")
     return policy
 
 
-def _built(fixed: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> Any:
+def _built(fixed: Mapping[str, Any], classes: Sequence[Any], what: str) -> Any:
+    kinds = {kind.name: kind for kind in classes}
     kind = kinds.get(str(fixed.get("name")))
     if kind is None:
         raise BadRequest(f"{what}: expected one of {sorted(kinds)}, found {fixed!r}")

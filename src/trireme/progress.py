@@ -47,26 +47,22 @@ class Display:
         elapsed_s = max(now - self._started, 1e-9)
         text = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
         text = f"{text} {self.num_examples / elapsed_s:,.0f} examples/s"
-        if self._progress is None or self._task is None:
-            done = "" if fraction is None else f" {100 * fraction:.0f}%"
-            _write(f"{self._title}{done}: {self.num_examples:,} examples {text}")
-        else:
-            self._progress.update(
-                self._task,
-                total=None if fraction is None else 1.0,
-                completed=fraction or 0.0,
-                figures=text,
-            )
+        done = "" if fraction is None else f" {100 * fraction:.0f}%"
+        self._draw(f"{done}: {self.num_examples:,} examples {text}", fraction, text)
 
     def show_fraction(self, fraction: float) -> None:
         """Show the progress, 0 to 1, of an activity without examples."""
         if self._is_quiet:
             return
         self._due = time.monotonic() + self._period_s
+        self._draw(f" {100 * fraction:.0f}%", fraction, "")
+
+    def _draw(self, line: str, fraction: float | None, figures: str) -> None:
         if self._progress is None or self._task is None:
-            _write(f"{self._title} {100 * fraction:.0f}%")
-        else:
-            self._progress.update(self._task, total=1.0, completed=fraction, figures="")
+            _write(f"{self._title}{line}")
+            return
+        total = None if fraction is None else 1.0
+        self._progress.update(self._task, total=total, completed=fraction or 0.0, figures=figures)
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_values
 from trireme.initializer import Initializer, Uniform
 from trireme.optim import SGD, Adagrad, Rule
 from trireme.policy import (
@@ -166,15 +166,12 @@ def _check_schema(schema: TableSchema) -> None:
             f"Table {schema.name!r}: expected 1 to {CLASSES_MAX} row classes of dim 1 to {DIM_MAX},"
             f" one of them for rows below an embedx_threshold, found {schema.dims}"
         )
-    if schema.dtype not in DTYPES:
-        raise BadRequest(
-            f"Table {schema.name!r}: expected dtype one of {', '.join(DTYPES)},"
-            f" found {schema.dtype!r}"
-        )
-    if schema.absent not in ("initial", "zeros"):
-        raise BadRequest(
-            f"Table {schema.name!r}: expected absent 'initial' or 'zeros', found {schema.absent!r}"
-        )
+    dtype, absent = schema.dtype, schema.absent
+    check_values(
+        f"Table {schema.name!r}",
+        dtype=(dtype in DTYPES, f"one of {', '.join(DTYPES)}", dtype),
+        absent=(absent in ("initial", "zeros"), "'initial' or 'zeros'", absent),
+    )
     policy_of(schema.policy)  # raises BadRequest if it is none
     if schema.admission is not None:
         admission = admission_of(schema.admission)

@@ -27,7 +27,7 @@ from trireme.data import (
     libsvm,
     multislot,
 )
-from trireme.data.text_parser import TextFormat
+from trireme.data.text_parser import TextFormat, TextParser
 
 CORPUS = Path(__file__).resolve().parents[2] / "core" / "tests" / "fuzz" / "corpus"
 FIELDS = [InsId(), Label(), Sparse("a"), Sparse("b", hashed=True), Weight(), Dense("dense", 2)]
@@ -52,12 +52,12 @@ def schema_of(format: str, choice: int) -> Schema:
 def parse(schema: Schema, text: bytes) -> tuple[list[Batch], int]:
     """Batches, and how many lines were broken."""
     assert isinstance(schema.format, TextFormat)
-    parser = schema.format.open(schema, batch_size=2, threads=1, skip_broken=True)
+    parser = TextParser(schema, schema.format, batch_size=2, threads=1, skip_broken=True)
     batches, data, begin = [], np.frombuffer(text, np.uint8), 0
     while begin < len(text):
         begin += parser.parse(data[begin:], len(text) - begin, True)
         batches.append(parser.take())
-    return batches, parser.num_broken_lines
+    return batches, parser.core.num_broken_lines
 
 
 @pytest.mark.parametrize("format", ["criteo", "csv", "libsvm", "multislot"])

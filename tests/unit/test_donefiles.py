@@ -122,7 +122,7 @@ def test_a_broken_line_is_named(name: str, text: str, message: str, tmp_path: Pa
 def test_a_full_disk_leaves_the_old_lines(tmp_path: Path) -> None:
     done = DoneFiles(str(tmp_path))
     done.add_checkpoint(NEWEST)
-    (tmp_path / f"{CHECKPOINTS}.partial").symlink_to("/dev/full")
+    (tmp_path / f".{CHECKPOINTS}").symlink_to("/dev/full")
     with pytest.raises(ResourceExhausted, match=r"cannot write .*donefile\.txt: No space left"):
         done.add_checkpoint(ListedCheckpoint(PassPoint("20190722", 0), 8, "x"))
     assert done.checkpoints() == [NEWEST]

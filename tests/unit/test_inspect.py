@@ -18,13 +18,13 @@ from trireme.inference.export import export_model
 from trireme.inspect.difference import compare
 from trireme.inspect.opening import open_saved
 from trireme.inspect.saved_export import ExportTable
-from trireme.inspect.saved_model import buckets_of
 from trireme.inspect.value_statistics import QUANTILES, ValueStatistics
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
 from trireme.protocol.frozen_rows import encode
+from trireme.protocol.routing import buckets_of
 from trireme.table import Table
 from trireme.train import Trainer
 

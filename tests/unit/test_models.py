@@ -17,8 +17,7 @@ from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import DLRM, FM, LR, CtrDnn, DCNv2, DeepFM, SlotDnn, WideDeep
-from trireme.models.cross import CrossLayer, CrossMixture
-from trireme.models.interaction import pairwise_products, sum_of_products
+from trireme.models.layers import CrossLayer, CrossMixture, pairwise_products, sum_of_products
 
 FEATURES = ("a", "b")
 NUM_IDS, NUM_DENSE = 50, 3

@@ -12,39 +12,39 @@ import pytest
 
 from tests.criteo_text import examples_of, random_line, read_text
 from trireme.data import QueueDataset, Schema, criteo
+from trireme.data.criteo import CriteoText
 from trireme.errors import DataError
 
 HEADER = b"# columns of\tCriteo\n"
 
 
-class HeaderParser:
-    """Criteo's parser after a first line that must be HEADER."""
+class AfterHeader:
+    """Criteo's parser, which is called for lines only after a header was read."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.num_files = 0
 
-    def start_file(self, head: Any) -> int:
-        if not head.tobytes().startswith(HEADER.rstrip()):
-            raise DataError(f"expected the header {HEADER!r}, found {head[:10].tobytes()!r}")
-        self.num_files += 1
-        return min(len(HEADER), len(head))
-
-    def parse(self, text: Any, limit: int, is_end: bool) -> int:
+    def parse(self, text: Any, limit: int, is_end: bool, pool: Any) -> int:
         assert self.num_files > 0
-        return self.inner.parse(text, limit, is_end)
+        return self.inner.parse(text, limit, is_end, pool)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
 
 @dataclass(frozen=True)
-class WithHeader:
-    def check(self, schema: Schema) -> None: ...
+class WithHeader(CriteoText):
+    """Criteo's text after a first line that must be HEADER."""
 
-    def open(self, schema: Schema, **options: Any) -> HeaderParser:
-        plain = criteo()
-        return HeaderParser(plain.format.open(plain, **options))
+    def core_parser(self, schema: Schema, batch_size: int, skip_broken: bool) -> Any:
+        return AfterHeader(super().core_parser(schema, batch_size, skip_broken))
+
+    def start_file(self, schema: Schema, core: AfterHeader, head: Any) -> int:
+        if not head.tobytes().startswith(HEADER.rstrip()):
+            raise DataError(f"expected the header {HEADER!r}, found {head[:10].tobytes()!r}")
+        core.num_files += 1
+        return min(len(HEADER), len(head))
 
 
 SCHEMA = Schema(criteo().fields, format=WithHeader())

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from trireme.data.read_ahead import ReadAhead
+from trireme.bounded_queue import ReadAhead
 
 
 def test_items_come_in_order_and_the_error_after_them():
@@ -58,7 +58,7 @@ def test_an_error_of_the_source_while_closing_is_not_swallowed():
 
 def test_the_interpreter_ends_with_a_stream_left_open():
     code = """
-from trireme.data.read_ahead import ReadAhead
+from trireme.bounded_queue import ReadAhead
 from itertools import count
 ahead = ReadAhead(count(), depth=2, name="test-ahead")
 print(next(ahead))

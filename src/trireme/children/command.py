@@ -54,10 +54,8 @@ class ChildCommand:
         return self._handle.fileno()
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit code, or minus the signal that killed the command; None while it runs.
-
-        Raises:
-            ResourceExhausted: the system could not start the command.
+        """The exit code, or minus the signal that killed the command; None while it runs. Raises
+        ResourceExhausted: the system could not start the command.
         """
         if self._status is None and self._is_readable(timeout_s):
             report = self._handle.recv(256)
@@ -92,9 +90,8 @@ class ChildCommand:
                 while handle.recv(256):
                     pass
             except TimeoutError as error:
-                raise Internal(
-                    f"ChildCommand: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
-                ) from error
+                message = f"expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
+                raise Internal(f"ChildCommand: {message}") from error
 
 
 class _KeeperProcess:

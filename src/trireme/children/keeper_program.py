@@ -53,11 +53,8 @@ class StartedCommand:
     """
 
     def __init__(self, pid: int, handle: socket.socket) -> None:
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
-        self.handle = handle
-        self.has_ended = False
-        self.is_closed = False
+        self.pid, self.pidfd, self.handle = pid, os.pidfd_open(pid), handle
+        self.has_ended = self.is_closed = False
 
     def report_end(self) -> None:
         """Send the exit code to the other side; the process is not reaped yet."""

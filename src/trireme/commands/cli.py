@@ -28,19 +28,8 @@ from trireme.commands import (
 from trireme.errors import BadRequest, TriremeError
 
 # Each module has SUMMARY, EXAMPLES and add_to(parser).
-COMMANDS: Mapping[str, ModuleType] = {
-    "launch": launch,
-    "run": run,
-    "stream": stream,
-    "server": server,
-    "top": top,
-    "keys": keys,
-    "convert": convert,
-    "predict": predict,
-    "inspect": inspect,
-    "size": size,
-    "verify": verify,
-}
+_MODULES = (launch, run, stream, server, top, keys, convert, predict, inspect, size, verify)
+COMMANDS: Mapping[str, ModuleType] = {m.__name__.rpartition(".")[2]: m for m in _MODULES}
 
 _EXAMPLES = """
 examples:

@@ -42,24 +42,20 @@ Environment of every process that is started:
 )
 
 
-# Options of fleetrun and paddle.distributed.launch that do not exist here, and what to do instead.
-FLEETRUN_ONLY = {
-    "--run_mode": "servers and workers are the only mode of trireme launch",
-    "--heter_workers": "heterogeneous workers are not supported",
-    "--heter_worker_num": "heterogeneous workers are not supported",
-    "--heter_devices": "heterogeneous workers are not supported",
-    "--coordinators": "server 0 hosts the coordinator",
-    "--coordinator_num": "server 0 hosts the coordinator",
-    "--http_port": "server 0 hosts the coordinator",
-    "--with_gloo": "barriers and reductions go through the servers",
-    "--gloo_port": "barriers and reductions go through the servers",
-    "--start_port": "ports are chosen free; name them with --servers",
-    "--master": "name all machines with --servers and --workers, on each of them",
-    "--nnodes": "name all machines with --servers and --workers, on each of them",
-    "--ips": "name all machines with --servers and --workers, on each of them",
-    "--rank": "the index of a process is its place in --servers or --workers",
-    "--nproc_per_node": "give --server_num and --worker_num",
+# Options of fleetrun and paddle.distributed.launch that do not exist here, by what to do instead.
+_INSTEAD = {
+    "servers and workers are the only mode of trireme launch": ("run_mode",),
+    "heterogeneous workers are not supported": tuple(
+        f"heter_{what}" for what in ("workers", "worker_num", "devices")
+    ),
+    "server 0 hosts the coordinator": ("coordinators", "coordinator_num", "http_port"),
+    "barriers and reductions go through the servers": ("with_gloo", "gloo_port"),
+    "ports are chosen free; name them with --servers": ("start_port",),
+    "name all machines with --servers and --workers, on each of them": ("master", "nnodes", "ips"),
+    "the index of a process is its place in --servers or --workers": ("rank",),
+    "give --server_num and --worker_num": ("nproc_per_node",),
 }
+FLEETRUN_ONLY = {f"--{name}": why for why, names in _INSTEAD.items() for name in names}
 
 
 def add_to(command: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,15 @@ def picked(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
-def seconds(text: str) -> float:
+def number(text: str) -> float:
+    """The number of a text; NaN for another text."""
     try:
-        number = float(text)
+        return float(text)
     except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
+        return math.nan
+
+
+def seconds(text: str) -> float:
+    if not 0 < number(text) < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds > 0, found {text!r}")
-    return number
+    return number(text)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from typing import TYPE_CHECKING
 
-from trireme.commands.options import add_config
+from trireme.commands.options import add_config, number
 from trireme.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -130,10 +129,7 @@ def _tables(arguments: argparse.Namespace) -> list[Table]:
 
 def count(text: str) -> int:
     """A whole number as text: 1000000, 1e6, 1_000_000."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number(text)
     if not (0 <= value < 2**63 and value == int(value)):
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, found {text!r}")
     return int(value)
@@ -149,10 +145,7 @@ def dim_and_share(text: str) -> tuple[int, float]:
 
 def percent(text: str) -> float:
     """A share of 1, from text in per cent."""
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = math.nan
+    value = number(text.removesuffix("%"))
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"expected 0 to 100 per cent, found {text!r}")
     return value / 100

@@ -2,14 +2,13 @@
 server 0.
 
 It handles no keys and no gradients. Its parts hold the state; this file locks, keeps the state and
-lists the handlers.
-
-Threads: any; one lock guards everything.
+lists the handlers. Threads: any; one lock guards all parts.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from trireme.coordinator.exports import Exports
@@ -44,7 +43,6 @@ class Coordinator:
         self._exports = Exports()
 
     def handlers(self) -> dict[str, Handler]:
-        """Methods by their names on the wire."""
         for_workers = {
             "coord.states": self.facts.on_states,
             "coord.add_blocks": self.facts.on_add_blocks,
@@ -77,19 +75,16 @@ class Coordinator:
                     self._kept.is_changed = True
                 answer = handler(request)
                 if isinstance(answer, Deferred):
-                    answer.describe = self._locked(answer.describe)
+                    answer.describe = partial(self._describe, answer.describe)
                 else:
                     self._kept.flush()
                 return answer
 
         return handle
 
-    def _locked(self, describe: Callable[[], str]) -> Callable[[], str]:
-        def locked() -> str:
-            with self._lock:
-                return describe()
-
-        return locked
+    def _describe(self, describe: Callable[[], str]) -> str:
+        with self._lock:
+            return describe()
 
     # ---- what the server reports ----
 
@@ -101,7 +96,6 @@ class Coordinator:
                 self._leases.note_heartbeat(worker)
 
     def note_goodbye(self, worker: int) -> None:
-        """A worker has said goodbye."""
         with self._lock:
             self._joining.note_goodbye(worker)
 
@@ -109,8 +103,6 @@ class Coordinator:
         """Those of these workers that take part."""
         with self._lock:
             return [worker for worker in workers if worker in self._workers.participants]
-
-    # ---- kept state ----
 
     def keep(self, write: Callable[[State], None]) -> None:
         """From now on write the state before any answer that relies on it. `write` raises if it
@@ -131,16 +123,9 @@ class Coordinator:
 
     def install(self, state: Mapping[str, Any]) -> None:
         """Begin with a kept state."""
-        shared = state["shared"]
-        leases = shared["sharing"]
         self.facts.install(state)
-        self._leases.install(leases)
-        self._workers.install(
-            state["workers"],
-            participants=range(self.facts.num_workers) if leases is None else leases["members"],
-            given_up=shared["given_up"],
-            silence_s=0.0 if leases is None else leases["silence_s"],
-        )
+        self._leases.install(state["shared"]["sharing"])
+        self._workers.install(state["workers"], state["shared"], self.facts.num_workers)
         self._joining.install(state["run"])
         self._passes.install(state)
         self._meetings.install(state["meetings"])

@@ -1,11 +1,10 @@
 """What is the same for all workers of a job: facts on which they agree, and the bucket map.
 
-The first worker fixes a fact; the others must report the same value. Not thread-safe: the
-coordinator locks.
+The first worker fixes a fact; the others must report the same value.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from trireme.errors import BadRequest, Corruption, NotReady, SchemaMismatch
@@ -21,18 +20,15 @@ _RECOVERED = (
 
 
 class Facts:
-    """Facts of one job.
-
-    Attributes:
-        job: its id, drawn at random.
-        bucket_map: None until the first worker has joined.
+    """job: its id, drawn at random. bucket_map: None until the first worker has joined.
+    server_states: per server a name that changes when it loses its state; empty at first.
     """
 
     def __init__(self) -> None:
         self.job = uuid.uuid4().hex
         self.bucket_map: BucketMap | None = None
         self._facts: dict[str, Any] = {}
-        self._server_states: list[str] = []
+        self.server_states: list[str] = []
         self._hint = ""  # appended to errors
 
     @property
@@ -44,13 +40,6 @@ class Facts:
     def num_streams(self) -> int:
         """Leased streams of each pass; 0: none are leased."""
         return int(self._facts["streams"])
-
-    @property
-    def server_states(self) -> list[str]:
-        """Per server a name that changes when it loses its state; empty until a worker has
-        reported them.
-        """
-        return self._server_states
 
     def agree(self, fact: str, value: Any, worker: int) -> None:
         """Fix a fact. Raises SchemaMismatch if it has another value."""
@@ -80,19 +69,11 @@ class Facts:
             raise BadRequest(
                 f"coord.states: expected those of {num_servers} servers, found {len(states)}"
             )
-        self._server_states = self._server_states or states
-        for server, (known, reported) in enumerate(zip(self._server_states, states, strict=True)):
+        self.server_states = self.server_states or states
+        for server, (known, reported) in enumerate(zip(self.server_states, states, strict=True)):
             if known != reported:
                 raise Corruption(f"coordinator: server {server} has lost its state")
         return Reply()
-
-    # ---- bucket map ----
-
-    def begin_map(self, servers: tuple[str, ...]) -> BucketMap:
-        """The map; made when the first worker joins."""
-        if self.bucket_map is None:
-            self.bucket_map = BucketMap.even(servers)
-        return self.bucket_map
 
     def on_map(self, request: Request) -> Reply:
         del request
@@ -105,7 +86,19 @@ class Facts:
         bucket_map, owners = self._existing_map(), None
         if request.body.get("owners") is not None:
             owners = need_list(request.body, "owners", int)
-            self._check_owners(bucket_map, ids, owners)
+            num_servers = len(bucket_map.servers)
+            if len(owners) != len(ids) or not all(0 <= owner < num_servers for owner in owners):
+                raise BadRequest(
+                    f"coord.add_blocks: expected {len(ids)} owners below {num_servers}, found"
+                    f" {len(owners)}, from {min(owners, default=0)} to {max(owners, default=0)}"
+                )
+            for block_id, owner in zip(ids, owners, strict=True):
+                known = bucket_map.blocks.get(block_id, owner)
+                if known != owner:
+                    raise SchemaMismatch(
+                        f"coordinator: block {block_id} is on server {known}, found {owner}:"
+                        f" workers must place blocks alike{self._hint}"
+                    )
         self.bucket_map = bucket_map.with_blocks(ids, owners)
         return Reply({"map": self.bucket_map.to_wire()})
 
@@ -114,36 +107,15 @@ class Facts:
             raise NotReady("coordinator: no worker has joined yet")
         return self.bucket_map
 
-    def _check_owners(
-        self, bucket_map: BucketMap, ids: Sequence[str], owners: Sequence[int]
-    ) -> None:
-        num_servers = len(bucket_map.servers)
-        if len(owners) != len(ids) or not all(0 <= owner < num_servers for owner in owners):
-            raise BadRequest(
-                f"coord.add_blocks: expected {len(ids)} owners below {num_servers}, found"
-                f" {len(owners)}, from {min(owners, default=0)} to {max(owners, default=0)}"
-            )
-        for block_id, owner in zip(ids, owners, strict=True):
-            known = bucket_map.blocks.get(block_id, owner)
-            if known != owner:
-                raise SchemaMismatch(
-                    f"coordinator: block {block_id} is on server {known}, found {owner}: workers"
-                    f" must place blocks alike{self._hint}"
-                )
-
-    # ---- kept state ----
-
     def state(self) -> dict[str, Any]:
-        """In msgpack's types."""
         return {
             "job": self.job,
-            "states": self._server_states,
+            "states": self.server_states,
             "facts": self._facts,
             "map": None if self.bucket_map is None else self.bucket_map.to_wire(),
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
-        self.job, self._server_states, self._facts = state["job"], state["states"], state["facts"]
+        self.job, self.server_states, self._facts = state["job"], state["states"], state["facts"]
         self.bucket_map = None if state["map"] is None else BucketMap.from_wire(state["map"])
         self._hint = _RECOVERED

@@ -1,7 +1,4 @@
-"""How workers join a job, and how its script ends.
-
-Not thread-safe: the coordinator locks.
-"""
+"""How workers join a job, and how its script ends."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +9,7 @@ from trireme.coordinator.meetings import Meetings
 from trireme.coordinator.workers import WorkerRecord, Workers
 from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.protocol.membership import WORKERS_MAX
+from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import STREAMS_MAX, need
 from trireme.rpc import Reply, Request
 
@@ -37,9 +35,10 @@ class Joining:
         token, is_late = need(body, "token", str), need({"late": False, **body}, "late", bool)
         if not servers:
             raise BadRequest("coord.join: expected at least one server, found none")
-        worker = self._late_worker(servers, token) if is_late else self._worker(body)
+        worker = self._late_worker(token) if is_late else self._worker(body)
         self._facts.agree("servers", list(servers), worker)
-        bucket_map = self._facts.begin_map(servers)
+        bucket_map = self._facts.bucket_map or BucketMap.even(servers)
+        self._facts.bucket_map = bucket_map
         record = self._workers.records.setdefault(worker, WorkerRecord(passes=self._begun))
         if token not in record.tokens:
             record.begin_incarnation(token)
@@ -58,20 +57,16 @@ class Joining:
                 "map": bucket_map.to_wire(),
                 "job": self._facts.job,
                 "states": self._facts.server_states,
-                "script": self._script(worker, record, token),
+                "script": {  # how far the predecessors of this process have come in it
+                    "run": self._num_runs,
+                    "begun": self._begun,
+                    "met": self._meetings.attended(worker, record.passes),
+                    "entered": record.passes,
+                    "is_successor": record.tokens[token] > record.first,
+                    "has_ended": record.has_ended,
+                },
             }
         )
-
-    def _script(self, worker: int, record: WorkerRecord, token: str) -> dict[str, Any]:
-        """How far the predecessors of this process have come in the script."""
-        return {
-            "run": self._num_runs,
-            "begun": self._begun,
-            "met": self._meetings.attended(worker, record.passes),
-            "entered": record.passes,
-            "is_successor": record.tokens[token] > record.first,
-            "has_ended": record.has_ended,
-        }
 
     def _worker(self, body: Mapping[str, Any]) -> int:
         """Index of a worker that names it."""
@@ -98,9 +93,7 @@ class Joining:
             self._leases.begin(num_streams)
         return worker
 
-    # ---- late workers ----
-
-    def _late_worker(self, servers: tuple[str, ...], token: str) -> int:
+    def _late_worker(self, token: str) -> int:
         """Index of a worker that joins a running job: the next free one."""
         for worker, record in self._workers.records.items():
             if token in record.tokens:  # its answer was lost
@@ -113,40 +106,28 @@ class Joining:
                 " others may join later, found one in which each worker has one of"
                 f" {self._facts.num_workers}"
             )
-        self._check_not_ending("coord.join")
-        worker = max(self._workers.records) + 1
-        self._facts.agree("servers", list(servers), worker)
-        worker = max(worker, self._facts.num_workers)
-        self._check_room("coord.join", worker)
+        worker = max(max(self._workers.records) + 1, self._facts.num_workers)
+        self.check_late("coord.join", worker)
         return worker
 
     def check_late(self, method: str, worker: int) -> None:
-        """Whether a worker that does not take part yet may do so.
-
-        Raises:
-            BadRequest: the job is ending. ResourceExhausted: no stream would be left for a worker
-                that comes late. Those that the job begins with always have room.
+        """Whether a worker that does not take part yet may do so. Raises BadRequest: the job is
+        ending.
+        ResourceExhausted: no stream would be left for a worker that comes late; those that the job
+        begins with always have room.
         """
-        self._check_not_ending(method)
-        self._check_room(method, worker)
-
-    def _check_not_ending(self, method: str) -> None:
-        records = self._workers.records
-        if any(records[w].has_ended for w in self._workers.participants if w in records):
+        records, participants = self._workers.records, self._workers.participants
+        if any(records[w].has_ended for w in participants if w in records):
             raise BadRequest(
                 f"{method}: expected a job that goes on, found one whose workers end their scripts"
             )
-
-    def _check_room(self, method: str, worker: int) -> None:
-        num_workers, num_present = self._facts.num_workers, len(self._workers.participants)
+        num_workers = self._facts.num_workers
         at_a_time = max(num_workers, self._facts.num_streams)
-        if worker >= num_workers and (worker >= WORKERS_MAX or num_present >= at_a_time):
+        if worker >= num_workers and (worker >= WORKERS_MAX or len(participants) >= at_a_time):
             raise ResourceExhausted(
                 f"{method}: expected at most {at_a_time} workers at a time, one for each stream,"
-                f" and {WORKERS_MAX} in all, found worker {worker} beside {num_present}"
+                f" and {WORKERS_MAX} in all, found worker {worker} beside {len(participants)}"
             )
-
-    # ---- options, end ----
 
     def on_agree(self, worker: int, request: Request) -> Reply:
         """Every worker must name the same value for an option of the job."""
@@ -156,7 +137,6 @@ class Joining:
         return Reply({})
 
     def on_end(self, worker: int, request: Request) -> Reply:
-        """The script of a worker has ended."""
         if need(request.body, "run", int) == self._num_runs:
             self._workers.records[worker].has_ended = True
         return self._leases.end(worker)
@@ -178,11 +158,8 @@ class Joining:
             record.first = record.incarnation + 1
         self._gone.clear()
 
-    # ---- kept state ----
-
     def state(self) -> list[int]:
         return [self._num_runs, self._begun]
 
     def install(self, state: list[int]) -> None:
-        """The inverse of `state`."""
         self._num_runs, self._begun = state

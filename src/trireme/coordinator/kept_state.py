@@ -1,21 +1,17 @@
 """When the coordinator's state is written: before any answer that relies on it.
 
-Not thread-safe: the coordinator locks.
+Each part returns its `state` in msgpack's types; its `install` is the inverse.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 State = dict[str, Any]
-"""In msgpack's types."""
 
 
 class KeptState:
-    """collect: returns the state.
-
-    Attributes:
-        write: writes the state, or raises; None: it is not kept.
-        is_changed: since it was last written. A write that failed is tried again.
+    """collect: returns the state. write: writes it, or raises; None: it is not kept.
+    is_changed: since it was last written. A write that failed is tried again.
     """
 
     def __init__(self, collect: Callable[[], State]) -> None:

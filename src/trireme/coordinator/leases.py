@@ -4,8 +4,6 @@ A pass has a fixed number of streams. A worker takes a free one, trains on it to
 back as done and takes the next. Each taking has a higher lease number, which is the incarnation of
 the stream's pushes: so servers fence the worker that had the stream before. The new owner continues
 behind the last sequence that has been applied.
-
-Not thread-safe: the coordinator locks.
 """
 
 import logging
@@ -31,11 +29,9 @@ SAVER = 0
 class Lease:
     """One stream in the pass. The fields are those of the kept state.
 
-    Attributes:
-        owner: a worker, or NOBODY.
-        number: how often the stream has been taken.
-        begun_at: the sequence of its last push before the pass.
-        is_done: all its pushes of the pass have been applied.
+    owner: a worker, or NOBODY. number: how often the stream has been taken.
+    begun_at: the sequence of its last push before the pass.
+    is_done: all its pushes of the pass have been applied.
     """
 
     owner: int = NOBODY
@@ -45,11 +41,7 @@ class Lease:
 
 
 class StreamLeases:
-    """Who has which stream, and who waits for one. Empty in a job that leases no streams.
-
-    Attributes:
-        pass_number: of the pass under way.
-    """
+    """Who has which stream, and who waits for one. Empty in a job that leases no streams."""
 
     def __init__(self, workers: Workers, meetings: Meetings, kept: KeptState) -> None:
         self._workers, self._meetings, self._kept = workers, meetings, kept
@@ -81,9 +73,8 @@ class StreamLeases:
         """A worker enters a pass, and takes part if a stream of it is left. The first worker that
         comes to a pass opens it.
 
-        Args:
-            sequences: per stream, the last one that all servers have applied.
-            num_steps: steps that the worker has made.
+        sequences: per stream, the last one that all servers have applied.
+        num_steps: steps that the worker has made.
         """
         self._check_in_use("coord.enter")
         if len(sequences) != len(self._leases):
@@ -258,10 +249,8 @@ class StreamLeases:
         self._keep()
         self._meetings.end_complete()
 
-    # ---- kept state ----
-
     def state(self) -> dict[str, Any] | None:
-        """In msgpack's types; None if no streams are leased. Workers that wait ask again."""
+        """None if no streams are leased. Workers that wait ask again."""
         if not self.is_in_use:
             return None
         return {
@@ -272,7 +261,6 @@ class StreamLeases:
         }
 
     def install(self, state: Mapping[str, Any] | None) -> None:
-        """The inverse of `state`, for passes and leases."""
         if state is not None:
             self.pass_number, self._num_steps = state["pass"]
             self._leases = [Lease(**lease) for lease in state["leases"]]

@@ -3,8 +3,6 @@
 A worker that starts again runs its script from the beginning, and so comes to meetings that have
 ended: it gets the answers that its predecessor got. These are kept within bounds; those of old
 passes are dropped first, of these the largest.
-
-Not thread-safe: the coordinator locks.
 """
 
 from __future__ import annotations
@@ -35,11 +33,8 @@ DROPPED_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class MeetingName:
-    """Which meeting.
-
-    Attributes:
-        number: of the pass that the workers are in, 0 before the first.
-        path: the same in the script of all workers; empty: the meeting that begins the pass.
+    """number: of the pass that the workers are in, 0 before the first.
+    path: the same in the script of all workers; empty: the meeting that begins the pass.
     """
 
     number: int
@@ -107,30 +102,29 @@ class Meetings:
             raise _dropped_error(name, purpose)
 
         def conclude(meeting: Meeting) -> Reply:
-            reply = _gathered(meeting)
+            contributions = [one for _, one in sorted(meeting.contributions.items())]
+            bodies = [[one.body, len(one.arrays)] for one in contributions]
+            arrays = [array for one in contributions for array in one.arrays]
+            reply = Reply({"bodies": bodies}, arrays)
             self._keep_outcome(name, purpose, reply)
             self._kept.flush_change()
             return reply
 
-        arrays = list(request.arrays)
-        return self.attend(
-            name, Contribution(worker, purpose, need(body, "body", dict), arrays), conclude
-        )
+        brought = Contribution(worker, purpose, need(body, "body", dict), list(request.arrays))
+        return self.attend(name, brought, conclude)
 
     def attend(
         self, name: MeetingName, contribution: Contribution, conclude: Callable[[Meeting], Reply]
     ) -> Reply | Deferred:
-        """Wait for all workers that take part, then answer all.
+        """Wait for all workers that take part, then answer all with the result of `conclude`, or
+        with its error.
 
         A repeated request and a worker's successor get the same answer after the end; of what they
         bring, the first counts. A worker that does not take part gets the answer and contributes
         nothing.
 
-        conclude: makes the answer. If it raises, all get its error.
-
-        Raises:
-            BadRequest: others came for another purpose. ResourceExhausted: the meeting has ended,
-                and its answer is not kept any more.
+        Raises BadRequest: others came for another purpose. ResourceExhausted: the meeting has
+        ended, and its answer is not kept any more.
         """
         self._check_purpose(name, contribution)
         if name in self._outcomes:
@@ -234,25 +228,24 @@ class Meetings:
         names += [name for name, meeting in self._open.items() if worker in meeting.contributions]
         return [name.path for name in names if name.number == number]
 
-    # ---- kept state ----
-
     def state(self) -> dict[str, Any]:
         """In msgpack's types, without open meetings: workers that wait there ask again."""
-        return {
-            "over": [
-                [
-                    *(name.number, name.path, outcome.purpose, outcome.reply.body),
-                    *_packed(outcome.reply.arrays),
-                ]
-                for name, outcome in self._outcomes.items()
-            ],
-            "forgotten": [[name.number, name.path] for name in self._dropped],
-        }
+        over = []
+        for name, one in self._outcomes.items():
+            arrays = one.reply.arrays
+            forms = [[array.dtype.str, list(array.shape)] for array in arrays]
+            contents = [array.tobytes() for array in arrays]
+            over.append([name.number, name.path, one.purpose, one.reply.body, forms, contents])
+        forgotten = [[name.number, name.path] for name in self._dropped]
+        return {"over": over, "forgotten": forgotten}
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
-        for number, path, purpose, body, *arrays in state["over"]:
-            self._keep_outcome(MeetingName(number, path), purpose, Reply(body, _unpacked(arrays)))
+        for number, path, purpose, body, forms, contents in state["over"]:
+            arrays = [
+                np.frombuffer(content, np.dtype(kind)).reshape(shape)
+                for (kind, shape), content in zip(forms, contents, strict=True)
+            ]
+            self._keep_outcome(MeetingName(number, path), purpose, Reply(body, arrays))
         self._dropped |= {MeetingName(number, path): None for number, path in state["forgotten"]}
 
 
@@ -262,24 +255,3 @@ def _dropped_error(name: MeetingName, purpose: str) -> ResourceExhausted:
         f" {KEPT_MAX} and {KEPT_BYTES_MAX >> 20} MiB; a worker that starts again cannot go on from"
         " here: start the job again and load the newest checkpoint"
     )
-
-
-def _gathered(meeting: Meeting) -> Reply:
-    contributions = [one for _, one in sorted(meeting.contributions.items())]
-    return Reply(
-        {"bodies": [[one.body, len(one.arrays)] for one in contributions]},
-        [array for one in contributions for array in one.arrays],
-    )
-
-
-def _packed(arrays: Sequence[Array]) -> tuple[Any, list[bytes]]:
-    """Arrays in msgpack's types: [[dtype, shape]], bytes."""
-    return [[a.dtype.str, list(a.shape)] for a in arrays], [a.tobytes() for a in arrays]
-
-
-def _unpacked(packed: Sequence[Any]) -> list[Array]:
-    specs, data = packed
-    return [
-        np.frombuffer(values, np.dtype(kind)).reshape(shape)
-        for (kind, shape), values in zip(specs, data, strict=True)
-    ]

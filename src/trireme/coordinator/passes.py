@@ -1,7 +1,4 @@
-"""The passes of a job: which one each worker is in, and the group of streams that advance together.
-
-Not thread-safe: the coordinator locks.
-"""
+"""The passes of a job: in which one each worker is, and the streams that advance together."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,9 +36,8 @@ class Passes:
 
     def on_begin_pass(self, worker: int, request: Request) -> Reply | Deferred:
         """Enter a pass. `together`: answer when all workers have come; their streams are members
-        from the same step on.
-
-        A successor enters the pass of its predecessor at once, and gets the predecessor's note.
+        from the same step on. A successor enters the pass of its predecessor at once, and gets the
+        predecessor's note.
         """
         body = request.body
         number, together = need(body, "pass", int), need(body, "together", bool)
@@ -112,10 +108,7 @@ class Passes:
         group = {"version": self._version, "members": members_to_wire(self._members)}
         return Reply({"note": note, "group": group})
 
-    # ---- kept state ----
-
     def state(self) -> dict[str, Any]:
-        """In msgpack's types."""
         return {
             "group_version": self._version,
             "pass": self._number,
@@ -123,6 +116,5 @@ class Passes:
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
         self._version, self._number = state["group_version"], state["pass"]
         self._members = dict(members_from_wire(state["members"]))

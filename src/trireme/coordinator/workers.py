@@ -2,12 +2,10 @@
 
 Meetings wait for the workers that take part. These are the ones that the job begins with; where
 streams are leased, workers may also join late, leave early, or be given up after a silence.
-
-Not thread-safe: the coordinator locks.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +21,10 @@ TOKENS_MAX = 16
 class WorkerRecord:
     """One worker. The fields are those of the kept state.
 
-    Attributes:
-        tokens: incarnation by token, of the last processes; a repeated join has a known token.
-        call: number of the last call. Calls are sequential: a lower number was delayed.
-        first: incarnation that began this run of the script.
-        passes: the last pass begun. note: what the worker noted there for a successor.
-        has_ended: the script has ended.
+    tokens: incarnation by token, of the last processes; a repeated join has a known token.
+    call: number of the last call. Calls are sequential: a lower number was delayed.
+    first: incarnation that began this run of the script.
+    passes: the last pass begun. note: what the worker noted there for a successor.
     """
 
     incarnation: int = 0
@@ -48,11 +44,8 @@ class WorkerRecord:
 
 
 class Workers:
-    """All workers by index.
-
-    Attributes:
-        participants: indices of those that take part. given_up: of those that have been given up.
-        silence_s: a participant that sends no heartbeat for so long may be given up.
+    """participants: indices of those that take part. given_up: of those that have been given up.
+    silence_s: a participant that sends no heartbeat for so long may be given up.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -65,11 +58,9 @@ class Workers:
         self._last_heartbeat = -math.inf
 
     def caller(self, request: Request) -> int:
-        """Index of the worker that calls.
-
-        Raises:
-            Corruption: it has not joined this coordinator. Fenced: it has a successor, or was given
-                up. BadRequest: a later call of it has arrived before this one.
+        """Index of the worker that calls. Raises Corruption: it has not joined this coordinator.
+        Fenced: it has a successor, or was given up. BadRequest: a later call of it has arrived
+        before this one.
         """
         index = need(request.body, "worker", int)
         incarnation = need(request.body, "incarnation", int)
@@ -92,8 +83,6 @@ class Workers:
         record.call = call
         return index
 
-    # ---- participants ----
-
     def begin_run(self, num_workers: int) -> None:
         """Only the workers that the job begins with take part, until others join late."""
         self.participants = set(range(num_workers))
@@ -111,8 +100,6 @@ class Workers:
             " its streams: start it again"
         )
 
-    # ---- heartbeats ----
-
     def note_heartbeat(self, index: int) -> None:
         """Record a heartbeat. After a pause of all heartbeats this process itself had stopped, so
         the time before does not count as silence of anybody.
@@ -123,7 +110,6 @@ class Workers:
         self._heartbeats[index] = self._last_heartbeat = now
 
     def forget_heartbeats(self, index: int) -> None:
-        """Expect no more heartbeats of a worker."""
         self._heartbeats.pop(index, None)
 
     def silent(self) -> list[int]:
@@ -135,22 +121,15 @@ class Workers:
             if now - self._heartbeats.get(index, now) > self.silence_s
         ]
 
-    # ---- kept state ----
-
     def state(self) -> dict[int, Any]:
-        """The records, in msgpack's types."""
         return {index: vars(record) for index, record in self.records.items()}
 
     def install(
-        self,
-        records: Mapping[int, Any],
-        *,
-        participants: Iterable[int],
-        given_up: Iterable[int],
-        silence_s: float,
+        self, records: Mapping[int, Any], shared: Mapping[str, Any], num_workers: int
     ) -> None:
-        """Begin with a kept state. Participants get `silence_s` to send a heartbeat."""
+        """Participants get `silence_s` to send a heartbeat."""
+        leases = shared["sharing"] or {"members": range(num_workers), "silence_s": 0.0}
         self.records = {index: WorkerRecord(**record) for index, record in records.items()}
-        self.participants, self.given_up = set(participants), set(given_up)
-        self.silence_s, self._last_heartbeat = silence_s, self._clock()
+        self.participants, self.given_up = set(leases["members"]), set(shared["given_up"])
+        self.silence_s, self._last_heartbeat = leases["silence_s"], self._clock()
         self._heartbeats = dict.fromkeys(self.participants, self._last_heartbeat)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trireme.data.batch import Bags, Batch, Ragged, Strings
+from trireme.data.batch import Bags, Batch, Ragged, Strings, check_stream
 from trireme.data.batch import Column as BatchColumn
 from trireme.data.schema import Content, Dense, InsId, Schema, Sparse, Weight
 from trireme.data.strings import string_keys
@@ -119,11 +119,7 @@ class ArrayDataset:
         Raises:
             BadRequest: index, num_streams, start or epoch out of range.
         """
-        if not 0 <= index < num_streams or epoch < 0:
-            raise BadRequest(
-                "ArrayDataset.stream: expected 0 <= index < num_streams and epoch >= 0, "
-                f"found {index}, {num_streams} and {epoch}"
-            )
+        check_stream("ArrayDataset", index, num_streams, epoch)
         begin, end = (self.num_examples * i // num_streams for i in (index, index + 1))
         start = tuple(start or (0,))
         if len(start) != 1 or not 0 <= start[0] <= end - begin:
@@ -228,14 +224,12 @@ def _numbers(name: str, column: Column, dim: int | None) -> NDArray[np.float32]:
 
 
 def _texts(name: str, column: Column) -> _RaggedColumns:
-    encoded = []
-    for text in [] if isinstance(column, Ragged) else column:
+    texts: Sequence[Any] = [] if isinstance(column, Ragged) else list(column)
+    for text in texts:
         if not isinstance(text, str):
             raise DataError(f"ArrayDataset: expected strings in {name!r}, found {text!r}")
-        encoded.append(text.encode())
-    data = np.frombuffer(b"".join(encoded), np.uint8).copy()
-    sizes = torch.tensor([[len(text) for text in encoded]], dtype=torch.int64)
-    return _RaggedColumns(torch.from_numpy(data), sizes)
+    strings = Strings.encode(texts)
+    return _RaggedColumns(strings.data, strings.offsets.diff()[None])
 
 
 def _bags(name: str, column: Column) -> tuple[Tensor, Tensor]:

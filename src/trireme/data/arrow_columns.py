@@ -222,12 +222,8 @@ def _without_list(kind: pa.DataType) -> pa.DataType:
 
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_boolean(kind)
-        or types.is_decimal(kind)
-    )
+    kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -2,30 +2,19 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
 from trireme.data.arrow_columns import why_not
-from trireme.data.byte_streams import open_stored
+from trireme.data.byte_streams import cannot_read, open_stored
 from trireme.data.schema import Schema
-from trireme.data.sources import DataFile, reason
+from trireme.data.sources import DataFile
 from trireme.errors import DataError
 
 _ROWS = 8192  # decoded and converted at a time
 _BUFFER_BYTES = 1 << 18  # of each column of a Parquet file
-
-
-class ArrowFile(Protocol):
-    """An open file; record_batches yields its rows [begin, end) in parts of bounded size."""
-
-    num_rows: int
-
-    def record_batches(self, begin: int, end: int) -> Iterator[pa.RecordBatch]: ...
-
-    def close(self) -> None: ...
 
 
 class _ParquetFile:
@@ -95,8 +84,12 @@ def _cut(batches: Iterable[pa.RecordBatch], begin: int, end: int) -> Iterator[pa
             break
 
 
-def open_arrow(file: DataFile, schema: Schema, threads: int) -> ArrowFile:
-    """Raises DataError: the file cannot be read, or its columns do not fit the schema."""
+def open_arrow(file: DataFile, schema: Schema, threads: int) -> _ParquetFile | _IpcFile:
+    """An open file; record_batches yields its rows [begin, end) in parts of bounded size.
+
+    Raises:
+        DataError: the file cannot be read, or its columns do not fit the schema.
+    """
     stored = open_stored(file)
     try:
         if file.path.endswith(".parquet"):
@@ -105,7 +98,7 @@ def open_arrow(file: DataFile, schema: Schema, threads: int) -> ArrowFile:
     except BaseException as error:
         stored.close()
         if isinstance(error, (pa.ArrowException, OSError)):
-            raise _cannot_read(file, error) from error
+            raise cannot_read(file, error) from error
         raise
 
 
@@ -114,11 +107,7 @@ def next_batch(batches: Iterator[pa.RecordBatch], file: DataFile) -> pa.RecordBa
     try:
         return next(batches, None)
     except (pa.ArrowException, OSError) as error:
-        raise _cannot_read(file, error) from error
-
-
-def _cannot_read(file: DataFile, error: Exception) -> DataError:
-    return DataError(f"QueueDataset: cannot read {file.path}: {reason(error)}")
+        raise cannot_read(file, error) from error
 
 
 def _check_columns(schema: Schema, stored: pa.Schema, path: str) -> None:

@@ -58,7 +58,7 @@ def arrow(fields: Iterable[Field]) -> Schema:
 
 
 class ArrowReader:
-    """The rows of one range of the files, from `start` on; see StreamReader.
+    """The rows of one range of the files, from `start` on.
 
     Threads: batches() one at a time; other properties and stop() from any.
     """

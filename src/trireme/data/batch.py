@@ -15,15 +15,17 @@ Threads: a batch belongs to one thread at a time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from trireme import _core
+from trireme.errors import BadRequest
 
 
 class Ragged(NamedTuple):
@@ -48,6 +50,15 @@ class Strings(NamedTuple):
 
     data: Tensor
     offsets: Tensor
+
+    @classmethod
+    def encode(cls, texts: Sequence[str]) -> Strings:
+        encoded = [text.encode() for text in texts]
+        offsets = torch.zeros(len(texts) + 1, dtype=torch.int64)
+        sizes = torch.tensor([len(text) for text in encoded], dtype=torch.int64)
+        torch.cumsum(sizes, 0, out=offsets[1:])
+        data = np.frombuffer(bytearray(b"".join(encoded)), np.uint8)  # torch refuses an empty one
+        return cls(torch.from_numpy(data), offsets)
 
     def decode(self) -> list[str]:
         """The B strings; bytes that are not UTF-8 as backslash escapes."""
@@ -83,6 +94,15 @@ class Bags:
         first = self.names.index(name) * self.num_examples
         return Ragged(
             self.values, self.offsets[first : first + self.num_examples + 1], self.weights
+        )
+
+
+def check_stream(dataset: str, index: int, num_streams: int, epoch: int = 0) -> None:
+    """Raise BadRequest for a stream or an epoch that does not exist."""
+    if not 0 <= index < num_streams or epoch < 0:
+        raise BadRequest(
+            f"{dataset}.stream: expected 0 <= index < num_streams and epoch >= 0, "
+            f"found {index}, {num_streams} and {epoch}"
         )
 
 
@@ -176,39 +196,23 @@ class Batch:
         )
 
 
-def _flatten_bags(bags: Bags) -> tuple[list[Any], list[str]]:
-    return [bags.values, bags.offsets, bags.weights], list(bags.names)
+def _register(
+    cls: type, parts: tuple[str, ...], context_of: Callable[[Any], Any], build: Any
+) -> None:
+    """Make a class a node of pytrees. build: (parts, context) -> an object of the class."""
 
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        return [getattr(value, part) for part in parts], context_of(value)
 
-def _unflatten_bags(tensors: Iterable[Any], names: list[str]) -> Bags:
-    return Bags(tuple(names), *tensors)
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], Any]:
+        values, context = flatten(value)
+        keys = map(pytree.GetAttrKey, parts)
+        return list(zip(keys, values, strict=True)), context
 
-
-def _flatten_bags_with_keys(bags: Bags) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:
-    tensors, names = _flatten_bags(bags)
-    keys = [pytree.GetAttrKey(key) for key in ("values", "offsets", "weights")]
-    return list(zip(keys, tensors, strict=True)), names
-
-
-def _flatten_batch(batch: Batch) -> tuple[list[Any], None]:
-    return [batch.columns, batch.bags, batch.lookups], None
-
-
-def _unflatten_batch(parts: Iterable[Any], _context: None) -> Batch:
-    return Batch(*parts)
-
-
-def _flatten_batch_with_keys(batch: Batch) -> tuple[list[tuple[pytree.KeyEntry, Any]], None]:
-    parts, context = _flatten_batch(batch)
-    keys = [pytree.GetAttrKey(key) for key in ("columns", "bags", "lookups")]
-    return list(zip(keys, parts, strict=True)), context
-
-
-def _register(cls: type, flatten: Any, unflatten: Any, flatten_with_keys: Any) -> None:
     pytree.register_pytree_node(
         cls,
         flatten,
-        unflatten,
+        build,
         serialized_type_name=f"trireme.data.{cls.__name__}",
         flatten_with_keys_fn=flatten_with_keys,
         to_dumpable_context=lambda context: context,
@@ -216,8 +220,13 @@ def _register(cls: type, flatten: Any, unflatten: Any, flatten_with_keys: Any) -
     )
 
 
-_register(Bags, _flatten_bags, _unflatten_bags, _flatten_bags_with_keys)
-_register(Batch, _flatten_batch, _unflatten_batch, _flatten_batch_with_keys)
+_register(
+    Bags,
+    ("values", "offsets", "weights"),
+    lambda bags: list(bags.names),
+    lambda tensors, names: Bags(tuple(names), *tensors),
+)
+_register(Batch, ("columns", "bags", "lookups"), lambda _: None, lambda parts, _: Batch(*parts))
 pytree._register_namedtuple(Ragged, serialized_type_name="trireme.data.Ragged")
 pytree._register_namedtuple(Strings, serialized_type_name="trireme.data.Strings")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from trireme.data.read_ahead import ReadAhead
+from trireme.bounded_queue import ReadAhead
 from trireme.data.sources import DataFile, filesystem, reason
 from trireme.errors import DataError, Internal
 
@@ -67,7 +67,7 @@ def open_stored(file: DataFile) -> pa.NativeFile:
         stored = pa.OSFile(file.path) if file.is_local else pa.PythonFile(_open(file), "r")
         size = stored.size()
     except Exception as error:
-        raise _cannot_read(file, error) from error
+        raise cannot_read(file, error) from error
     if size != file.num_bytes:
         stored.close()
         raise DataError(
@@ -99,7 +99,7 @@ class _PlainStream:
             self._raw = _open(file)
             self._raw.seek(offset)
         except Exception as error:
-            raise _cannot_read(file, error) from error
+            raise cannot_read(file, error) from error
 
     def readinto(self, buffer: NDArray[np.uint8]) -> int:
         wanted = min(len(buffer), self._file.num_bytes - self.num_bytes_in)
@@ -108,7 +108,7 @@ class _PlainStream:
         try:
             num_bytes = int(self._raw.readinto(buffer[:wanted].data))
         except Exception as error:
-            raise _cannot_read(self._file, error) from error
+            raise cannot_read(self._file, error) from error
         if num_bytes == 0:
             raise DataError(
                 f"QueueDataset: expected {self._file.num_bytes} bytes in {self._file.path}, "
@@ -278,5 +278,5 @@ def _open(file: DataFile) -> Any:
     return filesystem_of.open(path, "rb", block_size=_REMOTE_BLOCK_BYTES)
 
 
-def _cannot_read(file: DataFile, error: Exception) -> DataError:
+def cannot_read(file: DataFile, error: Exception) -> DataError:
     return DataError(f"QueueDataset: cannot read {file.path}: {reason(error)}")

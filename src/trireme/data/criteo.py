@@ -5,12 +5,13 @@ hexadecimal digits or empty (an empty bag); its key is (category number 0..25) <
 A line ends with LF or CR LF. Anything else is broken. The parser is in C++: core/feed/criteo.h.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from trireme import _core
 from trireme.data.schema import Dense, Field, Label, Schema, Sparse
-from trireme.data.text_parser import TextParser
+from trireme.data.text_parser import TextFormat
 from trireme.errors import BadRequest
 
 NUM_DENSE = 13
@@ -28,7 +29,7 @@ _SCHEMA_FIELDS: tuple[Field, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriteoText:
+class CriteoText(TextFormat):
     """Converts Criteo's text to columns.
 
     transform: "log1p": dense value = scale * log(1 + max(x, 0)); "none": scale * x.
@@ -51,13 +52,11 @@ class CriteoText:
                 f"criteo: expected the fields of tr.data.criteo(), found {list(schema.fields)}"
             )
 
-    def open(
-        self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
-    ) -> TextParser:
-        core = _core.CriteoParser(batch_size, self.transform == "log1p", self.scale, skip_broken)
-        return TextParser(
-            schema, core, threads=threads, skip_broken=skip_broken, field_names=_FIELDS
-        )
+    def core_parser(self, schema: Schema, batch_size: int, skip_broken: bool) -> _core.CriteoParser:
+        return _core.CriteoParser(batch_size, self.transform == "log1p", self.scale, skip_broken)
+
+    def field_names(self, schema: Schema) -> Sequence[str]:
+        return _FIELDS
 
 
 def criteo(*, transform: Literal["log1p", "none"] = "log1p", scale: float = 1 / 8) -> Schema:

@@ -12,9 +12,8 @@ within quotes: a cell cannot hold one. Elsewhere a quote is an ordinary characte
   trireme.data.strings). With a list separator: any number of them; empty ones do not count.
 - InsId and Content: a cell as it is.
 
-A number is decimal, with or without an exponent, and rounds to a finite float32; there are no
-blanks around it. A line ends with LF or CR LF and has at most 1 MiB. Anything else is broken.
-The parser is in C++: core/feed/csv.h.
+There are no blanks around a number. Numbers and line ends: see trireme.data.text_parser. The parser
+is in C++: core/feed/csv.h.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme import _core
-from trireme.data.schema import Dense, Field, Schema
-from trireme.data.text_parser import HEAD_BYTES, TextParser, core_fields
+from trireme.data.schema import Field, Schema
+from trireme.data.text_parser import HEAD_BYTES, TextFormat, core_fields
 from trireme.errors import BadRequest, DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CsvText:
+class CsvText(TextFormat):
     """Converts separated values to columns; see `csv`.
 
     columns: of some fields the names of their cells in the header.
@@ -49,7 +48,7 @@ class CsvText:
 
     def check(self, schema: Schema) -> None:
         """Check that the header names the cells of every field."""
-        self._open_core(schema, batch_size=1, skip_broken=False)
+        self.core_parser(schema, batch_size=1, skip_broken=False)
         named = dict(self.columns)
         if named and not self.header:
             raise BadRequest("csv: columns are names in a header, found header=False")
@@ -57,7 +56,7 @@ class CsvText:
         if unknown:
             raise BadRequest(f"csv: columns of no field: {', '.join(unknown)}")
         for field in schema.fields:
-            num_cells = self._num_cells(field)
+            num_cells = 1 if self.list_separator else getattr(field, "dim", 1)
             names = self.cells_of(field)
             if self.header and len(names) != num_cells:
                 raise BadRequest(
@@ -69,24 +68,42 @@ class CsvText:
         """Names of a field's cells in the header."""
         return dict(self.columns).get(field.name, (field.name,))
 
-    def open(
-        self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
-    ) -> CsvParser:
-        core = self._open_core(schema, batch_size=batch_size, skip_broken=skip_broken)
-        return CsvParser(schema, core, self, threads=threads, skip_broken=skip_broken)
+    def core_parser(self, schema: Schema, batch_size: int, skip_broken: bool) -> _core.CsvParser:
+        marks = (self.delimiter, self.quote, self.list_separator)
+        return _core.CsvParser(core_fields(schema), batch_size, *marks, skip_broken)
 
-    def _num_cells(self, field: Field) -> int:
-        return field.dim if isinstance(field, Dense) and not self.list_separator else 1
+    def start_file(self, schema: Schema, core: _core.CsvParser, head: NDArray[np.uint8]) -> int:
+        """The bytes of the header."""
+        if not self.header:
+            return 0
+        line, newline, _ = head.tobytes().partition(b"\n")
+        if not newline and len(head) >= HEAD_BYTES:
+            raise DataError(f"expected a header of fewer than {HEAD_BYTES} bytes, found more")
+        names = self._names(line.removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK))
+        wanted = [cell for field in schema.fields for cell in self.cells_of(field)]
+        missing = [name for name in wanted if name not in names]
+        twice = sorted({name for name in wanted if names.count(name) > 1})
+        if missing or twice:
+            problem = f"missing: {', '.join(missing)}" if missing else f"twice: {', '.join(twice)}"
+            raise DataError(
+                f"expected a header with columns {', '.join(wanted)}, found "
+                f"{', '.join(names)}; {problem}"
+            )
+        core.set_columns([names.index(name) for name in wanted], len(names))
+        return len(line) + len(newline)
 
-    def _open_core(self, schema: Schema, *, batch_size: int, skip_broken: bool) -> _core.CsvParser:
-        return _core.CsvParser(
-            core_fields(schema),
-            batch_size,
-            self.delimiter,
-            self.quote,
-            self.list_separator,
-            skip_broken,
-        )
+    def _names(self, line: bytes) -> list[str]:
+        try:
+            (names,) = python_csv.reader(
+                [line.decode()],
+                delimiter=self.delimiter,
+                quotechar=self.quote or None,
+                quoting=python_csv.QUOTE_MINIMAL if self.quote else python_csv.QUOTE_NONE,
+                strict=True,
+            )
+        except (UnicodeDecodeError, ValueError, python_csv.Error) as error:
+            raise DataError(f"expected a header, found {line[:80]!r}: {error}") from error
+        return names
 
 
 def csv(
@@ -126,53 +143,3 @@ def csv(
         columns=tuple(named.items()),
     )
     return Schema(fields, format=text)
-
-
-class CsvParser(TextParser):
-    """Finds the columns of each file by its header."""
-
-    def __init__(
-        self,
-        schema: Schema,
-        core: _core.CsvParser,
-        text: CsvText,
-        *,
-        threads: int,
-        skip_broken: bool,
-    ) -> None:
-        super().__init__(schema, core, threads=threads, skip_broken=skip_broken)
-        self._cells = core
-        self._text = text
-
-    def start_file(self, head: NDArray[np.uint8]) -> int:
-        """The bytes of the header."""
-        if not self._text.header:
-            return 0
-        line, newline, _ = head.tobytes().partition(b"\n")
-        if not newline and len(head) >= HEAD_BYTES:
-            raise DataError(f"expected a header of fewer than {HEAD_BYTES} bytes, found more")
-        names = self._names(line.removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK))
-        wanted = [cell for field in self._schema.fields for cell in self._text.cells_of(field)]
-        missing = [name for name in wanted if name not in names]
-        twice = sorted({name for name in wanted if names.count(name) > 1})
-        if missing or twice:
-            problem = f"missing: {', '.join(missing)}" if missing else f"twice: {', '.join(twice)}"
-            raise DataError(
-                f"expected a header with columns {', '.join(wanted)}, found "
-                f"{', '.join(names)}; {problem}"
-            )
-        self._cells.set_columns([names.index(name) for name in wanted], len(names))
-        return len(line) + len(newline)
-
-    def _names(self, line: bytes) -> list[str]:
-        try:
-            (names,) = python_csv.reader(
-                [line.decode()],
-                delimiter=self._text.delimiter,
-                quotechar=self._text.quote or None,
-                quoting=python_csv.QUOTE_MINIMAL if self._text.quote else python_csv.QUOTE_NONE,
-                strict=True,
-            )
-        except (UnicodeDecodeError, ValueError, python_csv.Error) as error:
-            raise DataError(f"expected a header, found {line[:80]!r}: {error}") from error
-        return names

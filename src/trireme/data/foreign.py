@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +46,7 @@ def as_batch(source: Any) -> Batch:
         if _is_keyed_jagged(value):
             parts.append(_bags(value))
         elif isinstance(value, list) and value and all(isinstance(text, str) for text in value):
-            columns[name] = _strings(value)
+            columns[name] = Strings.encode(value)
         else:
             columns[name] = value
     bags = _joined(parts) if parts else None
@@ -64,7 +63,8 @@ def _is_keyed_jagged(value: Any) -> bool:
 def _bags(jagged: Any) -> Bags:
     names = tuple(jagged.keys())
     values, offsets, weights = jagged.values(), jagged.offsets(), jagged.weights_or_none()
-    if not names or (offsets.numel() - 1) % len(names) or _varies(jagged):
+    varies = getattr(jagged, "variable_stride_per_key", lambda: False)
+    if not names or (offsets.numel() - 1) % len(names) or (callable(varies) and varies()):
         raise BadRequest(
             f"KeyedJaggedTensor: expected the same number of examples of every feature, found "
             f"{offsets.numel() - 1} bags of the features {', '.join(names)}"
@@ -72,11 +72,6 @@ def _bags(jagged: Any) -> Bags:
     if weights is not None:
         weights = weights.to(torch.float32)
     return Bags(names, values.to(torch.int64), offsets.to(torch.int64), weights)
-
-
-def _varies(jagged: Any) -> bool:
-    varies = getattr(jagged, "variable_stride_per_key", None)
-    return bool(callable(varies) and varies())
 
 
 def _joined(parts: Sequence[Bags]) -> Bags:
@@ -107,11 +102,3 @@ def _weights(part: Bags) -> Tensor:
     if part.weights is None:
         return torch.ones(len(_values(part)))
     return part.weights[int(part.offsets[0]) : int(part.offsets[-1])]
-
-
-def _strings(texts: list[str]) -> Strings:
-    encoded = [text.encode() for text in texts]
-    offsets = torch.zeros(len(texts) + 1, dtype=torch.int64)
-    torch.cumsum(torch.tensor([len(text) for text in encoded]), 0, out=offsets[1:])
-    data = np.frombuffer(bytearray(b"".join(encoded)), np.uint8)  # torch refuses an empty one
-    return Strings(torch.from_numpy(data), offsets)

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from trireme import _core
-from trireme.data.batch import Batch
+from trireme.bounded_queue import ReadAhead
+from trireme.data.batch import Batch, check_stream
 from trireme.data.column_layout import ColumnLayout
 from trireme.data.global_shuffle import deal_examples
 from trireme.data.in_memory_stream import InMemoryStream
-from trireme.data.loading import LoadedExamples, Preload, load
+from trireme.data.loading import LoadedExamples, load, preload
 from trireme.data.queue_dataset import QueueDataset
 from trireme.data.schema import Schema
 from trireme.data.shuffle_history import ShuffleHistory
@@ -59,9 +60,6 @@ class InMemoryDataset:
         reading: options of QueueDataset on reading files: on_error, own_files, pipe_command,
             storage_options.
 
-    Raises:
-        As QueueDataset.
-
     Threads: calls one at a time; streams may be read from several.
     """
 
@@ -87,11 +85,9 @@ class InMemoryDataset:
         self._pool = _core.Pool(threads)
         self._lock = threading.Lock()  # a batch is made in one order
         self._history = ShuffleHistory(seed)
-        self._preload: Preload | None = None
+        self._preload: ReadAhead[LoadedExamples] | None = None
         self._store: _core.ColumnStore | None = None
         self._forget()
-
-    # ---- loading ----
 
     def load_into_memory(self, is_shuffle: bool = False) -> None:
         """Load this worker's part; with `is_shuffle`, then shuffle it (local_shuffle).
@@ -106,16 +102,14 @@ class InMemoryDataset:
             self.local_shuffle()
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Begin to load in the background, with `thread_num` threads; see wait_preload_done.
-
-        Raises:
-            As load_into_memory, but for errors of the data, which wait_preload_done raises.
+        """Begin to load in the background, with `thread_num` threads. Raises as load_into_memory;
+        wait_preload_done raises the errors of the data.
         """
         self._check_empty("preload_into_memory")
         files, pool = self._files, self._pool
         if thread_num is not None and thread_num != self._threads:
             files, pool = self._open(thread_num), _core.Pool(thread_num)
-        self._preload = Preload(self._stream_of_files(files), self._layout, pool)
+        self._preload = preload(self._stream_of_files(files), self._layout, pool)
 
     def wait_preload_done(self) -> None:
         """Wait until everything is loaded. Raises NotReady without preload_into_memory; DataError
@@ -126,8 +120,8 @@ class InMemoryDataset:
                 "InMemoryDataset.wait_preload_done: expected a load under way, found none; "
                 "call preload_into_memory() first"
             )
-        preload, self._preload = self._preload, None
-        self._take(preload.wait())
+        under_way, self._preload = self._preload, None
+        self._take(next(under_way))
 
     def release_memory(self) -> None:
         """Drop the examples and free their memory; streams over them end with an error."""
@@ -160,16 +154,13 @@ class InMemoryDataset:
 
     def _take(self, loaded: LoadedExamples) -> None:
         with self._lock:
-            self._store = loaded.store
-            self._num_loaded = loaded.store.num_rows
-            self.num_broken_lines = loaded.num_broken_lines
+            self._store, self.num_broken_lines = loaded
+            self._num_loaded = self._store.num_rows
             self._history.begin(*self._place, self._num_loaded)
 
     def _forget(self) -> None:
         self._place = (0, 1)
         self._num_loaded = self._num_shuffled = self.num_broken_lines = 0
-
-    # ---- shuffling ----
 
     def local_shuffle(self) -> None:
         """Put this worker's examples into a random order, another one at each call after a load.
@@ -270,8 +261,6 @@ class InMemoryDataset:
             )
         return cluster if place[1] > 1 else None
 
-    # ---- sizes ----
-
     def get_memory_data_size(self, cluster: Cluster | None = None) -> int:
         """Examples that the latest load gave this worker; with a cluster, all workers together
         (every worker calls it). 0 after release_memory.
@@ -294,8 +283,6 @@ class InMemoryDataset:
         """Memory of their values alone: 8 bytes a key, 4 a number, 1 a character."""
         return 0 if self._store is None else self._store.num_value_bytes
 
-    # ---- reading ----
-
     def __iter__(self) -> InMemoryStream:
         """All examples that this worker holds."""
         return self.stream(*self._place)
@@ -316,11 +303,7 @@ class InMemoryDataset:
             out of range, or a position in another order.
         """
         store = self._loaded("stream")
-        if not 0 <= index < num_streams or epoch < 0:
-            raise BadRequest(
-                "InMemoryDataset.stream: expected 0 <= index < num_streams and epoch >= 0, "
-                f"found {index}, {num_streams} and {epoch}"
-            )
+        check_stream("InMemoryDataset", index, num_streams, epoch)
         begin, end = 0, store.num_rows
         if self._place[1] == 1:
             begin, end = (store.num_rows * i // num_streams for i in (index, index + 1))
@@ -357,8 +340,6 @@ class InMemoryDataset:
                     "shuffled or released; make another stream"
                 )
             return self._layout.batch(self._store, begin, end, self._pool)
-
-    # ---- what a call expects ----
 
     def _loaded(self, what: str) -> _core.ColumnStore:
         self._check_idle(what)

@@ -5,8 +5,7 @@ them; a # begins a comment. The indices are the keys of one sparse feature: inte
 or from -2^63, in any order; the values are their weights. With hashed=True an index is any
 characters up to the last colon of the pair, and the key is its hash (see trireme.data.strings).
 
-Numbers are decimal, with or without an exponent, and round to a finite float32. A line ends with LF
-or CR LF and has at most 1 MiB. Anything else is broken, also "qid:1": groups of examples for
+Numbers and line ends: see trireme.data.text_parser. "qid:1" is broken: groups of examples for
 ranking are not supported. The parser is in C++: core/feed/libsvm.h.
 """
 
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 
 from trireme import _core
 from trireme.data.schema import Label, Schema, Sparse
-from trireme.data.text_parser import TextParser, core_fields
+from trireme.data.text_parser import TextFormat, core_fields
 from trireme.errors import BadRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class LibsvmText:
+class LibsvmText(TextFormat):
     """Converts libsvm's text to columns; see `libsvm`."""
 
     def check(self, schema: Schema) -> None:
@@ -29,11 +28,8 @@ class LibsvmText:
                 f"libsvm: expected one Label and one Sparse, found {list(schema.fields)}"
             )
 
-    def open(
-        self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
-    ) -> TextParser:
-        core = _core.LibsvmParser(core_fields(schema)[1], batch_size, skip_broken)
-        return TextParser(schema, core, threads=threads, skip_broken=skip_broken)
+    def core_parser(self, schema: Schema, batch_size: int, skip_broken: bool) -> _core.LibsvmParser:
+        return _core.LibsvmParser(core_fields(schema)[1], batch_size, skip_broken)
 
 
 def libsvm(*, label: str = "label", feature: str = "features", hashed: bool = False) -> Schema:

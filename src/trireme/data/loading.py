@@ -3,26 +3,21 @@
 import logging
 import threading
 import time
-import weakref
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from trireme import _core
+from trireme.bounded_queue import ReadAhead
 from trireme.data.column_layout import ColumnLayout, has_weights
 from trireme.data.queue_dataset import Stream
-from trireme.errors import Internal, Unavailable
+from trireme.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 REPORT_S = 5.0
-_JOIN_S = 30.0
 
 
-@dataclass
-class LoadedExamples:
-    """The outcome of a load."""
-
-    store: _core.ColumnStore
-    num_broken_lines: int
+LoadedExamples = tuple[_core.ColumnStore, int]
+"""The examples, and the number of broken lines."""
 
 
 def load(
@@ -53,52 +48,16 @@ def load(
                     f"{store.num_bytes / 1e6:,.0f}",
                 )
         num_broken_lines = stream.num_broken_lines
-    return LoadedExamples(store or layout.new_store(has_weights=False), num_broken_lines)
+    return store or layout.new_store(has_weights=False), num_broken_lines
 
 
-class Preload:
-    """A load in a thread of its own. It stops when the object is dropped or the interpreter ends.
-
-    Threads: one at a time.
+def preload(stream: Stream, layout: ColumnLayout, pool: _core.Pool) -> ReadAhead[LoadedExamples]:
+    """Start a load in a thread of its own; its outcome is the only item. The load stops when the
+    object is dropped or the interpreter ends.
     """
+    is_stopped = threading.Event()
 
-    def __init__(self, stream: Stream, layout: ColumnLayout, pool: _core.Pool) -> None:
-        self._outcome: list[LoadedExamples | BaseException] = []
-        is_stopped = threading.Event()
-        self._thread = threading.Thread(
-            target=_load,
-            args=(stream, layout, pool, is_stopped, self._outcome),
-            name="trireme-preload",
-            daemon=True,
-        )
-        self._stop = weakref.finalize(self, _stop, is_stopped, self._thread)
-        self._thread.start()
+    def outcome() -> Iterator[LoadedExamples]:
+        yield load(stream, layout, pool, is_stopped)
 
-    def wait(self) -> LoadedExamples:
-        """Wait for its end; returns the outcome, or raises its error."""
-        self._thread.join()
-        self._stop.detach()
-        if not self._outcome:
-            raise Internal("InMemoryDataset: the thread that loads ended without a word")
-        [outcome] = self._outcome
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-
-def _load(
-    stream: Stream,
-    layout: ColumnLayout,
-    pool: _core.Pool,
-    is_stopped: threading.Event,
-    outcome: list[LoadedExamples | BaseException],
-) -> None:
-    try:
-        outcome.append(load(stream, layout, pool, is_stopped))
-    except BaseException as error:  # noqa: BLE001 raised again by wait()
-        outcome.append(error)
-
-
-def _stop(is_stopped: threading.Event, thread: threading.Thread) -> None:
-    is_stopped.set()
-    thread.join(_JOIN_S)
+    return ReadAhead(outcome(), depth=1, name="trireme-preload", stop=is_stopped.set)

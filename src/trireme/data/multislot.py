@@ -10,22 +10,22 @@ end the line. A slot is a count and that many values, separated by one space:
   trireme.data.strings).
 - InsId and Content, which come first and in this order: `1` and a word.
 
-A word is any bytes but spaces. A number is decimal, with or without an exponent, and rounds to a
-finite float32. A line ends with LF or CR LF and has at most 1 MiB. Anything else is broken.
-The parser is in C++: core/feed/multislot.h.
+A word is any bytes but spaces. Numbers and line ends: see trireme.data.text_parser. The parser is
+in C++: core/feed/multislot.h.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from trireme import _core
 from trireme.data.schema import Content, Field, InsId, Schema
-from trireme.data.text_parser import TextParser, core_fields
+from trireme.data.text_parser import TextFormat, core_fields
 from trireme.errors import BadRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiSlotText:
+class MultiSlotText(TextFormat):
     """Converts MultiSlot text to columns; see `multislot`."""
 
     drop_zeros: bool = False
@@ -41,13 +41,9 @@ class MultiSlotText:
                 f"found {list(schema.fields)}"
             )
 
-    def open(
-        self, schema: Schema, *, batch_size: int, threads: int, skip_broken: bool
-    ) -> TextParser:
-        core = _core.MultiSlotParser(
-            core_fields(schema), batch_size, self.drop_zeros, self.pad_empty, skip_broken
-        )
-        return TextParser(schema, core, threads=threads, skip_broken=skip_broken)
+    def core_parser(self, schema: Schema, batch_size: int, skip_broken: bool) -> Any:
+        options = (self.drop_zeros, self.pad_empty, skip_broken)
+        return _core.MultiSlotParser(core_fields(schema), batch_size, *options)
 
 
 def multislot(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from trireme.bounded_queue import ReadAhead
 from trireme.data.arrow_reader import ArrowReader, ArrowTable
-from trireme.data.batch import Batch
+from trireme.data.batch import Batch, check_stream
 from trireme.data.file_range import FileRange, range_of_stream
 from trireme.data.pipe import Pipe
 from trireme.data.pipe_process import checked_command
-from trireme.data.read_ahead import ReadAhead
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths, find_files
-from trireme.data.text_parser import TextFormat
+from trireme.data.text_parser import TextFormat, TextParser
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest
 
@@ -125,11 +125,7 @@ class QueueDataset:
                 files than streams where files cannot be cut; there, start is checked when the
                 first batch is read.
         """
-        if not 0 <= index < num_streams:
-            raise BadRequest(
-                f"QueueDataset.stream: expected 0 <= index < num_streams, "
-                f"found {index} and {num_streams}"
-            )
+        check_stream("QueueDataset", index, num_streams)
         file_range = range_of_stream(
             self.files,
             index,
@@ -151,8 +147,9 @@ class QueueDataset:
                 skip_broken=self._skip_broken,
                 start=start,
             )
-        parser = self._format.open(
+        parser = TextParser(
             self.schema,
+            self._format,
             batch_size=self.batch_size,
             threads=self._threads,
             skip_broken=self._skip_broken,
@@ -168,36 +165,7 @@ class QueueDataset:
         )
 
 
-class StreamReader(Protocol):
-    """Reads and parses a stream's range of the files.
-
-    Attributes:
-        num_bytes: stored bytes of the range.
-        num_bytes_read: stored bytes up to the latest batch yielded.
-        position: behind the latest batch yielded.
-        seconds: wall time of the thread that runs batches(): "read": waiting for bytes,
-            decompression included; "parse": making columns of them.
-    """
-
-    seconds: dict[str, float]
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def num_bytes_read(self) -> int: ...
-
-    @property
-    def num_broken_lines(self) -> int: ...
-
-    @property
-    def position(self) -> tuple[int, ...]: ...
-
-    def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
-        """Batches in order, each with num_bytes_read behind it."""
-
-    def stop(self) -> None:
-        """Make batches() end or raise soon. From any thread."""
+StreamReader = TextReader | ArrowReader
 
 
 class Stream(Iterator[Batch]):
@@ -234,7 +202,9 @@ class Stream(Iterator[Batch]):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """As `StreamReader.seconds`."""
+        """Wall time of the thread that reads. "read": waiting for bytes, decompression included;
+        "parse": making columns of them.
+        """
         return dict(self._reader.seconds)
 
     def __next__(self) -> Batch:

@@ -1,6 +1,7 @@
 """The columns of the data: names, kinds and widths, and how files are converted to them.
 
-A schema lists fields in the order of the data; a field's name is the column's name in a batch.
+A schema lists fields in the order of the data; a field's name is the column's name in a batch, and
+its `kind` is what the core's parsers call such fields.
 `format` converts files to these columns; None for columns in memory.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from trireme.errors import BadRequest
 
@@ -18,6 +19,7 @@ from trireme.errors import BadRequest
 class Label:
     """A target: (B,) float32."""
 
+    kind: ClassVar[str] = "number"
     name: str = "label"
 
 
@@ -25,6 +27,7 @@ class Label:
 class Weight:
     """The weight of each example: (B,) float32, finite, not negative."""
 
+    kind: ClassVar[str] = "amount"
     name: str = "weight"
 
 
@@ -32,6 +35,7 @@ class Weight:
 class Show:
     """How often each example was shown: (B,) float32, finite, not negative."""
 
+    kind: ClassVar[str] = "amount"
     name: str = "show"
 
 
@@ -39,6 +43,7 @@ class Show:
 class InsId:
     """The name of each example, for dumps and messages: B strings."""
 
+    kind: ClassVar[str] = "string"
     name: str = "ins_id"
 
 
@@ -46,6 +51,7 @@ class InsId:
 class Content:
     """Free text beside each example, for dumps: B strings."""
 
+    kind: ClassVar[str] = "string"
     name: str = "content"
 
 
@@ -53,6 +59,7 @@ class Content:
 class Dense:
     """Numbers: (B, dim) float32."""
 
+    kind: ClassVar[str] = "dense"
     name: str
     dim: int = 1
 
@@ -66,6 +73,10 @@ class Sparse:
 
     name: str
     hashed: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "hashes" if self.hashed else "keys"
 
 
 Field: TypeAlias = Label | Weight | Show | InsId | Content | Dense | Sparse

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trireme.data.batch import Bags, Batch
+from trireme.data.batch import Bags, Batch, check_stream
 from trireme.errors import BadRequest, DataError
 
 _CHUNK = 10_000  # words whose pairs are made at once
@@ -126,21 +126,10 @@ class SkipGramDataset:
     def stream(
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> SkipGramStream:
-        """Stream `index` of `num_streams`: every chunk of the text in exactly one.
-
-        Args:
-            start: the `position` of a batch of this stream and epoch: the stream continues behind
-                that batch. None or (): from its beginning.
-            epoch: determines the random numbers; any number >= 0.
-
-        Raises:
-            BadRequest: index, num_streams, start or epoch out of range.
+        """Stream `index` of `num_streams`: every chunk of the text in exactly one. `start` and
+        `epoch`, which determines the random numbers, are as in ArrayDataset.stream.
         """
-        if not 0 <= index < num_streams or epoch < 0:
-            raise BadRequest(
-                "SkipGramDataset.stream: expected 0 <= index < num_streams and epoch >= 0, "
-                f"found {index}, {num_streams} and {epoch}"
-            )
+        check_stream("SkipGramDataset", index, num_streams, epoch)
         begin, end = (self.num_chunks * i // num_streams for i in (index, index + 1))
         start = tuple(start or (begin, 0))
         if len(start) != 2 or not begin <= start[0] <= end or start[1] < 0:

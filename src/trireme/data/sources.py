@@ -63,7 +63,7 @@ def find_files(
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    patterns = [_without_local_protocol(os.fspath(path)) for path in paths]
+    patterns = [re.sub("^(local|file)://", "", os.fspath(path)) for path in paths]
     files = [file for pattern in patterns for file in _find(pattern, storage_options or {})]
     if not files:
         raise DataError("QueueDataset: expected at least one path or pattern, found none")
@@ -117,13 +117,6 @@ def reason(error: Exception) -> str:
     strerror = getattr(error, "strerror", None)
     text = strerror if strerror and "Detail:" not in strerror else str(error)
     return textwrap.shorten(text, _REASON_CHARACTERS) or type(error).__name__
-
-
-def _without_local_protocol(path: str) -> str:
-    for prefix in ("local://", "file://"):
-        if path.startswith(prefix):
-            return path.removeprefix(prefix)
-    return path
 
 
 def _find(pattern: str, storage_options: Mapping[str, Any]) -> list[DataFile]:

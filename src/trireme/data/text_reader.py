@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class TextReader:
-    """The batches of one range of the files, from `start` on; see StreamReader.
+    """The batches of one range of the files, from `start` on.
 
     Args:
         pipe: gives the text of a file, from its beginning, instead of the file itself; closed by
@@ -81,7 +81,7 @@ class TextReader:
         )
         self._stream: ByteStream | None = None
         # Always room for more than a line, so that the parser makes progress.
-        num_bytes = max(_BUFFER_BYTES, parser.max_line_bytes + HEAD_BYTES)
+        num_bytes = max(_BUFFER_BYTES, parser.core.max_line_bytes + HEAD_BYTES)
         self._buffer: NDArray[np.uint8] = np.empty(num_bytes, np.uint8)
         self._num_lines = 0  # before _offset; counted only where the text cannot be read again
         self._first_broken = ""
@@ -112,7 +112,7 @@ class TextReader:
 
     @property
     def num_broken_lines(self) -> int:
-        return self._parser.num_broken_lines
+        return int(self._parser.core.num_broken_lines)
 
     def stop(self) -> None:
         """Make batches() end or raise soon."""
@@ -134,7 +134,7 @@ class TextReader:
                     self._file, self._offset, self._num_lines = number, 0, 0
                 yield from self._batches_of_file(self._files[number])
             self._is_finished = True
-            if self._parser.num_examples and not drop_last:
+            if self._parser.core.num_examples and not drop_last:
                 yield self._take()
         if self.num_broken_lines:
             log.warning(
@@ -177,7 +177,7 @@ class TextReader:
             self._note_broken_line(file, text)
             begin += done
             self._advance(text[:done])
-            if not self._parser.is_full:
+            if not self._parser.core.is_full:
                 break
             yield self._take()
         return begin
@@ -209,14 +209,13 @@ class TextReader:
 
     def _location(self, file: DataFile, text: NDArray[np.uint8]) -> str:
         """File and number, from 1, of the line behind `text`, which begins at _offset."""
-        line = f"{file.path} line {self._line_number(file, text)}"
+        if self._range.can_seek:
+            blocks = _blocks(file, 0, self._offset + len(text))
+            number = sum(block.count(b"\n") for block in blocks) + 1
+        else:
+            number = self._num_lines + int(np.count_nonzero(text == _NEWLINE)) + 1
+        line = f"{file.path} line {number}"
         return f"{line} of what {self._pipe.command!r} makes of it" if self._pipe else line
-
-    def _line_number(self, file: DataFile, text: NDArray[np.uint8]) -> int:
-        if not self._range.can_seek:
-            return self._num_lines + int(np.count_nonzero(text == _NEWLINE)) + 1
-        end = self._offset + len(text)
-        return sum(block.count(b"\n") for block in _blocks(file, 0, end)) + 1
 
     @contextmanager
     def _opened(self, file: DataFile) -> Iterator[tuple[ByteStream, int]]:
@@ -279,11 +278,8 @@ class TextReader:
             )
         number, offset = start
         file = self._files[number]
-        if offset < 0:
-            raise _not_at_line(file, offset, f"{file.num_bytes} bytes")
-        if self._range.can_seek and (
-            offset > file.num_bytes or _line_start(file, offset) != offset
-        ):
+        is_inside = offset >= 0 and (not self._range.can_seek or offset <= file.num_bytes)
+        if not is_inside or (self._range.can_seek and _line_start(file, offset) != offset):
             raise _not_at_line(file, offset, f"{file.num_bytes} bytes")
         return number, offset
 

@@ -107,36 +107,27 @@ __all__ = [
 ]
 
 _MODULES = ("metrics", "util")
-# The modules that names are loaded from; others from trireme.fleet.calls.
+# Module -> the names that it has; the others are in trireme.fleet.calls.
 _HOMES = {
-    "ClipGradByGlobalNorm": "grad_clip",
-    "ClipGradByNorm": "grad_clip",
-    "ClipGradByValue": "grad_clip",
-    "CountFilterEntry": "embedding_layers",
-    "DistributeTranspilerConfig": "transpiler",
-    "DistributedStrategy": "distributed_strategy",
-    "HashName": "transpiler",
-    "InMemoryDataset": "dataset",
-    "MultiSlotDataGenerator": "generator",
-    "MultiSlotStringDataGenerator": "generator",
-    "PaddleCloudRoleMaker": "role_makers",
-    "ParamAttr": "embedding_layers",
-    "ProbabilityEntry": "embedding_layers",
-    "QueueDataset": "dataset",
-    "Role": "role_makers",
-    "RoundRobin": "transpiler",
-    "ShowClickEntry": "embedding_layers",
-    "UserDefinedRoleMaker": "role_makers",
-    "ctr_metric_bundle": "metrics",
+    "dataset": ("InMemoryDataset", "QueueDataset"),
+    "distributed_strategy": ("DistributedStrategy",),
+    "embedding_layers": ("CountFilterEntry", "ParamAttr", "ProbabilityEntry", "ShowClickEntry"),
+    "generator": ("MultiSlotDataGenerator", "MultiSlotStringDataGenerator"),
+    "grad_clip": ("ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue"),
+    "metrics": ("ctr_metric_bundle",),
+    "role_makers": ("PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker"),
+    "transpiler": ("DistributeTranspilerConfig", "HashName", "RoundRobin"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'trireme.fleet' has no attribute {name!r}")
-    home = name if name in _MODULES else _HOMES.get(name, "calls")
-    module = importlib.import_module(f"trireme.fleet.{home}")
-    globals()[name] = value = module if name in _MODULES else getattr(module, name)
+    if name in _MODULES:
+        return importlib.import_module(f"trireme.fleet.{name}")
+    home = next((home for home, names in _HOMES.items() if name in names), "calls")
+    value = getattr(importlib.import_module(f"trireme.fleet.{home}"), name)
+    globals()[name] = value
     return value
 
 

@@ -26,6 +26,10 @@ DEFAULTS: dict[str, Any] = {
     "geo_sgd_mode": False,
     "geo_sgd_need_push_nums": 100,
 }
+_COLLECTIVE = (
+    *("nccl_comm_num", "use_hierarchical_allreduce", "collective_mode"),
+    *("hierarchical_allreduce_inter_nranks", "hierarchical_allreduce_exter_nranks"),
+)
 # Other fields: why they have no counterpart.
 ELSEWHERE = {
     "mode": "a job with servers is mode 'pserver'; there is no other here",
@@ -35,11 +39,7 @@ ELSEWHERE = {
     "runtime_split_send_recv": "it says how Fleet moves blocks, which has no counterpart",
     "print_log": "the logger 'trireme' says what happens",
     "wait_port": "workers always wait for the servers",
-    "nccl_comm_num": "it belongs to collective training",
-    "use_hierarchical_allreduce": "it belongs to collective training",
-    "hierarchical_allreduce_inter_nranks": "it belongs to collective training",
-    "hierarchical_allreduce_exter_nranks": "it belongs to collective training",
-    "collective_mode": "it belongs to collective training",
+    **dict.fromkeys(_COLLECTIVE, "it belongs to collective training"),
 }
 
 

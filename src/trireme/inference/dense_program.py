@@ -13,9 +13,8 @@ from trireme.inference.export_manifest import ExportManifest, ProgramInput, loca
 
 
 class DenseProgram:
-    """Runs the dense part on a batch and the results of its lookups.
-
-    Threads: any; immutable.
+    """Runs the dense part on a batch and the results of its lookups. Immutable: any thread may use
+    it.
     """
 
     def __init__(
@@ -54,10 +53,8 @@ def load_program(folder: Path, manifest: ExportManifest, *, verify: bool) -> Den
 def update_program(
     old: DenseProgram, folder: Path, delta: ExportManifest, *, verify: bool
 ) -> DenseProgram:
-    """The same program with the parameters and buffers of a delta; `old` is not changed.
-
-    Raises:
-        Corruption: the file is missing or damaged, or its tensors are not those of the program.
+    """The same program with the parameters and buffers of a delta; `old` is not changed. Raises
+    Corruption: the file is missing or damaged, or its tensors are not those of the program.
     """
     path = located(folder, delta.dense, verify=verify)
     try:
@@ -72,25 +69,19 @@ def update_program(
             raise Corruption(
                 f"{path}: expected {name} as {own.dtype} of {tuple(own.shape)}, found {actual}"
             )
-        _rebind(module, name, tensor)
+        # A new tensor in place of the old one, which other programs may use.
+        prefix, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(prefix)
+        if leaf in owner._parameters:
+            owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            owner._buffers[leaf] = tensor
     return DenseProgram(old.program, module, delta.inputs)
 
 
-def _rebind(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace a parameter or buffer by a new tensor; other programs may use the old one."""
-    path, _, leaf = name.rpartition(".")
-    owner = module.get_submodule(path)
-    if leaf in owner._parameters:
-        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-    else:
-        owner._buffers[leaf] = tensor
-
-
 def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]) -> Tensor:
-    """The tensor of one input.
-
-    Raises:
-        BadRequest: the column is missing, or has another dtype or shape.
+    """The tensor of one input. Raises BadRequest: the column is missing, or has another dtype or
+    shape.
     """
     if one.role == "lookup":
         tensor = gathered[one.name]

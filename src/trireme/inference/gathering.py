@@ -6,8 +6,7 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.data.batch import Batch
-from trireme.nn.lookup import gather
-from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.lookup import LookupSpec, gather
 from trireme.nn.planner import BatchPlan
 from trireme.table import RowClassId
 
@@ -19,16 +18,11 @@ def gather_lookups(
     rows: Mapping[RowClassId, Tensor],
     pool: _core.Pool,
 ) -> dict[str, Tensor]:
-    """The result of each module.
+    """The result of each module for a batch that was planned for these specs, from `rows`:
+    `Table.class_id` -> (K, W) float32, row k for the plan's key k.
 
-    Args:
-        specs: those that `plan` was made for.
-        batch: the batch that was planned.
-        rows: `Table.class_id` -> (K, W) float32, row k for the plan's key k.
-
-    Returns:
-        Name of the lookup -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
-        (B, L, W) where the feature is a tensor, (N, W) where it is Ragged.
+    Returns name of the lookup -> tensor: of an EmbeddingBag (B, F, W); of an Embedding (B, W) or
+    (B, L, W) where the feature is a tensor, (N, W) where it is Ragged.
     """
     lookups = plan.lookups(plan.leaves(rows, train=False))
     gathered = {}

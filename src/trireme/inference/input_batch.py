@@ -13,15 +13,10 @@ from trireme.errors import BadRequest
 
 
 def batch_of(source: Any) -> Batch:
-    """Make a batch.
-
-    Args:
-        source: what `as_batch` takes; in a mapping also NumPy arrays (uint64 keys become int64 of
-            the same bits), pairs (values, offsets) or triples (values, offsets, weights) of arrays,
-            and lists of lists of ids, one per example.
-
-    Raises:
-        BadRequest: a column of another form; the message names it.
+    """Make a batch of what `as_batch` takes; in a mapping also of NumPy arrays (uint64 keys become
+    int64 of the same bits), pairs (values, offsets) or triples (values, offsets, weights) of
+    arrays, and lists of lists of ids, one per example. Raises BadRequest: a column of another form;
+    names it.
     """
     if isinstance(source, Mapping):
         source = {name: _column(name, value) for name, value in source.items()}

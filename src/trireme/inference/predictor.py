@@ -1,6 +1,5 @@
-"""The Predictor: a trained model that answers from the files of an export.
-
-Shapes: B examples, K distinct keys of a batch, W floats per row.
+"""The Predictor: a trained model that answers from the files of an export. Shapes: B examples, K
+distinct keys of a batch, W floats per row.
 """
 
 import os
@@ -20,7 +19,7 @@ from trireme.inference.export_manifest import ExportedTable, ExportManifest, rea
 from trireme.inference.gathering import gather_lookups
 from trireme.inference.input_batch import batch_of
 from trireme.inference.row_layers import Layers, map_rows, merge_deltas
-from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.lookup import LookupSpec
 from trireme.nn.planner import BatchPlan, Planner
 from trireme.policy import ScorePolicy
 from trireme.table import RowClassId, Table
@@ -49,9 +48,8 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class _ServedVersion:
-    """All that an answer depends on. Replaced as a whole, never changed.
-
-    id, version: of the export that was opened or applied last.
+    """All that an answer depends on. Replaced as a whole, never changed. `id` and `version` are
+    those of the export that was opened or applied last.
     """
 
     id: str
@@ -219,18 +217,20 @@ def _check_follows(
             f" {served.id}, found {folder}, which follows version {delta.since}, export"
             f" {delta.follows}"
         )
-    for field in ("lookups", "inputs", "outputs", "weights"):
-        _check_same(field, getattr(base, field), getattr(delta, field), folder)
-    in_base, in_delta = (
-        [replace(t, rows=0, removed=0, max_error=0.0, rms_error=0.0, files=()) for t in m.tables]
-        for m in (base, delta)
-    )
-    _check_same("tables", in_base, in_delta, folder)
+    in_base, in_delta = _fixed(base), _fixed(delta)
+    for what, expected in in_base.items():
+        if in_delta[what] != expected:
+            raise BadRequest(
+                f"Predictor.apply: expected {what} as in the base, {expected}, found"
+                f" {in_delta[what]} in {folder}"
+            )
 
 
-def _check_same(what: str, in_base: object, in_delta: object, folder: Path) -> None:
-    if in_base != in_delta:
-        raise BadRequest(
-            f"Predictor.apply: expected {what} as in the base, {in_base}, found {in_delta} in"
-            f" {folder}"
-        )
+def _fixed(manifest: ExportManifest) -> dict[str, object]:
+    """What a base and its deltas have in common."""
+    tables = [
+        replace(table, rows=0, removed=0, max_error=0.0, rms_error=0.0, files=())
+        for table in manifest.tables
+    ]
+    names = ("lookups", "inputs", "outputs", "weights")
+    return {**{name: getattr(manifest, name) for name in names}, "tables": tables}

@@ -26,29 +26,20 @@ Layers: TypeAlias = tuple[_core.FrozenRows, ...]
 def map_rows(
     folder: Path, table: ExportedTable, *, has_flags: bool, verify: bool
 ) -> _core.FrozenRows:
-    """Map the rows of one table of an export, without reading them.
-
-    Raises:
-        Corruption: a file is missing or damaged, or the files lack something; names the file.
+    """Map the rows of one table of an export, without reading them. Raises Corruption: a file is
+    missing or damaged, or the files lack something; names the file.
     """
     paths = [str(folder / file.path) for file in table.files]
     rows = _core.FrozenRows(paths, [_checked(folder, file, verify) for file in table.files])
-    actual = {
-        "dim": rows.dim,
-        "statistics": rows.statistics,
-        "dtype": rows.encoding,
-        "flags": rows.has_flags,
-        "rows": rows.rows,
-        "buckets": rows.num_buckets,
-    }
     expected = {
         "dim": table.dim,
         "statistics": table.statistics,
-        "dtype": table.dtype,
-        "flags": has_flags,
+        "encoding": table.dtype,
+        "has_flags": has_flags,
         "rows": table.rows + table.removed,
-        "buckets": _core.NUM_BUCKETS,
+        "num_buckets": _core.NUM_BUCKETS,
     }
+    actual = {name: getattr(rows, name) for name in expected}
     if actual != expected:
         raise Corruption(
             f"{folder / MANIFEST}: expected files of table {table.name!r} with {expected},"

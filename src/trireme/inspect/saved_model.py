@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trireme import _core
 from trireme.policy import ScorePolicy
+from trireme.protocol.routing import buckets_of
 from trireme.protocol.wire import Array
 
 
@@ -120,9 +120,3 @@ class SavedModel(ABC):
     @abstractmethod
     def dense(self) -> Iterator[tuple[str, int, Array]]:
         """(parameter, first element, weights (n,)) of each block of the dense parameters."""
-
-
-def buckets_of(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint16]:
-    buckets = np.empty(len(keys), np.uint16)
-    _core.buckets(keys, buckets)
-    return buckets

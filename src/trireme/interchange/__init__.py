@@ -1,6 +1,5 @@
-"""Models and rows in the formats of other systems: Paddle's Fleet, Parquet, NumPy.
-
-Names are loaded on first use: a server or worker that imports a module from here loads no trainer.
+"""Models and rows in the formats of other systems: Paddle's Fleet, Parquet, NumPy. Names are loaded
+on first use: a server or worker that imports a module from here loads no trainer.
 """
 
 import importlib

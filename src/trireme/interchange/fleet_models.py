@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trireme.errors import BadRequest, DataError
+from trireme.errors import BadRequest, Corruption, DataError
 from trireme.interchange.fleet_parameters import (
     DENSE_FILE,
     fleet_parameters,
@@ -16,13 +16,13 @@ from trireme.interchange.fleet_parameters import (
 from trireme.interchange.formats.file_lists import list_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.dense_blocks import write_blocks
-from trireme.interchange.worker_side.export_requests import write_fleet_rows
-from trireme.interchange.worker_side.import_requests import importing, read_files
+from trireme.interchange.worker_side.import_requests import TIMEOUT_S, importing, read_files
 from trireme.policy import CtrDoubleAccessor
 from trireme.storage.atomic_folder import new_folder
 from trireme.table import Table
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.trainer import Trainer, optimizer_of
+from trireme.worker.client import WorkerClient
 
 ROWS_FILE = re.compile(r"part-\d{3}-\d{5}(\.gz)?")
 
@@ -131,20 +131,36 @@ def export_fleet(
         with new_folder(path) as folder:
             for table in optimizer.tables:
                 if table.name in numbers:
-                    counts[table.name] = write_fleet_rows(
-                        optimizer.cluster.client,
-                        table.name,
-                        Path(folder, f"{numbers[table.name]:03d}"),
-                        _text_options(table, accessor, data_time(optimizer, time)),
-                        shard_num=shard_num,
-                        compress=compress,
-                    )
+                    body = {
+                        "table": table.name,
+                        "folder": f"{folder}/{numbers[table.name]:03d}",
+                        **_text_options(table, accessor, data_time(optimizer, time)),
+                        "shard_num": shard_num,
+                        "gzip": compress,
+                    }
+                    counts[table.name] = _write_rows(optimizer.cluster.client, body)
             if parameters:
                 number = max(numbers.values(), default=-1) + 1
                 write_parameters(optimizer, Path(folder, f"{number:03d}"), parameters, compress)
         return counts
 
     return on_first_worker(optimizer, "export_fleet", act)
+
+
+def _write_rows(client: WorkerClient, body: Mapping[str, Any]) -> int:
+    """Have the servers write a table as Fleet's text; returns how many rows. A key is in the file
+    of its shard, key % shard_num.
+    """
+    replies = client.servers.everywhere("export.fleet", dict(body), timeout_s=TIMEOUT_S)
+    client.servers.everywhere("export.join", dict(body), timeout_s=TIMEOUT_S)
+    folder, shard_num = body["folder"], body["shard_num"]
+    num_files = len(list_files(folder))
+    if num_files != shard_num:
+        raise Corruption(
+            f"export: expected {shard_num} files in {folder}, found {num_files};"
+            " the folder must be on storage that all servers and worker 0 share"
+        )
+    return sum(int(reply.body["rows"]) for reply in replies)
 
 
 def _table_numbers(

@@ -55,12 +55,9 @@ def fleet_parameters(
 ) -> tuple[FleetParameter, ...]:
     """All dense parameters, by Paddle's name: the order in which Fleet lays them end to end.
 
-    Args:
-        names: ours by Paddle's; None: the n-th torch.nn.Linear of the model is Paddle's linear_n,
-            as in models of linear layers alone.
-
-    Raises:
-        BadRequest: a parameter without a name, or a name without a parameter.
+    names: ours by Paddle's; None: the n-th torch.nn.Linear of the model is Paddle's linear_n, as in
+    models of linear layers alone. Raises BadRequest: a parameter without a name, or a name without
+    a parameter.
     """
     model, specs = optimizer.model, optimizer.replica.dense.specs
     on_servers = {spec.param for spec in specs}

@@ -7,8 +7,12 @@ from typing import Any
 from trireme.errors import BadRequest
 from trireme.interchange.formats.file_lists import parquet_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
-from trireme.interchange.worker_side.export_requests import write_parquet
-from trireme.interchange.worker_side.import_requests import importing, read_files, send_rows
+from trireme.interchange.worker_side.import_requests import (
+    TIMEOUT_S,
+    importing,
+    read_files,
+    send_rows,
+)
 from trireme.protocol.wire import Array
 from trireme.storage.atomic_folder import new_folder
 from trireme.train.optimizer import DistributedOptimizer
@@ -106,18 +110,17 @@ def export_parquet(
         state: also write the update rules' state.
     """
     optimizer = optimizer_of(trainer)
+    options = {"state": state, "storage_options": dict(storage_options or {})}
+
+    def write(table: str, folder: str) -> int:
+        body = {"table": table, "folder": folder, **options}
+        servers = optimizer.cluster.client.servers
+        replies = servers.everywhere("export.parquet", body, timeout_s=TIMEOUT_S)
+        return sum(int(reply.body["rows"]) for reply in replies)
 
     def act() -> dict[str, Any]:
+        names = tables or [table.name for table in optimizer.tables]
         with new_folder(path, storage_options) as folder:
-            return {
-                name: write_parquet(
-                    optimizer.cluster.client,
-                    name,
-                    f"{folder}/{name}",
-                    state=state,
-                    storage_options=storage_options,
-                )
-                for name in tables or [table.name for table in optimizer.tables]
-            }
+            return {name: write(name, f"{folder}/{name}") for name in names}
 
     return on_first_worker(optimizer, "export_parquet", act)

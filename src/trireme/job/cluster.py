@@ -37,16 +37,7 @@ class RowSource(Protocol):
 class Cluster:
     """One process' part in a job.
 
-    Attributes:
-        client: calls to the servers. pool: threads for the core.
-        worker, num_workers: index among the workers that the job began with, and their number.
-        num_streams: number of streams that the workers share; 0: each worker has its own.
-        is_embedded: the tables are in this process.
-        keys, insecure: how workers talk to each other: with these keys, or beyond loopback without.
-        metrics: what this process reports to Prometheus.
-        row_source: the newest optimizer of this cluster; None: there is none yet.
-        is_prefetching: a pipeline pulls rows and dense parameters for the coming steps.
-        stop_request: whether training is to stop, and why.
+    keys, insecure: how workers talk to each other: with these keys, or beyond loopback without.
     """
 
     def __init__(
@@ -64,15 +55,16 @@ class Cluster:
         self.metrics = metrics or WorkerMetrics("embedded" if is_embedded else "worker", None)
         self.is_embedded = is_embedded
         self.keys, self.insecure = keys, insecure
-        self.worker, self.num_workers = client.worker, client.num_workers
-        self.num_streams = client.num_streams
+        self.worker = client.worker  # index among the workers that the job began with
+        self.num_workers = client.num_workers
+        self.num_streams = client.num_streams  # that workers share; 0: each has its own
         self._pending = PendingLookups()
         self._thread = threading.local()
-        self.row_source: RowSource | None = None
-        self.is_prefetching = False
+        self.row_source: RowSource | None = None  # the newest optimizer
+        self.is_prefetching = False  # a pipeline pulls rows and blocks for the coming steps
         self._closing: list[Callable[[], None]] = []
         self._running: list[Callable[[], None]] = []
-        self._closed = False
+        self.is_closed = False
         self.stop_request = StopRequest()
         self._heartbeat: Heartbeat | None = None
         if heartbeat is not None:
@@ -97,9 +89,7 @@ class Cluster:
         self._thread.pending = pending
 
     def ensure_table(self, table: Table) -> None:
-        """Create the table on the servers if they lack it. Raises SchemaMismatch: they have another
-        table of that name.
-        """
+        """Create the table where servers lack it. Raises SchemaMismatch: they have another one."""
         self.client.create_table(table.schema)
 
     def pull(self, keys: KeysByClass, *, training: bool = False) -> Pulled:
@@ -124,14 +114,11 @@ class Cluster:
 
     def close(self) -> None:
         """Finish what is in flight, say goodbye to the servers, close the connections. A second
-        call does nothing.
-
-        Raises:
-            The error of what was in flight: the last pushes may be lost.
+        call does nothing. Raises the error of what was in flight: the last pushes may be lost.
         """
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         try:
             for action in reversed(self._closing):
                 action()
@@ -140,16 +127,12 @@ class Cluster:
             raise
         self._end(goodbye=True)
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
     def abandon(self) -> None:
-        """Close without goodbye, as after an error: the servers wait for a successor until their
+        """Close without goodbye, as after an error: servers wait for a successor until their
         deadline.
         """
-        if not self._closed:
-            self._closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._end()
 
     def _end(self, *, goodbye: bool = False) -> None:
@@ -158,17 +141,13 @@ class Cluster:
             stop()
         if self._heartbeat is not None:
             self._heartbeat.stop()
-            if goodbye:
-                self._say_goodbye(self._heartbeat.body)
+            try:
+                if goodbye:
+                    self.client.say_goodbye(self._heartbeat.body)
+            except TriremeError as error:  # all pushes of this worker have been applied
+                log.warning("worker %d ends without goodbye: %s", self.worker, error)
         self.client.close()
         self.metrics.close()
-
-    def _say_goodbye(self, body: dict[str, int]) -> None:
-        """A failure is only logged: all pushes of this worker have been applied."""
-        try:
-            self.client.say_goodbye(body)
-        except TriremeError as error:
-            log.warning("worker %d ends without goodbye: %s", self.worker, error)
 
     def __enter__(self) -> Cluster:
         return self

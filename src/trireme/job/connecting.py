@@ -49,17 +49,13 @@ def connect(
     base = rpc.RpcClient(
         name=name, keys=keys, watch=own_metrics.waits, observe=own_metrics.calls.observe
     )
-
-    def transport(purpose: str) -> rpc.RpcClient:
-        return base.clone(f"{name} ({purpose})")
-
     try:
         own_metrics.health.hinder(STARTING, f"waiting for servers {', '.join(servers)}")
         wait_for_servers(servers, base, timeout_s)
         pool = start_pool(threads)
         client = WorkerClient(
             servers,
-            transport,
+            lambda purpose: base.clone(f"{name} ({purpose})"),
             worker=worker,
             num_workers=num_workers,
             streams=streams,
@@ -93,12 +89,12 @@ def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: f
             timeout_s=min(READY_MESSAGE_S, left_s),
             return_errors=True,
         )
-        answers = dict(zip(missing, replies, strict=True))
-        for answer in answers.values():
-            if isinstance(answer, TriremeError) and not answer.retry:
-                raise answer
-        reasons = [str(answer) for answer in answers.values() if isinstance(answer, TriremeError)]
-        missing = [server for server, answer in answers.items() if isinstance(answer, TriremeError)]
+        answers = zip(missing, replies, strict=True)
+        errors = {server: error for server, error in answers if isinstance(error, TriremeError)}
+        for error in errors.values():
+            if not error.retry:
+                raise error
+        missing, reasons = list(errors), [str(error) for error in errors.values()]
         if not missing:
             return
         if time.monotonic() < deadline:

@@ -65,9 +65,7 @@ def kept(
 ) -> Iterator[Callable[[], None]]:
     """Recover these empty parts of a server from its state folder, and keep what becomes of them
     while the block runs. It gets a function to call when the job is over and nothing shall be kept.
-
-    Raises:
-        BadRequest: another process uses the folder. Corruption: a file is missing or damaged.
+    Raises BadRequest: another process uses the folder. Corruption: a file is missing or damaged.
     """
     if durability.folder is None:
         yield lambda: None

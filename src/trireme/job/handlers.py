@@ -5,13 +5,13 @@ from pathlib import Path
 
 from trireme.checkpoint.server_side.handlers import CheckpointHandlers
 from trireme.coordinator.coordinator import Coordinator
-from trireme.interchange.server_side.dense_blocks import BlockHandlers
+from trireme.interchange.server_side.dense_blocks import block_handlers
 from trireme.interchange.server_side.exporting import ExportHandlers
 from trireme.interchange.server_side.importing import ImportHandlers
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request
-from trireme.server.expiry import ExpiryHandlers
-from trireme.server.frozen_export import FrozenExportHandlers
+from trireme.server.expiry import expiry_handlers
+from trireme.server.frozen_export import frozen_export_handlers
 from trireme.server.requests import RequestHandlers
 from trireme.server.state import ServerState
 
@@ -19,11 +19,8 @@ from trireme.server.state import ServerState
 def handlers_of(
     server: ServerState, coordinator: Coordinator, attendance: Mapping[str, Handler], root: Path
 ) -> dict[str, Handler]:
-    """The methods of all parts of a server.
-
-    Args:
-        attendance: the methods for heartbeats and goodbyes of workers.
-        root: folder below which files are written and read.
+    """The methods of all parts of a server. attendance: those for heartbeats and goodbyes of
+    workers. root: folder below which files are written and read.
     """
     goodbye, alive = attendance["server.goodbye"], attendance["server.alive"]
 
@@ -52,9 +49,9 @@ def handlers_of(
         "server.attendance": on_attendance,
         "server.goodbye": on_goodbye,
         **CheckpointHandlers(server, root).handlers(),
-        **FrozenExportHandlers(server, root).handlers(),
+        **frozen_export_handlers(server, root),
         **ImportHandlers(server, root).handlers(),
         **ExportHandlers(server, root).handlers(),
-        **BlockHandlers(server).handlers(),
-        **ExpiryHandlers(server).handlers(),
+        **block_handlers(server),
+        **expiry_handlers(server),
     }

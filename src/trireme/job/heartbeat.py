@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from trireme.errors import TriremeError
 from trireme.rpc import Call
@@ -18,26 +19,17 @@ SILENCES = 4
 """Silences within a client's timeout: streams change hands before other workers give up."""
 
 
+@dataclass
 class StopRequest:
-    """Whether training is to stop after a step, at the request of any worker.
+    """Whether training is to stop after a step, at the request of any worker."""
 
-    Attributes:
-        reason: why; empty: there is no request.
-        is_alone: only this worker leaves the job, and others go on with its stream.
-    """
-
-    def __init__(self) -> None:
-        self.reason, self.is_alone = "", False
+    reason: str = ""  # empty: there is no request
+    is_alone: bool = False  # only this worker leaves the job, and others go on with its stream
 
 
 class Heartbeat:
     """A thread that sends heartbeats to all servers and exchanges stop requests through them.
-
-    Args:
-        report: gives the numbers that each heartbeat carries.
-
-    Attributes:
-        body: what names this worker to the servers.
+    report: gives the numbers that each heartbeat carries. body: names this worker to the servers.
     """
 
     def __init__(

@@ -54,6 +54,12 @@ _SOURCES = {
     "server index": "TRIREME_INDEX or TRIREME_LISTEN, or POD_IP and PADDLE_PORT",
     "num": "TRIREME_NUM_WORKERS, PADDLE_TRAINERS_NUM or torchrun's WORLD_SIZE",
 }
+_FLEET_VARIABLES = {
+    "TRAINING_ROLE": "role",
+    "PADDLE_PSERVERS_IP_PORT_LIST": "servers",
+    "PADDLE_TRAINERS_NUM": "num",
+    "PADDLE_TRAINER_ID": "index",
+}
 _FLEET_ROLES = {"PSERVER": "server", "TRAINER": "worker"}
 
 
@@ -116,11 +122,16 @@ def _own_facts(env: Mapping[str, str]) -> Facts:
                 f"init: expected only known TRIREME_* variables ({', '.join(VARIABLES)}), "
                 f"found {name}{hint}"
             )
-    return {fact: Fact(env[name], name) for name, fact in VARIABLES.items() if _is_set(env, name)}
+    return _stated(env, VARIABLES)
 
 
 def _is_set(env: Mapping[str, str], name: str) -> bool:
     return bool(env.get(name, "").strip())
+
+
+def _stated(env: Mapping[str, str], facts: Mapping[str, str]) -> Facts:
+    """The facts of the variables that are set. facts: by name of a variable."""
+    return {fact: Fact(env[name], name) for name, fact in facts.items() if _is_set(env, name)}
 
 
 def _family_facts(env: Mapping[str, str], own: Facts) -> Facts:
@@ -148,16 +159,7 @@ def _fleet_facts(env: Mapping[str, str]) -> Facts:
             "init: expected servers and workers only, found heterogeneous workers in "
             "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, which are not supported"
         )
-    facts = {
-        fact: Fact(env[name], name)
-        for fact, name in (
-            ("role", "TRAINING_ROLE"),
-            ("servers", "PADDLE_PSERVERS_IP_PORT_LIST"),
-            ("num", "PADDLE_TRAINERS_NUM"),
-            ("index", "PADDLE_TRAINER_ID"),
-        )
-        if _is_set(env, name)
-    }
+    facts = _stated(env, _FLEET_VARIABLES)
     if _is_set(env, "PADDLE_PORT"):
         address = f"{env.get('POD_IP', '')}:{env['PADDLE_PORT']}"
         facts["listen"] = Fact(address, "POD_IP:PADDLE_PORT")
@@ -189,8 +191,7 @@ def _add_endpoints(facts: Facts, text: str) -> None:
 
 
 def _torchrun_facts(env: Mapping[str, str]) -> Facts:
-    names = (("index", "RANK"), ("num", "WORLD_SIZE"))
-    facts = {fact: Fact(env[name], name) for fact, name in names if _is_set(env, name)}
+    facts = _stated(env, {"RANK": "index", "WORLD_SIZE": "num"})
     if not facts:
         return {}
     return {"role": Fact("worker", "/".join(fact.name for fact in facts.values())), **facts}

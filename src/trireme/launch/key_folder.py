@@ -14,12 +14,8 @@ from pathlib import Path
 from trireme.errors import BadRequest, writing
 from trireme.rpc import ClientKeys, KeyPair, ServerKeys, new_keys, read_keys, write_keys
 
-SERVER_KEY, ADMITTED, CLIENT_KEY, SERVER_PUB = (
-    "server.key",
-    "clients.pub",
-    "client.key",
-    "server.pub",
-)
+SERVER_KEY, ADMITTED = "server.key", "clients.pub"
+CLIENT_KEY, SERVER_PUB = "client.key", "server.pub"
 SERVER_FOLDER = "server"
 _NAME_CHARS_MAX = 100
 
@@ -57,9 +53,8 @@ def make_folders(folder: Path, names: Sequence[str], *, replace: bool = False) -
     servers, workers = new_keys(), {name: new_keys() for name in names}
     folders = {name: folder / _checked_name(name) for name in names}
     own = folder / SERVER_FOLDER
-    _refuse_existing([own / SERVER_KEY, own / ADMITTED], replace)
-    for worker_folder in folders.values():
-        _refuse_existing([worker_folder / CLIENT_KEY, worker_folder / SERVER_PUB], replace)
+    new = [f / name for f in folders.values() for name in (CLIENT_KEY, SERVER_PUB)]
+    _refuse_existing([own / SERVER_KEY, own / ADMITTED, *new], replace)
     admitted = [(keys, name) for name, keys in workers.items()]
     written = _write(own, {SERVER_KEY: servers}, {ADMITTED: admitted}, replace)
     public = {SERVER_PUB: [(servers, "servers")]}

@@ -5,6 +5,7 @@ that its own children (data loaders, pipes) can be ended with it. Its exit statu
 reaping it, so that until the end of the job the kernel does not reuse its process id.
 """
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -71,7 +72,7 @@ class LaunchedProcess:
             raise
         finally:
             if self.mirror:
-                self.mirror.close_input()
+                os.close(self.mirror.input_fd)  # the process has inherited it
             else:
                 log.close()
 
@@ -92,17 +93,11 @@ class LaunchedProcess:
         if self._process.returncode is None:  # not reaped: the id is its own
             os.kill(self._process.pid, signal.SIGTERM)
 
-    def _kill(self) -> None:
-        """Send SIGKILL to the process and everything it started."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return  # reaped
-
     def end(self) -> None:
         """Kill what is left of the process and its children, reap it, close its log."""
         if self._process.returncode is None:
-            self._kill()
+            with contextlib.suppress(ProcessLookupError):  # reaped
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             try:
                 self._process.wait(_END_S)
@@ -168,10 +163,6 @@ class Mirror:
         self._put(self._line)
         self._line = b""
         self._log.flush()
-
-    def close_input(self) -> None:
-        """Close the side that the process inherited."""
-        os.close(self.input_fd)
 
     def close(self) -> None:
         if self.output_fd >= 0:

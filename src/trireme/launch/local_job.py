@@ -8,14 +8,14 @@ servers. SIGKILL follows after a grace period. If the launcher itself is killed,
 all of them (keeper_program.py).
 """
 
+import contextlib
 import os
 import selectors
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 from trireme.errors import BadRequest
 from trireme.launch.launched_process import LaunchedProcess
@@ -27,8 +27,8 @@ from trireme.launch.process_environment import (
     process_environment,
 )
 from trireme.launch.process_role import REFUSED
-from trireme.launch.wakeup import STOP_SIGNALS, wakeup_fd
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have ended
 _POLL_S = 1.0
@@ -44,11 +44,15 @@ def launch(config: LaunchConfig) -> int:
     """
     _check_restarts(config)
     placement = choose_placement(config)
-    try:
-        _make_folder(config.log_dir)
+    with contextlib.closing(placement):
+        try:
+            config.log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadRequest(
+                f"launch: expected --log_dir to be a folder to write to, found {config.log_dir}: "
+                f"{error.strerror}"
+            ) from error
         return _LocalJob(config, placement).run()
-    finally:
-        placement.close()
 
 
 def _check_restarts(config: LaunchConfig) -> None:
@@ -61,16 +65,6 @@ def _check_restarts(config: LaunchConfig) -> None:
             f"launch: expected --durability process or machine with --max_restart"
             f" {config.max_restart}, found none: a server that keeps nothing cannot go on"
         )
-
-
-def _make_folder(log_dir: Path) -> None:
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadRequest(
-            f"launch: expected --log_dir to be a folder to write to, found {log_dir}: "
-            f"{error.strerror}"
-        ) from error
 
 
 def say(text: str) -> None:
@@ -99,7 +93,7 @@ class _LocalJob:
 
     def run(self) -> int:
         start = time.monotonic()
-        with wakeup_fd() as wake_fd, self._selector:
+        with _wakeup_fd() as wake_fd, self._selector:
             self._selector.register(wake_fd, selectors.EVENT_READ)
             try:
                 self._start()
@@ -331,3 +325,25 @@ def _describe_exit(state: int) -> str:
     name = signal.Signals(-state).name
     hint = " (is the machine out of memory?)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
+
+
+@contextlib.contextmanager
+def _wakeup_fd() -> Iterator[int]:
+    """A descriptor that gets a byte, the signal's number, for each signal of the launcher. A signal
+    that the launcher's parent ignores (nohup) stays ignored.
+    """
+    handled = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGWINCH]
+    before = {number: signal.getsignal(number) for number in handled}
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+        yield read_fd
+    finally:
+        signal.set_wakeup_fd(old_fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(read_fd)
+        os.close(write_fd)

@@ -114,7 +114,9 @@ def choose_placement(config: LaunchConfig) -> Placement:
         if config.servers:
             servers, sockets = config.servers, _bind_local(config.servers, stack)
         else:
-            sockets = {i: stack.enter_context(_bind_anywhere()) for i in range(server_num)}
+            sockets = {i: stack.enter_context(_open(socket.AF_INET)) for i in range(server_num)}
+            for held in sockets.values():
+                held.bind(("127.0.0.1", 0))
             servers = tuple(f"127.0.0.1:{held.getsockname()[1]}" for held in sockets.values())
         if len(sockets) < len(servers) and not listed:
             raise BadRequest(
@@ -181,12 +183,6 @@ def _open(family: int) -> socket.socket:
     opened = socket.socket(family, socket.SOCK_STREAM)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return opened
-
-
-def _bind_anywhere() -> socket.socket:
-    held = _open(socket.AF_INET)
-    held.bind(("127.0.0.1", 0))
-    return held
 
 
 def _bind_local(

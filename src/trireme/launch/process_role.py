@@ -6,10 +6,10 @@ names the variables. Only an environment that states nothing means embedded.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from trireme.errors import BadRequest
-from trireme.launch.environment import PLACE, Fact, Facts, as_text, read_facts, require
+from trireme.launch.environment import PLACE, VARIABLES, Fact, Facts, as_text, read_facts, require
 from trireme.telemetry.address import join_address, split_address
 
 RoleName = Literal["server", "worker", "embedded"]
@@ -71,55 +71,28 @@ class ProcessRole:
         return f"trireme: {what} ({self.source})"
 
 
-def read_role(
-    env: Mapping[str, str] | None = None,
-    *,
-    role: str | None = None,
-    servers: str | Sequence[str] | None = None,
-    index: int | None = None,
-    num: int | None = None,
-    streams: int | None = None,
-    join: bool | None = None,
-    listen: str | None = None,
-    timeout_s: float | None = None,
-    insecure: bool | None = None,
-    keys: str | None = None,
-    root: str | None = None,
-    durability: str | None = None,
-    state_dir: str | None = None,
-    log_bytes: int | None = None,
-    threads: int | None = None,
-    metrics: str | int | None = None,
-    limits: str | None = None,
-) -> ProcessRole:
-    """The role of this process. Arguments win over the environment (`None`: not given).
+def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> ProcessRole:
+    """The role of this process, from the environment (default: its own) and from arguments.
 
     Args:
-        env: the environment; default: that of this process.
-        role: "server", "worker" or "embedded".
-        servers: all servers as `host:port`, in order: a sequence, or one string with commas.
-        index: of this process among those of its role.
-        num: number of workers.
-        streams: number of streams that the workers share; default: each has its own.
-        join: be a worker that joins a running job.
-        listen: `host:port` that a server binds; default its entry in `servers`.
-        timeout_s: how long to wait for the other processes of the job; > 0.
-        insecure: servers may listen beyond loopback without keys, and so may workers, which
-            connect to each other in a global shuffle.
-        keys: folder with the keys of this process.
-        root: folder below which a server writes and reads checkpoints.
-        durability: what survives a server: none, process, machine.
-        state_dir: folder of this server alone for that state.
-        log_bytes: growth of the log between two snapshots.
-        threads: threads of Trireme's own work in this process; default: chosen from the machine.
-        metrics: [HOST:]PORT that answers /metrics and /healthz, port 0 for any; default: none.
-        limits: bounds on what peers may make a server hold; see `trireme.protocol.server_limits`.
+        arguments: facts, which win over the environment; None: not stated. Besides those of
+            `trireme.init`:
+            listen: `host:port` that a server binds; default its entry in `servers`.
+            insecure: servers may listen beyond loopback without keys, and so may workers, which
+                connect to each other in a global shuffle.
+            root: folder below which a server writes and reads checkpoints.
+            durability: what survives a server: none, process, machine.
+            state_dir: folder of this server alone for that state.
+            log_bytes: growth of the log between two snapshots.
+            threads: threads of Trireme's own work; default: chosen from the machine.
+            limits: bounds on what peers may make a server hold, see trireme.protocol.server_limits.
 
     Raises:
         BadRequest: the environment states only half, contradicts itself, or holds a value out of
-            range; the message names the variables.
+            range; the message names the variables. TypeError: an unknown argument.
     """
-    arguments = {name: value for name, value in locals().items() if name != "env"}
+    if unknown := arguments.keys() - set(VARIABLES.values()):
+        raise TypeError(f"read_role: expected facts of a role, found {sorted(unknown)}")
     facts = read_facts(env, arguments)
     place = [key for key in PLACE if key in facts]
     base = _base_role(facts, place)

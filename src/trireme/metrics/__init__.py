@@ -1,9 +1,9 @@
 """Metrics, whose states merge across workers."""
 
 from trireme.metrics.auc import AUC, PRAUC
-from trireme.metrics.bucket_error import BucketError
 from trireme.metrics.ctr import COPC, MAE, RMSE, ActualCTR, CTRMetricBundle, PredictedCTR
 from trireme.metrics.gauc import GAUC
+from trireme.metrics.histogram import BucketError
 from trireme.metrics.log_loss import LogLoss, NormalizedEntropy
 from trireme.metrics.metric import Metric
 from trireme.metrics.threshold import Accuracy, PrecisionRecall

@@ -15,13 +15,10 @@ class AUC(HistogramMetric):
     numbers (or absent), else to the rounding of float64.
 
     Args:
-        from_logits: True: scores are logits, any finite number: what a model trained with
-            binary_cross_entropy_with_logits gives, or the (B, 2) output of one trained with
-            cross_entropy. False: probabilities in [0, 1], after a sigmoid or softmax. The area is
-            the same for both; the buckets and the check of the values differ.
+        from_logits: see `ScoredMetric`. The area is the same for both; the buckets and the check of
+            the values differ.
         num_buckets: an even number >= 2. The state takes 16 bytes for each.
-        name: shown by a trainer.
-        output, label, weights: the model's output and the batch's columns, see `Metric`.
+        name, output, label, weights: see `ScoredMetric`.
     """
 
     NAME = "auc"

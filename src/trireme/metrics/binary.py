@@ -63,8 +63,38 @@ class ScoredMetric(ABC):
         """Remove all examples."""
 
     def _read(self, scores: Values, labels: Values, weights: Values | None) -> Examples:
-        subject = f"{type(self).__name__}.update"
-        return binary_examples(subject, scores, labels, weights, from_logits=self._from_logits)
+        """Check B examples, and make them flat float32 arrays. Of two columns of scores the logit
+        is the difference, as cross_entropy sees it, and the probability is the second column.
+        """
+        subject, from_logits = f"{type(self).__name__}.update", self._from_logits
+        scores_B = _one_score(subject, _array(subject, "scores", scores), from_logits=from_logits)
+        labels_B = _flat(subject, "labels", _array(subject, "labels", labels))
+        weights_B = None
+        if weights is not None:
+            weights_B = _flat(subject, "weights", _array(subject, "weights", weights))
+        for name, array in (("labels", labels_B), ("weights", weights_B)):
+            if array is not None and len(array) != len(scores_B):
+                raise BadRequest(
+                    f"{subject}: expected {len(scores_B)} {name}, one per score, found {len(array)}"
+                )
+        if from_logits is False:
+            what = "probabilities in [0, 1] (for logits: from_logits=True)"
+            _require(subject, what, scores_B, (scores_B >= 0) & (scores_B <= 1))
+        else:
+            what = "finite logits" if from_logits else "finite scores"
+            _require(subject, what, scores_B, _is_finite(scores_B))
+        if from_logits is None:
+            _require(subject, "finite labels", labels_B, _is_finite(labels_B))
+        else:
+            _require(subject, "labels 0 or 1", labels_B, (labels_B == 0) | (labels_B == 1))
+        if weights_B is not None:
+            right = _is_finite(weights_B) & (weights_B >= 0)
+            _require(subject, "finite weights >= 0", weights_B, right)
+        return Examples(
+            _float32(scores_B),
+            _float32(labels_B),
+            None if weights_B is None else _float32(weights_B),
+        )
 
     def _options(self) -> State:
         """Options that must be equal in a merge, part of every state: from_logits as (1,) int8, 1
@@ -80,61 +110,6 @@ class Examples(NamedTuple):
     scores: NDArray[np.float32]
     labels: NDArray[np.float32]
     weights: NDArray[np.float32] | None
-
-
-def binary_examples(
-    subject: str,
-    scores: Values,
-    labels: Values,
-    weights: Values | None,
-    *,
-    from_logits: bool | None,
-) -> Examples:
-    """Check B examples and make them flat float32 arrays.
-
-    Args:
-        subject: begins the messages of errors.
-        scores: (B,) or (B, 1); or (B, 2), one column per class: then the logit is the difference of
-            the columns (as cross_entropy sees it), and the probability is the second one.
-        labels: (B,) or (B, 1), each 0 or 1, of any numeric or boolean dtype; any finite numbers
-            if scores are.
-        weights: (B,) or (B, 1), finite and not negative.
-        from_logits: True: scores are finite logits. False: probabilities in [0, 1]. None: any
-            finite numbers, one column.
-
-    Raises:
-        BadRequest: names the first value or the shapes that are wrong.
-    """
-    scores_B = _one_score(subject, _array(subject, "scores", scores), from_logits=from_logits)
-    labels_B = _flat(subject, "labels", _array(subject, "labels", labels))
-    weights_B = None
-    if weights is not None:
-        weights_B = _flat(subject, "weights", _array(subject, "weights", weights))
-    for name, array in (("labels", labels_B), ("weights", weights_B)):
-        if array is not None and len(array) != len(scores_B):
-            raise BadRequest(
-                f"{subject}: expected {len(scores_B)} {name}, one per score, found {len(array)}"
-            )
-    if from_logits is not False:
-        what = "finite logits" if from_logits else "finite scores"
-        _require(subject, what, scores_B, _is_finite(scores_B))
-    else:
-        _require(
-            subject,
-            "probabilities in [0, 1] (for logits: from_logits=True)",
-            scores_B,
-            (scores_B >= 0) & (scores_B <= 1),
-        )
-    if from_logits is None:
-        _require(subject, "finite labels", labels_B, _is_finite(labels_B))
-    else:
-        _require(subject, "labels 0 or 1", labels_B, (labels_B == 0) | (labels_B == 1))
-    if weights_B is not None:
-        right = _is_finite(weights_B) & (weights_B >= 0)
-        _require(subject, "finite weights >= 0", weights_B, right)
-    return Examples(
-        _float32(scores_B), _float32(labels_B), None if weights_B is None else _float32(weights_B)
-    )
 
 
 def _array(subject: str, name: str, values: Values) -> NDArray[Any]:
@@ -169,16 +144,6 @@ def _require(subject: str, expected: str, array: NDArray[Any], right: NDArray[np
     if not right.all():
         i = int(np.argmin(right))
         raise BadRequest(f"{subject}: expected {expected}, found {array[i]} at {i}")
-
-
-def probabilities(examples: Examples, *, from_logits: bool | None) -> NDArray[np.float64]:
-    """The scores as float64 (B,), logits through a sigmoid that does not overflow."""
-    x = examples.scores.astype(np.float64)
-    if not from_logits:
-        return x
-    small = np.exp(-np.abs(x))
-    p: NDArray[np.float64] = np.where(x >= 0, 1, small) / (1 + small)
-    return p
 
 
 def _is_finite(array: NDArray[Any]) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme.metrics.binary import Examples
-from trireme.metrics.sums import SumMetric, ratio
+from trireme.metrics.sums import SumMetric
 
 
 class MAE(SumMetric):
@@ -28,8 +28,7 @@ class MAE(SumMetric):
 
     def compute(self) -> float:
         """NaN until there is an example with weight."""
-        sums = self.sums()
-        return ratio(sums["error"], sums["weight"])
+        return self._ratio("error", "weight")
 
 
 class RMSE(SumMetric):
@@ -45,8 +44,7 @@ class RMSE(SumMetric):
 
     def compute(self) -> float:
         """NaN until there is an example with weight."""
-        sums = self.sums()
-        return math.sqrt(ratio(sums["squared_error"], sums["weight"]))
+        return math.sqrt(self._ratio("squared_error", "weight"))
 
 
 class _Rates(SumMetric):
@@ -66,8 +64,7 @@ class PredictedCTR(_Rates):
 
     def compute(self) -> float:
         """0..1; NaN until there is an example with weight."""
-        sums = self.sums()
-        return ratio(sums["expected_clicks"], sums["weight"])
+        return self._ratio("expected_clicks", "weight")
 
 
 class ActualCTR(_Rates):
@@ -77,8 +74,7 @@ class ActualCTR(_Rates):
 
     def compute(self) -> float:
         """0..1; NaN until there is an example with weight."""
-        sums = self.sums()
-        return ratio(sums["clicks"], sums["weight"])
+        return self._ratio("clicks", "weight")
 
 
 class COPC(_Rates):
@@ -91,8 +87,7 @@ class COPC(_Rates):
 
     def compute(self) -> float:
         """NaN until a click is expected."""
-        sums = self.sums()
-        return ratio(sums["clicks"], sums["expected_clicks"])
+        return self._ratio("clicks", "expected_clicks")
 
 
 class CTRMetricBundle(SumMetric):
@@ -116,14 +111,12 @@ class CTRMetricBundle(SumMetric):
 
     def compute(self) -> dict[str, float]:
         """mae, rmse, predicted_ctr, actual_ctr, copc, mean_q, ins_num; NaN where not defined."""
-        sums = self.sums()
-        count = sums["ins_num"]
         return {
-            "mae": ratio(sums["abserr"], count),
-            "rmse": math.sqrt(ratio(sums["sqrerr"], count)),
-            "predicted_ctr": ratio(sums["prob"], count),
-            "actual_ctr": ratio(sums["pos_num"], count),
-            "copc": ratio(sums["pos_num"], sums["prob"]),
-            "mean_q": ratio(sums["q"], count),
-            "ins_num": count,
+            "mae": self._ratio("abserr", "ins_num"),
+            "rmse": math.sqrt(self._ratio("sqrerr", "ins_num")),
+            "predicted_ctr": self._ratio("prob", "ins_num"),
+            "actual_ctr": self._ratio("pos_num", "ins_num"),
+            "copc": self._ratio("pos_num", "prob"),
+            "mean_q": self._ratio("q", "ins_num"),
+            "ins_num": self.sums()["ins_num"],
         }

@@ -47,20 +47,14 @@ class GAUC(ScoredMetric):
         users: str = "user",
         *,
         max_pairs: int = 1 << 23,
-        from_logits: bool = True,
-        name: str | None = None,
-        output: str | None = None,
-        label: str | None = None,
-        weights: str | None = None,
+        **options: Any,
     ) -> None:
         if max_pairs < 1:
             raise BadRequest(f"GAUC: expected max_pairs >= 1, found {max_pairs}")
         self._max_pairs = max_pairs
         self._pairs: tuple[NDArray[Any], ...]
         self._waiting: list[tuple[NDArray[Any], ...]]
-        super().__init__(
-            from_logits=from_logits, name=name, output=output, label=label, weights=weights
-        )
+        super().__init__(**options)
         self.columns = {"users": users, **self.columns}
 
     def update(
@@ -92,11 +86,11 @@ class GAUC(ScoredMetric):
             np.where(is_positive, 0.0, weights_B).astype(np.float64),
         )
 
-    def _add(self, method: str, *columns: NDArray[Any]) -> None:
-        """Collect rows of _COLUMNS, and count them when there are many."""
+    def _add(self, method: str, *columns: NDArray[Any], at_once: bool = False) -> None:
+        """Collect rows of _COLUMNS, and count them at once or when there are many."""
         self._waiting.append(columns)
         waiting = sum(len(chunk[0]) for chunk in self._waiting)
-        if waiting < max(_WAITING_MIN, len(self._pairs[0]) // 2):
+        if not at_once and waiting < max(_WAITING_MIN, len(self._pairs[0]) // 2):
             return
         try:
             self._count(method)
@@ -134,12 +128,7 @@ class GAUC(ScoredMetric):
             ResourceExhausted: more than max_pairs pairs together; nothing is added.
         """
         check_state("GAUC", self._empty(), state, fixed=tuple(self._options()), is_sized=False)
-        self._waiting.append(tuple(np.array(state[name]) for name in _COLUMNS))
-        try:
-            self._count("merge")
-        except ResourceExhausted:
-            self._waiting.pop()
-            raise
+        self._add("merge", *(np.array(state[name]) for name in _COLUMNS), at_once=True)
 
     def compute(self) -> float:
         """0..1; NaN until a user has both positives and negatives."""

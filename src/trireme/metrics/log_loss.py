@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme.metrics.binary import Examples
-from trireme.metrics.sums import SumMetric, ratio
+from trireme.metrics.sums import SumMetric
 
 # A probability of exactly 0 or 1 would make the loss infinite; this is float32's distance below 1.
 _SMALLEST = 2.0**-24
@@ -36,8 +36,7 @@ class LogLoss(SumMetric):
 
     def compute(self) -> float:
         """The mean loss; NaN until there is an example with weight."""
-        sums = self.sums()
-        return ratio(sums["loss"], sums["weight"])
+        return self._ratio("loss", "weight")
 
 
 class NormalizedEntropy(LogLoss):
@@ -55,9 +54,8 @@ class NormalizedEntropy(LogLoss):
 
     def compute(self) -> float:
         """NaN until there are both labels."""
-        sums = self.sums()
-        rate = ratio(sums["clicks"], sums["weight"])
+        rate = self._ratio("clicks", "weight")
         if not 0 < rate < 1:
             return float("nan")
         entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-        return sums["loss"] / sums["weight"] / entropy
+        return super().compute() / entropy

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme import _core
-from trireme.metrics.binary import Examples, ScoredMetric, probabilities
+from trireme.metrics.binary import Examples, ScoredMetric
 from trireme.metrics.metric import State, Values, check_state
 
 
@@ -37,13 +37,26 @@ class SumMetric(ScoredMetric):
             _core.exact_add(term, limbs)
 
     def _probabilities(self, examples: Examples) -> NDArray[np.float64]:
-        return probabilities(examples, from_logits=self._from_logits)
+        """(B,); logits go through a sigmoid that does not overflow."""
+        x = examples.scores.astype(np.float64)
+        if not self._from_logits:
+            return x
+        small = np.exp(-np.abs(x))
+        p: NDArray[np.float64] = np.where(x >= 0, 1, small) / (1 + small)
+        return p
 
     def sums(self) -> dict[str, float]:
         """The sums by name, each rounded once."""
         return {
-            name: _value(limbs.tolist()) for name, limbs in zip(self.SUMS, self._limbs, strict=True)
+            # Python divides integers with one rounding.
+            name: sum(digit << (32 * i) for i, digit in enumerate(limbs)) / (1 << 1074)
+            for name, limbs in zip(self.SUMS, self._limbs.tolist(), strict=True)
         }
+
+    def _ratio(self, above: str, below: str) -> float:
+        """The ratio of two sums; NaN if the second is 0."""
+        sums = self.sums()
+        return sums[above] / sums[below] if sums[below] else float("nan")
 
     def state(self) -> State:
         """sums: (number of SUMS, EXACT_LIMBS) int64; the options: (1,) each."""
@@ -58,13 +71,3 @@ class SumMetric(ScoredMetric):
 
     def reset(self) -> None:
         self._limbs = np.zeros((len(self.SUMS), _core.EXACT_LIMBS), np.int64)
-
-
-def ratio(above: float, below: float) -> float:
-    """NaN if the denominator is 0."""
-    return above / below if below else float("nan")
-
-
-def _value(limbs: list[int]) -> float:
-    """The number with these digits: Python divides integers with one rounding."""
-    return sum(digit << (32 * i) for i, digit in enumerate(limbs)) / (1 << 1074)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from trireme.errors import BadRequest
 from trireme.metrics.binary import Examples
 from trireme.metrics.metric import State
-from trireme.metrics.sums import SumMetric, ratio
+from trireme.metrics.sums import SumMetric
 
 
 class _ThresholdMetric(SumMetric):
@@ -18,24 +18,13 @@ class _ThresholdMetric(SumMetric):
     Args as of `PrecisionRecall`. Raises BadRequest: a threshold out of range.
     """
 
-    def __init__(
-        self,
-        threshold: float = 0.5,
-        *,
-        from_logits: bool = True,
-        name: str | None = None,
-        output: str | None = None,
-        label: str | None = None,
-        weights: str | None = None,
-    ) -> None:
+    def __init__(self, threshold: float = 0.5, **options: Any) -> None:
         if not 0 <= threshold <= 1:
             raise BadRequest(
                 f"{type(self).__name__}: expected a threshold in [0, 1], found {threshold}"
             )
         self._threshold = float(threshold)
-        super().__init__(
-            from_logits=from_logits, name=name, output=output, label=label, weights=weights
-        )
+        super().__init__(**options)
 
     def _is_predicted(self, examples: Examples) -> NDArray[np.bool_]:
         return self._probabilities(examples) >= self._threshold
@@ -59,8 +48,7 @@ class Accuracy(_ThresholdMetric):
 
     def compute(self) -> float:
         """0..1; NaN until there is an example with weight."""
-        sums = self.sums()
-        return ratio(sums["right"], sums["weight"])
+        return self._ratio("right", "weight")
 
 
 class PrecisionRecall(_ThresholdMetric):
@@ -82,8 +70,7 @@ class PrecisionRecall(_ThresholdMetric):
         """precision: fraction of the predicted with label 1; NaN until one is predicted. recall:
         fraction of label 1 that is predicted; NaN until there is a label 1.
         """
-        sums = self.sums()
         return {
-            "precision": ratio(sums["hits"], sums["predicted"]),
-            "recall": ratio(sums["hits"], sums["positives"]),
+            "precision": self._ratio("hits", "predicted"),
+            "recall": self._ratio("hits", "positives"),
         }

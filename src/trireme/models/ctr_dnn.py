@@ -7,14 +7,15 @@ Result: AUC 0.915 on Adult (LR 0.900); docs/models.md has all.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import CRITEO_FEATURES, Concatenated
-from trireme.models.mlp import mlp
+from trireme.models.inputs import Concatenated
+from trireme.models.layers import mlp
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -25,16 +26,10 @@ class CtrDnn(nn.Module):
     """
 
     def __init__(
-        self,
-        rows: Table,
-        *,
-        features: Sequence[str] = CRITEO_FEATURES,
-        num_dense: int = 13,
-        dense: str = "dense",
-        layers: Sequence[int] = (512, 256, 128, 32),
+        self, rows: Table, *, layers: Sequence[int] = (512, 256, 128, 32), **inputs: Any
     ) -> None:
         super().__init__()
-        self.inputs = Concatenated(rows, features=features, num_dense=num_dense, dense=dense)
+        self.inputs = Concatenated(rows, **inputs)
         self.mlp = mlp([self.inputs.width, *layers, 1])
 
     def forward(self, batch: Batch) -> Tensor:

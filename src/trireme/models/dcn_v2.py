@@ -6,6 +6,7 @@ Result: AUC 0.917 on Adult (LR 0.900); docs/models.md has all.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,9 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
-from trireme.models.cross import CrossLayer, CrossMixture
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import CRITEO_FEATURES, Concatenated
-from trireme.models.mlp import mlp
+from trireme.models.inputs import Concatenated
+from trireme.models.layers import CrossLayer, CrossMixture, mlp
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -37,20 +37,18 @@ class DCNv2(nn.Module):
         self,
         rows: Table,
         *,
-        features: Sequence[str] = CRITEO_FEATURES,
-        num_dense: int = 13,
-        dense: str = "dense",
         num_cross: int = 2,
         rank: int | None = None,
         experts: int | None = None,
         stacked: bool = False,
         layers: Sequence[int] = (768, 768),
+        **inputs: Any,
     ) -> None:
         super().__init__()
         if experts is not None and rank is None:
             raise BadRequest(f"DCNv2: expected a rank with {experts} experts, found none")
         self.stacked = stacked
-        self.inputs = Concatenated(rows, features=features, num_dense=num_dense, dense=dense)
+        self.inputs = Concatenated(rows, **inputs)
         width = self.inputs.width
         self.cross = nn.ModuleList(
             CrossLayer(width, rank)

@@ -6,6 +6,7 @@ Result: AUC 0.916 on Adult (LR 0.900); docs/models.md has all.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,8 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import CRITEO_FEATURES, FeatureVectors
-from trireme.models.interaction import sum_of_products
-from trireme.models.mlp import mlp
+from trireme.models.inputs import FeatureVectors
+from trireme.models.layers import mlp, sum_of_products
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -28,16 +28,10 @@ class DeepFM(nn.Module):
     """
 
     def __init__(
-        self,
-        rows: Table,
-        *,
-        features: Sequence[str] = CRITEO_FEATURES,
-        num_dense: int = 13,
-        dense: str = "dense",
-        layers: Sequence[int] = (400, 400, 400),
+        self, rows: Table, *, layers: Sequence[int] = (400, 400, 400), **inputs: Any
     ) -> None:
         super().__init__()
-        self.fields = FeatureVectors(rows, features=features, num_dense=num_dense, dense=dense)
+        self.fields = FeatureVectors(rows, **inputs)
         self.bias = nn.Parameter(torch.zeros(1))
         self.mlp = mlp([self.fields.num_inputs * (rows.width - 1), *layers, 1])
 

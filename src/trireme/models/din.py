@@ -13,10 +13,8 @@ from trireme.config import Config
 from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
-from trireme.metrics import AUC
-from trireme.models.attention import TargetAttention
-from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.mlp import mlp
+from trireme.models.hyper_parameters import HyperParameters, click_recipe
+from trireme.models.layers import TargetAttention, mlp
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -117,11 +115,5 @@ def create(config: Config) -> Recipe:
         layers=hyper.sizes("fc_sizes", (80, 40)),
         activation=_ACTIVATIONS[name],
     )
-    return Recipe(
-        model=model,
-        loss=nn.functional.binary_cross_entropy_with_logits,
-        optimizer=hyper.optimizer(model),
-        label="label",
-        schema=Schema([*map(Sparse, (*HISTORY, *TARGET)), Label("label")]),
-        metrics=[AUC()],
-    )
+    schema = Schema([*map(Sparse, (*HISTORY, *TARGET)), Label("label")])
+    return click_recipe(model, hyper, label="label", schema=schema)

@@ -16,8 +16,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import CRITEO_FEATURES
-from trireme.models.interaction import pairwise_products
-from trireme.models.mlp import mlp
+from trireme.models.layers import mlp, pairwise_products
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe

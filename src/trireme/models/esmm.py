@@ -7,7 +7,7 @@ Result: AUC 0.873 of two labels of Adult (LR 0.849); docs/models.md has all.
 """
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.metrics import AUC
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import CRITEO_FEATURES, Concatenated
-from trireme.models.mlp import mlp
+from trireme.models.inputs import Concatenated
+from trireme.models.layers import mlp
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -28,17 +28,9 @@ class ESMM(nn.Module):
     hidden layers of each tower; for the other arguments see trireme.models.inputs.
     """
 
-    def __init__(
-        self,
-        rows: Table,
-        *,
-        features: Sequence[str] = CRITEO_FEATURES,
-        num_dense: int = 13,
-        dense: str = "dense",
-        layers: Sequence[int] = (256, 128),
-    ) -> None:
+    def __init__(self, rows: Table, *, layers: Sequence[int] = (256, 128), **inputs: Any) -> None:
         super().__init__()
-        self.inputs = Concatenated(rows, features=features, num_dense=num_dense, dense=dense)
+        self.inputs = Concatenated(rows, **inputs)
         self.click = mlp([self.inputs.width, *layers, 1])
         self.conversion = mlp([self.inputs.width, *layers, 1])
 

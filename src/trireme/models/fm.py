@@ -4,7 +4,7 @@ Source: Rendle, "Factorization Machines", ICDM 2010.
 Result: AUC 0.911 on Adult (LR 0.900); docs/models.md has all.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import CRITEO_FEATURES, FeatureVectors
-from trireme.models.interaction import sum_of_products
+from trireme.models.inputs import FeatureVectors
+from trireme.models.layers import sum_of_products
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -25,16 +25,9 @@ class FM(nn.Module):
     ids. For the other arguments see trireme.models.inputs.
     """
 
-    def __init__(
-        self,
-        rows: Table,
-        *,
-        features: Sequence[str] = CRITEO_FEATURES,
-        num_dense: int = 13,
-        dense: str = "dense",
-    ) -> None:
+    def __init__(self, rows: Table, **inputs: Any) -> None:
         super().__init__()
-        self.fields = FeatureVectors(rows, features=features, num_dense=num_dense, dense=dense)
+        self.fields = FeatureVectors(rows, **inputs)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Tensor:

@@ -164,13 +164,15 @@ class HyperParameters:
         return _OPTIMIZERS[name.lower()]
 
 
-def click_recipe(model: nn.Module, hyper: HyperParameters) -> Recipe:
-    """The recipe of a model with one click logit per example."""
+def click_recipe(
+    model: nn.Module, hyper: HyperParameters, *, label: str = "click", schema: Schema | None = None
+) -> Recipe:
+    """The recipe of a model with one click logit per example. schema: default `hyper.schema`."""
     return Recipe(
         model=model,
         loss=nn.functional.binary_cross_entropy_with_logits,
         optimizer=hyper.optimizer(model),
-        label="click",
-        schema=hyper.schema("click"),
+        label=label,
+        schema=hyper.schema(label) if schema is None else schema,
         metrics=[AUC()],
     )

@@ -31,8 +31,8 @@ class _ClickInputs(nn.Module):
         self,
         rows: Table,
         *,
-        features: Sequence[str],
-        num_dense: int = 0,
+        features: Sequence[str] = CRITEO_FEATURES,
+        num_dense: int = 13,
         dense: str = "dense",
         padding_key: int | None = None,
     ) -> None:
@@ -57,10 +57,10 @@ class Concatenated(_ClickInputs):
 class Weighted(_ClickInputs):
     """A linear model: bias + one weight per id (dim 1) + one per dense number: (B,)."""
 
-    def __init__(self, rows: Table, *, num_dense: int = 0, **inputs: Any) -> None:
-        super().__init__(rows, num_dense=num_dense, **inputs)
+    def __init__(self, rows: Table, **inputs: Any) -> None:
+        super().__init__(rows, **inputs)
         self.bias = nn.Parameter(torch.zeros(1))
-        self.weights = nn.Parameter(torch.zeros(num_dense)) if num_dense else None
+        self.weights = nn.Parameter(torch.zeros(self._num_dense)) if self._num_dense else None
 
     def forward(self, batch: Batch) -> Tensor:
         x: Tensor = self.embedding(batch).sum((1, 2)) + self.bias
@@ -72,11 +72,12 @@ class FeatureVectors(_ClickInputs):
     learned vector.
     """
 
-    def __init__(self, rows: Table, *, num_dense: int = 0, **inputs: Any) -> None:
-        super().__init__(rows, num_dense=num_dense, **inputs)
+    def __init__(self, rows: Table, **inputs: Any) -> None:
+        super().__init__(rows, **inputs)
         self.vectors: nn.Parameter | None = None
-        if num_dense:
-            self.vectors = nn.Parameter(torch.empty(num_dense, rows.width).uniform_(-0.05, 0.05))
+        if self._num_dense:
+            vectors = torch.empty(self._num_dense, rows.width)
+            self.vectors = nn.Parameter(vectors.uniform_(-0.05, 0.05))
 
     def forward(self, batch: Batch) -> Tensor:
         x: Tensor = self.embedding(batch)

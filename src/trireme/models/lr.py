@@ -4,14 +4,14 @@ Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 201
 Result: AUC 0.900 on Adult; docs/models.md has all.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import CRITEO_FEATURES, Weighted
+from trireme.models.inputs import Weighted
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -21,16 +21,9 @@ class LR(nn.Module):
     trireme.models.inputs.
     """
 
-    def __init__(
-        self,
-        rows: Table,
-        *,
-        features: Sequence[str] = CRITEO_FEATURES,
-        num_dense: int = 13,
-        dense: str = "dense",
-    ) -> None:
+    def __init__(self, rows: Table, **inputs: Any) -> None:
         super().__init__()
-        self.linear = Weighted(rows, features=features, num_dense=num_dense, dense=dense)
+        self.linear = Weighted(rows, **inputs)
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""

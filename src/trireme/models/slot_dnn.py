@@ -15,10 +15,9 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Show, Sparse
 from trireme.initializer import TailUniform
-from trireme.metrics import AUC
-from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import Concatenated
-from trireme.models.mlp import mlp
+from trireme.models.layers import mlp
 from trireme.nn import CVM
 from trireme.policy import UNSET_ACCESSOR, ShowClick, SparseAccessor
 from trireme.table import Table
@@ -42,7 +41,7 @@ class SlotDnn(nn.Module):
         layers: Sequence[int] = (512, 256, 128),
     ) -> None:
         super().__init__()
-        self.inputs = Concatenated(rows, features=features, padding_key=0)
+        self.inputs = Concatenated(rows, features=features, num_dense=0, padding_key=0)
         self.width = rows.width
         self.cvm = CVM() if rows.schema.pulls_statistics else None
         self.mlp = mlp([self.inputs.width, *layers, 1], gain=0.2)
@@ -78,11 +77,5 @@ def create(config: Config) -> Recipe:
         absent="zeros",
     )
     model = SlotDnn(rows, features=features, layers=hyper.sizes("fc_sizes", (512, 256, 128)))
-    return Recipe(
-        model=model,
-        loss=nn.functional.binary_cross_entropy_with_logits,
-        optimizer=hyper.optimizer(model),
-        label="click",
-        schema=Schema([Show("show"), Label("click"), *map(Sparse, features)]),
-        metrics=[AUC()],
-    )
+    schema = Schema([Show("show"), Label("click"), *map(Sparse, features)])
+    return click_recipe(model, hyper, schema=schema)

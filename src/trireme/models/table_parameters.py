@@ -30,7 +30,7 @@ from trireme.errors import BadRequest
 from trireme.initializer import TailUniform, Uniform
 from trireme.policy import ACCESSORS, UNSET_ACCESSOR, ShowClick, SparseAccessor
 
-_RULES: dict[str, tuple[str, type[optim.FleetRule], dict[str, Any]]] = {
+RULES: dict[str, tuple[str, type[optim.FleetRule], dict[str, Any]]] = {
     "SparseNaiveSGDRule": ("naive", optim.FleetSGD, {}),
     "SparseAdaGradSGDRule": ("adagrad", optim.FleetAdagrad, {"shared": True}),
     "StdAdaGradSGDRule": ("adagrad", optim.FleetAdagrad, {"shared": False}),
@@ -40,17 +40,10 @@ _RULES: dict[str, tuple[str, type[optim.FleetRule], dict[str, Any]]] = {
 }
 _PARTS = ("embed_sgd_param", "embedx_sgd_param")
 # Numbers of ctr_accessor_param by their names in a policy, and those that are whole days.
-_NUMBERS = {
-    "nonclk_coeff": "nonclk_coeff",
-    "click_coeff": "click_coeff",
-    "show_click_decay_rate": "decay_rate",
-    "delete_threshold": "delete_threshold",
-    "delete_after_unseen_days": "delete_after_unseen_days",
-    "base_threshold": "base_threshold",
-    "delta_threshold": "delta_threshold",
-    "delta_keep_days": "delta_keep_days",
-}
 _DAYS = ("delete_after_unseen_days", "delta_keep_days")
+_THRESHOLDS = ("delete_threshold", "base_threshold", "delta_threshold")
+_SAME_NAMES = ("nonclk_coeff", "click_coeff", *_THRESHOLDS, *_DAYS)
+_NUMBERS = {"show_click_decay_rate": "decay_rate", **{name: name for name in _SAME_NAMES}}
 
 
 def table_options(
@@ -134,9 +127,9 @@ def _rule_options(config: Config, accessor: str, *, has_tail: bool) -> dict[str,
 
 def _options(config: Config, key: str, show_scale: bool, zero_init: bool) -> dict[str, Any]:
     name = config.get(f"{key}.name")
-    if name not in _RULES:
-        raise BadRequest(f"{key}.name: expected one of {', '.join(_RULES)}, found {name!r}")
-    part, rule, values = _RULES[name]
+    if name not in RULES:
+        raise BadRequest(f"{key}.name: expected one of {', '.join(RULES)}, found {name!r}")
+    part, rule, values = RULES[name]
     is_adam = issubclass(rule, optim.FleetAdam)
 
     def number(option: str, default: float) -> float:

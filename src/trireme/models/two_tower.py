@@ -19,7 +19,7 @@ from trireme.data.schema import Dense, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
-from trireme.models.mlp import mlp
+from trireme.models.layers import mlp
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -35,7 +35,7 @@ class Tower(nn.Module):
 
     def __init__(self, rows: Table, *, features: Sequence[str], layers: Sequence[int]) -> None:
         super().__init__()
-        self.inputs = Concatenated(rows, features=features)
+        self.inputs = Concatenated(rows, features=features, num_dense=0)
         self.mlp = mlp([self.inputs.width, *layers])
 
     def forward(self, batch: Batch) -> Tensor:

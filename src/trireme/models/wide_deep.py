@@ -5,14 +5,15 @@ Result: AUC 0.915 on Adult (LR 0.900); docs/models.md has all.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import CRITEO_FEATURES, Concatenated, Weighted
-from trireme.models.mlp import mlp
+from trireme.models.inputs import Concatenated, Weighted
+from trireme.models.layers import mlp
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -29,14 +30,12 @@ class WideDeep(nn.Module):
         wide: Table,
         deep: Table,
         *,
-        features: Sequence[str] = CRITEO_FEATURES,
-        num_dense: int = 13,
-        dense: str = "dense",
         layers: Sequence[int] = (400, 400, 400),
+        **inputs: Any,
     ) -> None:
         super().__init__()
-        self.wide = Weighted(wide, features=features, num_dense=num_dense, dense=dense)
-        self.deep = Concatenated(deep, features=features, num_dense=num_dense, dense=dense)
+        self.wide = Weighted(wide, **inputs)
+        self.deep = Concatenated(deep, **inputs)
         self.mlp = mlp([self.deep.width, *layers, 1])
 
     def forward(self, batch: Batch) -> Tensor:

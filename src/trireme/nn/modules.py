@@ -20,8 +20,7 @@ from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.job.default import default
 from trireme.nn.ids import Columns
-from trireme.nn.lookup import Lookup
-from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.lookup import Lookup, LookupSpec
 from trireme.nn.op import gather_rows
 from trireme.nn.planner import Planner
 from trireme.table import Table
@@ -168,19 +167,13 @@ class Embedding(TableModule):
         rows = tuple(self._gathered(batch))
         if not rows:
             _, lookups, pool = self._lookups(batch)
+            outs = [gather_rows(lookup, lookup.index.shape[0], 1, pool) for lookup in lookups]
+            columns = [batch[spec.features[0]] for spec in self.lookup_specs]
             rows = tuple(
-                self._rows_of(batch[spec.features[0]], lookup, spec.table.width, pool)
-                for spec, lookup in zip(self.lookup_specs, lookups, strict=True)
+                out.view(*c.shape, out.shape[-1]) if isinstance(c, Tensor) else out.squeeze(1)
+                for out, c in zip(outs, columns, strict=True)
             )
         return rows if self.returns_tuple else rows[0]
-
-    def _rows_of(
-        self, column: object, lookup: Lookup, width: int, pool: _core.Pool | None
-    ) -> Tensor:
-        out = gather_rows(lookup, lookup.index.shape[0], 1, pool)
-        if isinstance(column, Tensor):
-            return out.view(*column.shape, width)
-        return out.squeeze(1)
 
 
 class EmbeddingBag(TableModule):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.nn.distinct_keys import DistinctKeys
 from trireme.nn.ids import read_ids
-from trireme.nn.lookup import Lookup
-from trireme.nn.lookup_spec import LookupSpec, specs_by_class, specs_of
+from trireme.nn.lookup import Lookup, LookupSpec, specs_by_class, specs_of
 from trireme.table import RowClassId, Table
 
 if TYPE_CHECKING:  # planning for inference needs nothing of servers
@@ -51,13 +50,6 @@ class TablePlan:
     columns: KeyColumns = field(default_factory=dict)
 
 
-class _Positions(NamedTuple):
-    """A Lookup without its rows."""
-
-    class_id: RowClassId
-    tensors: tuple[Tensor, ...]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
     """The distinct keys of a batch per table, and where their rows are used.
@@ -70,7 +62,7 @@ class BatchPlan:
     num_examples: int
     tables: tuple[TablePlan, ...]
     pool: _core.Pool
-    _positions: Mapping[str, _Positions]
+    _positions: Mapping[str, tuple[RowClassId, tuple[Tensor, ...]]]  # of lookups without rows
 
     def attach(
         self, batch: Batch, rows: Mapping[RowClassId, Tensor], *, train: bool
@@ -103,8 +95,8 @@ class BatchPlan:
     def lookups(self, leaves: Mapping[RowClassId, Tensor]) -> dict[str, Lookup]:
         """The lookups of the modules, by name of their LookupSpec."""
         return {
-            name: Lookup(leaves[positions.class_id], *positions.tensors)
-            for name, positions in self._positions.items()
+            name: Lookup(leaves[class_id], *tensors)
+            for name, (class_id, tensors) in self._positions.items()
         }
 
 
@@ -153,7 +145,7 @@ class Planner:
                 another form than expected (named).
         """
         tables: list[TablePlan] = []
-        positions: dict[str, _Positions] = {}
+        positions: dict[str, tuple[RowClassId, tuple[Tensor, ...]]] = {}
         keys_by_ids: dict[tuple[object, ...], DistinctKeys] = {}  # shared by tables with equal ids
         num_examples = 0
         for specs in self._specs.values():
@@ -170,7 +162,7 @@ class Planner:
             tables.append(TablePlan(table, distinct.keys, scale, columns))
             for spec in specs:
                 tensors = distinct.positions(spec.features, spec.mode)
-                positions[spec.name] = _Positions(table.class_id, tensors)
+                positions[spec.name] = table.class_id, tensors
         return BatchPlan(num_examples, tuple(tables), self._pool, positions)
 
 

@@ -37,7 +37,13 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
         )
     sizes = offsets.diff()
     if not torch.compiler.is_compiling():  # a graph cannot depend on values
-        _check_values(len(rows), offsets, sizes)
+        num_bounded = int(offsets[-1] - offsets[0])
+        if num_bounded != len(rows) or bool((sizes < 0).any()):
+            raise BadRequest(
+                f"sequence_pool: expected offsets over {len(rows)} rows that do not decrease, found"
+                f" {num_bounded} rows and a smallest step of"
+                f" {int(sizes.min()) if len(sizes) else 0}"
+            )
     bag_N = torch.repeat_interleave(
         torch.arange(len(sizes), device=rows.device), sizes, output_size=len(rows)
     )
@@ -46,12 +52,3 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
         return sums
     counts = sizes.clamp(min=1).to(rows.dtype)[:, None]
     return sums / (counts if mode == "mean" else counts.sqrt())
-
-
-def _check_values(num_rows: int, offsets: Tensor, sizes: Tensor) -> None:
-    num_bounded = int(offsets[-1] - offsets[0])
-    if num_bounded != num_rows or bool((sizes < 0).any()):
-        raise BadRequest(
-            f"sequence_pool: expected offsets over {num_rows} rows that do not decrease, found"
-            f" {num_bounded} rows and a smallest step of {int(sizes.min()) if len(sizes) else 0}"
-        )

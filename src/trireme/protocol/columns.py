@@ -34,9 +34,8 @@ def merge(
 ) -> tuple[Keys, Floats, KeyColumns]:
     """Sum several pushes to one table.
 
-    Args:
-        parts: of each push: distinct keys (K_i,), gradients (K_i, D), columns, and the weight of
-            its gradients.
+    parts: of each push: distinct keys (K_i,), gradients (K_i, D), columns, and the weight of its
+    gradients.
 
     Returns:
         The union of the keys; the weighted sums of their gradients; the sums of shows, clicks and
@@ -48,27 +47,18 @@ def merge(
         [(keys, gradients, scale) for keys, gradients, _, scale in parts], pool
     )
     rows = np.split(index, np.cumsum([len(keys) for keys, *_ in parts[:-1]]))
-    columns = {
-        name: _merged(
-            name, len(keys_K), [(row, part[2][name]) for row, part in zip(rows, parts, strict=True)]
-        )
-        for name in parts[0][2]
-    }
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name in parts[0][2]:
+        dtype, shape = FORMS[name]
+        merged = columns[name] = np.zeros((len(keys_K), *shape), dtype)
+        values = [(row, part[2][name]) for row, part in zip(rows, parts, strict=True)]
+        if name == "feature":
+            for row, own in reversed(values):
+                merged[row] = own
+        else:
+            for row, own in values:  # keys of a part are distinct
+                merged[row] += own
     return keys_K, gradients_KD, columns
-
-
-def _merged(
-    name: str, num_keys: int, parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[Any]]]
-) -> npt.NDArray[Any]:
-    dtype, shape = FORMS[name]
-    merged: npt.NDArray[Any] = np.zeros((num_keys, *shape), dtype)
-    if name == "feature":
-        for row, values in reversed(parts):
-            merged[row] = values
-    else:
-        for row, values in parts:  # keys of a part are distinct
-            merged[row] += values
-    return merged
 
 
 def empty_push(dim: int, names: Sequence[str]) -> tuple[Keys, Floats, KeyColumns]:

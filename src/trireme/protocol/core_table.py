@@ -8,14 +8,17 @@ from trireme.protocol.wire import STREAMS_MAX
 from trireme.table import TableSchema
 
 # Values of a policy that the core does not need: exports and lookups use them.
-_EXPORT_VALUES = ("base_threshold", "delta_threshold", "delta_keep_days", "pulls_statistics")
+_OTHER_VALUES = (
+    *("name", "base_threshold", "delta_threshold"),
+    *("delta_keep_days", "pulls_statistics"),
+)
 
 
 def make_core_table(schema: TableSchema) -> _core.Table:
     """The core's table for a schema. Raises BadRequest for unknown values."""
-    rule = dict(schema.rule)
-    for name in ("scale", "per_show"):  # gradients are scaled before they reach the core
-        rule.pop(name, None)
+    # Gradients are scaled before they reach the core.
+    rule = {name: v for name, v in schema.rule.items() if name not in ("scale", "per_show")}
+    policy = {name: v for name, v in schema.policy.items() if name not in _OTHER_VALUES}
     kind, a, b = schema.initializer
     try:
         named: dict[str, Any] = {
@@ -40,15 +43,7 @@ def make_core_table(schema: TableSchema) -> _core.Table:
         seed=schema.seed,
         absent=schema.absent,
         num_streams_max=STREAMS_MAX,
-        policy=_policy_config(schema),
+        policy=_core.PolicyConfig(is_scored=schema.is_scored, **policy),
         admission=_core.AdmissionConfig(**(schema.admission or {})),
         **named,
     )
-
-
-def _policy_config(schema: TableSchema) -> _core.PolicyConfig:
-    """The values of a policy that the core uses."""
-    values = dict(schema.policy)
-    for name in ("name", *_EXPORT_VALUES):
-        values.pop(name, None)
-    return _core.PolicyConfig(is_scored=schema.is_scored, **values)

@@ -71,9 +71,8 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def group_values(group: Mapping[str, Any], names: Collection[str]) -> GroupValues:
-    """The values of a param group that are sent with each push.
-
-    names: the optimizer's; schedulers add names of their own to a group.
+    """The values of a param group that are sent with each push. names: the optimizer's; schedulers
+    add names of their own to a group.
     """
     values: GroupValues = {}
     for key, value in group.items():

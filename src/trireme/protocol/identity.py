@@ -22,9 +22,8 @@ def lost_coordinator(worker: int) -> Corruption:
 
 
 def another_job(own: tuple[str, int], asked: tuple[str, int], where: str) -> SchemaMismatch:
-    """A server that holds the state of another job, or of another server.
-
-    own, asked: (job, index of the server). where: the state folder, or empty.
+    """A server with the state of another job or server. own, asked: (job, index of the server).
+    where: the state folder, or empty.
     """
     kept = f", in {where}" if where else ""
     return SchemaMismatch(

@@ -38,22 +38,20 @@ class Member:
     first: int
     end: int | None
 
+    def includes(self, step: int) -> bool:
+        return self.first <= step and (self.end is None or step < self.end)
+
 
 Members = Mapping[int, Member]
 
 
 @dataclass(frozen=True)
 class Group:
-    """The members of the running pass, from the coordinator.
+    """The members of the running pass, from the coordinator."""
 
-    Attributes:
-        version: a group replaces one of a lower version.
-        staged: whether their pushes are staged (sync), or applied on arrival (bounded).
-    """
-
-    version: int
+    version: int  # a group replaces one of a lower version
     members: Members
-    staged: bool
+    staged: bool  # pushes are staged (sync); else applied on arrival (bounded)
 
     @staticmethod
     def from_wire(body: Mapping[str, Any]) -> Group:
@@ -84,17 +82,11 @@ def members_to_wire(members: Members) -> list[list[int | None]]:
 
 @dataclass(frozen=True)
 class Pace:
-    """The progress of a stream in a pull of mode bounded.
+    """The progress of a stream in a pull of mode bounded."""
 
-    Attributes:
-        step: that the rows are for.
-        done: all servers have applied the stream's steps up to this one.
-        bound: how many steps it may be ahead of the slowest stream.
-    """
-
-    step: int
-    done: int
-    bound: int
+    step: int  # that the rows are for
+    done: int  # all servers have applied the stream's steps up to this one
+    bound: int  # how many steps it may be ahead of the slowest stream
 
     def to_wire(self) -> dict[str, int]:
         return {"step": self.step, "done": self.done, "bound": self.bound}
@@ -104,7 +96,7 @@ class Pace:
         """None for nil. Raises BadRequest."""
         if body is None:
             return None
-        pace = Pace(need(body, "step", int), need(body, "done", int), need(body, "bound", int))
+        pace = Pace(*(need(body, name, int) for name in ("step", "done", "bound")))
         if not (0 <= pace.done < pace.step and pace.bound >= 1):
             raise BadRequest(f"pull: expected 0 <= done < step and bound >= 1, found {body!r}")
         return pace
@@ -112,16 +104,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class LeasedStream:
-    """A stream that a worker may train on.
-
-    Attributes:
-        lease: how often the stream has been taken: the incarnation of its pushes.
-        begun_at: the sequence of its last push before the pass.
-    """
+    """A stream that a worker may train on."""
 
     stream: int
-    lease: int
-    begun_at: int
+    lease: int  # how often the stream has been taken: the incarnation of its pushes
+    begun_at: int  # the sequence of its last push before the pass
 
 
 WORKERS_MAX = 4096

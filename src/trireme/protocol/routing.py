@@ -21,19 +21,12 @@ Owners = npt.NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class BucketMap:
-    """The owner of each bucket and block. Immutable: a change makes a map of the next version.
+    """The owner of each bucket and block. Immutable: a change makes a map of the next version."""
 
-    Attributes:
-        version: counts changes; every request carries the version it was planned with.
-        servers: endpoints; an owner is an index into them.
-        buckets: (4096,) uint16, the owner of each bucket.
-        blocks: owner of each block, by block id.
-    """
-
-    version: int
-    servers: tuple[str, ...]
-    buckets: Owners
-    blocks: Mapping[str, int] = field(default_factory=dict)
+    version: int  # counts changes; every request carries the version it was planned with
+    servers: tuple[str, ...]  # endpoints; an owner is an index into them
+    buckets: Owners  # (4096,), the owner of each
+    blocks: Mapping[str, int] = field(default_factory=dict)  # owner by block id
 
     @staticmethod
     def even(servers: tuple[str, ...], version: int = 1) -> BucketMap:
@@ -44,9 +37,8 @@ class BucketMap:
     def with_blocks(
         self, block_ids: Sequence[str], owners: Sequence[int] | None = None
     ) -> BucketMap:
-        """This map plus the blocks that it lacks; itself if it lacks none.
-
-        owners: of these blocks; None: round robin.
+        """This map plus the blocks that it lacks; itself if it lacks none. owners: of these blocks;
+        None: round robin.
         """
         blocks = dict(self.blocks)
         for number, block_id in enumerate(block_ids):
@@ -94,10 +86,16 @@ class BucketMap:
         return [block for block, owner in self.blocks.items() if owner == server]
 
 
-class Split:
-    """Splits the keys of one table by server, and joins the answers.
+def buckets_of(keys: Keys) -> npt.NDArray[np.uint16]:
+    """(n,) the bucket of each key."""
+    buckets = np.empty(len(keys), np.uint16)
+    _core.buckets(keys, buckets)
+    return buckets
 
-    If the owners are in bucket order (no bucket was moved), parts are slices without a copy.
+
+class Split:
+    """Splits the keys of one table by server, and joins the answers. If the owners are in bucket
+    order (no bucket was moved), parts are slices without a copy.
     """
 
     def __init__(self, keys_K: Keys, bucket_map: BucketMap, pool: _core.Pool) -> None:

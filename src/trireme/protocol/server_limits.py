@@ -10,18 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
+from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.protocol.block_spec import BlockSpec
 from trireme.rpc import Limits
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-
-
-class TableRows(Protocol):
-    """The rows of a table in memory."""
-
-    @property
-    def bytes(self) -> int: ...
 
 
 class BlockSet(Protocol):
@@ -63,7 +57,7 @@ class CapacityLimits:
         sketch_bytes = (admission or {}).get("sketch_bytes") or 0
         _check("sketch_bytes_max", sketch_bytes, self.sketch_bytes_max)
 
-    def check_rows(self, rows: Iterable[TableRows]) -> None:
+    def check_rows(self, rows: Iterable[_core.Table]) -> None:
         """Raises ResourceExhausted if all rows together exceed the limit."""
         if self.table_bytes_max is not None:
             _check("table_bytes_max", sum(table.bytes for table in rows), self.table_bytes_max)

@@ -113,60 +113,52 @@ class Arrays:
 
 @dataclass(frozen=True)
 class TablePush:
-    """A push to one row class of a table: keys (K,) distinct, gradients (K, D), the rule's values
-    of the step, and the columns that the table's schema declares (trireme.protocol.columns).
-    """
+    """A push to one row class of a table."""
 
     table: str
-    keys: Keys
-    gradients: Floats
-    values: dict[str, float | int]
-    columns: KeyColumns = field(default_factory=dict)
+    keys: Keys  # (K,) distinct
+    gradients: Floats  # (K, D)
+    values: dict[str, float | int]  # of the rule in the step
+    columns: KeyColumns = field(default_factory=dict)  # that the table's schema declares
     row_class: int = 0
 
 
 @dataclass(frozen=True)
 class BlocksPush:
-    """A push to blocks: one flat gradient over the server's blocks in the map's order.
-
-    absent: blocks without a gradient in this step, as zeros in `gradients`: torch skips them.
-    """
+    """A push to blocks."""
 
     groups: list[GroupValues]
-    gradients: Floats
-    absent: list[str]
+    gradients: Floats  # flat, over the server's blocks in the map's order
+    absent: list[str]  # blocks without a gradient, zeros in `gradients`: torch skips them
+
+
+# The fields of a push that travel as they are, in this order.
+_PLAIN: dict[str, Any] = {
+    **dict.fromkeys(("stream", "sequence", "incarnation", "step"), int),
+    "staged": bool,
+    **dict.fromkeys(("computed_at", "examples"), int),
+}
 
 
 @dataclass(frozen=True)
 class Push:
-    """One stream's update of one step, for one server. Its id is (stream, sequence).
-
-    Attributes:
-        step: of the running pass, in modes where streams advance together; else 0.
-        staged: hold it until every member has staged the step (sync); else apply it on arrival.
-        computed_at: the server's push counter when the weights were pulled; gives the staleness.
-        position: of the stream in the data after this batch.
-        time: data time in seconds; 0: none.
-        kind: "gradient", for the rules; or "delta": differences to add.
-        clip: how servers clip the sum of the step; None: they do not.
-        stops: why all members stop after the step, if it is staged; empty: they do not.
-    """
+    """One stream's update of one step, for one server. Its id is (stream, sequence)."""
 
     stream: int
     sequence: int
     incarnation: int
-    step: int
-    staged: bool
-    computed_at: int
+    step: int  # of the running pass, in modes where streams advance together; else 0
+    staged: bool  # hold it until every member has staged the step (sync); else apply it on arrival
+    computed_at: int  # the server's push counter when the weights were pulled; gives the staleness
     examples: int
-    position: tuple[int, ...]
-    time: int
+    position: tuple[int, ...]  # of the stream in the data after this batch
+    time: int  # data time in seconds; 0: none
     map_version: int
     tables: list[TablePush]
     blocks: BlocksPush | None
-    kind: str = "gradient"
-    clip: Clip | None = None
-    stops: str = ""
+    kind: str = "gradient"  # "gradient", for the rules; or "delta": differences to add
+    clip: Clip | None = None  # how servers clip the sum of the step; None: they do not
+    stops: str = ""  # why all members stop after the step, if it is staged; empty: they do not
 
     @property
     def id(self) -> tuple[int, int]:
@@ -184,13 +176,7 @@ class Push:
             arrays.append(self.blocks.gradients)
         body = {
             "kind": self.kind,
-            "stream": self.stream,
-            "sequence": self.sequence,
-            "incarnation": self.incarnation,
-            "step": self.step,
-            "staged": self.staged,
-            "computed_at": self.computed_at,
-            "examples": self.examples,
+            **{name: getattr(self, name) for name in _PLAIN},
             "position": list(self.position),
             "time": self.time,
             "map": self.map_version,
@@ -221,19 +207,13 @@ class Push:
             blocks = BlocksPush(groups, gradients, need_list(body, "absent", str))
         rest.end()
         push = Push(
-            stream=need(body, "stream", int),
-            sequence=need(body, "sequence", int),
-            incarnation=need(body, "incarnation", int),
-            step=need(body, "step", int),
-            staged=need(body, "staged", bool),
-            computed_at=need(body, "computed_at", int),
-            examples=need(body, "examples", int),
+            kind=kind,
+            **{name: need(body, name, kind) for name, kind in _PLAIN.items()},
             position=tuple(need_list(body, "position", int, POSITION_MAX)),
             time=need_time(body),
             map_version=need(body, "map", int),
             tables=tables,
             blocks=blocks,
-            kind=kind,
             clip=Clip.from_wire(body.get("clip")),
             stops=need_reason(body, "stops"),
         )
@@ -258,24 +238,14 @@ def _table_push(part: Any, arrays: Arrays) -> TablePush:
     names = need_list(part, "columns", str, len(FORMS))
     if len(set(names)) != len(names) or not set(names) <= set(FORMS):
         raise BadRequest(f"push: expected columns among {tuple(FORMS)}, each once, found {names}")
-    columns = {}
-    for column in names:
-        dtype, shape = FORMS[column]
-        columns[column] = arrays.take(f"{column} of {name}", dtype, (len(keys), *shape))
+    forms = [(column, *FORMS[column]) for column in names]
+    columns = {c: arrays.take(f"{c} of {name}", kind, (len(keys), *s)) for c, kind, s in forms}
     return TablePush(name, keys, gradients, values, columns, need(part, "class", int))
 
 
 RULE_VALUES = (
-    "lr",
-    "weight_decay",
-    "eps",
-    "beta1",
-    "beta2",
-    "l1",
-    "l2",
-    "lower",
-    "upper",
-    "step",
+    *("lr", "weight_decay", "eps", "beta1", "beta2"),
+    *("l1", "l2", "lower", "upper", "step"),
 )
 
 

@@ -90,11 +90,7 @@ def new_keys() -> KeyPair:
 
 
 def write_keys(path: str | Path, keys: KeyPair) -> None:
-    """Write both halves of a pair to `path`, readable by its owner only.
-
-    Raises:
-        BadRequest: the file exists; keys are never overwritten.
-    """
+    """Write a pair to `path`, readable by its owner only. Raises BadRequest: the file exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
@@ -147,9 +143,8 @@ def secure_client(socket: Socket, keys: ClientKeys | None) -> None:
 
 
 def answer_zap(socket: Socket, keys: ServerKeys, log: RateLimitedLog) -> None:
-    """Answer the authentication requests at a server's ZAP socket (ZeroMQ RFC 27).
-
-    libzmq makes one per CURVE connection, before it accepts any message of the peer.
+    """Answer the authentication requests at a server's ZAP socket (ZeroMQ RFC 27). libzmq makes one
+    per CURVE connection, before it accepts any message of the peer.
     """
     while has_input(socket):
         parts = socket.recv_multipart(zmq.NOBLOCK)

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -53,33 +54,20 @@ class ConnectionState(Enum):
     READY = "ready"
 
 
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A call that waits to be sent, waits for its answer, or is answered."""
 
-    __slots__ = (
-        "_lent",
-        "answer",
-        "call",
-        "deadline",
-        "id",
-        "not_before",
-        "num_bytes",
-        "num_bytes_received",
-        "num_sent",
-        "refused",
-    )
-
-    def __init__(self, call: Call, request_id: int, deadline: float) -> None:
-        self.call = call
-        self.id = request_id
-        self.deadline = deadline
-        self.num_bytes = 0
-        self.num_bytes_received = 0  # of its answer
-        self.num_sent = 0  # times
-        self.refused: type[TriremeError] | None = None  # the last error that asked to call again
-        self.not_before = 0.0
-        self.answer: Reply | TriremeError | None = None
-        self._lent: list[weakref.ref[memoryview]] = []
+    call: Call
+    id: int
+    deadline: float
+    num_bytes: int = 0
+    num_bytes_received: int = 0  # of its answer
+    num_sent: int = 0  # times
+    refused: type[TriremeError] | None = None  # the last error that asked to call again
+    not_before: float = 0.0
+    answer: Reply | TriremeError | None = None
+    _lent: list[weakref.ref[memoryview]] = field(default_factory=list)
 
     def pack(self, now: float) -> list[Any]:
         """The message, with the remaining time."""
@@ -97,17 +85,17 @@ class PendingCall:
     def wait_released(self) -> None:
         """Wait until ZeroMQ has released all arrays, so that the caller may change them."""
         for lent in self._lent:
+            if (view := lent()) is None:
+                continue
             released = threading.Event()
-            view = lent()
-            if view is not None:
-                watch = weakref.finalize(view, released.set)
-                del view
-                if not released.wait(_RELEASE_TIMEOUT_S):
-                    watch.detach()
-                    raise Internal(
-                        f"{self.call.method}: ZeroMQ must release a closed connection's arrays in "
-                        f"{_RELEASE_TIMEOUT_S} s, found them in use"
-                    )
+            watch = weakref.finalize(view, released.set)
+            del view
+            if not released.wait(_RELEASE_TIMEOUT_S):
+                watch.detach()
+                raise Internal(
+                    f"{self.call.method}: ZeroMQ must release a closed connection's arrays in "
+                    f"{_RELEASE_TIMEOUT_S} s, found them in use"
+                )
 
 
 class Connection:
@@ -284,10 +272,7 @@ class Connection:
             return
         request_id = frames.int_field(header, "id")
         if kind == frames.ERROR and request_id == 0:
-            error = class_of_code(frames.int_field(header, "code"))(
-                frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
-            )
-            self._refuse(error)
+            self._refuse(_error(header))
             return
         pending = self._sent.pop(request_id, None)
         if pending is None:  # a second answer to a request that was sent twice
@@ -322,18 +307,14 @@ class Connection:
         self._receive()  # messages that came before the connection was lost
         self._end(kind, value)
 
-    def _not_admitted(self) -> str:
-        assert self._keys is not None  # without keys there is no such event
-        return (
-            f"the server does not admit this client's key {self._keys.own.public}:"
-            " its file clients.pub must list it when the server starts"
-        )
-
     def _end(self, kind: int, value: int) -> None:
         if self.state is ConnectionState.CLOSED:
             return
         if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._refuse(NotAdmitted(self._not_admitted()))
+            assert self._keys is not None  # without keys there is no such event
+            message = f"the server does not admit this client's key {self._keys.own.public}:"
+            message += " its file clients.pub must list it when the server starts"
+            self._refuse(NotAdmitted(message))
         elif kind == zmq.EVENT_DISCONNECTED and self.state is ConnectionState.READY:
             self._lose("the connection was lost")
         elif kind == zmq.EVENT_CLOSED:

@@ -43,10 +43,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) <= 0:
-                raise BadRequest(
-                    f"Limits: {field.name} must be positive, found {getattr(self, field.name)}"
-                )
+            if (value := getattr(self, field.name)) <= 0:
+                raise BadRequest(f"Limits: {field.name} must be positive, found {value}")
         if self.header_bytes_max > self.message_bytes_max:
             raise BadRequest(
                 f"Limits: header_bytes_max must be at most message_bytes_max, found "

@@ -26,6 +26,7 @@ import termios
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -50,53 +51,30 @@ _TCP_INFO_BYTES = 136
 _BYTES_ACKED_OFFSET = 120  # struct tcp_info: two u64, tcpi_bytes_acked and tcpi_bytes_received
 
 
+@dataclass(slots=True, eq=False)
 class Peer:
     """One connection. `routing_id` and `name` are set by its hello."""
 
-    __slots__ = (
-        "_num_bytes_in_before",
-        "_read",
-        "_taken",
-        "address",
-        "host",
-        "is_dropped",
-        "is_running",
-        "is_welcome",
-        "key",
-        "message_bytes_max",
-        "name",
-        "num_bytes",
-        "num_bytes_in",
-        "num_bytes_out",
-        "num_faults",
-        "num_requests",
-        "queue",
-        "routing_id",
-        "since",
-        "socket",
-    )
-
-    def __init__(self, socket: sockets.socket, host: str, port: int) -> None:
-        self.socket = socket
-        self.host = host
-        self.address = f"{host}:{port}"
-        self.name = ""
-        self.routing_id = b""
-        self.since = time.monotonic()
-        self.is_dropped = False
-        self.is_welcome = False  # its hello was accepted
-        self.is_running = False  # a handler runs one of its requests
-        self.queue: deque[Any] = deque()
-        self.num_requests = 0  # received and not yet answered
-        self.num_bytes = 0  # of these requests
-        self.num_bytes_in = 0  # of complete messages, with their framing
-        self.num_bytes_out = 0  # of replies handed to ZeroMQ, with their framing
-        self.num_faults = 0
-        self.message_bytes_max = 0
-        self.key = ""
-        self._read = 0
-        self._num_bytes_in_before = -1
-        self._taken = 0
+    socket: sockets.socket
+    host: str
+    address: str  # host:port
+    name: str = ""
+    routing_id: bytes = b""
+    since: float = field(default_factory=time.monotonic)
+    is_dropped: bool = False
+    is_welcome: bool = False  # its hello was accepted
+    is_running: bool = False  # a handler runs one of its requests
+    queue: deque[Any] = field(default_factory=deque)
+    num_requests: int = 0  # received and not yet answered
+    num_bytes: int = 0  # of these requests
+    num_bytes_in: int = 0  # of complete messages, with their framing
+    num_bytes_out: int = 0  # of replies handed to ZeroMQ, with their framing
+    num_faults: int = 0
+    message_bytes_max: int = 0
+    key: str = ""
+    _read: int = 0
+    _num_bytes_in_before: int = -1
+    _taken: int = 0
 
     def __str__(self) -> str:
         return f"{self.name or 'unknown'} ({self.address})"
@@ -113,9 +91,8 @@ class Peer:
         self._read = received - int.from_bytes(waiting, sys.byteorder)
 
     def unfinished_bytes(self) -> int:
-        """Bytes of an incomplete message and of ZMTP's handshake, at the last read().
-
-        0 if a message was completed since the last call: others may wait to be received.
+        """Bytes of an incomplete message and of ZMTP's handshake, at the last read(). 0 if a
+        message was completed since the last call: others may wait to be received.
         """
         is_quiet = self.num_bytes_in == self._num_bytes_in_before
         self._num_bytes_in_before = self.num_bytes_in
@@ -184,7 +161,9 @@ class Peers:
         if peer.routing_id:
             if not _is_newer(routing_id, peer.routing_id):
                 return None
-            peer = self._renew(descriptor, peer)
+            self._detach(peer)  # the messages until now were its predecessor's: begin anew
+            peer = Peer(peer.socket, peer.host, peer.address)
+            self._add(descriptor, peer)
         peer.routing_id = routing_id
         self._by_routing_id[routing_id] = peer
         return peer
@@ -213,7 +192,9 @@ class Peers:
             event, _ = self.monitor.recv_multipart(zmq.NOBLOCK)
             kind, descriptor = struct.unpack("=Hi", event)
             # An accept also ends the old one: a descriptor is reused only after a close.
-            self._gone(self._by_descriptor.pop(descriptor, None))
+            if (gone := self._by_descriptor.pop(descriptor, None)) is not None:
+                self._detach(gone)
+                gone.socket.close()
             if kind == zmq.EVENT_ACCEPTED:
                 self._accept(descriptor)
 
@@ -242,18 +223,6 @@ class Peers:
         self._by_descriptor.clear()
         self._by_routing_id.clear()
         self._strangers.clear()
-
-    def _gone(self, peer: Peer | None) -> None:
-        if peer is not None:
-            self._detach(peer)
-            peer.socket.close()
-
-    def _renew(self, descriptor: int, peer: Peer) -> Peer:
-        """Restart the state of a connection: its first messages were its predecessor's."""
-        self._detach(peer)
-        new = Peer(peer.socket, peer.host, int(peer.address.rpartition(":")[2]))
-        self._add(descriptor, new)
-        return new
 
     def _detach(self, peer: Peer) -> None:
         self._by_routing_id.pop(peer.routing_id, None)
@@ -290,16 +259,12 @@ class Peers:
         if not is_ours:
             socket.close()
             return
-        peer = Peer(socket, host, port)
+        peer = Peer(socket, host, f"{host}:{port}")
         self._add(descriptor, peer)
-        if self._num_open > self._limits.connections_max:
-            self._make_room(peer)
-
-    def _make_room(self, newcomer: Peer) -> None:
-        """Drop the oldest connection without a welcome: silent peers cannot shut others out."""
-        oldest = next(iter(self._strangers))
-        waited = "" if oldest is newcomer else ", and this one has waited longest without a hello"
-        self.drop(oldest, f"{self._limits.connections_max} connections are open{waited}")
+        if self._num_open > self._limits.connections_max:  # silent peers cannot shut others out
+            oldest = next(iter(self._strangers))
+            waited = "" if oldest is peer else ", and this one has waited longest without a hello"
+            self.drop(oldest, f"{self._limits.connections_max} connections are open{waited}")
 
     def _close_unfollowed(self, descriptor: int) -> None:
         """Close a connection that cannot be observed, since its descriptor cannot be copied."""

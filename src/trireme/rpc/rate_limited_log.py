@@ -9,10 +9,8 @@ WINDOW_S = 10.0
 
 
 class RateLimitedLog:
-    """Writes at most 20 lines in 10 s, and one more with the number of suppressed lines. Threads:
-    one at a time.
-
-    kind: the topic of the lines, for that last line.
+    """Writes at most 20 lines in 10 s, and one more with the number of suppressed lines about
+    `kind`. Threads: one at a time.
     """
 
     def __init__(

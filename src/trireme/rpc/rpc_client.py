@@ -21,8 +21,7 @@ from trireme.rpc.auth import ClientKeys
 from trireme.rpc.connection import Connection, ConnectionState, PendingCall
 from trireme.rpc.frames import Array
 from trireme.rpc.limits import Limits
-from trireme.rpc.messages import Body, Call, Reply
-from trireme.rpc.observers import CallObserver, Ended
+from trireme.rpc.messages import Body, Call, CallObserver, Ended, Reply
 from trireme.rpc.sockets import Context, Socket, new_context
 
 _log = logging.getLogger("trireme.rpc")
@@ -163,12 +162,12 @@ class RpcClient:
             connection.put(pending)
         connections = list(dict.fromkeys(connection for connection, _ in batch))
         try:
-            self._run(batch, connections, timeout_s, deadline, return_errors)
+            self._run(batch, connections, start, timeout_s, return_errors)
         finally:
             for connection in connections:
                 connection.abandon()
             self._report(batch, time.monotonic() - start)
-        answers = [_named(connection, pending) for connection, pending in batch]
+        answers = [_named(*pair) for pair in batch]
         if not return_errors:
             errors = [
                 answer
@@ -183,20 +182,17 @@ class RpcClient:
         self,
         batch: list[tuple[Connection, PendingCall]],
         connections: list[Connection],
+        start: float,
         timeout_s: float,
-        deadline: float,
         return_errors: bool,
     ) -> None:
-        start = now = time.monotonic()
-        notice_at = start + NOTICE_S
+        now, deadline, notice_at = start, start + timeout_s, start + NOTICE_S
         while True:
             due = min((connection.advance(now) for connection in connections), default=math.inf)
             waiting = [pair for pair in batch if pair[1].answer is None]
-            failed = not return_errors and any(
-                isinstance(pending.answer, TriremeError) for _, pending in batch
-            )
-            if failed:
-                if any(isinstance(o.answer, DeadlineExceeded) for _, o in batch):
+            errors = [o.answer for _, o in batch if isinstance(o.answer, TriremeError)]
+            if errors and not return_errors:
+                if any(isinstance(error, DeadlineExceeded) for error in errors):
                     # A server's deadline ends slightly before ours.
                     gone = [pair for pair in waiting if pair[0].state is not ConnectionState.READY]
                     _expire(gone, timeout_s)
@@ -235,16 +231,14 @@ class RpcClient:
             self._readers[socket] = read
 
     def _connection(self, endpoint: str) -> Connection:
-        connection = self._connections.get(endpoint)
-        if connection is None:
+        if endpoint not in self._connections:
             host, _, port = endpoint.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
                 raise BadRequest(f"RpcClient.call: endpoint must be host:port, found {endpoint!r}")
-            connection = Connection(
+            self._connections[endpoint] = Connection(
                 self._context, endpoint, self.name, self._limits, self._keys, self._poll
             )
-            self._connections[endpoint] = connection
-        return connection
+        return self._connections[endpoint]
 
     def _check_usable(self, timeout_s: float) -> None:
         if os.getpid() != self._process:

@@ -44,10 +44,8 @@ def url(socket: Socket, address: str) -> str:
 
 
 def listening(address: str, limits: Limits, listen_fd: int | None) -> sockets.socket:
-    """A socket that listens at "host:port", new or handed over, for ROUTER to accept from.
-
-    Raises:
-        OSError: nothing can listen there.
+    """A socket that listens at "host:port", new or handed over, for ROUTER to accept from. Raises
+    OSError.
     """
     if listen_fd is not None:
         os.set_inheritable(listen_fd, False)
@@ -104,9 +102,8 @@ def dealer(context: Context, limits: Limits) -> Socket:
 
 
 def edges(*sources: Socket | int) -> select.epoll:
-    """An edge-triggered epoll over sockets and eventfds: each event wakes one waiting thread.
-
-    The woken thread must process all input. An eventfd needs no reading: each write is an edge.
+    """An edge-triggered epoll over sockets and eventfds: each event wakes one waiting thread, which
+    must process all input. An eventfd needs no reading: each write is an edge.
     """
     epoll = select.epoll()
     for source in sources:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from trireme import interchange, optim, policy
+from trireme import interchange, policy
 from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.config import Config
 from trireme.data.batch import Batch
@@ -20,6 +20,7 @@ from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.launch.init import log_to_stderr
+from trireme.models.table_parameters import RULES
 from trireme.nn import EmbeddingBag
 from trireme.run.model import create_recipe
 from trireme.run.settings import Settings
@@ -30,14 +31,6 @@ from trireme.train import Trainer
 log = logging.getLogger("trireme")
 
 Kind = Literal["checkpoint", "fleet", "parquet"]
-RULES: Mapping[str, optim.FleetRule] = {
-    "SparseNaiveSGDRule": optim.FleetSGD(),
-    "SparseAdaGradSGDRule": optim.FleetAdagrad(),
-    "StdAdaGradSGDRule": optim.FleetAdagrad(shared=False),
-    "SparseAdaGradV2SGDRule": optim.FleetAdagradV2(),
-    "SparseAdamSGDRule": optim.FleetAdam(),
-    "SparseSharedAdamSGDRule": optim.FleetSharedAdam(),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +124,8 @@ def _trainer(conversion: Conversion, kind: Kind) -> Trainer:
     if kind != "parquet":
         log.info("convert: a dense part is left out; it needs -m config.yaml with its model")
     tables = _described(conversion) if kind != "checkpoint" else _saved(conversion.source)
-    return Trainer(_TablesOnly(tables), None, loss=lambda _, __: _no_loss())
+    model = _TablesOnly(tables)
+    return Trainer(model, None, loss=lambda _, batch: model(batch))
 
 
 def _described(conversion: Conversion) -> list[Table]:
@@ -139,9 +133,15 @@ def _described(conversion: Conversion) -> list[Table]:
     assert conversion.dim is not None
     if conversion.rule is None or conversion.rule not in RULES:
         raise BadRequest(f"convert: expected --rule {', '.join(RULES)}, found {conversion.rule!r}")
-    rule, accessor = RULES[conversion.rule], policy.SparseAccessor()
+    _, rule, values = RULES[conversion.rule]
     return [
-        Table(conversion.table, dim=conversion.dim, optimizer=rule, absent="zeros", policy=accessor)
+        Table(
+            conversion.table,
+            dim=conversion.dim,
+            optimizer=rule(**values),
+            absent="zeros",
+            policy=policy.SparseAccessor(),
+        )
     ]
 
 
@@ -159,10 +159,6 @@ class _TablesOnly(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         raise BadRequest("convert: these tables are not for training")
-
-
-def _no_loss() -> Tensor:
-    raise BadRequest("convert: these tables are not for training")
 
 
 def _read(trainer: Trainer, conversion: Conversion, kind: Kind) -> dict[str, int]:

@@ -29,19 +29,20 @@ def passes_of(settings: Settings, online: OnlineSettings, open_files: OpenFiles)
     Raises:
         BadRequest: the configuration names no folder of data.
     """
-    if settings.train.path is None:
-        raise BadRequest(f"{settings.train.key}: expected the folder of days, found none")
     return _passes(_Folders(settings, online), online, open_files)
 
 
 def _passes(folders: _Folders, online: OnlineSettings, open_files: OpenFiles) -> Iterator[Pass]:
+    def opened(names: list[str]) -> Iterable[Any] | None:
+        return open_files(folders.files(names))
+
     for day in _days(online.start_day, online.end_day):
         for number in range(1, online.passes_per_day + 1):
             names = [f"{day}/{split}" for split in online.splits(number)]
             yield Pass(
                 day=day,
                 number=number,
-                open=partial(_open, folders, names, open_files),
+                open=partial(opened, names),
                 is_ready=partial(folders.are_ready, names),
                 time=seconds_of_day(day) + online.begin_s(number),
                 ends_day=number == online.passes_per_day,
@@ -56,15 +57,12 @@ def _days(start: str, end: str | None) -> Iterator[str]:
         day = next_day(day)
 
 
-def _open(folders: _Folders, names: list[str], open_files: OpenFiles) -> Iterable[Any] | None:
-    return open_files(folders.files(names))
-
-
 class _Folders:
     """The folders DAY/HHMM of a stream's data."""
 
     def __init__(self, settings: Settings, online: OnlineSettings) -> None:
-        assert settings.train.path is not None
+        if settings.train.path is None:
+            raise BadRequest(f"{settings.train.key}: expected the folder of days, found none")
         self._base, self._options = located(settings.train.path.rstrip("/"), settings)
         self._donefile = online.data_donefile
 

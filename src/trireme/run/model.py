@@ -1,7 +1,6 @@
 """The model of a configuration: the `create` of a file or of a model in trireme.models."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from trireme.config import Config
 from trireme.errors import BadRequest
@@ -38,7 +37,12 @@ def _find(config: Config, settings: Settings) -> tuple[str, Callable[[Config], R
     if named is None:
         path = settings.folder / "model.py"
         if not path.is_file():
-            raise BadRequest(_nothing_named(settings.folder))
+            present = [name for name in PADDLE_FILES if (settings.folder / name).is_file()]
+            why = f"; {' and '.join(present)} are Paddle programs" if present else ""
+            raise BadRequest(
+                f"run: expected a model: {path} with create(config) -> trireme.Recipe,"
+                f" runner.model_path, or -o model=NAME; found none{why}"
+            )
     elif "/" in named or named.endswith(".py"):
         path = settings.folder / named
     else:
@@ -49,12 +53,3 @@ def _find(config: Config, settings: Settings) -> tuple[str, Callable[[Config], R
             f"{path}: expected a function create(config) -> trireme.Recipe, found none"
         )
     return str(path), create
-
-
-def _nothing_named(folder: Path) -> str:
-    present = [name for name in PADDLE_FILES if (folder / name).is_file()]
-    why = f"; {' and '.join(present)} are Paddle programs" if present else ""
-    return (
-        f"run: expected a model: {folder / 'model.py'} with create(config) -> trireme.Recipe,"
-        f" runner.model_path, or -o model=NAME; found none{why}"
-    )

@@ -1,11 +1,13 @@
 """`trireme predict`: the outputs of an exported model for files of examples."""
 
+from __future__ import annotations
+
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -97,14 +99,8 @@ def _by_example(outputs: Mapping[str, Tensor], num_examples: int) -> dict[str, T
     return {name: output.reshape(num_examples, -1) for name, output in outputs.items()}
 
 
-class _PredictionFile(Protocol):
-    def write(self, batch: Batch, ids: str | None, outputs: Mapping[str, Tensor]) -> None: ...
-
-    def finish(self, summary: Summary) -> None: ...
-
-
 @contextmanager
-def _written(output: str) -> Iterator[_PredictionFile]:
+def _written(output: str) -> Iterator[_TextPredictions | _ParquetPredictions]:
     """A file that appears under its name when it is complete."""
     folder, _, name = output.rpartition("/")
     where, root = filesystem(folder or ".", {})
@@ -113,10 +109,8 @@ def _written(output: str) -> Iterator[_PredictionFile]:
             raise BadRequest(f"predict: expected a new file, found {output} existing")
         where.makedirs(root, exist_ok=True)
         part = PendingFile(where, root, name)
-        is_parquet = name.endswith(".parquet")
-        file: _PredictionFile = _ParquetPredictions(part) if is_parquet else _TextPredictions(part)
         try:
-            yield file
+            yield (_ParquetPredictions if name.endswith(".parquet") else _TextPredictions)(part)
             part.finish()
             part.publish()
         except BaseException:

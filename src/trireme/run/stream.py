@@ -12,18 +12,11 @@ from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr
 from trireme.launch.process_role import read_role
+from trireme.run import runner
 from trireme.run.data import dataset_of
 from trireme.run.day_folders import passes_of
 from trireme.run.model import create_recipe
 from trireme.run.online_settings import OnlineSettings
-from trireme.run.runner import (
-    dump_of,
-    make_folder,
-    make_trainer,
-    report_of,
-    serve_models,
-    warm_start,
-)
 from trireme.run.settings import Settings
 from trireme.run.unused_keys import warn_of_unused_in_stream
 from trireme.train import Recipe, Trainer
@@ -51,14 +44,14 @@ def stream(config: Config) -> int:
     process = read_role()
     log.info("%s", process.describe())
     if process.role == "server":
-        serve_models(process, settings)
+        runner.serve_models(process, settings)
         return 0
     with connect(process) as cluster:
         set_default(cluster)
         if settings.seed is not None:
             torch.manual_seed(settings.seed)
         recipe = create_recipe(config, settings)
-        trainer = make_trainer(recipe, settings)
+        trainer = runner.make_trainer(recipe, settings)
         num_passes = 0
         for report in _reports(config, settings, online, recipe, trainer):
             num_passes += 1
@@ -87,7 +80,7 @@ def _reports(
     publishing = _publishing(settings, online, trainer)
     if trainer.cluster.worker == 0:
         warn_of_unused_in_stream(config)
-    warm_start(trainer, settings)
+    runner.warm_start(trainer, settings)
     return train_passes(
         trainer,
         passes,
@@ -107,7 +100,7 @@ def _publishing(settings: Settings, online: OnlineSettings, trainer: Trainer) ->
             log.warning("stream: nothing is saved: runner.model_save_path names no folder")
         return None
     if trainer.cluster.worker == 0:
-        make_folder("runner.model_save_path: cannot write", settings.save_path)
+        runner.make_folder("runner.model_save_path: cannot write", settings.save_path)
     return Publishing(
         path=str(settings.save_path),
         checkpoint_per_pass=online.checkpoint_per_pass,
@@ -119,13 +112,13 @@ def _publishing(settings: Settings, online: OnlineSettings, trainer: Trainer) ->
 
 def _training(settings: Settings, trainer: Trainer, one: Pass) -> dict[str, Any]:
     return {
-        "report": report_of(trainer, settings),
-        "dump": dump_of(settings.train_dump, f"{one.day}-{one.number}"),
+        "report": runner.report_of(trainer, settings),
+        "dump": runner.dump_of(settings.train_dump, f"{one.day}-{one.number}"),
     }
 
 
 def _evaluating(settings: Settings, one: Pass) -> dict[str, Any]:
-    return {"dump": dump_of(settings.infer_dump, f"infer-{one.day}-{one.number}")}
+    return {"dump": runner.dump_of(settings.infer_dump, f"infer-{one.day}-{one.number}")}
 
 
 def _log_pass(report: PassReport) -> None:

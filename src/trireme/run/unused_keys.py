@@ -10,6 +10,11 @@ from trireme.config import Config
 log = logging.getLogger("trireme")
 
 _ONLINE = "it belongs to `trireme stream`; `trireme run` reads all files, in natural order"
+_ONLINE_KEYS = (
+    "checkpoint_keep", "checkpoint_per_pass", "data_donefile", "data_sleep_second",
+    "data_timeout_second", "end_day", "prefetch", "preload_thread_num", "save_delta_frequency",
+    "save_first_base", "split_interval", "split_per_pass", "start_day",
+)  # fmt: skip
 _THREADS = "runner.thread_num threads read, shuffle and make batches; torch's own threads train"
 _EXPORT = "an exported model has all inputs that it reads and all outputs that it returns"
 _TABLES = "tables are on the servers, if there are any, and have no fixed size"
@@ -20,21 +25,9 @@ _BUCKETS = "a table has 4096 buckets, divided among the servers"
 # Patterns of keys that PaddleRec reads and Trireme does not: the reason, and the values besides
 # False, 0 and "" that need no warning.
 _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "runner.checkpoint_keep": (_ONLINE, ()),
-    "runner.checkpoint_per_pass": (_ONLINE, ()),
-    "runner.data_donefile": (_ONLINE, ()),
-    "runner.data_sleep_second": (_ONLINE, ()),
-    "runner.data_timeout_second": (_ONLINE, ()),
+    **{f"runner.{key}": (_ONLINE, ()) for key in _ONLINE_KEYS},
     "runner.days": ("runner.start_day and end_day of `trireme stream` select the days", ()),
-    "runner.end_day": (_ONLINE, ()),
-    "runner.prefetch": (_ONLINE, ()),
-    "runner.preload_thread_num": (_ONLINE, ()),
-    "runner.save_delta_frequency": (_ONLINE, ()),
-    "runner.save_first_base": (_ONLINE, ()),
     "runner.shuffle_thread_num": (_THREADS, ()),
-    "runner.split_interval": (_ONLINE, ()),
-    "runner.split_per_pass": (_ONLINE, ()),
-    "runner.start_day": (_ONLINE, ()),
     "runner.train_thread_num": (_THREADS, ()),
     "runner.save_inference_*": (_EXPORT, ()),
     "runner.staleness": ("it belongs to sync_mode bounded", ()),
@@ -58,19 +51,15 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 _EVALUATED = "every pass is evaluated before training, with the values of runner.train_*"
+_INFER_KEYS = ("data_dir", "batch_size", "reader_path", "thread_num")
 _LISTED = "donefile.txt has the place to continue from"
 
 # Keys of `trireme run` that a stream reads but does not need.
 _NOT_OF_STREAMS = {
     "runner.epochs": "every pass is trained on once",
     "runner.test_data_dir": _EVALUATED,
-    "runner.infer_data_dir": _EVALUATED,
-    "runner.infer_batch_size": _EVALUATED,
-    "runner.infer_reader_path": _EVALUATED,
-    "runner.infer_thread_num": _EVALUATED,
-    "runner.infer_load_path": _LISTED,
-    "runner.infer_start_epoch": _LISTED,
-    "runner.infer_end_epoch": _LISTED,
+    **{f"runner.infer_{key}": _EVALUATED for key in _INFER_KEYS},
+    **{f"runner.infer_{key}": _LISTED for key in ("load_path", "start_epoch", "end_epoch")},
     "runner.use_inference": "base and deltas are written as save_delta_frequency says",
 }
 

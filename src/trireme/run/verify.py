@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
+from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, TriremeError
 from trireme.inference.export_manifest import is_export, located
@@ -66,7 +66,11 @@ def _verify(folder: Storage, shown: Display) -> Verdict:
     if "://" not in folder.name and is_export(Path(folder.name)):
         return _verify_export(Path(folder.name), shown)
     manifest, problems = verify_checkpoint(folder, watch)
-    summary = "" if manifest is None else _summary(manifest)
+    summary = ""
+    if manifest is not None:
+        rows = [table.num_rows for table in manifest.tables.values()]
+        sizes = [file.num_bytes for file in manifest.files()]
+        summary = _summary(manifest.mode, manifest.version, rows, sizes)
     return Verdict(folder.name, tuple(problems), summary)
 
 
@@ -84,21 +88,15 @@ def _verify_export(folder: Path, shown: Display) -> Verdict:
             located(folder, file, verify=True)
         except TriremeError as error:
             problems.append(str(error))
-    rows = sum(table.rows for table in manifest.tables)
-    num_bytes = sum(file.bytes for file in files)
     kind = "delta export" if manifest.is_delta else "export"
-    return Verdict(
-        str(folder),
-        tuple(problems),
-        f"complete: {kind}, version {manifest.version}, {rows:,} rows of"
-        f" {len(manifest.tables)} tables, {num_bytes:,} bytes in {len(files)} files",
-    )
+    rows = [table.rows for table in manifest.tables]
+    summary = _summary(kind, manifest.version, rows, [file.bytes for file in files])
+    return Verdict(str(folder), tuple(problems), summary)
 
 
-def _summary(manifest: CheckpointManifest) -> str:
-    rows = sum(table.num_rows for table in manifest.tables.values())
-    num_files = sum(1 for _ in manifest.files())
+def _summary(kind: str, version: int, rows: Sequence[int], sizes: Sequence[int]) -> str:
+    """rows: of each table. sizes: bytes of each file."""
     return (
-        f"complete: {manifest.mode}, version {manifest.version}, {rows:,} rows of"
-        f" {len(manifest.tables)} tables, {manifest.num_bytes:,} bytes in {num_files} files"
+        f"complete: {kind}, version {version}, {sum(rows):,} rows of {len(rows)} tables,"
+        f" {sum(sizes):,} bytes in {len(sizes)} files"
     )

@@ -29,7 +29,7 @@ class Attendance:
         self._reports: dict[int, dict[str, int]] = {}
         self._stopped: str | None = None
         self._stop_reason = ""  # of a worker that asks all to stop
-        self._is_over = False
+        self.is_over = False  # whether all workers have said goodbye
         self._default_heard = -math.inf  # of workers that this process has not heard
 
     def handlers(self) -> dict[str, Handler]:
@@ -42,7 +42,7 @@ class Attendance:
 
     def _on_alive(self, request: Request) -> Reply:
         with self._changed:
-            worker, incarnation = self._hear(request)
+            worker, incarnation = self._note_heartbeat(request)
             self._reports[worker] = _report(request)
             self._stop_reason = self._stop_reason or need_reason(request.body, "stops")
             # By a successor; an older incarnation is a delayed message.
@@ -54,35 +54,36 @@ class Attendance:
         return Reply()
 
     def take_back(self, worker: int) -> None:
-        """A successor of a worker that had said goodbye has started."""
         with self._changed:
             self._gone.pop(worker, None)
-            self._is_over, self._members = False, None  # it sends members when it ends
+            self.is_over, self._members = False, None  # it sends members when it ends
 
     def _on_goodbye(self, request: Request) -> Reply:
         with self.journal.changing(), self._changed:
-            worker, incarnation = self._hear(request)
-            members = _members_of(request)
+            worker, incarnation = self._note_heartbeat(request)
+            members = None
+            if request.body.get("members") is not None:
+                members = need_list(request.body, "members", int, WORKERS_MAX)
             self.journal.record("server.goodbye", request.body)
-            self._expect(members)
-            self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
+            self._note_goodbye(worker, incarnation, members)
         self.journal.wait_kept()  # not a deferred reply: the last one ends the server
         with self._changed:
             self._end_if_all_are_gone()
         return Reply()
 
-    def _expect(self, members: list[int] | None) -> None:
-        """Set the workers that take part, as the coordinator listed them at the end of a script.
-        From then on nobody joins, so the shorter of two lists is the newer.
+    def _note_goodbye(self, worker: int, incarnation: int, members: list[int] | None) -> None:
+        """members: those that take part, as listed at the end of a script; None: those of the
+        beginning. From then on nobody joins, so the shorter of two lists is the newer.
         """
         if members is not None:
             self._members = set(members) & (self._members or set(members))
+        self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
 
     def _expected(self) -> set[int]:
         return set(range(self._num_workers or 0)) if self._members is None else self._members
 
     def _end_if_all_are_gone(self) -> None:
-        self._is_over = self._expected() <= self._gone.keys()
+        self.is_over = self._expected() <= self._gone.keys()
         self._changed.notify_all()
 
     def gone(self) -> list[list[Any]]:
@@ -96,17 +97,17 @@ class Attendance:
         with self._changed:
             for worker, num_workers, incarnation, members in gone:
                 self._num_workers = num_workers
-                self._expect(members)
-                self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
+                self._note_goodbye(worker, incarnation, members)
                 self._last_heard.setdefault(worker, self._clock())
                 self._end_if_all_are_gone()
 
     def begin_again(self) -> None:
-        """This process continues an earlier one: its workers have the usual time to be heard."""
+        """This process continues an earlier one: heartbeats are expected from now on."""
         with self._changed:
             self._default_heard = self._clock()
 
-    def _hear(self, request: Request) -> tuple[int, int]:
+    def _note_heartbeat(self, request: Request) -> tuple[int, int]:
+        """Returns the worker and its incarnation."""
         worker = need(request.body, "worker", int)
         num_workers = need(request.body, "num_workers", int)
         incarnation = need(request.body, "incarnation", int)
@@ -125,34 +126,22 @@ class Attendance:
         within_s = need(request.body, "within_s", float)
         with self._changed:
             since = self._clock() - within_s
-            silent = [
-                worker
-                for worker in sorted(self._expected() | self._last_heard.keys())
-                if worker in self._gone or self._last_heard.get(worker, self._default_heard) < since
-            ]
+            heard = dict.fromkeys(self._expected(), self._default_heard) | self._last_heard
+            silent = [w for w in sorted(heard) if w in self._gone or heard[w] < since]
             body = {"silent": silent, "gone": sorted(self._gone), "stops": self._stop_reason}
             return Reply(body)
 
     def silences_s(self) -> dict[int, float]:
         """Seconds since the last heartbeat of each worker that has not said goodbye."""
         with self._changed:
-            now = self._clock()
-            return {
-                worker: now - heard
-                for worker, heard in sorted(self._last_heard.items())
-                if worker not in self._gone
-            }
+            now, heard = self._clock(), sorted(self._last_heard.items())
+            return {worker: now - at for worker, at in heard if worker not in self._gone}
 
     def reports(self) -> dict[int, dict[str, int]]:
         """The last report of each worker that has not said goodbye."""
         with self._changed:
             known = sorted(self._reports.items())
             return {worker: dict(report) for worker, report in known if worker not in self._gone}
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all workers have said goodbye."""
-        return self._is_over
 
     def stop(self, reason: str) -> None:
         """End `wait`, from another thread or a signal handler."""
@@ -161,10 +150,8 @@ class Attendance:
             self._changed.notify_all()
 
     def wait(self, silence_s: float) -> str:
-        """Wait for the end of the job; returns why it is over.
-
-        Raises:
-            Unavailable: workers have not said goodbye, and none has been heard for `silence_s`.
+        """Wait for the end of the job; returns why it is over. Raises Unavailable: workers have not
+        said goodbye, and none has sent a heartbeat for `silence_s`.
         """
         with self._changed:
             while True:
@@ -191,18 +178,10 @@ class Attendance:
         )
 
 
-def _members_of(request: Request) -> list[int] | None:
-    """The workers that take part, in a goodbye; None: those that the job began with."""
-    if request.body.get("members") is None:
-        return None
-    return need_list(request.body, "members", int, WORKERS_MAX)
-
-
 def _report(request: Request) -> dict[str, int]:
     """A worker's report: numbers by names of REPORTED."""
     report = need({"report": {}, **request.body}, "report", dict)
     if not report.keys() <= set(REPORTED):
-        raise BadRequest(
-            f"server.alive: expected reports of {REPORTED}, found {list(report)}"[:500]
-        )
+        names = list(report)
+        raise BadRequest(f"server.alive: expected reports of {REPORTED}, found {names}"[:500])
     return {name: need(report, name, int) for name in report}

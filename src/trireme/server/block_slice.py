@@ -13,12 +13,10 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class BlockSlice:
-    """Consecutive elements of a parameter that have seen the same pushes.
+    """Consecutive elements of a parameter, from `start`, that have seen the same pushes.
 
-    Attributes:
-        start: of the first element in the parameter.
-        tensors: "weights" and the optimizer's state: each one number, or one per element.
-        marks: stream -> last sequence applied.
+    tensors: "weights" and the optimizer's state: each one number, or one per element.
+    marks: stream -> last sequence applied.
     """
 
     start: int

@@ -1,7 +1,7 @@
 """The dense blocks of one server, updated by torch.optim.
 
-Workers cut parameters into blocks (`trireme.protocol.block_spec`). The cut depends on the parameter
-alone, never on the number of servers, so every number of servers computes the same bits.
+Their cut depends on the parameter alone (`trireme.protocol.block_spec`), never on the number of
+servers, so every number of servers computes the same bits.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class BlockStore:
     """The blocks that one server owns, and their optimizer. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._class_name: str | None = None
+        self.class_name: str | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._specs: dict[str, BlockSpec] = {}
         self._weights: dict[str, Tensor] = {}
@@ -62,10 +62,6 @@ class BlockStore:
     def num_bytes(self) -> int:
         return sum(4 * weights.numel() for weights in self._weights.values())
 
-    @property
-    def class_name(self) -> str | None:
-        return self._class_name
-
     def specs(self) -> list[BlockSpec]:
         return list(self._specs.values())
 
@@ -79,13 +75,10 @@ class BlockStore:
         values: Floats,
         marks: Mapping[int, int],
     ) -> None:
-        """Make the blocks that do not exist yet.
+        """Make the blocks that do not exist yet. Raises what `check` raises.
 
-        Args:
-            values: (sum of sizes,) float32, the initial weights in the order of `specs`.
-            marks: the pushes applied before these blocks existed.
-
-        Raises: as `check`.
+        values: (sum of sizes,) float32, the initial weights in the order of `specs`.
+        marks: the pushes applied before these blocks existed.
         """
         self.check(class_name, groups, specs, values)
         start = 0
@@ -105,18 +98,12 @@ class BlockStore:
         specs: Sequence[BlockSpec],
         values: Floats,
     ) -> None:
-        """Raise what `create` would raise.
-
-        Raises:
-            SchemaMismatch: a block exists with another size or group, or the optimizer class
-                differs.
-            BadRequest: an unknown optimizer, group or value.
+        """Raise SchemaMismatch if a block exists with another size or group, or the optimizer class
+        differs; BadRequest for an unknown optimizer, group or value.
         """
-        num_expected = sum(spec.size for spec in specs)
-        if num_expected != len(values):
-            raise BadRequest(
-                f"BlockStore.create: expected {num_expected} values, found {len(values)}"
-            )
+        expected = sum(spec.size for spec in specs)
+        if expected != len(values):
+            raise BadRequest(f"BlockStore.create: expected {expected} values, found {len(values)}")
         for spec in specs:
             if spec.group >= len(groups):
                 raise BadRequest(f"blocks: expected a group below {len(groups)}, found {spec}")
@@ -135,14 +122,14 @@ class BlockStore:
             return None
         names = self._optimizer.defaults
         groups = [group_values(group, names) for group in self._optimizer.param_groups]
-        return [self._class_name, groups, [spec.to_wire() for spec in self._specs.values()]]
+        return [self.class_name, groups, [spec.to_wire() for spec in self._specs.values()]]
 
     def _check_optimizer(self, class_name: str, groups: Sequence[GroupValues]) -> None:
         if self._optimizer is not None:
-            known = (self._class_name, len(self._optimizer.param_groups))
-            if known != (class_name, len(groups)):
+            num_groups = len(self._optimizer.param_groups)
+            if (self.class_name, num_groups) != (class_name, len(groups)):
                 raise SchemaMismatch(
-                    f"blocks: they exist with {known[0]} and {known[1]} groups,"
+                    f"blocks: they exist with {self.class_name} and {num_groups} groups,"
                     f" found {class_name} and {len(groups)}"
                 )
         if not groups:
@@ -157,23 +144,15 @@ class BlockStore:
     def _rebuild(self, class_name: str, groups: Sequence[GroupValues]) -> None:
         """Make an optimizer over all blocks with the state of the old one."""
         kernel = {"fused": True} if class_name in FUSED else {}
-        params_of_group: list[list[Tensor]] = [[] for _ in groups]
+        values: list[dict[str, Any]] = [{"params": [], **as_group(group)} for group in groups]
         for block_id, spec in self._specs.items():
-            params_of_group[spec.group] += [live.weights for live in self._slices[block_id]]
+            values[spec.group]["params"] += [live.weights for live in self._slices[block_id]]
         cls = KNOWN[class_name]
-        optimizer = make(
-            cls,
-            [
-                {"params": params, **as_group(group)}
-                for params, group in zip(params_of_group, groups, strict=True)
-            ],
-            # Adagrad starts its state from the argument, not from the group.
-            **arguments_of(cls, as_group(groups[0])),
-            **kernel,
-        )
+        # Adagrad starts its state from the argument, not from the group.
+        optimizer = make(cls, values, **arguments_of(cls, as_group(groups[0])), **kernel)
         if self._optimizer is not None:
             optimizer.state.update(self._optimizer.state)
-        self._class_name, self._optimizer, self._is_stale = class_name, optimizer, False
+        self.class_name, self._optimizer, self._is_stale = class_name, optimizer, False
 
     # ---- pull and push ----
 
@@ -204,10 +183,9 @@ class BlockStore:
         """Take one optimizer step on the blocks that have not seen these pushes; returns the number
         of slices updated. The caller has checked sizes with `size_of`.
 
-        Args:
-            gradients: (sum of sizes,) float32 in the order of `block_ids`.
-            ids: (stream, sequence) of the pushes, which are applied together.
-            absent: blocks without a gradient: the optimizer skips them, as torch does.
+        gradients: (sum of sizes,) float32 in the order of `block_ids`.
+        ids: (stream, sequence) of the pushes, which are applied together.
+        absent: blocks without a gradient: the optimizer skips them, as torch does.
         """
         num_updated = 0
         for block_id, live, gradient in self._unseen(block_ids, gradients, ids):
@@ -222,9 +200,8 @@ class BlockStore:
     def add(
         self, block_ids: Sequence[str], differences: Floats, ids: Sequence[tuple[int, int]]
     ) -> None:
-        """Add to the blocks that have not seen these pushes, without the optimizer.
-
-        differences: (sum of sizes,) float32 in the order of `block_ids`.
+        """Add (sum of sizes,) float32 to the blocks that have not seen these pushes, without the
+        optimizer.
         """
         for _, live, difference in self._unseen(block_ids, differences, ids):
             live.weights += difference
@@ -253,14 +230,14 @@ class BlockStore:
         for group, values in zip(known, groups, strict=True):
             for key, value in as_group(values).items():
                 if key not in group:
-                    raise BadRequest(f"blocks: {self._class_name} knows no {key}, found {value!r}")
+                    raise BadRequest(f"blocks: {self.class_name} knows no {key}, found {value!r}")
                 check_change(key, group[key], value)
 
     def _step(self, groups: Sequence[GroupValues]) -> None:
         """Requires: `check_groups`."""
         if self._is_stale:
-            assert self._class_name is not None
-            self._rebuild(self._class_name, groups)
+            assert self.class_name is not None
+            self._rebuild(self.class_name, groups)
         optimizer = self._optimizer
         assert optimizer is not None
         for group, values in zip(optimizer.param_groups, groups, strict=True):
@@ -282,11 +259,8 @@ class BlockStore:
 
     def marks_of(self, block_id: str) -> dict[int, int]:
         """The last sequence of each stream that the whole block has seen."""
-        first, *others = [live.marks for live in self._slices[block_id]]
-        if not others:
-            return dict(first)
-        streams = first.keys() & set.intersection(*(set(marks) for marks in others))
-        return {s: min(marks[s] for marks in (first, *others)) for s in streams}
+        marks = [live.marks for live in self._slices[block_id]]
+        return {s: min(m[s] for m in marks) for s in marks[0] if all(s in m for m in marks)}
 
     def forget_marks(self) -> None:
         """Remove all marks: streams start again at sequence 1."""
@@ -297,19 +271,16 @@ class BlockStore:
 
     def slices_of(self, block_id: str) -> list[BlockSlice]:
         """Copies of weights, optimizer state and marks of a block's slices."""
-        start = self._specs[block_id].start
-        return [
-            BlockSlice(start + live.start, self._tensors_of(live), dict(live.marks))
-            for live in self._slices[block_id]
-        ]
-
-    def _tensors_of(self, live: _LiveSlice) -> dict[str, Tensor]:
         assert self._optimizer is not None
-        state = self._optimizer.state.get(live.weights, {})
-        tensors = {"weights": live.weights.clone()}
-        for name, value in state.items():
-            tensors[name] = value.clone() if isinstance(value, Tensor) else torch.tensor(value)
-        return tensors
+        start, slices = self._specs[block_id].start, []
+        for live in self._slices[block_id]:
+            state = {"weights": live.weights, **self._optimizer.state.get(live.weights, {})}
+            tensors = {
+                name: value.clone() if isinstance(value, Tensor) else torch.tensor(value)
+                for name, value in state.items()
+            }
+            slices.append(BlockSlice(start + live.start, tensors, dict(live.marks)))
+        return slices
 
     def state_of(self, block_id: str) -> dict[str, Tensor]:
         """Copies of weights and optimizer state of a block as named tensors. If slices differ in a
@@ -318,11 +289,9 @@ class BlockStore:
         return dict(join(self.slices_of(block_id)).tensors)
 
     def state_with(self, block_id: str, replaced: Tensors) -> dict[str, Tensor]:
-        """The state of a block with some tensors replaced by flat ones of the same name.
-
-        Raises:
-            SchemaMismatch: the optimizer could not continue: the tensors are not all that it has
-                now or makes in a step, or have other sizes.
+        """The state of a block with some tensors replaced by flat ones of the same name. Raises
+        SchemaMismatch: the optimizer could not continue, because the tensors are not all that it
+        has now or makes in a step, or have other sizes.
         """
         kept, spec, optimizer = self.state_of(block_id), self._specs[block_id], self._optimizer
         assert optimizer is not None
@@ -341,11 +310,8 @@ class BlockStore:
     def restore(self, block_id: str, slices: Sequence[BlockSlice]) -> None:
         """Replace weights, optimizer state and marks of a block; the inverse of `slices_of`.
 
-        slices: of its elements in order, cut anywhere.
-
-        Raises:
-            SchemaMismatch: slices of other elements, or of an optimizer that needs whole
-                parameters.
+        slices: of its elements in order, cut anywhere. Raises SchemaMismatch: they are of other
+        elements, or of an optimizer that needs whole parameters.
         """
         spec, optimizer = self._specs[block_id], self._optimizer
         assert optimizer is not None
@@ -365,11 +331,9 @@ class BlockStore:
             start = block_slice.start - merged[0].start
             weights = whole if len(merged) == 1 else flat[start : start + block_slice.size]
             weights.copy_(block_slice.tensors["weights"].view_as(weights))
-            optimizer.state[weights] = {
-                name: tensor.clone()
-                for name, tensor in block_slice.tensors.items()
-                if name != "weights"
-            }
+            state = {name: tensor.clone() for name, tensor in block_slice.tensors.items()}
+            del state["weights"]
+            optimizer.state[weights] = state
             self._slices[block_id].append(_LiveSlice(start, weights, dict(block_slice.marks)))
 
 

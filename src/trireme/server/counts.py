@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from trireme.protocol.wire import Push
 
@@ -11,11 +12,9 @@ from trireme.protocol.wire import Push
 class Counts:
     """Counts by table and by stream, and the times of the last checkpoints. Threads: any.
 
-    Attributes:
-        pulled, missing, pushed: by table, keys that were pulled, keys pulled that had no row, and
-            keys with a gradient in applied pushes.
-        pushes, examples: by stream, in applied pushes.
-        num_pulls: pulls answered.
+    pulled, missing, pushed: by table, keys that were pulled, keys pulled that had no row, and keys
+    with a gradient in applied pushes. pushes, examples: by stream, in applied pushes.
+    num_pulls: pulls answered.
     """
 
     def __init__(self) -> None:
@@ -45,7 +44,6 @@ class Counts:
                 self.pushed[part.table] += len(part.keys)
 
     def note_checkpoint(self, mode: str) -> None:
-        """A checkpoint of the contents has just been published."""
         with self._lock:
             self._saved_at[mode] = time.monotonic()
 
@@ -55,16 +53,7 @@ class Counts:
             now = time.monotonic()
             return {mode: now - saved_at for mode, saved_at in self._saved_at.items()}
 
-    def by_table(self) -> dict[str, dict[str, int]]:
-        """Copies of `pulled`, `missing` and `pushed`."""
+    def read(self, counter: str) -> dict[Any, int]:
+        """A copy of one of the counters, by its name."""
         with self._lock:
-            return {
-                "pulled": dict(self.pulled),
-                "missing": dict(self.missing),
-                "pushed": dict(self.pushed),
-            }
-
-    def by_stream(self) -> dict[str, dict[int, int]]:
-        """Copies of `pushes` and `examples`."""
-        with self._lock:
-            return {"pushes": dict(self.pushes), "examples": dict(self.examples)}
+            return dict(getattr(self, counter))

@@ -8,9 +8,9 @@ Two rules for code that changes tables, blocks or streams:
 `Journal` keeps nothing (durability "none"); `trireme.server.log` has the one that writes a log.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from trireme.errors import DeadlineExceeded, TriremeError
@@ -41,8 +41,8 @@ class Journal:
         return None
 
     def pushing(self) -> AbstractContextManager[None]:
-        """Guards a change that may run beside others of its kind. Neither this nor one of the
-        guards below may be nested, except in `replacing`.
+        """Guards a change that may run beside others of its kind. Guards may be nested in
+        `replacing` only.
         """
         return _NOTHING
 
@@ -58,15 +58,13 @@ class Journal:
 
     def replacing(self) -> AbstractContextManager[None]:
         """Guards a change that is not recorded, while nobody pushes. The contents are durable when
-        the block has ended without an error. `pushing` and `changing` may be nested inside.
+        the block has ended without an error.
         """
         return _NOTHING
 
     def record(self, method: str, body: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
-        """Log a request that has been checked and is about to be executed.
-
-        Raises:
-            ResourceExhausted: the disk is full; the caller must change nothing.
+        """Log a request that has been checked and is about to be executed. Raises
+        ResourceExhausted: the disk is full; the caller must change nothing.
         """
 
     def answered(self, reply: Reply) -> Reply | Deferred:
@@ -91,23 +89,17 @@ class Journal:
         action(None)
 
     def wait_kept(self) -> None:
-        """Return when everything recorded so far is durable.
-
-        Raises:
-            DeadlineExceeded: the disk needs more than a minute. Or the error of writing.
+        """Return when everything recorded so far is durable. Raises the error of writing, or
+        DeadlineExceeded if the disk needs more than a minute.
         """
-        done = threading.Event()
-        errors: list[Exception | None] = []
-
-        def finish(error: Exception | None) -> None:
-            errors.append(error)
-            done.set()
-
-        self.when_kept(finish)
-        if not done.wait(KEPT_TIMEOUT_S):
+        outcome: SimpleQueue[Exception | None] = SimpleQueue()
+        self.when_kept(outcome.put)
+        try:
+            error = outcome.get(timeout=KEPT_TIMEOUT_S)
+        except Empty:
             raise DeadlineExceeded(
                 f"log: expected {self.where} to keep what is recorded within"
                 f" {KEPT_TIMEOUT_S:.0f} s, found that it does not answer: is the disk well?"
-            )
-        if errors[0] is not None:
-            raise errors[0]
+            ) from None
+        if error is not None:
+            raise error

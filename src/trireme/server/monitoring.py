@@ -4,7 +4,8 @@ Instruments count what happens at every request; gauges read the rest from the s
 Prometheus asks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from prometheus_client.core import Metric
@@ -17,6 +18,18 @@ from trireme.telemetry.registry import Registry, text_of
 
 STALENESS = tuple(float(n) for n in (0, *(2**n for n in range(11))))
 assert STALENESS[-1] == STALENESS_MAX
+
+USAGE = {
+    "trireme_server_queue_bytes": ("num_bytes", "Bytes of requests that are not answered."),
+    "trireme_server_connections": ("connections", "Connections that are open."),
+    "trireme_server_received_bytes_total": ("num_bytes_in", "Bytes of the messages that came."),
+    "trireme_server_sent_bytes_total": ("num_bytes_out", "Bytes of the messages that went."),
+    "trireme_server_faults_total": (
+        "num_faults",
+        "Messages against the protocol, or beyond a connection's credit.",
+    ),
+}
+"""Gauges of a server: the field of `Usage` that each reads, and its documentation."""
 
 
 class RequestMetrics:
@@ -45,50 +58,20 @@ class RequestMetrics:
     def watch(self, server: Server) -> None:
         """Add gauges of this server's queues, connections and bytes."""
 
-        def queues() -> dict[tuple[str, ...], float]:
+        def queues() -> dict[str, int]:
             usage = server.usage()
-            return {
-                ("queued",): usage.queued,
-                ("running",): usage.running,
-                ("deferred",): usage.deferred,
-            }
+            return {state: getattr(usage, state) for state in ("queued", "running", "deferred")}
 
-        gauges = [
-            Gauge(
-                "trireme_server_queue_requests",
-                "Requests that wait for a thread (queued), that a handler works on (running), and"
-                " that wait for what they asked for (deferred).",
-                queues,
-                ["state"],
-            ),
-            Gauge(
-                "trireme_server_queue_bytes",
-                "Bytes of requests that are not answered.",
-                lambda: {(): server.usage().num_bytes},
-            ),
-            Gauge(
-                "trireme_server_connections",
-                "Connections that are open.",
-                lambda: {(): server.usage().connections},
-            ),
-            Gauge(
-                "trireme_server_received_bytes_total",
-                "Bytes of the messages that came.",
-                lambda: {(): server.usage().num_bytes_in},
-            ),
-            Gauge(
-                "trireme_server_sent_bytes_total",
-                "Bytes of the messages that went.",
-                lambda: {(): server.usage().num_bytes_out},
-            ),
-            Gauge(
-                "trireme_server_faults_total",
-                "Messages against the protocol, or beyond a connection's credit.",
-                lambda: {(): server.usage().num_faults},
-            ),
-        ]
-        for gauge in gauges:
-            self._registry.register(gauge)
+        _register(
+            self._registry,
+            "trireme_server_queue_requests",
+            "Requests that wait for a thread (queued), that a handler works on (running), and"
+            " that wait for what they asked for (deferred).",
+            queues,
+            "state",
+        )
+        for name, (field, documentation) in USAGE.items():
+            _register(self._registry, name, documentation, _field(server.usage, field))
 
     def handlers(self) -> dict[str, Handler]:
         return {"server.metrics": self._on_metrics}
@@ -99,117 +82,102 @@ class RequestMetrics:
         return Reply({}, [np.frombuffer(text_of(self._registry), np.uint8)])
 
 
+Read = Callable[[], Mapping[Any, float]]
+
+
+def _register(
+    registry: Registry, name: str, documentation: str, read: Read, label: str = ""
+) -> None:
+    """Add a gauge. `read` returns its numbers by the values of `label`, or one number by ""."""
+
+    def labeled() -> dict[tuple[str, ...], float]:
+        return {(str(key),) if label else (): number for key, number in read().items()}
+
+    registry.register(Gauge(name, documentation, labeled, [label] if label else []))
+
+
+def _field(read: Callable[[], object], field: str) -> Read:
+    """Reads one field of what `read` returns; no number if that is None."""
+    return lambda: {} if (value := read()) is None else {"": getattr(value, field)}
+
+
+Gauges = dict[str, tuple[str, Read]]
+"""Documentation and numbers by name."""
+
+
 def watch_state(registry: Registry, state: ServerState) -> None:
     """Add gauges of a server's tables, blocks, streams, checkpoints and log."""
-    for gauge in (*_table_gauges(state), *_push_gauges(state), *_log_gauges(state)):
-        registry.register(gauge)
+    gauges = {"table": _by_table(state), "": _of_server(state), "stream": _by_stream(state)}
+    gauges["what"] = {
+        "trireme_sync_held": (
+            "Sync: pushes staged and not applied (staged), pulls that wait for a step (waiting).",
+            state.sync_waits,
+        ),
+    }
+    gauges["mode"] = {
+        "trireme_checkpoint_age_seconds": (
+            "Time since the last checkpoint of this mode was published; absent before one.",
+            state.counts.checkpoint_ages_s,
+        ),
+    }
+    for label, of_label in gauges.items():
+        for name, (documentation, read) in of_label.items():
+            _register(registry, name, documentation, read, label)
     registry.register(_Staleness(state))
 
 
-def _table_gauges(state: ServerState) -> list[Gauge]:
-    def of_tables(read: Callable[[str], float]) -> Callable[[], dict[tuple[str, ...], float]]:
-        return lambda: {(name,): read(name) for name in list(state.tables)}
+def _by_table(state: ServerState) -> Gauges:
+    def rows(field: str) -> Read:
+        return lambda: {n: getattr(t.rows, field) for n, t in list(state.tables.items())}
 
-    def keys(kind: str) -> Callable[[], dict[tuple[str, ...], float]]:
-        return lambda: {(name,): n for name, n in state.counts.by_table()[kind].items()}
+    def keys(kind: str) -> Read:
+        return lambda: state.counts.read(kind)
 
-    return [
-        Gauge(
-            "trireme_table_rows",
-            "Rows of a table on this server.",
-            of_tables(lambda name: state.tables[name].rows.rows),
-            ["table"],
-        ),
-        Gauge(
-            "trireme_table_bytes",
-            "Memory of a table on this server, index included.",
-            of_tables(lambda name: state.tables[name].rows.bytes),
-            ["table"],
-        ),
-        Gauge(
-            "trireme_table_pulled_keys_total",
-            "Keys that pulls asked for.",
-            keys("pulled"),
-            ["table"],
-        ),
-        Gauge(
-            "trireme_table_missing_keys_total",
-            "Keys that pulls asked for and that had no row.",
-            keys("missing"),
-            ["table"],
-        ),
-        Gauge(
-            "trireme_table_pushed_keys_total",
-            "Keys with a gradient in applied pushes.",
-            keys("pushed"),
-            ["table"],
-        ),
-        Gauge("trireme_blocks", "Dense blocks here.", lambda: {(): len(state.blocks)}),
-        Gauge(
-            "trireme_block_bytes",
+    memory = "Memory of a table on this server, index included."
+    missing = "Keys that pulls asked for and that had no row."
+    pushed = "Keys with a gradient in applied pushes."
+    return {
+        "trireme_table_rows": ("Rows of a table on this server.", rows("rows")),
+        "trireme_table_bytes": (memory, rows("bytes")),
+        "trireme_table_pulled_keys_total": ("Keys that pulls asked for.", keys("pulled")),
+        "trireme_table_missing_keys_total": (missing, keys("missing")),
+        "trireme_table_pushed_keys_total": (pushed, keys("pushed")),
+    }
+
+
+def _of_server(state: ServerState) -> Gauges:
+    return {
+        "trireme_blocks": ("Dense blocks here.", lambda: {"": len(state.blocks)}),
+        "trireme_block_bytes": (
             "Memory of the dense blocks here, without their optimizers' state.",
-            lambda: {(): state.blocks.num_bytes},
+            _field(lambda: state.blocks, "num_bytes"),
         ),
-    ]
-
-
-def _push_gauges(state: ServerState) -> list[Gauge]:
-    def by_stream(kind: str) -> Callable[[], dict[tuple[str, ...], float]]:
-        return lambda: {(str(s),): n for s, n in state.counts.by_stream()[kind].items()}
-
-    return [
-        Gauge(
-            "trireme_pulls_total",
+        "trireme_pulls_total": (
             "Pulls that were answered.",
-            lambda: {(): state.counts.num_pulls},
+            _field(lambda: state.counts, "num_pulls"),
         ),
-        Gauge(
-            "trireme_pushes_total",
-            "Pushes of a stream that were applied; one that comes again does not count.",
-            by_stream("pushes"),
-            ["stream"],
-        ),
-        Gauge(
-            "trireme_examples_total",
-            "Examples of a stream whose gradients were applied.",
-            by_stream("examples"),
-            ["stream"],
-        ),
-        Gauge(
-            "trireme_sync_held",
-            "Sync: pushes staged and not applied (staged), pulls that wait for a step (waiting).",
-            lambda: {(name,): n for name, n in state.sync_waits().items()},
-            ["what"],
-        ),
-        Gauge(
-            "trireme_checkpoint_age_seconds",
-            "Time since the last checkpoint of this mode was published; absent before one.",
-            lambda: {(mode,): age for mode, age in state.counts.checkpoint_ages_s().items()},
-            ["mode"],
-        ),
-    ]
-
-
-def _log_gauges(state: ServerState) -> list[Gauge]:
-    def of_log(field: str) -> Callable[[], dict[tuple[str, ...], float]]:
-        def read() -> dict[tuple[str, ...], float]:
-            lag = state.journal.lag()
-            return {} if lag is None else {(): getattr(lag, field)}
-
-        return read
-
-    return [
-        Gauge(
-            "trireme_log_bytes",
+        "trireme_log_bytes": (
             "Log behind the last snapshot, which a recovery would replay; absent without one.",
-            of_log("num_bytes"),
+            _field(lambda: state.journal.lag(), "num_bytes"),
         ),
-        Gauge(
-            "trireme_log_age_seconds",
+        "trireme_log_age_seconds": (
             "Time since that snapshot was begun, or the log if there is none yet.",
-            of_log("age_s"),
+            _field(lambda: state.journal.lag(), "age_s"),
         ),
-    ]
+    }
+
+
+def _by_stream(state: ServerState) -> Gauges:
+    return {
+        "trireme_pushes_total": (
+            "Pushes of a stream that were applied; one that comes again does not count.",
+            lambda: state.counts.read("pushes"),
+        ),
+        "trireme_examples_total": (
+            "Examples of a stream whose gradients were applied.",
+            lambda: state.counts.read("examples"),
+        ),
+    }
 
 
 class _Staleness:
@@ -235,13 +203,12 @@ class _Staleness:
 
 def watch_workers(registry: Registry, attendance: Attendance) -> None:
     """Add gauges of the workers attached to a server."""
-    registry.register(
-        Gauge(
-            "trireme_worker_silence_seconds",
-            "Time since this server heard a worker that has not said goodbye.",
-            lambda: {(str(worker),): age for worker, age in attendance.silences_s().items()},
-            ["worker"],
-        )
+    _register(
+        registry,
+        "trireme_worker_silence_seconds",
+        "Time since this server heard a worker that has not said goodbye.",
+        attendance.silences_s,
+        "worker",
     )
     registry.register(
         Gauge(

@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.protocol.membership import (
-    Member,
-    Members,
-    Pace,
-    members_from_wire,
-    members_to_wire,
-)
+from trireme.protocol.membership import Member, Members, Pace, members_from_wire, members_to_wire
 
 Waiter = Callable[[], None]
 WAITERS_MAX = 1 << 14
@@ -25,8 +19,7 @@ WAITERS_MAX = 1 << 14
 class Pacing:
     """The last step applied of each stream, and the pulls that wait.
 
-    Attributes:
-        ahead: number of pushes by how many steps they were ahead of the slowest member.
+    ahead: number of pushes by how many steps they were ahead of the slowest member.
     """
 
     def __init__(self) -> None:
@@ -44,11 +37,9 @@ class Pacing:
             self._release()
 
     def is_newer(self, version: int) -> bool:
-        """Whether a group of this version is newer than the current one."""
         return version > self._version
 
     def record(self, stream: int, step: int) -> None:
-        """A push of this step has been applied."""
         if stream in self._members:
             others = [applied for _, applied in self._others(stream)]
             self.ahead[max(0, step - min(others, default=step))] += 1
@@ -57,9 +48,6 @@ class Pacing:
     def when_within(self, stream: int, pace: Pace, waiter: Waiter) -> bool:
         """True if no other member is too far behind. Otherwise `waiter` is called once when that
         is so.
-
-        Raises:
-            BadRequest: the stream is no member. ResourceExhausted: too many pulls wait.
         """
         if stream not in self._members:
             raise BadRequest(f"pull: expected a member of the pass, found stream {stream}")
@@ -82,8 +70,6 @@ class Pacing:
             f" {streams or 'none any more'}"
         )
 
-    # ---- the log ----
-
     def state(self) -> dict[str, Any]:
         """All but the waiting pulls, which are repeated, in msgpack's types."""
         return {
@@ -94,7 +80,6 @@ class Pacing:
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
         self._version = int(state["version"])
         self._members = dict(members_from_wire(state["members"]))
         self._applied = dict(state["applied"])
@@ -117,10 +102,7 @@ class Pacing:
             self._release()
 
     def _release(self) -> None:
-        ready = [
-            (stream, step)
-            for (stream, step), (bound, _) in self._waiters.items()
-            if not self._behind(stream, step - bound)
-        ]
-        for waiter in [self._waiters.pop(key)[1] for key in ready]:
-            waiter()
+        for (stream, step), (bound, waiter) in list(self._waiters.items()):
+            if not self._behind(stream, step - bound):
+                del self._waiters[stream, step]
+                waiter()

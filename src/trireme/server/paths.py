@@ -26,9 +26,7 @@ _CHOOSING = ("protocol", "target_protocol", "target_options", "fo", "fs", "cache
 
 def resolve_path(root: Path, path: str, options: Mapping[str, Any]) -> str:
     """The absolute path of a path below `root`; a location of an object store is returned as it is.
-
-    Raises:
-        BadRequest: the path or the options lead elsewhere.
+    Raises BadRequest: the path or the options lead elsewhere.
     """
     if "://" in path:
         return check_store_location(path, options)

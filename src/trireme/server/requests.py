@@ -4,7 +4,6 @@ Everything is checked (map version, incarnation, order, shapes) before anything 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,19 +15,12 @@ from trireme.protocol.identity import another_job, lost
 from trireme.protocol.membership import Group, Pace
 from trireme.protocol.routing import BucketMap, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
-from trireme.rpc import Deferred, Reply, Request
+from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.state import ServedTable, ServerState, StreamState
 from trireme.table import TableSchema
 
-Handler = Callable[[Request], "Reply | Deferred | None"]
-
-
-class _RowsWanted(NamedTuple):
-    """Keys of one row class of a table, in a pull."""
-
-    table: ServedTable
-    row_class: int
-    keys: Keys
+RowsWanted = list[tuple[ServedTable, int, Keys]]
+"""The tables of a pull: the row class of each, and keys."""
 
 
 class RequestHandlers:
@@ -38,7 +30,6 @@ class RequestHandlers:
         self._state = state
 
     def handlers(self) -> dict[str, Handler]:
-        """Methods by their names on the wire."""
         return {
             "ps.map": self._on_map,
             "ps.group": self._on_group,
@@ -47,8 +38,8 @@ class RequestHandlers:
             "ps.pull": self._on_pull,
             "ps.norm": self._on_norm,
             "ps.push": self._on_push,
-            "ps.streams": self._on_streams,
-            "ps.stats": self._on_stats,
+            "ps.streams": lambda _: self._streams(),
+            "ps.stats": lambda _: Reply(self._state.stats()),
         }
 
     # ---- control ----
@@ -123,38 +114,40 @@ class RequestHandlers:
         pace, norm = Pace.from_wire(body.get("pace")), norm_from_wire(body.get("norm"))
         if not staged and pace is None:
             return answer()
-        deferred = Deferred(describe=lambda: self._describe_wait(stream, pace))
 
-        def complete() -> None:
-            state.journal.answer_when_kept(deferred, answer)
+        def is_ready(waiter: Callable[[], None]) -> bool:
+            if pace is not None:
+                return state.pacing.when_within(stream, pace, waiter)
+            state.staging.set_norm(staged, norm)
+            state.staging.declare(stream, staged)
+            return state.staging.when_applied(staged, waiter)
 
-        with state.journal.pushing(), state.lock:
-            if pace is None:
-                state.staging.set_norm(staged, norm)
-                state.staging.declare(stream, staged)
-                is_ready = state.staging.when_applied(staged, complete)
-            else:
-                is_ready = state.pacing.when_within(stream, pace, complete)
-            if not is_ready:
+        return self._answer_when(is_ready, answer, lambda: self._describe_wait(stream, pace))
+
+    def _answer_when(
+        self,
+        is_ready: Callable[[Callable[[], None]], bool],
+        answer: Callable[[], Reply],
+        describe: Callable[[], str],
+    ) -> Reply | Deferred:
+        """Answer now if `is_ready`, else when it calls the waiter that it was given."""
+        journal, deferred = self._state.journal, Deferred(describe=describe)
+        with journal.pushing(), self._state.lock:
+            if not is_ready(lambda: journal.answer_when_kept(deferred, answer)):
                 return deferred
-        return state.journal.answered(answer())
+        return journal.answered(answer())
 
-    def _rows_wanted(self, request: Request) -> list[_RowsWanted]:
+    def _rows_wanted(self, request: Request) -> RowsWanted:
         tables = [self._state.table(name) for name in need(request.body, "tables", list)]
         classes = need_list(request.body, "classes", int)
         if len(classes) != len(tables):
             raise BadRequest(f"pull: expected a class for {len(tables)} tables, found {classes}")
         arrays = Arrays(request.arrays)
-        wanted = [
-            _RowsWanted(
-                table, row_class, arrays.take(f"keys of {table.schema.name}", np.uint64, (None,))
-            )
-            for table, row_class in zip(tables, classes, strict=True)
-        ]
+        keys = [arrays.take(f"keys of {t.schema.name}", np.uint64, (None,)) for t in tables]
         arrays.end()
-        return wanted
+        return list(zip(tables, classes, keys, strict=True))
 
-    def _read(self, wanted: list[_RowsWanted], block_ids: list[str], time: int) -> Reply:
+    def _read(self, wanted: RowsWanted, block_ids: list[str], time: int) -> Reply:
         state, version = self._state, self._state.num_pushes
         arrays: list[Array] = []
         missing = []
@@ -178,20 +171,16 @@ class RequestHandlers:
         state = self._state
         stream, step = need(request.body, "stream", int), need(request.body, "staged", int)
         state.map_of_version(need(request.body, "map", int))
-        deferred = Deferred(describe=lambda: self._describe_wait(stream, None))
 
         def answer() -> Reply:
             with state.lock:
                 return Reply(state.staging.norm_of(step).to_wire())
 
-        def complete() -> None:
-            state.journal.answer_when_kept(deferred, answer)
-
-        with state.journal.pushing(), state.lock:
+        def is_ready(waiter: Callable[[], None]) -> bool:
             state.staging.declare(stream, step)
-            if not state.staging.when_complete(stream, step, complete):
-                return deferred
-        return state.journal.answered(answer())
+            return state.staging.when_complete(stream, step, waiter)
+
+        return self._answer_when(is_ready, answer, lambda: self._describe_wait(stream, None))
 
     def _describe_wait(self, stream: int, pace: Pace | None) -> str:
         with self._state.lock:
@@ -238,20 +227,12 @@ class RequestHandlers:
                 )
             state.blocks.check_groups(push.blocks.groups)
 
-    # ---- reports ----
-
-    def _on_streams(self, request: Request) -> Reply:
+    def _streams(self) -> Reply:
         """The last sequence and position of each stream that everything here has applied."""
-        del request
         state = self._state
         with state.lock:
-            return Reply(
-                {"streams": state.applied_streams(), "applied_step": state.staging.applied}
-            )
-
-    def _on_stats(self, request: Request) -> Reply:
-        del request
-        return Reply(self._state.stats())
+            streams = state.applied_streams()
+            return Reply({"streams": streams, "applied_step": state.staging.applied})
 
 
 def _check_order(push: Push, stream: StreamState) -> None:

@@ -2,30 +2,23 @@
 then apply them as one update.
 
 Step t is applied when every member of it has declared that its pushes up to t are staged on all
-servers. A stream declares this with its next pull, or by leaving. A worker that dies between two
-servers therefore never splits a step: no server has applied it.
+servers. A stream declares this with its next pull, or by leaving. So a worker that dies between
+two servers never splits a step: no server has applied it.
 
-A push may ask all members to stop after its step. Each worker learns of it from the pull that waits
-for that step, so all stop after the same one.
-
-If a step's gradient is clipped by its norm, the step also waits for the norm, which no server knows
-alone: workers ask all servers for their shares (`norm_of`) and send the norm with the pull.
+A push may ask all members to stop after its step. The pull that waits for the step returns this
+request, so all stop after the same one. If a step's gradient is clipped by its norm, the step also
+waits for the norm: workers ask all servers for their shares (`norm_of`) and send the norm with the
+pull.
 
 Not thread-safe: the server locks around it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import NormReply
-from trireme.protocol.membership import (
-    Member,
-    Members,
-    Stop,
-    members_from_wire,
-    members_to_wire,
-)
+from trireme.protocol.membership import Member, Members, Stop, members_from_wire, members_to_wire
 from trireme.protocol.wire import Push
 
 Waiter = Callable[[], None]
@@ -34,13 +27,10 @@ Waiter = Callable[[], None]
 class Staging:
     """The staged pushes, and the pulls that wait for a step.
 
-    Attributes:
-        applied: the last step applied.
-        stop: the step after which all stop in the running pass, once it is applied.
-
-    Args:
-        apply: applies the pushes of a step, given its norm if it is clipped by norm.
-        square_sum: the exact sum of squares of a step's gradient here; None: not finite.
+    applied: the last step applied.
+    stop: the step after which all stop in the running pass, once it is applied.
+    apply: applies the pushes of a step, given its norm if it is clipped by norm.
+    square_sum: the exact sum of squares of a step's gradient here; None: not finite.
     """
 
     def __init__(
@@ -63,9 +53,7 @@ class Staging:
 
     def set_group(self, version: int, members: Members, *, advance: bool = True) -> None:
         """Adopt the coordinator's group if it is newer. A stream that has left has staged all its
-        pushes.
-
-        advance: apply the steps that waited for it.
+        pushes. `advance`: apply the steps that waited for the group.
         """
         if version <= self._version:
             return
@@ -86,7 +74,7 @@ class Staging:
         if push.step <= self.applied:
             return
         member = self._members.get(push.stream)
-        if member is None or not self._includes(member, push.step) or push.step > self.applied + 1:
+        if member is None or not member.includes(push.step) or push.step > self.applied + 1:
             raise BadRequest(
                 f"push: step {self.applied + 1} is being staged and stream {push.stream} is"
                 f" {member}, found step {push.step}"
@@ -95,10 +83,7 @@ class Staging:
             _check_same_rates(push, other)
 
     def stage(self, push: Push) -> None:
-        """Hold a push. Staging it again, or after its step has been applied, changes nothing.
-
-        Raises: as `check`.
-        """
+        """Hold a push. Staging it again, or after its step has been applied, changes nothing."""
         self.check(push)
         if push.step <= self.applied:
             return
@@ -110,7 +95,7 @@ class Staging:
     def declare(self, stream: int, step: int) -> None:
         """`stream` has staged its pushes up to `step` on every server."""
         member = self._members.get(stream)
-        is_expected = member is not None and self._includes(member, step) and step > self.applied
+        is_expected = member is not None and member.includes(step) and step > self.applied
         if is_expected and stream not in self._staged.get(step, {}):
             raise BadRequest(
                 f"pull: stream {stream} says that step {step} is staged, it is not here"
@@ -133,8 +118,6 @@ class Staging:
     def when_complete(self, stream: int, step: int, waiter: Waiter) -> bool:
         """True if all members have staged `step` everywhere, or it has been applied. Otherwise
         `waiter` is called once when that is so; it replaces an earlier waiter of the stream.
-
-        Raises BadRequest: the stream is no member.
         """
         if stream not in self._members:
             raise BadRequest(f"norm: expected a member of the pass, found stream {stream}")
@@ -153,8 +136,7 @@ class Staging:
 
     def num_held(self) -> dict[str, int]:
         """How many pushes are staged, and how many pulls wait."""
-        staged = sum(len(pushes) for pushes in self._staged.values())
-        return {"staged": staged, "waiting": len(self._waiters)}
+        return {"staged": len(self.staged()), "waiting": len(self._waiters)}
 
     def waiting_for(self) -> str:
         """What the next step waits for, as text for errors."""
@@ -162,13 +144,9 @@ class Staging:
         missing = [
             stream
             for stream, member in self._members.items()
-            if self._includes(member, step) and not self._has_declared(stream, member, step)
+            if member.includes(step) and not self._has_declared(stream, member, step)
         ]
         return f"step {step} waits for {f'streams {missing}' if missing else 'its norm'}"
-
-    @staticmethod
-    def _includes(member: Member, step: int) -> bool:
-        return member.first <= step and (member.end is None or step < member.end)
 
     def _has_declared(self, stream: int, member: Member, step: int) -> bool:
         return self._declared.get(stream, 0) >= step or member.end is not None
@@ -182,13 +160,15 @@ class Staging:
             missing = self._members_of(step).keys() - self._staged.get(step, {}).keys()
             if missing:
                 raise BadRequest(f"step {step}: streams {sorted(missing)} left without staging it")
-            if self._needs_norm(step) and step not in self._norms:
+            clips = (push.clip for push in self._staged[step].values())
+            needs_norm = any(clip is not None and clip.kind == "norm" for clip in clips)
+            if needs_norm and step not in self._norms:
                 break
             self.apply_step(step, self._norms.get(step))
         self._wake()
 
     def _members_of(self, step: int) -> dict[int, Member]:
-        return {s: member for s, member in self._members.items() if self._includes(member, step)}
+        return {s: member for s, member in self._members.items() if member.includes(step)}
 
     def _is_complete(self, step: int) -> bool:
         """Whether all members of the step have declared it staged everywhere."""
@@ -196,10 +176,6 @@ class Staging:
         return bool(members) and all(
             self._has_declared(stream, member, step) for stream, member in members.items()
         )
-
-    def _needs_norm(self, step: int) -> bool:
-        clips = (push.clip for push in self._staged[step].values())
-        return any(clip is not None and clip.kind == "norm" for clip in clips)
 
     def _pushes_of(self, step: int) -> list[Push]:
         return [self._staged[step][stream] for stream in sorted(self._staged[step])]
@@ -216,15 +192,12 @@ class Staging:
         """Apply the staged pushes of the next step."""
         # Marks make this safe to repeat if it fails halfway (for example, in a full bucket).
         self._apply(self._pushes_of(step), norm)
-        reasons = [push.stops for push in self._pushes_of(step) if push.stops]
-        if reasons:
+        if reasons := [push.stops for push in self._pushes_of(step) if push.stops]:
             self.stop = Stop(step, reasons[0])
         del self._staged[step]
         self._norms.pop(step, None)
         self._sums.pop(step, None)
         self.applied, self._norm = step, norm
-
-    # ---- the log ----
 
     def state(self) -> dict[str, Any]:
         """All but the staged pushes, in msgpack's types. Streams repeat what they have declared
@@ -239,16 +212,14 @@ class Staging:
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
         self.applied, self._version = int(state["applied"]), int(state["version"])
         self._norm = state.get("norm")
         self.stop = Stop.from_wire(state.get("stop"))
         self._members = dict(members_from_wire(state["members"]))
 
-    def staged(self) -> Iterator[Push]:
+    def staged(self) -> list[Push]:
         """The pushes that are held."""
-        for pushes in self._staged.values():
-            yield from pushes.values()
+        return [push for pushes in self._staged.values() for push in pushes.values()]
 
 
 def _check_same_rates(push: Push, other: Push) -> None:

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import NotReady, SchemaMismatch, UnknownTable, WrongMap
-from trireme.optim import rule_values
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.identity import lost
 from trireme.protocol.membership import Group
 from trireme.protocol.routing import BucketMap, Floats, Keys
 from trireme.protocol.server_limits import CapacityLimits
-from trireme.protocol.wire import Push
+from trireme.protocol.wire import Array, Push
 from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
 from trireme.server.journal import Journal
@@ -41,19 +41,14 @@ STALENESS_MAX = 1024
 
 @dataclass
 class ServedTable:
-    """A table of a server: its schema, and the rows in the core."""
-
     schema: TableSchema
     rows: _core.Table
 
 
 @dataclass
 class StreamState:
-    """The last push of a stream that was applied. `lock` admits one push of the stream at a time.
-
-    Attributes:
-        last: its sequence number.
-        position: of the stream in the data, after that push.
+    """The last push of a stream that was applied: its sequence number, and the position of the
+    stream in the data after it. `lock` admits one push of the stream at a time.
     """
 
     last: int = 0
@@ -65,13 +60,11 @@ class StreamState:
 class ServerState:
     """Everything that one server owns.
 
-    Attributes:
-        journal: makes changes durable, see `Journal`.
-        state_id: random name of the contents. A server at the same address that started without
-            them has another one.
-        num_pushes: pushes and steps applied since the start.
-        pushes_at_load: `num_pushes` at the last load; None: there was none, or rows were imported.
-        settled: the id of the last checkpoint that was settled, and which parts of it.
+    journal: makes changes durable.
+    state_id: random name of the contents; a server that started without them has another one.
+    num_pushes: pushes and steps applied since the start.
+    pushes_at_load: `num_pushes` at the last load; None: there was none, or rows were imported.
+    settled: the id of the last checkpoint that was settled, and which parts of it.
     """
 
     def __init__(self, pool: _core.Pool, limits: CapacityLimits | None = None) -> None:
@@ -100,13 +93,17 @@ class ServerState:
 
     @property
     def is_in_a_job(self) -> bool:
-        """Whether workers have brought a bucket map."""
+        """Whether workers have sent a bucket map."""
         return self._map is not None
 
     def map(self) -> BucketMap:
         if self._map is None:
             raise NotReady("server: no bucket map yet; the coordinator's first worker brings it")
         return self._map
+
+    def owned_buckets(self) -> npt.NDArray[np.int64]:
+        """Buckets of this server, ascending."""
+        return self.map().owned_by(self.index)
 
     def set_map(self, bucket_map: BucketMap, index: int) -> None:
         """Adopt a bucket map if it is newer than the current one."""
@@ -115,11 +112,9 @@ class ServerState:
                 self._map, self.index = bucket_map, index
 
     def map_of_version(self, version: int) -> BucketMap:
-        """The current map, if a request was planned with it.
-
-        Raises:
-            WrongMap: it was planned with another one. Corruption: this server has none, so it has
-                lost its state: workers bring a map before any other request.
+        """The current map, if a request was planned with it. Raises WrongMap: it was planned with
+        another one. Corruption: this server has none, so it has lost its state: workers send a map
+        before any other request.
         """
         if self._map is None:
             raise lost()
@@ -131,10 +126,7 @@ class ServerState:
         return self._map
 
     def set_group(self, group: Group, *, advance: bool) -> None:
-        """Adopt a group that is newer than the current one.
-
-        advance: apply the staged steps that waited for it.
-        """
+        """Adopt a group that is newer than the current one. `advance`: as in `Staging`."""
         self.pacing.set_group(group.version, group.members)
         if group.staged:
             self.staging.set_group(group.version, group.members, advance=advance)
@@ -149,20 +141,20 @@ class ServerState:
             )
         return table
 
-    def create_table(self, schema: TableSchema) -> None:
-        """Make the table unless it exists.
+    def check_schema(self, schema: TableSchema) -> None:
+        """Raises SchemaMismatch if the table exists with another schema; shows both."""
+        existing = self.tables.get(schema.name)
+        if existing is not None and existing.schema != schema:
+            raise SchemaMismatch(
+                f"table {schema.name!r}: it exists as {existing.schema.to_wire()},"
+                f" found {schema.to_wire()}"
+            )
 
-        Raises:
-            SchemaMismatch: the name exists with another schema; the message shows both.
-        """
+    def create_table(self, schema: TableSchema) -> None:
+        """Make the table unless it exists. Raises as `check_schema`."""
         with self.journal.changing(), self.lock:
-            existing = self.tables.get(schema.name)
-            if existing is not None:
-                if existing.schema != schema:
-                    raise SchemaMismatch(
-                        f"table {schema.name!r}: it exists as {existing.schema.to_wire()},"
-                        f" found {schema.to_wire()}"
-                    )
+            self.check_schema(schema)
+            if schema.name in self.tables:
                 return
             self.limits.check_new_table(len(self.tables), schema.admission)
             rows = make_core_table(schema)
@@ -233,7 +225,7 @@ class ServerState:
             keys_K,
             gradients,
             gradient.ids,
-            rule_values(gradient.rule_values(table.schema.name)),
+            gradient.rule_values(table.schema.name),
             self.pool,
             time=gradient.time,
             show_click=columns.get("show_click"),
@@ -275,7 +267,6 @@ class ServerState:
     # ---- streams ----
 
     def stream(self, number: int) -> StreamState:
-        """The state of a stream, which may be new."""
         with self.lock:
             return self.streams.setdefault(number, StreamState())
 
@@ -291,20 +282,16 @@ class ServerState:
     def applied_streams(self) -> list[list[Any]]:
         """[stream, last sequence, position after it], which all buckets and blocks have applied."""
         with self.lock:
-            return [
-                [number, stream.last, list(stream.position)]
-                for number, stream in self.streams.items()
-                if stream.last
-            ]
+            ids = self.applied_ids()
+            return [[number, last, list(self.streams[number].position)] for number, last in ids]
 
     def reset_streams(self, streams: Mapping[int, tuple[int, tuple[int, ...]]]) -> None:
         """After a load: set the last sequence and the position of each stream; streams that are not
         named start at the beginning.
         """
         with self.lock:
-            for number in streams:
-                self.streams.setdefault(number, StreamState())
-            for number, stream in self.streams.items():
+            for number in {**streams, **self.streams}:
+                stream = self.stream(number)
                 stream.last, stream.position = streams.get(number, (0, ()))
 
     # ---- versions ----
@@ -354,10 +341,7 @@ class ServerState:
             return self.staging.num_held()
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start: rows and bytes per table, pushes, missing keys, and two
-        histograms of pushes: by the number of pushes applied between their pull and themselves
-        (staleness), and by the steps that they were ahead of the slowest stream.
-        """
+        """Counts since the start; `staleness` and `ahead` are histograms of pushes."""
         with self.lock:
             return {
                 "tables": {
@@ -367,10 +351,16 @@ class ServerState:
                 "blocks": len(self.blocks),
                 "block_bytes": self.blocks.num_bytes,
                 "pushes": self.num_pushes,
-                "missing": sum(self.counts.by_table()["missing"].values()),
+                "missing": sum(self.counts.read("missing").values()),
                 "staleness": _histogram(self.staleness),
                 "ahead": _histogram(self.pacing.ahead),
             }
+
+
+def consecutive(buckets: Array) -> list[Array]:
+    """Ascending buckets, split where numbers are missing."""
+    is_end = np.diff(buckets) != 1
+    return np.split(buckets, np.flatnonzero(is_end) + 1) if len(buckets) else []
 
 
 def _histogram(counts: Counter[int]) -> dict[str, int]:

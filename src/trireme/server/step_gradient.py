@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trireme import _core
+from trireme.optim import rule_values
 from trireme.protocol.clipping import square_sum
 from trireme.protocol.columns import KeyColumns, empty_push, fleet_scale, join_classes, merge
 from trireme.protocol.dense_optimizers import GroupValues
@@ -32,9 +33,8 @@ class SummedBlocks(NamedTuple):
 
 class StepGradient:
     """Sums pushes. Each is the gradient of a mean over its stream's examples; it is weighted so
-    that the sum is the gradient of the mean over all examples.
-
-    norm: of the whole step; needed if its pushes are clipped by norm.
+    that the sum is the gradient of the mean over all examples. `norm`: of the whole step; needed
+    if its pushes are clipped by norm.
     """
 
     def __init__(self, pushes: Sequence[Push], pool: _core.Pool, norm: float | None = None) -> None:
@@ -50,12 +50,10 @@ class StepGradient:
         """Tables that have rows in the step."""
         return list(dict.fromkeys(part.table for push in self._pushes for part in push.tables))
 
-    def rule_values(self, name: str) -> dict[str, float | int]:
-        """The values of a table's rule in this step."""
-        return next(part.values for part, _ in self._parts(name))
+    def rule_values(self, name: str) -> _core.RuleValues:
+        return rule_values(next(part.values for part, _ in self._parts(name)))
 
     def of_table(self, schema: TableSchema) -> SummedTable:
-        """Sums per key, clipped."""
         summed = self._sum_table(schema)
         return summed._replace(gradients=[self._clipped(values) for values in summed.gradients])
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
+from typing import Any
 
 import pyarrow as pa
 
@@ -52,28 +53,23 @@ class Need:
     shares: tuple[float, ...] = ()
 
     @staticmethod
-    def on_one_of(
-        num_servers: int,
-        schema: TableSchema,
-        num_rows: int,
-        *,
-        num_streams: int = 1,
-        num_pending: int = 0,
-        head_share: float = 0.0,
-        shares: tuple[float, ...] = (),
-    ) -> Need:
-        """The need of the server with the most buckets. Raises BadRequest: too many rows for it."""
+    def on_one_of(num_servers: int, schema: TableSchema, num_rows: int, **values: Any) -> Need:
+        """The need of the server with the most buckets; values: of the whole table.
+
+        Raises:
+            BadRequest: too many rows for a server.
+        """
+        whole = Need(schema, num_rows, **values)
         num_buckets = math.ceil(_core.NUM_BUCKETS / num_servers)
         share = num_buckets / _core.NUM_BUCKETS
-        rows, pending = math.ceil(num_rows * share), math.ceil(num_pending * share)
-        need = Need(schema, rows, num_buckets, num_streams, pending, head_share, shares)
-        if rows > need.rows_max:
+        rows, pending = math.ceil(num_rows * share), math.ceil(whole.num_pending * share)
+        if rows > whole.rows_max:
             raise BadRequest(
-                f"size: expected at most {need.rows_max:,} rows of table {schema.name!r} on a"
+                f"size: expected at most {whole.rows_max:,} rows of table {schema.name!r} on a"
                 f" server, found {rows:,}; give --server_num"
-                f" {math.ceil(num_rows / need.rows_max)} or more"
+                f" {math.ceil(num_rows / whole.rows_max)} or more"
             )
-        return need
+        return replace(whole, num_rows=rows, num_buckets=num_buckets, num_pending=pending)
 
     @cached_property
     def table(self) -> _core.Table:
@@ -105,10 +101,8 @@ class Need:
     def parts_of_row(self) -> dict[str, float]:
         """Mean bytes of a row by part, without the index."""
         share, dim = 1 - self.head_share, self._mean(self.schema.dims)
-        whole, statistics = (
-            self._mean(self.table.class_bytes),
-            self.layout.statistics_type.itemsize,
-        )
+        whole = self._mean(self.table.class_bytes)
+        statistics = self.layout.statistics_type.itemsize
         weights = dim * (4 if self.schema.dtype == "float32" else 2)
         planes = self.table.state_planes
         state = 4 * (self.layout.state_floats - planes * (self.layout.dim - dim))

@@ -14,9 +14,8 @@ _NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOSYS)
 
 
 def replace_file(path: Path, data: bytes, *, is_synced: bool = True) -> None:
-    """Replace the content of a file: a reader finds the old content or the new one.
-
-    is_synced: survive a crash of the machine, not of the process alone. Raises OSError.
+    """Replace the content of a file: a reader finds the old content or the new one. is_synced:
+    survive a crash of the machine, not of the process alone. Raises OSError.
     """
     aside = path.with_name(f".{path.name}")
     with aside.open("wb", buffering=0) as file:

@@ -4,12 +4,11 @@ A local folder is written under another name beside its place, synced and rename
 such as s3://bucket/key, which cannot be renamed at once, an empty file _SUCCESS comes last.
 """
 
-import logging
 import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ import fsspec
 
 from trireme.errors import BadRequest, writing
 from trireme.storage.local import sync_folder, sync_tree
-
-log = logging.getLogger("trireme.storage")
 
 SUCCESS = "_SUCCESS"
 
@@ -82,10 +79,8 @@ def _remote(location: str, options: Mapping[str, Any]) -> Iterator[str]:
         yield location
         filesystem.pipe_file(f"{root}/{SUCCESS}", b"")
     except BaseException:
-        try:
+        with suppress(FileNotFoundError):  # nothing was written yet
             filesystem.rm(root, recursive=True)
-        except FileNotFoundError:
-            log.debug("export: nothing to remove at %s", location)
         raise
 
 

@@ -69,11 +69,8 @@ class CheckedFile(io.RawIOBase):
 def written(
     storage: Storage, path: str, *, digest: str = "xxh3_128", block_bytes: int = 0
 ) -> Iterator[tuple[CheckedFile, Entry]]:
-    """Write a file. The map gets path, bytes and checksum when the block ends without an error.
-
-    Args:
-        digest: a name in DIGESTS.
-        block_bytes: write the file in whole blocks of so many bytes; 0: as the data comes.
+    """Write a file. The map gets path, bytes and checksum (a name in DIGESTS) when the block ends
+    without an error. block_bytes: write in whole blocks of so many bytes; 0: as the data comes.
     """
     entry: Entry = {}
     sink = storage.create(path)
@@ -89,10 +86,9 @@ def written(
 def written_for_mapping(
     folder: Path, path: str
 ) -> AbstractContextManager[tuple[CheckedFile, Entry]]:
-    """Write a file that will be mapped into memory for lookups; its checksum is SHA-256.
-
-    It is written in large blocks: a file system that caches writes in pages of their size can then
-    map it in huge pages, which makes random lookups far faster.
+    """Write a file that will be mapped into memory for lookups; its checksum is SHA-256. A file
+    system that caches these large blocks in pages of their size can map it in huge pages, which
+    makes random lookups far faster.
     """
     storage = LocalStorage(folder)
     return written(storage, path, digest="sha256", block_bytes=MAPPED_BLOCK_BYTES)
@@ -105,16 +101,12 @@ def check_file(
     xxh3_128: str,
     note: Callable[[int], object] | None = None,
 ) -> None:
-    """Read a file and compare its length and checksum with those of a manifest.
-
-    note: called with the number of bytes of each part that has been read.
-
-    Raises:
-        Corruption: it is missing, or its length or checksum differs; names the file.
+    """Read a file and compare its length and checksum with those of a manifest. note: called with
+    the number of bytes of each part that has been read. Raises Corruption: it is missing, or
+    differs.
     """
     where = f"{storage.name}/{path}"
-    size = storage.size(path)
-    if size is None:
+    if (size := storage.size(path)) is None:
         raise Corruption(f"checkpoint {storage.name}: expected file {path}, found none")
     if size != num_bytes:
         raise Corruption(f"{where}: expected {num_bytes} bytes, found {size}")

@@ -16,9 +16,8 @@ _FORMAT = 1
 
 
 class Document:
-    """A value of msgpack in a file. Threads: one at a time.
-
-    is_synced: it survives a crash of the machine, not of the process alone.
+    """A value of msgpack in a file. is_synced: it survives a crash of the machine. Threads: one at
+    a time.
     """
 
     def __init__(self, path: Path, *, is_synced: bool) -> None:
@@ -36,16 +35,15 @@ class Document:
         if not self.path.exists():
             return None
         content = self.path.read_bytes()
+        expected = f"{self.path}: expected"
         if len(content) < _HEAD.size:
-            raise Corruption(
-                f"{self.path}: expected {_HEAD.size} bytes or more, found {len(content)}"
-            )
+            raise Corruption(f"{expected} {_HEAD.size} bytes or more, found {len(content)}")
         magic, form, _, checksum = _HEAD.unpack_from(content)
         if magic != _MAGIC or form != _FORMAT:
             raise Corruption(
-                f"{self.path}: expected {_MAGIC!r} of format {_FORMAT}, found {magic!r} of {form}"
+                f"{expected} {_MAGIC!r} of format {_FORMAT}, found {magic!r} of {form}"
             )
         data = content[_HEAD.size :]
         if xxhash.xxh3_64_intdigest(data) != checksum:
-            raise Corruption(f"{self.path}: expected its checksum to match, found other bytes")
+            raise Corruption(f"{expected} its checksum to match, found other bytes")
         return msgpack.unpackb(data, strict_map_key=False)

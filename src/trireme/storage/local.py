@@ -57,12 +57,12 @@ class LocalStorage:
     def remove(self, path: str) -> None:
         """Remove a file, durably, or a folder with all its content; nothing if it is missing."""
         full = self.folder / path
+        if not os.path.lexists(full):
+            return
         if full.is_dir() and not full.is_symlink():
             shutil.rmtree(full)
-        elif full.exists() or full.is_symlink():
-            full.unlink()
         else:
-            return
+            full.unlink()
         sync_folder(full.parent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +19,8 @@ _REASON_CHARACTERS = 400
 
 
 class RemoteStorage:
-    """A location of fsspec; see LocalStorage for its methods.
-
-    Each method looks the file system up: one with a connection does not survive a fork, and fsspec
-    caches those of this process.
+    """A location of fsspec; see LocalStorage for its methods. Each looks the file system up: one
+    with a connection does not survive a fork, and fsspec caches those of this process.
     """
 
     def __init__(self, location: str, options: Mapping[str, Any]) -> None:
@@ -41,10 +40,9 @@ class RemoteStorage:
 
     def open(self, path: str) -> BinaryIO:
         filesystem, root = self._filesystem()
+        options = {"block_size": _BLOCK_BYTES, "cache_type": "readahead"}
         with self.errors("read", path):
-            file: BinaryIO = filesystem.open(
-                f"{root}/{path}", "rb", block_size=_BLOCK_BYTES, cache_type="readahead"
-            )
+            file: BinaryIO = filesystem.open(f"{root}/{path}", "rb", **options)
             return file
 
     def open_arrow(self, path: str) -> pa.NativeFile:
@@ -82,10 +80,8 @@ class RemoteStorage:
         filesystem, root = self._filesystem()
         with self.errors("remove", path):
             filesystem.invalidate_cache()
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 filesystem.rm(f"{root}/{path}", recursive=True)
-            except FileNotFoundError:
-                return
 
     def _filesystem(self) -> tuple[Any, str]:
         protocol = self.location.partition("://")[0]
@@ -93,13 +89,11 @@ class RemoteStorage:
             filesystem, root = fsspec.core.url_to_fs(self.location, **self.options)
         except ImportError as error:
             extra = "pip install trireme-ps[s3]" if protocol in ("s3", "s3a") else str(error)
-            raise BadRequest(
-                f"checkpoint: expected a package for {protocol}://, found none; {extra}"
-            ) from error
+            message = f"checkpoint: expected a package for {protocol}://, found none; {extra}"
+            raise BadRequest(message) from error
         except Exception as error:
-            raise BadRequest(
-                f"checkpoint: cannot use {self.location!r}: {_reason(error)}"
-            ) from error
+            message = f"checkpoint: cannot use {self.location!r}: {_reason(error)}"
+            raise BadRequest(message) from error
         if _is_local(filesystem):
             raise BadRequest(
                 "checkpoint: expected a plain path for local files, or a location of an object"
@@ -134,11 +128,10 @@ class RemoteSink:
             self._file.close()
 
     def abandon(self) -> None:
-        if self._file.closed:
-            return
-        with self._storage.errors("write", self._path):
-            self._file.discard() if hasattr(self._file, "discard") else None
-            self._file.closed = True  # or its finalizer would complete it
+        if not self._file.closed:
+            with self._storage.errors("write", self._path):
+                self._file.discard() if hasattr(self._file, "discard") else None
+                self._file.closed = True  # or its finalizer would complete it
 
 
 def _is_local(filesystem: Any) -> bool:

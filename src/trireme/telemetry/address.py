@@ -4,10 +4,8 @@ from trireme.errors import BadRequest
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of "host:port", ":port" or "port"; without a host it is loopback.
-
-    Raises:
-        BadRequest: another form, or another port.
+    """Host and port of "host:port", ":port" or "port"; without a host it is loopback. Raises
+    BadRequest.
     """
     host, _, port = text.strip().rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
@@ -22,10 +20,7 @@ def join_address(host: str, port: int) -> str:
 
 def nth_address(text: str, n: int) -> str:
     """The address of the n-th of several processes if `text` is that of the first: the port plus n;
-    port 0 stays 0.
-
-    Raises:
-        BadRequest: there is no such port.
+    port 0 stays 0. Raises BadRequest: there is no such port.
     """
     host, port = split_address(text)
     if port and port + n > 65535:

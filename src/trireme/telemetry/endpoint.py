@@ -66,7 +66,7 @@ class Endpoint:
 
     def start(self) -> Endpoint:
         self._thread.start()
-        if not _is_loopback(self.url):
+        if not ipaddress.ip_address(urlsplit(self.url).hostname or "").is_loopback:
             _log.warning("metrics at %s are open to everyone who can reach it", self.url)
         _log.info("metrics at %s/metrics, health at %s/healthz", self.url, self.url)
         return self
@@ -83,10 +83,6 @@ class Endpoint:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def _is_loopback(url: str) -> bool:
-    return ipaddress.ip_address(urlsplit(url).hostname or "").is_loopback
 
 
 class _HttpServer(ThreadingHTTPServer):
@@ -124,10 +120,8 @@ class _HttpServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error: at level info if the peer left or was too slow."""
         del request
-        if isinstance(sys.exc_info()[1], OSError):
-            _log.info(
-                "metrics: %s did not get its answer: %s", client_address[0], sys.exc_info()[1]
-            )
+        if isinstance(error := sys.exc_info()[1], OSError):
+            _log.info("metrics: %s did not get its answer: %s", client_address[0], error)
         else:
             _log.exception("metrics: could not answer %s", client_address[0])
 

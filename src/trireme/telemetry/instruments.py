@@ -25,12 +25,9 @@ SECONDS = (
 
 
 class Counter:
-    """Numbers that only grow, one per combination of labels. Threads: any.
-
-    Args:
-        name: ends in _total.
-        labels: names; `add` takes their values in this order. Values from peers must be of a
-            bounded set.
+    """Numbers that only grow, one per combination of labels. Threads: any. name: ends in _total.
+    labels: names; `add` takes their values in this order. Values from peers must be of a bounded
+    set.
     """
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str] = ()) -> None:
@@ -47,14 +44,12 @@ class Counter:
             return dict(self._values)
 
     def collect(self) -> Iterator[Metric]:
-        yield counter_family(self._name, self._documentation, self._labels, self.read())
+        yield _family(self._name, self._documentation, self._labels, self.read())
 
 
 class Histogram:
-    """Counts of observations below each bound, per combination of labels. Threads: any.
-
-    Args:
-        bounds: ascending; an observation counts in the first bucket with a bound >= it.
+    """Counts of observations per combination of labels, in the first bucket with a bound >= the
+    value. bounds: ascending. Threads: any.
     """
 
     def __init__(
@@ -90,9 +85,7 @@ LabeledNumbers = Mapping[Labels, float]
 
 class Gauge:
     """Numbers that are read when Prometheus asks for them; a counter if the name ends in _total.
-
-    Args:
-        read: returns the numbers by the values of `labels`, () without labels; from any thread.
+    read: returns the numbers by the values of `labels`, () without labels; from any thread.
     """
 
     def __init__(
@@ -106,24 +99,14 @@ class Gauge:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        family = counter_family if self._name.endswith("_total") else _gauge_family
-        yield family(self._name, self._documentation, self._labels, self._read())
+        yield _family(self._name, self._documentation, self._labels, self._read())
 
 
-def counter_family(
+def _family(
     name: str, documentation: str, labels: Sequence[str], values: LabeledNumbers
-) -> CounterMetricFamily:
-    """The name must end in _total."""
-    family = CounterMetricFamily(name, documentation, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _gauge_family(
-    name: str, documentation: str, labels: Sequence[str], values: LabeledNumbers
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, documentation, labels=labels)
+) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(name, documentation, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
     return family

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trireme import drawing
 from trireme.top.job_snapshot import ServerSamples, Snapshot
 
 _REQUESTS = "trireme_server_request_seconds"
@@ -55,7 +56,7 @@ def _summary(now: Snapshot) -> Text:
         f"{len(now.servers)} servers" + (f" ({silent} without an answer)" if silent else ""),
         f"{len(workers)} workers",
         f"{_count(now.total('trireme_table_rows'))} rows",
-        f"{_bytes(now.total('trireme_table_bytes'))} of tables",
+        f"{drawing.size(now.total('trireme_table_bytes'))} of tables",
         f"{_count(now.total('trireme_examples_total') / max(len(now.answering), 1))} examples",
     ]
     return Text("trireme top: " + ", ".join(parts))
@@ -79,14 +80,14 @@ def _servers(interval: _Interval) -> Table:
             server.endpoint,
             _seconds(server.total("trireme_uptime_seconds")),
             _count(server.total("trireme_table_rows")),
-            _bytes(server.total("trireme_table_bytes")),
-            _bytes(server.total("process_resident_memory_bytes")),
+            drawing.size(server.total("trireme_table_bytes")),
+            drawing.size(server.total("process_resident_memory_bytes")),
             _count(interval.rate("trireme_pulls_total", server)),
             _count(interval.rate("trireme_pushes_total", server)),
             _ms(interval.mean_s(server, "ps.pull")),
             _ms(interval.mean_s(server, "ps.push")),
-            _bytes(interval.rate("trireme_server_received_bytes_total", server)),
-            _bytes(interval.rate("trireme_server_sent_bytes_total", server)),
+            drawing.size(interval.rate("trireme_server_received_bytes_total", server)),
+            drawing.size(interval.rate("trireme_server_sent_bytes_total", server)),
             *(_count(number) for number in queues),
             _count(
                 interval.rate("trireme_server_requests_total", server, code="RESOURCE_EXHAUSTED")
@@ -105,7 +106,7 @@ def _tables(interval: _Interval) -> Table:
         table.add_row(
             name,
             _count(now.total("trireme_table_rows", table=name)),
-            _bytes(now.total("trireme_table_bytes", table=name)),
+            drawing.size(now.total("trireme_table_bytes", table=name)),
             _count(pulled),
             f"{100 * missing / pulled:.1f}%" if pulled else _NONE,
             _count(interval.rate("trireme_table_pushed_keys_total", table=name)),
@@ -182,13 +183,6 @@ def _count(number: float) -> str:
         if number >= size:
             return f"{number / (1e3 if unit == 'k' else size):.1f}{unit}"
     return f"{number:.0f}" if number == int(number) else f"{number:.1f}"
-
-
-def _bytes(number: float) -> str:
-    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number:.0f} B"
 
 
 def _seconds(seconds: float) -> str:

@@ -89,11 +89,7 @@ class DumpFile:
             self._examples = self._part(f"part-{worker:05d}")
 
     def observe(self, model: nn.Module, scored: Scored) -> None:
-        """Write the lines of a batch.
-
-        Raises:
-            BadRequest: no such output or column. ResourceExhausted: the disk is full.
-        """
+        """Write the lines of a batch. Raises BadRequest, ResourceExhausted: the disk is full."""
         del model
         batch = scored.batch
         columns = [dump_text.field(name, _find(name, scored)) for name in self._dump.fields]
@@ -191,8 +187,7 @@ def _together(cluster: Cluster, purpose: str) -> Iterator[None]:
 
 def _values_of(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    unknown = [name for name in names if name not in named]
-    if unknown:
+    if unknown := [name for name in names if name not in named]:
         raise BadRequest(
             f"Dump: expected params to name parameters or buffers of the model"
             f" {', '.join(named) or '(it has none)'}, found {', '.join(unknown)}"
@@ -201,10 +196,9 @@ def _values_of(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _find(name: str, scored: Scored) -> Column:
-    if name in scored.outputs:
-        return scored.outputs[name]
-    if name in scored.batch:
-        return scored.batch[name]
+    for columns in (scored.outputs, scored.batch):
+        if name in columns:
+            return columns[name]
     raise BadRequest(
         f"Dump: expected fields to name outputs {', '.join(scored.outputs)} or columns"
         f" {', '.join(scored.batch.keys())}, found {name!r}"

@@ -3,7 +3,7 @@ checkpoint holds, or after the last batch of a predecessor.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from trireme.job.cluster import Cluster
 from trireme.train.checkpointing.checkpoint_location import Location, NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.fit_progress import FitProgress
-from trireme.train.checkpointing.load import LoadedCheckpoint, load, load_newest
+from trireme.train.checkpointing.load import Dense, LoadedCheckpoint, load, load_newest, load_part
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.leased_streams import LeasedPass, StreamBatches
@@ -31,21 +31,16 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(frozen=True)
 class EpochStart:
-    """What is left of an epoch.
-
-    resumes: a part of the epoch was trained on before, so that no example may be left.
-    on_first_batch: is called before the first batch is trained on.
-    """
+    """What is left of an epoch."""
 
     streams: Iterable[StreamBatches]
-    resumes: bool = False
-    on_first_batch: Callable[[], None] | None = None
+    resumes: bool = False  # a part was trained on before, so there may be no example left
+    on_first_batch: Callable[[], None] | None = None  # called before training on it
 
 
 class Epochs:
-    """Counts the epochs of a trainer and finds where each begins.
-
-    num_epochs: made so far. random: the random numbers that checkpoints hold.
+    """Counts the epochs of a trainer (num_epochs) and finds where each begins. random: the random
+    numbers that checkpoints hold.
     """
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
@@ -56,14 +51,14 @@ class Epochs:
 
     # ---- checkpoints ----
 
-    def forget_checkpoint(self) -> None:
-        """The next epoch begins at its beginning."""
-        self._resumed = None
-
-    def load(self, location: Location) -> None:
+    def load(self, location: Location, dense: Dense, tables: Collection[str] | None) -> list[str]:
         """See Trainer.load."""
+        self._resumed = None
+        if dense != "strict" or tables is not None:
+            return load_part(self._optimizer, location, dense, tables)
         loaded = load(self._optimizer, location, self.random)
         self.num_epochs = FitProgress.from_json(loaded.extra).num_epochs
+        return []
 
     def resume(self, path: Any, storage_options: Mapping[str, Any] | None) -> str | None:
         """See Trainer.resume."""
@@ -166,7 +161,7 @@ class Epochs:
 
     def _position(self) -> EpochPosition:
         """The position of this worker's stream in this epoch."""
-        at = self._optimizer.position
+        at = self._optimizer.stream.position
         if at and at[0] == self.num_epochs:
             return EpochPosition(at[1], at[2:])
         return EPOCH_START  # this worker had made no step in the epoch
@@ -195,8 +190,6 @@ def stop_if_asked(cluster: Cluster, saver: Saver | None) -> None:
         saver.stop()
         log.info("%s: training has stopped after a step, with a checkpoint", reason)
     else:
-        log.warning(
-            "%s: training has stopped after a step; nothing was saved: fit takes checkpoints=",
-            reason,
-        )
+        hint = "nothing was saved: fit takes checkpoints="
+        log.warning("%s: training has stopped after a step; %s", reason, hint)
     raise Stopped(reason)

@@ -11,9 +11,8 @@ from trireme.job.cluster import Cluster
 def let_first_worker(
     cluster: Cluster, purpose: str, act: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Call `act` on worker 0, unless a predecessor has done so; then all workers meet.
-
-    Returns, on every worker: what `act` returned. Raises its error on every worker.
+    """Call `act` on worker 0, unless a predecessor has done so; then all workers meet. Returns what
+    `act` returned, or raises its error, on every worker.
     """
     outcome: dict[str, Any] = {}
     error: BaseException | None = None

@@ -14,7 +14,6 @@ from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker
 from trireme.train.stream_checks import check_data
 from trireme.worker import passes
 from trireme.worker.client import StreamPosition
-from trireme.worker.passes import EnteredPass
 
 if TYPE_CHECKING:
     from trireme.train.optimizer import DistributedOptimizer
@@ -31,15 +30,11 @@ class StreamBatches:
 
 
 class LeasedPass:
-    """A pass whose streams this worker leases.
+    """A pass whose streams this worker leases; `is_over`: nothing is left to do in it.
 
-    Args:
-        resumes: a checkpoint was loaded that was taken within this epoch.
-        is_trainers: positions are those of a Trainer, whose loop ends early when it is asked to
-            stop. Else batches are read again and left out, and the loop runs to its end.
-
-    Attributes:
-        is_over: nothing is left to do in the pass.
+    resumes: a checkpoint was loaded that was taken within this epoch. is_trainers: positions are
+    those of a Trainer, whose loop ends early when it is asked to stop. Else batches are read again
+    and left out, and the loop runs to its end.
     """
 
     def __init__(
@@ -57,14 +52,12 @@ class LeasedPass:
         optimizer.flush()
         entered = passes.enter(optimizer.cluster.client, optimizer.num_steps)
         self.is_over = entered.is_over
-        optimizer.passes.enter_shared(EnteredPass(is_over=entered.is_over), entered.num_steps)
+        optimizer.passes.enter_shared(entered)
 
     def streams(self) -> Iterator[StreamBatches]:
         """The streams that this worker leases, until all of the pass are done. A stream is done
-        when the next is asked for, unless this worker has been asked to stop.
-
-        Raises:
-            Stopped: this worker alone was asked to stop, and has left the job.
+        when the next is asked for, unless this worker has been asked to stop. Raises Stopped: this
+        worker alone was asked to stop, and has left the job.
         """
         cluster, lease = self._optimizer.cluster, None
         while taken := passes.take(cluster.client, lease, self._has_to_stop):
@@ -111,8 +104,8 @@ class LeasedPass:
 
 
 def part_among(arrivals: Sequence[tuple[dict[str, Any], Any]], cluster: Cluster) -> tuple[int, int]:
-    """Which part of the data this worker evaluates, of how many: one for each worker that came to
-    the meeting. A worker that only listens gets an empty part behind the last.
+    """Which part of the data this worker evaluates, of how many: one for each worker at the
+    meeting. A worker that only listens gets an empty part behind the last.
     """
     workers = [body["worker"] for body, _ in arrivals]
     if cluster.worker not in workers:

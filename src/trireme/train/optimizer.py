@@ -22,12 +22,11 @@ from trireme.protocol.gradients import KeysByClass, Step
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
 from trireme.train.loop.replica import Replica
-from trireme.train.loop.row_gradients import row_gradients
 from trireme.train.loop.timing import Timing
 from trireme.train.loss_scaling import PendingRows, unscale
 from trireme.train.modes import mode_of
 from trireme.train.modes.local_training import LocalTraining, WorkerStep
-from trireme.train.param_groups import check_blocks, named_parameters, table_group
+from trireme.train.param_groups import check_blocks, named_parameters, row_gradients, table_group
 from trireme.train.pass_state import PassState
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.push_stream import PushStream
@@ -130,42 +129,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The number of this worker's last push."""
         return self.stream.sequence
 
-    @property
-    def position(self) -> tuple[int, ...]:
-        """Where the stream of data stands after the last push."""
-        return self.stream.position
-
     def set_time(self, time: float | Callable[[], float]) -> None:
         """Data time that pushes carry from now on; see Trainer.set_time."""
         self.stream.time = time
-        self.data_time()
-
-    def data_time(self) -> int:
-        """Data time in whole seconds, 0 for none. Raises BadRequest: pushes cannot carry it."""
-        return self.stream.data_time()
+        self.stream.data_time()
 
     def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled:
         """Rows of a forward pass without a pipeline."""
         if training:
             return self.mode.pull(keys, blocks=False)
-        return self.cluster.client.pull(keys, time=self.data_time())
+        return self.cluster.client.pull(keys, time=self.stream.data_time())
 
     # ---- the pass ----
 
     def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass, in sync and bounded together with all other workers, unless this
-        worker is in a pass that it has not left.
-
-        Returns:
-            What a predecessor, which was killed, has made of it: the caller must leave it out.
+        worker is in a pass that it has not left. Returns what a predecessor, which was killed, has
+        made of it: the caller must leave it out.
         """
         check_own_stream("DistributedOptimizer.begin_pass", self.cluster)
         return self.mode.begin_pass()
 
     def end_pass(self) -> None:
-        """Leave the pass: this worker has no more batches. The parameters are current when it
-        returns.
-        """
+        """Leave the pass: this worker has no more batches. Then the parameters are current."""
         self.mode.end_pass()
 
     # ---- the step ----
@@ -227,9 +213,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_usable()
         lookups = replica.pending.take()
         before, number = self.num_steps, self.mode.count_step()
-        groups, pool = self._table_groups, self.cluster.pool
         try:
-            rows = row_gradients(lookups, groups, self.num_steps, pool)
+            rows = row_gradients(lookups, self._table_groups, self.num_steps, self.cluster.pool)
             tables = self.mode.clip(rows, replica.dense)
         except NotFinite:  # no step is made
             replica.dense.take_gradients()
@@ -241,7 +226,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             versions=lookups.versions,
             examples=lookups.examples if examples is None else examples,
             position=position,
-            time=self.data_time(),
+            time=self.stream.data_time(),
             stops=stops,
         )
         self.mode.step(WorkerStep(header, tables, replica.dense, behind, is_skipped))
@@ -270,9 +255,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.mode.flush()
 
     def refresh(self) -> None:
-        """Flush, and bring the dense parameters to the servers' current weights; in hybrid the
-        workers have them.
-        """
+        """Flush, and bring the dense parameters to the servers' weights (hybrid has them)."""
         self.mode.refresh()
 
     def finish(self) -> None:

@@ -1,20 +1,51 @@
-"""The param groups of a DistributedOptimizer, and what it refuses of dense ones."""
+"""The param groups of a DistributedOptimizer: those of tables with their gradients, dense ones, and
+what is refused of these.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from trireme import _core
 from trireme.blocks import Blocks
 from trireme.errors import BadRequest
+from trireme.optim import values_of_group
+from trireme.protocol.columns import merge
 from trireme.protocol.dense_optimizers import needs_whole
-from trireme.table import Table
+from trireme.protocol.gradients import TableGradient
+from trireme.table import RowClassId, Table
+from trireme.worker.lookups import PendingLookups
 
 
 def table_group(table: Table) -> dict[str, Any]:
     """The param group of a table."""
     return {"params": [], "table": table, **table.optimizer.group()}
+
+
+def row_gradients(
+    lookups: PendingLookups, groups: Iterable[Mapping[str, Any]], num_steps: int, pool: _core.Pool
+) -> dict[RowClassId, TableGradient]:
+    """Per `Table.class_id` the rows with a gradient; gradients of several lookups are summed.
+    groups: of the tables. num_steps: which step this is, for rules that ask.
+    """
+    gradients: dict[RowClassId, TableGradient] = {}
+    for group in groups:
+        # Not what torch has added to the group: the dense optimizer's defaults, betas say.
+        own = {name: group[name] for name in group["table"].optimizer.group()}
+        values = values_of_group(own, num_steps)
+        for table in group["table"].parts:
+            parts = [
+                (entry.keys, gradients_KD, entry.columns, 1.0)
+                for entry in lookups.entries
+                if entry.table.class_id == table.class_id
+                and (gradients_KD := entry.gradients()) is not None
+            ]
+            if parts:
+                keys_K, gradients_KD, columns = merge(parts, pool)
+                gradients[table.class_id] = TableGradient(keys_K, gradients_KD, values, columns)
+    return gradients
 
 
 def check_blocks(blocks: Blocks | None, optimizer: torch.optim.Optimizer | None) -> None:

@@ -17,7 +17,7 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.train.dump import Dump
 from trireme.train.loop.tally import Tally
-from trireme.train.loop.worker_batches import samplers, worker_batches
+from trireme.train.loop.worker_batches import unseeded_sampler, worker_batches
 from trireme.worker.passes import EnteredPass
 
 log = logging.getLogger("trireme.train")
@@ -25,15 +25,11 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(frozen=True)
 class PredecessorProgress:
-    """How much of a pass predecessors have done.
+    """How much of a pass predecessors have done."""
 
-    is_over: they have finished the pass. num_pushes: pushes that they made. has_left: they have
-    trained on all their batches, and may not have finished the pass.
-    """
-
-    is_over: bool = False
-    num_pushes: int = 0
-    has_left: bool = False
+    is_over: bool = False  # they have finished it
+    num_pushes: int = 0  # that they made
+    has_left: bool = False  # they trained on all their batches, and may not have finished the pass
 
     @property
     def has_begun(self) -> bool:
@@ -66,9 +62,7 @@ def check_order(dataset: Iterable[Any]) -> None:
     """Raises BadRequest: the order of the data was random, so the batches that a predecessor has
     trained on are unknown.
     """
-    if isinstance(dataset, DataLoader) and any(
-        getattr(sampler, "generator", sampler) is None for sampler in samplers(dataset)
-    ):
+    if isinstance(dataset, DataLoader) and unseeded_sampler(dataset) is not None:
         raise BadRequest(
             "Trainer.fit: expected an order of the DataLoader that a worker that was started again"
             " finds again, found a random one; shuffle with"
@@ -79,18 +73,15 @@ def check_order(dataset: Iterable[Any]) -> None:
 
 def warn_of_lost_buffers(model: nn.Module, worker: int) -> None:
     """Module buffers (statistics of BatchNorm) are kept by the worker: they died with it."""
-    names = [name for name, _ in model.named_buffers()]
-    if names:
+    if names := ", ".join(name for name, _ in model.named_buffers()):
         log.warning(
             "train: worker %d was started again: the buffers %s of its model begin anew",
-            *(worker, ", ".join(names)),
+            *(worker, names),
         )
 
 
 def skip_epoch(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> None:
-    """Leave out a finished epoch. A dataset without streams is read, because its next order may
-    depend on that.
-    """
+    """Leave out a finished epoch. Without streams it is read: the next order may depend on that."""
     log.info("train: worker %d was started again: epoch %d is over", cluster.worker, epoch)
     if not hasattr(dataset, "stream"):
         check_order(dataset)
@@ -108,10 +99,16 @@ def kept_figures(tally: Tally, cluster: Cluster, title: str) -> dict[str, float]
 
 
 def remaining_dump(dump: Dump | None, cluster: Cluster, num_passes: int) -> Dump | None:
-    """What is left to dump of a fit of `num_passes` passes. Raises BadRequest: the predecessor was
-    killed within them, so its part of the dump is lost.
+    """What is left to dump of a fit of `num_passes` passes. Raises BadRequest: workers share out
+    streams, or the predecessor was killed within them, so its part of the dump is lost.
     """
     script = cluster.client.script
+    if dump is not None and cluster.num_streams:
+        raise BadRequest(
+            f"Dump: expected workers that each train on one stream, found {cluster.num_streams}"
+            " streams that they share out, of which one may begin what another one ends; dump what"
+            " the trained model makes of the data: evaluate(dump=)"
+        )
     if dump is None or not script.is_successor:
         return dump
     if script.passes_begun(num_passes):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from trireme.policy import ScorePolicy
+from trireme.policy import Policy, ScorePolicy
 from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.worker import expiry_calls
@@ -33,9 +33,13 @@ def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> expiry_calls.K
     cluster = optimizer.cluster
     optimizer.flush()
     optimizer.refresh()  # in sync, the last step is staged until then
-    time = optimizer.data_time()
-    if time == 0:
-        _warn_of_no_time(optimizer)
+    time = optimizer.stream.data_time()
+    if time == 0 and (fading := [t.name for t in optimizer.tables if _fades(t.policy)]):
+        log.warning(
+            "shrink: the data has no time, so that rows of %s neither fade nor grow old;"
+            " set_time says it",
+            ", ".join(fading),
+        )
     replies = cluster.client.gather({"time": time}, [], purpose="shrink", patient=True)
     latest = max(reply["time"] for reply, _ in replies)
     return let_first_worker(
@@ -45,25 +49,9 @@ def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> expiry_calls.K
     )
 
 
-def _warn_of_no_time(optimizer: DistributedOptimizer) -> None:
-    fading = [
-        table.name
-        for table in optimizer.tables
-        if table.policy.ttl_s is not None
-        or (
-            isinstance(table.policy, ScorePolicy)
-            and (table.policy.decay_rate < 1 or table.policy.delete_after_unseen_days is not None)
-        )
-    ]
-    if fading:
-        log.warning(
-            "shrink: the data has no time, so that rows of %s neither fade nor grow old;"
-            " set_time says it",
-            ", ".join(fading),
-        )
-
-
-def counters(optimizer: DistributedOptimizer) -> expiry_calls.KeyCounts:
-    """See Trainer.counters."""
-    optimizer.flush()
-    return expiry_calls.counters(optimizer.cluster.client)
+def _fades(policy: Policy) -> bool:
+    """Whether rows of the policy change as time passes."""
+    has_decay = isinstance(policy, ScorePolicy) and (
+        policy.decay_rate < 1 or policy.delete_after_unseen_days is not None
+    )
+    return has_decay or policy.ttl_s is not None

@@ -25,11 +25,8 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
 
     Has an effect only in the main thread, and if the script does not handle the signal itself.
     """
-    is_ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if not is_ours:
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 
@@ -49,9 +46,7 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
 
 
 def is_last_step(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
-    """Whether all workers of a sync job stop after this worker's last step, as a pull has reported;
-    records the reason.
-    """
+    """Whether all workers of a sync job stop after this worker's last step; records the reason."""
     if pulled.stop is None or pulled.stop.step > last_step:
         return False
     cluster.stop_request.reason = cluster.stop_request.reason or pulled.stop.reason
@@ -59,9 +54,7 @@ def is_last_step(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
 
 
 def agreed_reason_to_stop(cluster: Cluster) -> str:
-    """Why all workers stop after this epoch, which may have been cut short; empty: they do not.
-    Every worker calls it.
-    """
+    """Why all workers stop after this epoch; empty: they do not. Every worker calls it."""
     if cluster.client.script.is_behind:  # a predecessor was at this meeting and went on
         return ""
     body = {"stops": "" if cluster.stop_request.is_alone else cluster.stop_request.reason}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from trireme.train import row_life
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.fit_progress import FitProgress
-from trireme.train.checkpointing.load import load_part
+from trireme.train.checkpointing.load import Dense
 from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver, saving
 from trireme.train.dump import Dump, dumping
@@ -36,7 +36,7 @@ from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import kept_figures, remaining_dump
 from trireme.train.recipe import Recipe
 from trireme.train.stopping import stopping_on_sigterm
-from trireme.train.stream_checks import check_dump
+from trireme.worker import expiry_calls
 
 
 class Trainer:
@@ -110,9 +110,7 @@ class Trainer:
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, **options: Any) -> Trainer:
-        """A trainer of what a model file's `create` returned. options: those of the constructor
-        that a recipe does not have.
-        """
+        """A trainer of what a model file's `create` returned. options: the constructor's others."""
         return cls(
             recipe.model,
             recipe.optimizer,
@@ -187,7 +185,6 @@ class Trainer:
             progress = state.resume_fit(checkpoints, epochs)
             if self.num_epochs == progress.begun_at + epochs:
                 return progress.figures
-        check_dump(dump, self.cluster)
         left = remaining_dump(dump, self.cluster, progress.begun_at + epochs - self.num_epochs)
         with (
             stopping_on_sigterm(self.cluster),
@@ -216,7 +213,10 @@ class Trainer:
         if start is None:
             return kept_figures(tally, self.cluster, title)
         run = self._run(
-            *(title, start.streams, self.model, tally, options),
+            tally,
+            title=title,
+            streams=start.streams,
+            options=options,
             epoch=self.num_epochs,
             begun=start.on_first_batch,
             continues=start.resumes,
@@ -265,29 +265,19 @@ class Trainer:
                 options = PassOptions(report, file, ExampleIds(dataset) if check_nan else None)
                 part = part_among(arrivals, self.cluster)
                 streams = [StreamBatches(worker_batches(dataset, self.cluster, part=part))]
-                return self._run(title, streams, model or self.model, tally, options).evaluate()
+                run = self._run(tally, model=model, title=title, streams=streams, options=options)
+                return run.evaluate()
 
-    def _run(
-        self,
-        title: str,
-        streams: Iterable[StreamBatches],
-        model: nn.Module,
-        tally: Tally,
-        options: PassOptions,
-        **of_epoch: Any,
-    ) -> DataPass:
+    def _run(self, tally: Tally, *, model: nn.Module | None = None, **data: Any) -> DataPass:
         return DataPass(
-            title=title,
-            streams=streams,
-            model=model,
+            model=model or self.model,
             score=Scorer(self.loss if tally.has_loss else None, self.label),
             tally=tally,
             optimizer=self.optimizer,
-            options=options,
             depth=self.depth,
             threads=self.threads,
             shows=self.shows_progress,
-            **of_epoch,
+            **data,
         )
 
     # ---- the life of rows ----
@@ -318,7 +308,8 @@ class Trainer:
         """Table -> counts since the servers started: keys that were "admitted" got a row, pushes of
         "rejected" keys did not; rows that were "expired" and "evicted".
         """
-        return row_life.counters(self.optimizer)
+        self.optimizer.flush()
+        return expiry_calls.counters(self.cluster.client)
 
     def staleness(self) -> dict[int, int]:
         """How stale pushes were when they were applied, over all workers and servers since the
@@ -361,7 +352,7 @@ class Trainer:
         self,
         path: str | Path,
         *,
-        dense: Literal["strict", "match", "skip"] = "strict",
+        dense: Dense = "strict",
         tables: Collection[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> list[str]:
@@ -384,11 +375,7 @@ class Trainer:
                 SchemaMismatch: another model. Nothing has changed then.
         """
         location = Location(path, storage_options, self.shows_progress)
-        self._epochs.forget_checkpoint()
-        if dense != "strict" or tables is not None:
-            return load_part(self.optimizer, location, dense, tables)
-        self._epochs.load(location)
-        return []
+        return self._epochs.load(location, dense, tables)
 
     def resume(
         self, path: str | Path, *, storage_options: Mapping[str, Any] | None = None

@@ -33,7 +33,7 @@ class DenseParameters:
         *,
         shaped: bool = False,
     ) -> None:
-        self._parameters = {name: parameter for name, (parameter, _) in parameters.items()}
+        self.parameters = {name: parameter for name, (parameter, _) in parameters.items()}
         self._block_elements, self._is_shaped = block_elements, shaped
         self.specs: list[BlockSpec] = []
         for name, (parameter, group) in parameters.items():
@@ -52,13 +52,8 @@ class DenseParameters:
         """The parameters of the same names, in the same groups, of a copy of the model."""
         copied = dict(model.named_parameters())
         group_of = {spec.param: spec.group for spec in self.specs}
-        parameters = {name: (copied[name], group_of[name]) for name in self._parameters}
+        parameters = {name: (copied[name], group_of[name]) for name in self.parameters}
         return DenseParameters(parameters, self._block_elements, shaped=self._is_shaped)
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """By name, in the model's order."""
-        return self._parameters
 
     def __len__(self) -> int:
         return len(self.specs)
@@ -72,16 +67,16 @@ class DenseParameters:
 
     def values(self, block_ids: Sequence[str]) -> Floats:
         """The weights of these blocks, flat; a copy."""
-        return self._flat({name: p.detach() for name, p in self._parameters.items()}, block_ids)
+        return self._flat({name: p.detach() for name, p in self.parameters.items()}, block_ids)
 
     def copies(self) -> dict[str, Tensor]:
         """The weights of each parameter as they are now."""
-        return {name: p.detach().clone() for name, p in self._parameters.items()}
+        return {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def take_gradients(self) -> dict[str, Tensor | None]:
         """Take the gradient of each parameter away: a push in flight must not see the next one."""
         gradients: dict[str, Tensor | None] = {}
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             gradients[name] = None if parameter.grad is None else parameter.grad.detach()
             parameter.grad = None
         return gradients
@@ -92,7 +87,7 @@ class DenseParameters:
         """The flat gradients of these blocks, zeros if absent; and the blocks without one."""
         absent = [b for b in block_ids if gradients[self._spec_of[b].param] is None]
         filled = {
-            name: torch.zeros_like(self._parameters[name]) if gradient is None else gradient
+            name: torch.zeros_like(self.parameters[name]) if gradient is None else gradient
             for name, gradient in gradients.items()
         }
         return self._flat(filled, block_ids), absent
@@ -111,7 +106,7 @@ class DenseParameters:
         expected = sum(spec.size for spec in specs)
         if len(values) != expected:
             raise BadRequest(f"blocks: expected {expected} elements, found {len(values)}")
-        targets = {name: p.data.view(-1) for name, p in self._parameters.items()}
+        targets = {name: p.data.view(-1) for name, p in self.parameters.items()}
         # Through NumPy: torch would warn that the memory of a received message is read-only.
         on_cpu = {name: t.numpy() for name, t in targets.items() if t.device.type == "cpu"}
         start = 0

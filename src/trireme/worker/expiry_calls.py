@@ -1,6 +1,8 @@
 """A worker's calls that shrink tables and read what has become of their keys."""
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from trireme.worker.client import WorkerClient
 
@@ -12,33 +14,27 @@ KeyCounts = dict[str, dict[str, int]]
 
 
 def shrink(client: WorkerClient, *, time: int, day_over: bool) -> KeyCounts:
-    """Remove rows that have expired from all servers. Workers may push meanwhile.
-
-    Args:
-        time: data time in seconds; rows are judged as of it.
-        day_over: the day of `time` has ended: shows and clicks decay by one more day.
-
-    Returns:
-        Table -> "expired" and "evicted": rows removed.
+    """Remove rows that have expired at the data time from all servers; workers may push meanwhile.
+    day_over: its day has ended: shows and clicks decay by one more day. Returns table -> "expired"
+    and "evicted": rows removed.
     """
-    totals: dict[str, Counter[str]] = {}
-    for index in range(SHRINK_SLICES):
-        body = {"slice": index, "slices": SHRINK_SLICES, "time": time, "day_over": day_over}
-        for reply in client.servers.everywhere("policy.shrink", body):
-            _add(totals, reply.body["tables"])
-    return {table: dict(counts) for table, counts in totals.items()}
+    body = {"slices": SHRINK_SLICES, "time": time, "day_over": day_over}
+    bodies = [{"slice": index, **body} for index in range(SHRINK_SLICES)]
+    return _totals(client, "policy.shrink", bodies)
 
 
 def counters(client: WorkerClient) -> KeyCounts:
     """Table -> counts of keys on all servers since they started: "admitted" keys got a row,
     "rejected" did not (each push of one counts), "expired" and "evicted" lost theirs.
     """
+    return _totals(client, "policy.counters", [{}])
+
+
+def _totals(client: WorkerClient, method: str, bodies: Sequence[dict[str, Any]]) -> KeyCounts:
+    """The sums over all servers and calls."""
     totals: dict[str, Counter[str]] = {}
-    for reply in client.servers.everywhere("policy.counters", {}):
-        _add(totals, reply.body["tables"])
+    for body in bodies:
+        for reply in client.servers.everywhere(method, body):
+            for table, numbers in reply.body["tables"].items():
+                totals.setdefault(table, Counter()).update(numbers)
     return {table: dict(counts) for table, counts in totals.items()}
-
-
-def _add(totals: dict[str, Counter[str]], counts: KeyCounts) -> None:
-    for table, numbers in counts.items():
-        totals.setdefault(table, Counter()).update(numbers)

@@ -29,30 +29,21 @@ log = logging.getLogger("trireme.worker")
 
 @dataclass(frozen=True)
 class EnteredPass:
-    """A pass that this worker has begun.
+    """A pass that this worker has begun."""
 
-    Attributes:
-        is_over: predecessors have finished it; nothing is left to do.
-        first_step: its number; 0 where streams do not advance together.
-        note: of a predecessor that had begun the pass; None: there was none.
-        end: a predecessor has left, and contributes to the steps before this one; None: not.
-    """
-
-    is_over: bool = False
-    first_step: int = 0
-    note: tuple[int, ...] | None = None
-    end: int | None = None
+    is_over: bool = False  # predecessors have finished it; nothing is left to do
+    first_step: int = 0  # its number; 0 where streams do not advance together
+    note: tuple[int, ...] | None = None  # of a predecessor that had begun it; None: there was none
+    end: int | None = None  # a predecessor has left, and contributes to the steps before; None: not
+    num_steps: int = 0  # leased streams: about those of a worker there from the beginning
 
 
 def begin_pass(
     client: WorkerClient, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
 ) -> EnteredPass:
-    """Enter the next pass.
-
-    Args:
-        note: kept for a successor that enters the pass.
-        together: become a member of the pass with all other workers; else nobody waits.
-        staged: pushes are staged (sync); else they are applied on arrival (bounded).
+    """Enter the next pass. note: kept for a successor that enters it. together: become a member of
+    the pass with all other workers; else nobody waits. staged: pushes are staged (sync); else they
+    are applied on arrival (bounded).
     """
     number = client.script.number + 1
     if client.script.is_next_behind:
@@ -79,27 +70,12 @@ def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
 # ---- leased streams ----
 
 
-@dataclass(frozen=True)
-class EnteredLeasedPass:
-    """A pass with leased streams that this worker has entered.
-
-    Attributes:
-        is_over: nothing is left to do.
-        num_steps: steps that a worker has made which takes part from the beginning, about.
-    """
-
-    is_over: bool
-    num_steps: int
-
-
-def enter(client: WorkerClient, num_steps: int) -> EnteredLeasedPass:
-    """Enter the next pass, with so many steps made; from then on this worker takes part, if
-    anything is left to do.
-    """
+def enter(client: WorkerClient, num_steps: int) -> EnteredPass:
+    """Enter the next pass, with so many steps made, and take part if anything is left to do."""
     number = client.script.number + 1
     if client.script.is_next_behind:
         client.script.number = number
-        return EnteredLeasedPass(is_over=True, num_steps=0)
+        return EnteredPass(is_over=True)
     positions = client.stream_positions(range(client.num_streams))
     sequences = [position.sequence for position in positions]
     body = {"pass": number, "num_steps": num_steps, "sequences": sequences}
@@ -107,7 +83,8 @@ def enter(client: WorkerClient, num_steps: int) -> EnteredLeasedPass:
     client.script.number = number
     begun_at, members = sum(reply["begun_at"]), max(1, int(reply["members"]))
     made = (sum(sequences) - begun_at) // members
-    return EnteredLeasedPass(bool(reply["is_over"]), int(reply["num_steps"]) + max(0, made))
+    num_steps = int(reply["num_steps"]) + max(0, made)
+    return EnteredPass(is_over=bool(reply["is_over"]), num_steps=num_steps)
 
 
 def take(
@@ -118,10 +95,9 @@ def take(
     all are done, or this worker has to stop.
 
     Raises:
-        Fenced: another worker has taken over the stream. DeadlineExceeded: others have all streams
-            that are left, and do not finish them. Unavailable: the coordinator could not be reached
-            within the client's timeout, or does not admit this worker. ResourceExhausted: it was
-            full for so long.
+        Fenced: another worker has taken over the stream. DeadlineExceeded: others do not finish the
+            streams that are left. Unavailable, ResourceExhausted: the coordinator could not be
+            reached, or was full, for the client's timeout, or does not admit this worker.
     """
     body = {"pass": client.script.number, "done": [] if done is None else [done.stream, done.lease]}
     patience = _Patience(client.timeout_s)
@@ -142,8 +118,8 @@ def take(
 
 
 class _Patience:
-    """How long a worker asks for a stream: PATIENCE timeouts while the coordinator answers, one
-    while it does not.
+    """Asks for a stream for PATIENCE timeouts while the coordinator answers, for one while it does
+    not.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -169,8 +145,6 @@ class _Patience:
 
 def give_back(client: WorkerClient, *, parts: bool) -> None:
     """Stop in the middle of a pass, after all pushes have been applied; other workers take the
-    stream.
-
-    parts: this worker leaves the job alone; meetings do not wait for it.
+    stream. parts: this worker leaves the job alone; meetings do not wait for it.
     """
     client.coordinate("coord.give_back", {"parts": parts})

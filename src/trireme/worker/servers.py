@@ -22,15 +22,8 @@ RETRY_S = 0.02
 class Servers:
     """Calls servers, again if the map was old.
 
-    Args:
-        endpoints: the first hosts the coordinator.
-        connect: makes a transport for one thread's calls, given a name for it.
-        timeout_s: seconds that a call may take by default.
-
-    Attributes:
-        pulls, pushes: transports of these calls.
-        map: the bucket map. job: the coordinator's id of the job.
-        states: per server, a name that changes when it loses its state.
+    endpoints: the first hosts the coordinator. connect: makes a transport for one thread's calls,
+    given a name for it.
     """
 
     def __init__(
@@ -42,8 +35,8 @@ class Servers:
         self._control = LockedTransport(connect("control"))
         self._aside = LockedTransport(connect("aside"))
         self.map: BucketMap
-        self.job = ""
-        self.states = [""] * len(endpoints)
+        self.job = ""  # the coordinator's id of it
+        self.states = [""] * len(endpoints)  # names; a server's changes when it loses its state
 
     def close(self) -> None:
         for locked in (self.pulls, self.pushes, self._control, self._aside):
@@ -63,10 +56,8 @@ class Servers:
         timeout_s: float | None = None,
         aside: bool = False,
     ) -> list[Reply]:
-        """Call a method on every server, in parallel; replies in the order of the servers.
-
-        Args:
-            aside: over a transport of its own, because it takes long and other calls go on.
+        """Call a method on every server, in parallel; replies in the order of the servers. aside:
+        over a transport of its own, because it takes long and other calls go on.
         """
         calls = [Call(endpoint, method, body, []) for endpoint in self.endpoints]
         transport = self._aside if aside else self._control
@@ -105,9 +96,7 @@ class Servers:
     def until_current(
         self, what: str, attempt: Callable[[float], T], timeout_s: float | None = None
     ) -> T:
-        """Try until it succeeds or the deadline passes; refresh the map after WRONG_MAP, wait after
-        NOT_READY.
-        """
+        """Try until success or the deadline; refresh the map after WRONG_MAP, wait at NOT_READY."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = monotonic() + timeout_s
         error: TriremeError | None = None

@@ -14,30 +14,25 @@ _SHOWN_CHARACTERS = 120
 
 
 class JsonObject:
-    """A JSON object and where it is, as "PATH/manifest.json: tables.t", for errors.
-
-    Every method raises Corruption for a value of another kind or range.
+    """A JSON object and where it is, as "PATH/manifest.json: tables.t", for errors. Every method
+    raises Corruption for a value of another kind or range.
     """
 
     def __init__(self, value: Any, where: str) -> None:
         self.where = where
         if not isinstance(value, dict):
             raise self.wrong("an object", value)
-        self._values: Mapping[str, Any] = value
+        self.values: Mapping[str, Any] = value
 
     def wrong(self, expected: str, value: Any, field: str = "") -> Corruption:
         where = f"{self.where}.{field}" if field else self.where
         shown = textwrap.shorten(repr(value), _SHOWN_CHARACTERS)
         return Corruption(f"{where}: expected {expected}, found {shown}")
 
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return self._values
-
     def any(self, field: str) -> Any:
-        if field not in self._values:
+        if field not in self.values:
             raise Corruption(f"{self.where}: expected field {field!r}, found none")
-        return self._values[field]
+        return self.values[field]
 
     def text(self, field: str, length_max: int = 1024) -> str:
         value = self.any(field)
@@ -75,7 +70,7 @@ class JsonObject:
 
     def items(self) -> Iterator[tuple[str, JsonObject]]:
         """All fields; each must be an object."""
-        for name, value in self._values.items():
+        for name, value in self.values.items():
             yield name, JsonObject(value, f"{self.where}.{name}")
 
     def list(self, field: str) -> list[Any]:

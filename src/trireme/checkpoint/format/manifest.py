@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,8 +39,6 @@ _INVALID = (BadRequest, ArithmeticError, AttributeError, TypeError)
 
 
 class FileEntry(NamedTuple):
-    """A file of the checkpoint: its path within the folder, length and checksum."""
-
     path: str
     num_bytes: int
     xxh3_128: str
@@ -147,19 +146,16 @@ class BlockFile:
 class CheckpointManifest:
     """The content of a checkpoint's manifest.
 
-    Attributes:
-        id: drawn at random.
-        mode: see modes.py.
-        version: number of saves of this run and of the runs that it continues.
-        since: a delta has all changes since this version; None in other modes.
-        chain: id -> version. Of a delta: the checkpoints that it may be loaded on top of. Of a
-            full or batch one: those that the next delta may follow besides this one.
-        time: data time in seconds of the newest push when saving began, 0 if the data has none.
-        saved_at: ISO 8601, by the clock of the worker that saved.
-        num_servers: servers that wrote it; any number of servers may read it.
-        optimizer: class name of the blocks' optimizer; None if there are no blocks.
-        streams: stream -> (last sequence that all rows and blocks have, position after it).
-        extra, tensors: the caller's JSON values and named tensors.
+    mode: see modes.py. version: number of saves of this run and of the runs that it continues.
+    since: a delta has all changes since this version; None in other modes.
+    chain: id -> version. Of a delta: the checkpoints that it may be loaded on top of. Of a full or
+        batch one: those that the next delta may follow besides this one.
+    time: data time in seconds of the newest push when saving began, 0 if the data has none.
+    saved_at: ISO 8601, by the clock of the worker that saved.
+    num_servers: servers that wrote it; any number of servers may read it.
+    optimizer: class name of the blocks' optimizer; None if there are no blocks.
+    streams: stream -> (last sequence that all rows and blocks have, position after it).
+    extra, tensors: the caller's JSON values and named tensors.
     """
 
     id: str
@@ -194,7 +190,6 @@ class CheckpointManifest:
 
     @staticmethod
     def from_json(value: Any, where: str) -> CheckpointManifest:
-        """Raises Corruption for a missing field or an invalid value."""
         fields = JsonObject(value, where)
         mode = fields.text("mode")
         if mode not in MODES:
@@ -248,16 +243,12 @@ def _read_streams(fields: JsonObject) -> dict[int, tuple[int, tuple[int, ...]]]:
 
 def _check_distinct(manifest: CheckpointManifest, where: str) -> None:
     """No file and no block may occur twice."""
-    paths, blocks = set[str](), set[str]()
-    for entry in manifest.files():
-        if entry.path in paths or entry.path == MANIFEST:
-            raise Corruption(f"{where}: expected distinct files, found {entry.path} twice")
-        paths.add(entry.path)
-    for block_file in manifest.blocks:
-        for block in block_file.blocks:
-            if block.spec.id in blocks:
-                raise Corruption(f"{where}: expected distinct blocks, found {block.spec.id} twice")
-            blocks.add(block.spec.id)
+    paths = [MANIFEST, *(entry.path for entry in manifest.files())]
+    ids = [block.spec.id for file in manifest.blocks for block in file.blocks]
+    for what, names in (("files", paths), ("blocks", ids)):
+        name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+        if count > 1:
+            raise Corruption(f"{where}: expected distinct {what}, found {name} twice")
 
 
 def write_manifest(storage: Storage, manifest: Mapping[str, Any]) -> None:
@@ -272,10 +263,8 @@ def write_manifest(storage: Storage, manifest: Mapping[str, Any]) -> None:
 
 
 def read_manifest(storage: Storage) -> CheckpointManifest:
-    """Read the manifest of a checkpoint.
-
-    Raises:
-        BadRequest: there is none. Corruption: it is damaged, or of another format.
+    """Read the manifest of a checkpoint. Raises BadRequest: there is none. Corruption: it is
+    damaged, or of another format.
     """
     where = f"{storage.name}/{MANIFEST}"
     size = storage.size(MANIFEST)
@@ -291,7 +280,11 @@ def read_manifest(storage: Storage) -> CheckpointManifest:
 def _checked_body(data: bytes, where: str) -> Any:
     head = _HEAD.match(data)
     if head is None:
-        raise _headless(data, where)
+        value = _parsed(data, where)
+        number = value.get("format") if isinstance(value, dict) else None
+        if type(number) is int and number != FORMAT:  # older formats have no first line
+            raise _other_format(number, where)
+        raise Corruption(f"{where}: expected a first line with format and checksum, found none")
     if int(head[1]) != FORMAT:
         raise _other_format(int(head[1]), where)
     body = data[head.end() : -len(_TAIL)]
@@ -299,15 +292,6 @@ def _checked_body(data: bytes, where: str) -> Any:
     if digest != head[2].decode() or not data.endswith(_TAIL):
         raise Corruption(f"{where}: expected XXH3 {head[2].decode()}, found {digest}")
     return _parsed(body, where)
-
-
-def _headless(data: bytes, where: str) -> Corruption:
-    """The error for a manifest without the first line; older formats have none."""
-    value = _parsed(data, where)
-    number = value.get("format") if isinstance(value, dict) else None
-    if type(number) is int and number != FORMAT:
-        return _other_format(number, where)
-    return Corruption(f"{where}: expected a first line with format and checksum, found none")
 
 
 def _other_format(number: int, where: str) -> Corruption:

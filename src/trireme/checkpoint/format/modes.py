@@ -1,6 +1,5 @@
-"""The modes of a checkpoint: which rows of the tables it holds.
-
-Dense blocks, marks and positions are in every one.
+"""The modes of a checkpoint: which rows of the tables it holds. Dense blocks, marks and positions
+are in every one.
 """
 
 from trireme.errors import BadRequest
@@ -10,19 +9,15 @@ FLEET_NUMBERS = {0: "full", 1: "delta", 2: "base", 3: "batch"}
 
 
 def mode_of(mode: str | int) -> str:
-    """The name of a mode that is given by name or by Fleet's number.
+    """The name of a mode that is given by name or by Fleet's number. Raises BadRequest: any other.
 
-    full (0): every row.
+    full (0): every row. batch (3): as full, at the end of a day.
     delta (1): the rows that changed since the last base or delta (the last full where there is
         none), and the keys removed since; of a table with a ScorePolicy those that its thresholds
         choose.
     base (2): every row worth exporting: of a table with a ScorePolicy those that its thresholds
         choose, of others all.
-    batch (3): as full, at the end of a day.
     hot: the most shown rows, or the most recently pushed ones of tables without shows.
-
-    Raises:
-        BadRequest: any other value.
     """
     name = FLEET_NUMBERS.get(mode) if type(mode) is int else mode
     if name not in MODES:

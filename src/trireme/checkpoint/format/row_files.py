@@ -17,6 +17,7 @@ from trireme import _core
 from trireme.checkpoint.format.manifest import RowFiles
 from trireme.errors import Corruption, SchemaMismatch
 from trireme.protocol.core_table import make_core_table
+from trireme.protocol.routing import buckets_of
 from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
 from trireme.storage.storage import Storage
@@ -46,10 +47,7 @@ BUCKET_LINES = pa.schema(
 
 @dataclass(frozen=True)
 class RowColumns:
-    """The parts of a wide row as columns of a file, after `key` and `row_class`.
-
-    widths: bytes of each column.
-    """
+    """The parts of a wide row as columns of a file, behind key and row class; `widths` in bytes."""
 
     schema: pa.Schema
     widths: tuple[int, ...]
@@ -70,8 +68,37 @@ class RowColumns:
         return cls(pa.schema(fields), tuple(widths), statistics)
 
     @classmethod
-    def of_schema(cls, schema: TableSchema) -> RowColumns:
-        return cls.of(RowLayout.of(schema, make_core_table(schema)))
+    def of_schema(cls, schema: TableSchema, rows: _core.Table | None = None) -> RowColumns:
+        """rows: any table of this schema, if there is one."""
+        return cls.of(RowLayout.of(schema, make_core_table(schema) if rows is None else rows))
+
+    def restore(
+        self,
+        rows: _core.Table,
+        lines: BucketLines,
+        batch: pa.RecordBatch,
+        *,
+        wanted: npt.NDArray[np.bool_],
+        removed_at: int,
+        removed_since: int,
+        apply: bool,
+    ) -> None:
+        """Put the wanted buckets of a file into a table, see `_core.restore_columns`."""
+        columns = [
+            c.flatten() if pa.types.is_fixed_size_list(c.type) else c for c in batch.columns[2:]
+        ]
+        _core.restore_columns(
+            rows,
+            **vars(lines),
+            keys=batch["key"].to_numpy(),
+            classes=batch["row_class"].to_numpy(),
+            columns=[column.to_numpy().view(np.uint8) for column in columns],
+            widths=list(self.widths),
+            wanted=wanted,
+            removed_at=removed_at,
+            removed_since=removed_since,
+            apply=apply,
+        )
 
     def statistics_of(self, snapshot: _core.BucketColumns) -> Array:
         """(n,) records."""
@@ -82,12 +109,11 @@ class RowColumns:
         return records
 
 
-# ---- reading ----
-
-
 @dataclass(frozen=True)
 class BucketLines:
-    """The lines of m buckets: (m,) numbers and counts; lists with m + 1 offsets."""
+    """The lines of m buckets: (m,) numbers and counts; lists with m + 1 offsets. The names are
+    those of `_core.restore_columns`.
+    """
 
     buckets: npt.NDArray[np.uint16]
     num_rows: npt.NDArray[np.uint32]
@@ -105,9 +131,8 @@ def read_rows(
 ) -> Iterator[tuple[BucketLines, pa.RecordBatch]]:
     """The buckets of two row files, some at a time, with their rows.
 
-    Raises:
-        Corruption: the files are not what the manifest says, or not Arrow; names the file.
-        SchemaMismatch: the columns differ from `schema`.
+    Raises Corruption: the files are not what the manifest says, or not Arrow; names the file.
+    SchemaMismatch: the columns differ from `schema`.
     """
     where = f"{storage.name}/{files.rows.path}"
     with (
@@ -123,7 +148,7 @@ def read_rows(
                 buckets.buckets, np.arange(expected, expected + len(buckets.buckets))
             ):
                 raise Corruption(f"{where}: expected buckets from {expected} on next")
-            batch = next(batches, None) if count else no_rows(schema)
+            batch = next(batches, None) if count else pa.RecordBatch.from_pylist([], schema)
             if batch is None or batch.num_rows != count:
                 num_read = 0 if batch is None else batch.num_rows
                 raise Corruption(f"{where}: expected {count} rows next, found {num_read}")
@@ -142,18 +167,12 @@ def read_checked_rows(
 ) -> Iterator[tuple[BucketLines, pa.RecordBatch]]:
     """As `read_rows`; also raises Corruption for rows of other buckets."""
     for buckets, batch in read_rows(storage, files, schema):
-        keys = batch["key"].to_numpy()
-        actual = np.empty(len(keys), np.uint16)
-        _core.buckets(keys, actual)
+        actual = buckets_of(batch["key"].to_numpy())
         if not np.array_equal(actual, np.repeat(buckets.buckets, buckets.num_rows)):
             raise Corruption(
                 f"{storage.name}/{files.rows.path}: expected keys in the order of their buckets"
             )
         yield buckets, batch
-
-
-def no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
 
 
 @contextmanager
@@ -200,12 +219,3 @@ def _bucket_lines(batch: pa.RecordBatch) -> BucketLines:
         removed_offsets=removed.offsets.to_numpy(),
         removed=removed.values.to_numpy(),
     )
-
-
-def cells_of(batch: pa.RecordBatch) -> list[npt.NDArray[np.uint8]]:
-    """The bytes of each column after key and row_class, without a copy."""
-    cells = []
-    for column in batch.columns[2:]:
-        values = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
-        cells.append(values.to_numpy().view(np.uint8))
-    return cells

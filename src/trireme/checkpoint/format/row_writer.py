@@ -26,9 +26,8 @@ ChooseRows = Callable[[Array], npt.NDArray[np.bool_]]
 
 @dataclass(frozen=True)
 class RowWriter:
-    """Writes buckets of a table, each with the content of one moment.
-
-    since, removed_since: as in snapshot_columns. choose: which rows to write; None: all.
+    """Writes buckets of a table, each with the content of one moment. `since`, `removed_since`: as
+    in snapshot_columns. `choose`: which rows to write; None: all.
     """
 
     rows: _core.Table
@@ -47,11 +46,8 @@ class RowWriter:
         note: Callable[[int], None],
     ) -> dict[str, Any]:
         """Write buckets low..high to `stem`.arrow and `stem`.buckets.arrow; returns their RowFiles
-        in JSON.
-
-        Args:
-            buckets_per_batch: at the beginning; it grows while batches are small.
-            note: called with the number of buckets of each batch.
+        in JSON. `buckets_per_batch` grows while batches are small. `note` is called with the number
+        of buckets of each batch.
         """
         num_rows = num_removed = 0
         first = low
@@ -94,7 +90,8 @@ class RowWriter:
         if self.choose is not None and len(snapshot.keys):
             mask = self.choose(self.columns.statistics_of(snapshot))
             arrays = [array.reshape(len(mask), -1)[mask] for array in arrays]
-            counts = _count_chosen(mask, counts)
+            bucket_of_row = np.repeat(np.arange(len(counts)), counts)
+            counts = np.bincount(bucket_of_row[mask], minlength=len(counts)).astype(np.uint32)
         num_rows = int(counts.sum())
         columns = [_column(f.type, num_rows, a) for f, a in zip(schema, arrays, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=schema), counts
@@ -104,14 +101,6 @@ class RowWriter:
 def _arrow_file(file: Any, schema: pa.Schema) -> Iterator[Any]:
     with pa.PythonFile(file, mode="w") as sink, pa.ipc.new_file(sink, schema) as writer:
         yield writer
-
-
-def _count_chosen(mask: npt.NDArray[np.bool_], counts: Array) -> Array:
-    """How many of each bucket's rows are chosen."""
-    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    chosen = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
-    sums: Array = np.diff(chosen[ends]).astype(np.uint32)
-    return sums
 
 
 def _column(kind: pa.DataType, num_rows: int, values: Array) -> pa.Array:

@@ -19,12 +19,10 @@ from trireme.server.block_slice import BlockSlice
 class BlockAssembly:
     """Assembles the wanted blocks from saved ones, in whatever order these come.
 
-    Attributes:
-        sources: ids of the saved blocks that are needed.
+    sources: ids of the saved blocks that are needed.
 
-    Raises:
-        SchemaMismatch: elements of a wanted block were not saved, or its optimizer needs a whole
-            parameter that was saved in several blocks or with another shape.
+    Raises SchemaMismatch: elements of a wanted block were not saved, or its optimizer needs a whole
+    parameter that was saved in several blocks or with another shape.
     """
 
     def __init__(self, wanted: Iterable[BlockSpec], saved: Iterable[BlockSpec], where: str) -> None:

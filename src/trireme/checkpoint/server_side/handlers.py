@@ -13,9 +13,8 @@ from trireme.checkpoint.server_side.settle import settle
 from trireme.errors import BadRequest, Corruption, writing
 from trireme.protocol.wire import need, need_list, need_version
 from trireme.rpc import Handler, Reply, Request
-from trireme.server.paths import check_path, check_store_location
+from trireme.server.paths import check_path, resolve_path
 from trireme.server.state import ServerState
-from trireme.storage.local import LocalStorage
 from trireme.storage.storage import Storage, checked_path, open_storage
 
 Body = Mapping[str, Any]
@@ -24,11 +23,7 @@ Action = Callable[[Storage, Body, OperationProgress], Result]
 
 
 class CheckpointHandlers:
-    """The methods `checkpoint.*`.
-
-    Args:
-        root: local checkpoints must be below this folder.
-    """
+    """The methods `checkpoint.*`; local checkpoints must be below `root`."""
 
     def __init__(self, server: ServerState, root: Path) -> None:
         self._server, self._root = server, root
@@ -74,17 +69,8 @@ class CheckpointHandlers:
     def _storage(self, body: Body) -> Storage:
         path, options = check_path(need(body, "path", str)), need(body, "options", dict)
         storage = open_storage(path, options)
-        if not isinstance(storage, LocalStorage):
-            check_store_location(path, options)
-        if isinstance(storage, LocalStorage) and not self._is_allowed(storage.folder):
-            raise BadRequest(
-                f"checkpoint: expected a path under {self._root}, found {storage.folder};"
-                " --root or TRIREME_ROOT of the servers says where checkpoints may be"
-            )
+        resolve_path(self._root, storage.name, options)
         return storage
-
-    def _is_allowed(self, folder: Path) -> bool:
-        return folder.resolve().is_relative_to(self._root.resolve())
 
     # ---- actions ----
 
@@ -93,11 +79,14 @@ class CheckpointHandlers:
         return count_bins(self._server, progress)
 
     def _save(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
+        prefix = need(body, "prefix", str)
+        if prefix:  # folders within the checkpoint's
+            checked_path(prefix.removesuffix("/"))
         plan = SavePlan(
             version=need_version(body, "version"),
             since=need_version(body, "since"),
             removed_since=need_version(body, "removed_since"),
-            prefix=_prefix(body),
+            prefix=prefix,
             rows=RowsToSave.from_wire(body, self._server.index),
         )
         with writing(f"checkpoint: cannot write {storage.name}"):
@@ -138,21 +127,9 @@ class CheckpointHandlers:
         return {}
 
 
-def _prefix(body: Body) -> str:
-    """The beginning of the paths of files: nothing, or folders within the checkpoint's."""
-    prefix = need(body, "prefix", str)
-    if prefix:
-        checked_path(prefix.removesuffix("/"))
-    return prefix
-
-
 def _load_plan(body: Body) -> LoadPlan:
-    return LoadPlan(
-        tables=_names(body, "tables"),
-        parameters=_names(body, "parameters"),
-        resumes=need(body, "resumes", bool),
+    tables, parameters = (
+        None if body.get(field) is None else frozenset(need_list(body, field, str))
+        for field in ("tables", "parameters")
     )
-
-
-def _names(body: Body, field: str) -> frozenset[str] | None:
-    return None if body.get(field) is None else frozenset(need_list(body, field, str))
+    return LoadPlan(tables, parameters, need(body, "resumes", bool))

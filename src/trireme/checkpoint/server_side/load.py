@@ -1,5 +1,4 @@
-"""A server's share of a load: first everything that it will read is checked, then rows and blocks
-change.
+"""A server's share of a load: first all that it will read is checked, then rows and blocks change.
 
 Rows of a table that is empty so far are read into a staged table while they are checked, which
 replaces the empty one in the end: so files are read once. Rows of any other table are read again,
@@ -7,7 +6,7 @@ bucket by bucket, because two such tables might not fit in memory.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -19,7 +18,6 @@ from trireme.checkpoint.format.manifest import BlockFile, CheckpointManifest, Ro
 from trireme.checkpoint.format.row_files import (
     BucketLines,
     RowColumns,
-    cells_of,
     read_checked_rows,
     read_rows,
 )
@@ -40,9 +38,7 @@ NO_OFFSETS = np.empty(0, np.int32)
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What to load.
-
-    tables: names; None: all, and the model must have no others.
+    """tables: names; None: all, and the model must have no others.
     parameters: names of dense parameters; None: all of the model, which must be in the checkpoint.
     resumes: streams continue after what the checkpoint holds; else they begin anew.
     """
@@ -53,9 +49,8 @@ class LoadPlan:
 
 
 class CheckpointLoad:
-    """One server's load of one checkpoint: `check`, then `apply`.
-
-    Raises Corruption and SchemaMismatch.
+    """One server's load of one checkpoint: `check`, then `apply`, once. Raises Corruption and
+    SchemaMismatch.
     """
 
     def __init__(
@@ -66,14 +61,19 @@ class CheckpointLoad:
         self.manifest, self.plan = manifest, plan
         self._staged: dict[str, _core.Table] = {}
         self._owned = np.zeros(NUM_BUCKETS, bool)
-        self._owned[server.map().owned_by(server.index)] = True
+        self._owned[server.owned_buckets()] = True
 
     # ---- checking ----
 
     def check(self, progress: OperationProgress) -> None:
         """Read all files of this server, and compare them with manifest, schemas and blocks."""
         self._check_tables()
-        self._check_optimizer()
+        if self._blocks() and self.manifest.optimizer != self._server.blocks.class_name:
+            raise SchemaMismatch(
+                f"{self._where}: its optimizer is {self.manifest.optimizer},"
+                f" the model's is {self._server.blocks.class_name}"
+            )
+        self._assembly()
         tasks: list[Callable[[], None]] = []
         for name in self._tables():
             if self._is_new(name):
@@ -95,12 +95,7 @@ class CheckpointLoad:
                 f"{self._where}: expected tables {sorted(missing)}, found {sorted(saved)}"
             )
         for name in self._tables():
-            existing = served.get(name)
-            if existing is not None and existing.schema != saved[name].schema:
-                raise SchemaMismatch(
-                    f"table {name!r}: it exists as {existing.schema.to_wire()},"
-                    f" found {saved[name].schema.to_wire()}"
-                )
+            self._server.check_schema(saved[name].schema)
         if self.manifest.mode != "delta":
             return
         if absent := set(self._tables()) - served.keys():
@@ -112,14 +107,6 @@ class CheckpointLoad:
                 f"load: expected no training between a checkpoint and the delta"
                 f" {self._storage.name} on top of it, found server {self._server.index} changed"
             )
-
-    def _check_optimizer(self) -> None:
-        if self._blocks() and self.manifest.optimizer != self._server.blocks.class_name:
-            raise SchemaMismatch(
-                f"{self._where}: its optimizer is {self.manifest.optimizer},"
-                f" the model's is {self._server.blocks.class_name}"
-            )
-        self._assembly()
 
     def _check_rows(self, name: str, files: RowFiles, progress: OperationProgress) -> None:
         for entry in (files.rows, files.buckets):
@@ -173,28 +160,19 @@ class CheckpointLoad:
         rows: _core.Table,
         name: str,
         files: RowFiles,
-        buckets: BucketLines,
+        lines: BucketLines,
         batch: pa.RecordBatch,
     ) -> None:
         """Put these buckets into a table. Raises Corruption for invalid keys and rows."""
         manifest = self.manifest
+        if not self.plan.resumes:
+            lines = replace(lines, mark_offsets=NO_OFFSETS)
         try:
-            _core.restore_columns(
+            self._columns[name].restore(
                 rows,
-                buckets=buckets.buckets,
-                num_rows=buckets.num_rows,
-                wanted=self._owned[buckets.buckets],
-                keys=batch["key"].to_numpy(),
-                classes=batch["row_class"].to_numpy(),
-                columns=cells_of(batch),
-                widths=list(self._columns[name].widths),
-                mark_offsets=buckets.mark_offsets if self.plan.resumes else NO_OFFSETS,
-                streams=buckets.streams,
-                sequences=buckets.sequences,
-                removed_offsets=buckets.removed_offsets,
-                removed=buckets.removed,
-                pending_offsets=buckets.pending_offsets,
-                pending=buckets.pending,
+                lines,
+                batch,
+                wanted=self._owned[lines.buckets],
                 removed_at=manifest.version,
                 removed_since=min(manifest.chain.values(), default=manifest.version),
                 apply=manifest.mode == "delta",
@@ -245,8 +223,8 @@ class CheckpointLoad:
 
     def _num_rows(self, name: str) -> int:
         """About how many rows of a table it gets: keys are spread evenly over buckets."""
-        shares = ((f, self._owned[f.low : f.high + 1].mean()) for f in self._row_files(name))
-        return int(sum(files.num_rows * share for files, share in shares))
+        files = self._row_files(name)
+        return int(sum(f.num_rows * self._owned[f.low : f.high + 1].mean() for f in files))
 
     def _blocks(self) -> list[BlockSpec]:
         """Wanted blocks of this server."""

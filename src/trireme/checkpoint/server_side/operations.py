@@ -86,15 +86,14 @@ class Operation:
 
     def status(self) -> Reply:
         is_running = self.is_running  # first: once it is False, the result is complete
-        body: dict[str, Any] = {
+        error = None if is_running else self._error
+        body = {
             "running": is_running,
             "done": self.progress.done,
             "total": self.progress.total,
             "result": None if is_running else self._result,
-            "error": None,
+            "error": error and [error.code, str(error)],
         }
-        if not is_running and self._error is not None:
-            body["error"] = [self._error.code, str(self._error)]
         return Reply(body)
 
 

@@ -3,7 +3,7 @@
 The hot set is the most shown rows of all servers, within a given number. Rows fall into bins by a
 number of 32 bits. Those of one bin count as equal: shows that differ by less than 0.05 percent,
 times by less than 1.2 hours. Servers count their rows per bin; the worker finds the bin in which
-the number is reached, and what each server may save (worker_side/hot_budgets.py). So a save never
+the number is reached, and what each server may save (worker_side/save.py). So a save never
 has more rows, though training continues.
 """
 
@@ -25,7 +25,6 @@ from trireme.checkpoint.format.row_writer import ChooseRows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.errors import BadRequest
 from trireme.protocol.row_selection import MODES, selected
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array, need
 from trireme.server.state import ServedTable, ServerState
 
@@ -49,9 +48,15 @@ class RowsToSave:
         for name, budget in need(body, "budgets", dict).items():
             match budget:
                 case [int(bin), list(servers)] if 0 <= server < len(servers):
-                    budgets[str(name)] = HotBudget(bin, *_two_numbers(servers[server]))
+                    share = servers[server]
                 case _:
                     raise BadRequest(f"checkpoint: expected a bin and shares, found {budget!r}")
+            match share:
+                case [int(above), int(within)]:
+                    budgets[str(name)] = HotBudget(bin, above, within)
+                case _:
+                    shown = repr(share)[:150]
+                    raise BadRequest(f"checkpoint: expected two numbers as a share, found {shown}")
         mode = need(body, "mode", str)
         if mode not in MODES:
             raise BadRequest(f"checkpoint: expected a mode of {MODES}, found {mode!r}")
@@ -74,20 +79,12 @@ class RowsToSave:
         return None
 
 
-def _two_numbers(values: Any) -> tuple[int, int]:
-    match values:
-        case [int(above), int(within)]:
-            return above, within
-    raise BadRequest(f"checkpoint: expected two numbers as a share, found {values!r}"[:200])
-
-
 # ---- the hot set ----
 
 
 def bins_of(statistics: Array, newest: int) -> Bins:
     """(n,) the higher, the more shown; of tables without shows, the more recently pushed.
-
-    newest: version of the table.
+    `newest`: version of the table.
     """
     if "show" in (statistics.dtype.names or ()):
         shows = np.maximum(statistics["show"], 0).astype(np.float32)
@@ -102,12 +99,12 @@ def bins_of(statistics: Array, newest: int) -> Bins:
 
 def count_bins(server: ServerState, progress: OperationProgress) -> dict[str, Any]:
     """Table -> [bins that have rows, number of rows in each]."""
-    owned = server.map().owned_by(server.index)
+    owned = server.owned_buckets()
     counts: dict[str, Counter[int]] = {}
     lock = threading.Lock()
 
     def count(name: str, table: ServedTable, buckets: Array) -> None:
-        columns = RowColumns.of(RowLayout.of(table.schema, table.rows))
+        columns = RowColumns.of_schema(table.schema, table.rows)
         newest = table.rows.version
         for bucket in buckets.tolist():
             snapshot = _core.snapshot_columns(table.rows, bucket, 1, 0, 0, columns.widths)

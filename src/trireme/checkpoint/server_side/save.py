@@ -18,9 +18,8 @@ from trireme.checkpoint.format.row_writer import BATCH_BYTES, BUCKETS_PER_BATCH_
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
-from trireme.server.state import ServedTable, ServerState
+from trireme.server.state import ServedTable, ServerState, consecutive
 from trireme.storage.checked_file import FILE_THREADS, written
 from trireme.storage.storage import Storage
 
@@ -32,9 +31,7 @@ DELTA_SHARE = 1 / 16  # an assumed part of a table: files of a small delta cost 
 
 @dataclass(frozen=True)
 class SavePlan:
-    """What to save.
-
-    version: of this save. since: rows changed after this version; 0: all.
+    """version: of this save. since: rows changed after this version; 0: all.
     removed_since: keys removed after this version, 0 for none.
     prefix: the beginning of the paths of files.
     """
@@ -74,7 +71,7 @@ def write_shard(
     """Write this server's rows, by the plan of each table, and its blocks; returns them as the
     manifest has them.
     """
-    owned = server.map().owned_by(server.index)
+    owned = server.owned_buckets()
     tables: dict[str, Any] = {}
     blocks: list[dict[str, Any]] = []
     tasks: list[Callable[[], None]] = [lambda: blocks.extend(_save_blocks(server, storage, prefix))]
@@ -106,7 +103,7 @@ class _TableSave:
         """Each writes one pair of row files and appends them to `files`."""
         self.progress.expect(len(owned))
         rows, plan = self.table.rows, self.plan
-        columns = RowColumns.of(RowLayout.of(self.table.schema, rows))
+        columns = RowColumns.of_schema(self.table.schema, rows)
         choose = plan.rows.of(self.table)
         writer = RowWriter(rows, columns, plan.since, plan.removed_since, choose)
         per_bucket = max(rows.rows * rows.row_bytes // max(len(owned), 1), 1)
@@ -118,19 +115,12 @@ class _TableSave:
                 writer.write(self.storage, stem, low, high, per_batch, self.progress.add)
             )
 
-        for run in _consecutive(owned):
+        for run in consecutive(owned):
             num_bytes = int(per_bucket * len(run) * (DELTA_SHARE if plan.since else 1))
             num_files = max(FILE_THREADS, -(-num_bytes // ROW_FILE_BYTES))
             num_files = 1 if num_bytes < SMALL_BYTES else min(num_files, len(run))
             for buckets in np.array_split(run, num_files):
                 yield partial(write, int(buckets[0]), int(buckets[-1]))
-
-
-def _consecutive(buckets: Array) -> list[Array]:
-    """Ascending buckets, split where numbers are missing."""
-    if len(buckets) == 0:
-        return []
-    return list(np.split(buckets, np.flatnonzero(np.diff(buckets) != 1) + 1))
 
 
 # ---- blocks ----

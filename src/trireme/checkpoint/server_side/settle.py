@@ -8,7 +8,6 @@ import pyarrow as pa
 from trireme.checkpoint.format.manifest import CheckpointManifest, RowFiles
 from trireme.checkpoint.format.row_files import RowColumns, read_rows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
 from trireme.server.state import ServedTable, ServerState
 from trireme.storage.storage import Storage
@@ -21,7 +20,7 @@ def settle(
     """Subtract what the saved rows had gained from this server's rows; what pushes have added
     since stays.
     """
-    owned = set(server.map().owned_by(server.index).tolist())
+    owned = set(server.owned_buckets().tolist())
     tasks = []
     for name, saved in manifest.tables.items():
         table = server.tables.get(name)
@@ -54,7 +53,7 @@ def _settle_files(
     files: RowFiles,
     progress: OperationProgress,
 ) -> None:
-    columns = RowColumns.of(RowLayout.of(table.schema, table.rows))
+    columns = RowColumns.of_schema(table.schema, table.rows)
     for number, (_, batch) in enumerate(read_rows(storage, files, columns.schema)):
         server.settle(table, id, f"{files.rows.path} {number}", *gains_of(batch))
         progress.add(batch.num_rows)

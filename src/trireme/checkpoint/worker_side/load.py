@@ -27,21 +27,17 @@ def load_checkpoint(
     check: Callable[[CheckpointManifest], None] | None = None,
 ) -> CheckpointManifest:
     """Bring the cluster to the state of a checkpoint, on any number of servers; returns its
-    manifest. A delta is loaded on top of what was loaded before.
+    manifest. A delta is loaded on top of what was loaded before. One worker calls it, while no
+    other trains.
 
-    One worker calls it, while no other trains. Everything is verified before the first row changes.
+    tables: only these; None: all of the checkpoint, and the model has no others.
+    parameters: only these dense parameters; None: all of the model.
+    resumes: streams continue after what the checkpoint holds; else they begin anew.
+    check: called when the servers have checked their shares; an error that it raises ends the load.
 
-    Args:
-        tables: only these; None: all of the checkpoint, and the model has no others.
-        parameters: only these dense parameters; None: all of the model.
-        resumes: streams continue after what the checkpoint holds; else they begin anew.
-        check: called when the servers have checked their shares; an error that it raises ends the
-            load.
-
-    Raises:
-        BadRequest: no checkpoint there, or a delta that does not follow what was loaded.
-        Corruption: a file is missing or damaged. SchemaMismatch: a table or block differs from the
-            declared one. Nothing has changed then.
+    Everything is verified before the first row changes. Raises BadRequest: no checkpoint there, or
+    a delta that does not follow what was loaded. Corruption: a file is missing or damaged.
+    SchemaMismatch: a table or block differs from the declared one.
     """
     source = open_storage(path, storage_options)
     manifest = read_manifest(source)
@@ -90,10 +86,8 @@ def _check_follows(client: WorkerClient, source: Storage, manifest: CheckpointMa
 def saved_tensors(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Tensor]:
-    """The tensors that were saved besides rows and blocks. Any worker may call it.
-
-    Raises:
-        Corruption: their file is missing or damaged.
+    """The tensors that were saved besides rows and blocks. Any worker may call it. Raises
+    Corruption: their file is missing or damaged.
     """
     source = open_storage(path, storage_options)
     entry = read_manifest(source).tensors

@@ -22,8 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trireme.checkpoint.format.manifest import MANIFEST, read_manifest, write_manifest
-from trireme.errors import BadRequest, writing
+from trireme.checkpoint.format.manifest import (
+    MANIFEST,
+    CheckpointManifest,
+    read_manifest,
+    write_manifest,
+)
+from trireme.errors import BadRequest, Corruption, writing
 from trireme.storage.atomic_folder import partial_path, publish_folder
 from trireme.storage.checked_file import written
 from trireme.storage.local import LocalStorage, sync_folder
@@ -39,10 +44,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint being written.
-
-    id: of the checkpoint. storage: where its files go. prefix: the beginning of their paths.
-    """
+    """A checkpoint being written: where its files go, and the beginning of their paths."""
 
     id: str
     storage: Storage
@@ -52,19 +54,14 @@ class Draft:
 @contextmanager
 def open_draft(target: Storage) -> Iterator[Draft]:
     """Where to write the files of a checkpoint that `publish` will show at `target`. Unless it is
-    published, all of it is removed when the block ends.
-
-    Raises:
-        BadRequest: `target` exists or cannot be written. ResourceExhausted: the disk is full.
+    published, all of it is removed when the block ends. Raises BadRequest: `target` exists or
+    cannot be written. ResourceExhausted: the disk is full.
     """
     with writing(f"checkpoint: cannot write {target.name}"):
         remove_abandoned(target)
-        if isinstance(target, LocalStorage):
-            with _local_draft(target) as draft:
-                yield draft
-        else:
-            with _remote_draft(target) as draft:
-                yield draft
+        local = target if isinstance(target, LocalStorage) else None
+        with _local_draft(local) if local else _remote_draft(target) as draft:
+            yield draft
 
 
 def publish(draft: Draft, target: Storage, manifest: Mapping[str, Any]) -> None:
@@ -97,7 +94,9 @@ def remove_abandoned(target: Storage) -> list[str]:
     its parent folder; logs and returns their names.
     """
     if isinstance(target, LocalStorage):
-        names = [str(path) for path in _partials(target.folder.parent) if _remove_partial(path)]
+        parent = target.folder.parent
+        partials = [path for path in parent.glob(".*.partial") if _PARTIAL.fullmatch(path.name)]
+        names = [str(path) for path in sorted(partials) if path.is_dir() and _remove_partial(path)]
     else:
         drafts = _unnamed(target)
         for draft in drafts:
@@ -160,14 +159,6 @@ def _locked_marker(folder: Path) -> int:
     return marker
 
 
-def _partials(parent: Path) -> list[Path]:
-    if not parent.is_dir():
-        return []
-    return sorted(
-        path for path in parent.iterdir() if _PARTIAL.fullmatch(path.name) and path.is_dir()
-    )
-
-
 def _remove_partial(partial: Path) -> bool:
     """Remove the folder if no living process writes it."""
     try:
@@ -226,3 +217,40 @@ def _is_old(target: Storage, marker: str) -> bool:
             log.warning("checkpoint: expected a time in %s/%s, found none", target.name, marker)
             return False
     return (_now() - begun_at).total_seconds() > ABANDONED_S
+
+
+# ---- which checkpoints of a folder are kept ----
+
+
+def retain(newest: Storage, keep: int) -> list[str]:
+    """Remove all but the newest `keep` complete checkpoints of the parent folder of `newest`.
+
+    A checkpoint that a kept delta must be loaded on top of stays too, and so does everything that
+    is damaged or not a checkpoint. Returns the names of those removed.
+    """
+    parent, own = newest.parent()
+    manifests: dict[str, CheckpointManifest] = {}
+    for name in parent.folders():
+        try:
+            manifests[name] = read_manifest(parent.below(name))
+        except (BadRequest, Corruption) as error:
+            log.debug("retention: passes over %s/%s: %s", parent.name, name, error)
+    order = sorted(manifests, key=lambda name: (manifests[name].saved_at, manifests[name].version))
+    order = [name for name in order if name != own] + [own]
+    kept = set(order[-keep:])
+    for name in reversed(order):
+        if name in kept and (needed := _predecessor(name, manifests)) is not None:
+            kept.add(needed)
+    removed = [name for name in order if name not in kept]
+    for name in removed:
+        remove_checkpoint(parent.below(name))
+    return removed
+
+
+def _predecessor(name: str, manifests: dict[str, CheckpointManifest]) -> str | None:
+    """The newest checkpoint that a delta may be loaded on top of; None for other modes."""
+    delta = manifests[name]
+    if delta.mode != "delta":
+        return None
+    earlier = [other for other, manifest in manifests.items() if manifest.id in delta.chain]
+    return max(earlier, key=lambda other: manifests[other].version, default=None)

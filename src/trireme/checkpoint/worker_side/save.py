@@ -2,7 +2,8 @@
 
 import datetime
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from safetensors.torch import save as save_tensors
@@ -10,9 +11,7 @@ from torch import Tensor
 
 from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
 from trireme.checkpoint.format.modes import check_hot, mode_of
-from trireme.checkpoint.worker_side.hot_budgets import hot_budgets
-from trireme.checkpoint.worker_side.publication import Draft, open_draft, publish
-from trireme.checkpoint.worker_side.retention import retain
+from trireme.checkpoint.worker_side.publication import Draft, open_draft, publish, retain
 from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
 from trireme.errors import BadRequest, Corruption
 from trireme.storage.checked_file import written
@@ -39,21 +38,17 @@ def save_checkpoint(
     """Write tables, blocks and marks of the cluster to a new folder. One worker calls it; others
     train on, and so may other threads of this one.
 
-    Args:
-        path: a folder that all processes share, or a location such as s3://bucket/key.
-        extra: JSON values that `load_checkpoint` returns.
-        tensors: by name, which `saved_tensors` returns.
-        mode: which rows, see `mode_of`.
-        hot: with mode hot, a number of rows of each table, or a share of them.
-        time: data time at which rows are judged.
-        keep: keep only so many of the newest checkpoints in the parent folder, and those that they
-            need; None: all.
-        watch: called with the progress of the servers.
+    path: a folder that all processes share, or a location such as s3://bucket/key.
+    extra: JSON values. tensors: by name, which `saved_tensors` returns.
+    mode: which rows, see `mode_of`. hot: with mode hot, a number of rows of each table, or a share.
+    time: data time at which rows are judged.
+    keep: keep only so many of the newest checkpoints in the parent folder, and those that they
+        need; None: all.
+    watch: called with the progress of the servers.
 
-    Raises:
-        BadRequest: `path` exists, or servers may not write there; a delta without a base.
-        ResourceExhausted: the disk is full; nothing is left.
-        Corruption: a server's files are not visible on this worker.
+    Raises BadRequest: `path` exists, or servers may not write there; a delta without a base.
+    ResourceExhausted: the disk is full; nothing is left. Corruption: a server's files are not
+    visible on this worker.
     """
     name = mode_of(mode)
     check_hot(name, hot)
@@ -63,7 +58,7 @@ def save_checkpoint(
     operations = ServerOperations(client, target, watch)
     options = {"mode": name, "time": time, "budgets": {}}
     if hot is not None:
-        options["budgets"] = hot_budgets(retry("save", lambda: operations.run("count")), hot)
+        options["budgets"] = _hot_budgets(retry("save", lambda: operations.run("count")), hot)
 
     def attempt() -> CheckpointManifest:
         export = client.servers.ask_coordinator("coord.export", {"mode": name})
@@ -183,3 +178,32 @@ def _check_visible(manifest: CheckpointManifest, draft: Draft) -> None:
                 " found none or another; the folder must be on storage that all servers and"
                 " worker 0 share"
             )
+
+
+# ---- how many rows of a hot set each server may save ----
+
+
+def _hot_budgets(counts: Sequence[Mapping[str, Any]], hot: float) -> dict[str, list[Any]]:
+    """Table -> [bin, [rows above that bin and in it that each server may save]].
+
+    counts: of each server: table -> [bins, rows in each]. hot: a number of rows, or a share.
+    """
+    budgets: dict[str, list[Any]] = {}
+    for name in {name for server in counts for name in server}:
+        bins = [dict(zip(*server.get(name, ([], [])), strict=True)) for server in counts]
+        all_bins = sum(map(Counter, bins), Counter[int]())
+        total = all_bins.total()
+        wanted = int(hot * total) if type(hot) is float else min(int(hot), total)
+        above, last = 0, 0
+        for last in sorted(all_bins, reverse=True):
+            if above + all_bins[last] >= wanted:
+                break
+            above += all_bins[last]
+        # All rows above the last bin; of the rows in it, those of the first servers first.
+        left, shares = wanted - above, []
+        for of_server in bins:
+            within = min(left, of_server.get(last, 0))
+            left -= within
+            shares.append([sum(n for bin, n in of_server.items() if bin > last), within])
+        budgets[name] = [last, shares]
+    return budgets

@@ -27,11 +27,7 @@ Watch = Callable[[int, int], None]
 
 
 class ServerOperations:
-    """Runs operations of one save or load on all servers.
-
-    Args:
-        watch: called now and then with the progress.
-    """
+    """Runs operations of one save or load on all servers; `watch` is called with their progress."""
 
     def __init__(
         self,
@@ -47,10 +43,8 @@ class ServerOperations:
         self._timeout_s = timeout_s
 
     def run(self, action: str, **body: Any) -> list[Mapping[str, Any]]:
-        """Results in the order of the servers. After an error, all servers have stopped.
-
-        Raises:
-            What a server raised; DeadlineExceeded; Unavailable.
+        """Results in the order of the servers. After an error, all servers have stopped. Raises
+        what a server raised; DeadlineExceeded; Unavailable.
         """
         name = uuid.uuid4().hex
         message = {**self._body, **body, "action": action, "job": name}

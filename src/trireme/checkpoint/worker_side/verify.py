@@ -1,7 +1,8 @@
 """Checking a checkpoint against its manifest, without servers."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -20,9 +21,8 @@ def verify_checkpoint(
     storage: Storage, watch: Watch | None = None
 ) -> tuple[CheckpointManifest | None, list[str]]:
     """Read a whole checkpoint. Returns its manifest, None if that is damaged, and the problems:
-    messages that name the files, each damaged file once.
-
-    watch: called with the number of bytes read, and of all bytes.
+    messages that name the files, each damaged file once. `watch` is called with the number of bytes
+    read, and of all bytes.
     """
     try:
         manifest = read_manifest(storage)
@@ -54,18 +54,13 @@ def _checks(
     for table in manifest.tables.values():
         schema = RowColumns.of_schema(table.schema).schema
         for files in table.files:
-            rows = partial(read_checked_rows, storage, files, schema)
-            yield [files.rows, files.buckets], partial(_exhaust, rows)
+            rows = read_checked_rows(storage, files, schema)
+            yield [files.rows, files.buckets], partial(deque, rows, 0)
     for file in manifest.blocks:
         ids = {block.spec.id for block in file.blocks}
-        yield [file.file], partial(_exhaust, partial(read_blocks, storage, file, ids))
+        yield [file.file], partial(deque, read_blocks(storage, file, ids), 0)
     if manifest.tensors is not None:
         yield [manifest.tensors], partial(read_tensors, storage, manifest.tensors)
-
-
-def _exhaust(read: Callable[[], Iterable[object]]) -> None:
-    for _ in read():
-        pass
 
 
 def _problem(check: Check) -> str | None:

@@ -18,7 +18,7 @@ from trireme.data.batch import Batch, Column, Ragged
 from trireme.errors import BadRequest
 from trireme.inference.dense_program import input_tensor, program_input
 from trireme.inference.export_manifest import ProgramInput
-from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.lookup import LookupSpec
 from trireme.train.loop.scoring import outputs_by_name
 
 if TYPE_CHECKING:
@@ -32,13 +32,10 @@ def export_program(
 ) -> tuple[ExportedProgram, tuple[ProgramInput, ...], dict[str, Tensor]]:
     """The program, its inputs, and the outputs for the batch.
 
-    Args:
-        model: in evaluation mode.
-        batch: an example of what it will be given, without sizes of 1.
-        specs: of its embedding modules. gathered: what these return for the batch.
+    model: in evaluation mode. specs: of its embedding modules.
+    batch: an example without sizes of 1. gathered: what the embedding modules return for it.
 
-    Raises:
-        BadRequest: torch cannot export the model, or only for batches of this size.
+    Raises BadRequest: torch cannot export the model, or only for batches of this size.
     """
     recorded = _RecordedBatch(batch, gathered)
     with torch.no_grad():
@@ -56,7 +53,8 @@ def export_program(
     bags = {spec.name for spec in specs if spec.mode != "none"}
     axes = [_varying_axes(one, t, bags) for one, t in zip(inputs, tensors, strict=True)]
     shapes = tuple(dict.fromkeys(varying, torch.export.Dim.AUTO) for varying in axes)
-    dense = _DensePart(model, inputs, _lookup_by_example(specs, batch))
+    sized = [s.name for s in specs if s.mode != "none" or isinstance(batch[s.features[0]], Tensor)]
+    dense = _DensePart(model, inputs, sized[0] if sized else None)
     try:
         with torch.no_grad():
             program = torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
@@ -79,10 +77,7 @@ def program_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 class _DensePart(nn.Module):
-    """The model as a function of plain tensors.
-
-    sized: name of a lookup with one row per example, if there is one.
-    """
+    """The model as a function of plain tensors. `sized` names a lookup with one row per example."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[ProgramInput], sized: str | None) -> None:
         super().__init__()
@@ -129,13 +124,6 @@ class _RecordedBatch(Batch):
         return column
 
 
-def _lookup_by_example(specs: Sequence[LookupSpec], batch: Batch) -> str | None:
-    for spec in specs:
-        if spec.mode != "none" or isinstance(batch[spec.features[0]], Tensor):
-            return spec.name
-    return None
-
-
 def _column_inputs(name: str, column: Column) -> list[ProgramInput]:
     if isinstance(column, Tensor):
         return [program_input("column", name, column)]
@@ -160,10 +148,8 @@ def _varying_axes(one: ProgramInput, tensor: Tensor, bags: Collection[str]) -> r
 def _with_sizes(
     inputs: Sequence[ProgramInput], program: ExportedProgram, num_examples: int
 ) -> tuple[ProgramInput, ...]:
-    """The inputs with the sizes that the program fixes.
-
-    Raises:
-        BadRequest: the program takes no other number of examples than the example batch has.
+    """The inputs with the sizes that the program fixes. Raises BadRequest: the program takes no
+    other number of examples than the example batch has.
     """
     from torch.fx.experimental.symbolic_shapes import is_concrete_int
 

@@ -31,7 +31,7 @@ from trireme.inference.export_manifest import (
     ModuleLookup,
     read_manifest,
 )
-from trireme.nn.lookup_spec import LookupSpec
+from trireme.nn.lookup import LookupSpec
 from trireme.protocol.frozen_rows import DTYPES
 from trireme.storage.atomic_folder import new_folder
 from trireme.storage.checked_file import written_for_mapping
@@ -199,7 +199,7 @@ class _FolderWriter:
     def __init__(
         self, optimizer: DistributedOptimizer, folder: Path, versions: Mapping[str, Any]
     ) -> None:
-        self._client, self._time = optimizer.cluster.client, optimizer.data_time()
+        self._client, self._time = optimizer.cluster.client, optimizer.stream.data_time()
         self._folder = folder
         self.version, self.since = int(versions["version"]), int(versions["since"])
         self._forget = int(versions["forget"])

@@ -43,11 +43,9 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
 
 
 def read_text(files: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Floats:
-    """All lines of the files, in this order: (elements, columns of the first line).
-
-    Raises:
-        DataError: a line has another number of columns, or a value that is not a finite number;
-            names file and line.
+    """All lines of the files, in this order: (elements, columns of the first line). Raises
+    DataError: a line has another number of columns, or a value that is not a finite number; names
+    file and line.
     """
     rows, num_columns = list[list[float]](), 0
     for path in files:
@@ -90,10 +88,8 @@ def write_text(values: Floats) -> bytes:
 
 
 def read_variable(path: str, storage_options: Mapping[str, Any] | None = None) -> Floats:
-    """The tensor in Paddle's file of one variable.
-
-    Raises:
-        DataError: no such file. Corruption: it is not a float32 tensor as Paddle writes it.
+    """The tensor in Paddle's file of one variable. Raises DataError: no such file. Corruption: it
+    is not a float32 tensor as Paddle writes it.
     """
     content = read_bytes(path, storage_options)
     try:

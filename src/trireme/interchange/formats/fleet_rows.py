@@ -67,10 +67,8 @@ def need_betas(body: Any) -> Betas:
 class FleetText:
     """The format of the text of one table.
 
-    Attributes:
-        head, tail: states of the rule.
-        at: positions of each field in a line, not counting the key.
-        num_numbers: of a line with a tail.
+    head, tail: states of the rule. at: positions of each field in a line, not counting the key.
+    num_numbers: of a line with a tail.
     """
 
     schema: TableSchema
@@ -84,20 +82,18 @@ class FleetText:
 
     @classmethod
     def of(cls, schema: TableSchema, rows: _core.Table, accessor: str, betas: Betas) -> FleetText:
-        """Raises BadRequest for an unknown accessor, a rule that Fleet does not have, or dims per
+        """Raises BadRequest: an unknown accessor, a rule that Fleet does not have, or dims per
         feature.
         """
-        if len(schema.dims) != 1:
+        name, dims, dim = schema.name, schema.dims, schema.dim
+        if len(dims) != 1:
             raise BadRequest(
-                f"Fleet's text: expected a table of one dim, found {schema.name!r} with"
-                f" {schema.dims}"
+                f"Fleet's text: expected a table of one dim, found {name!r} with {dims}"
             )
         if accessor not in ACCESSORS:
-            raise BadRequest(
-                f"Fleet's text: expected accessor {', '.join(ACCESSORS)}, found {accessor!r}"
-            )
+            known = ", ".join(ACCESSORS)
+            raise BadRequest(f"Fleet's text: expected accessor {known}, found {accessor!r}")
         head, tail = head_and_tail(schema)
-        dim = schema.dim
         sizes = {
             "head_state": head.num_numbers,
             "tail": dim - 1,
@@ -118,31 +114,29 @@ class FleetText:
     def read(
         self, keys: Array, numbers: Array, wide: Array, is_full: Array, stamp: Stamp
     ) -> tuple[npt.NDArray[np.uint8], WideRows]:
-        """Row classes (n,) and wide rows from what `_core.parse_rows` returns.
-
-        Raises:
-            RowError: invalid statistics; names the row.
+        """Row classes (n,) and wide rows from what `_core.parse_rows` returns. Raises RowError:
+        invalid statistics; names the row.
         """
         rows = np.zeros((len(keys), self.layout.row_bytes), np.uint8)
         weights, state = self.layout.weights(rows), self.layout.state(rows)
         weights[:, 0] = numbers[:, self.at["head"].start]
-        self.head.read(numbers[:, self.at["head_state"]], state, self.betas, least=1)
+        self.head.read(numbers[:, self.at["head_state"]], state, self.betas)
         full = np.flatnonzero(is_full)
         if self.schema.dim > 1 and len(full):
             rows_with_tail = slice(None) if len(full) == len(keys) else full
             weights[rows_with_tail, 1:] = numbers[rows_with_tail, self.at["tail"]]
-            tail_numbers, tail_state = (
-                numbers[rows_with_tail, self.at["tail_state"]],
-                state[rows_with_tail],
-            )
-            self.tail.read(tail_numbers, tail_state, self.betas, least=1)
+            tail_state = state[rows_with_tail]
+            self.tail.read(numbers[rows_with_tail, self.at["tail_state"]], tail_state, self.betas)
             state[rows_with_tail] = tail_state
         self._read_statistics(numbers, wide, self.layout.statistics(rows), stamp)
         classes = np.zeros(len(keys), np.uint8)
         if len(full) < len(keys) and self.schema.dim > 1:
             heads = np.flatnonzero(is_full == 0)
             if self.schema.head_class is None:
-                weights[heads, 1:] = initial_weights(self.schema, keys[heads])[:, 1:]
+                new = make_core_table(replace(self.schema, absent="initial"))
+                initial = np.empty((len(heads), self.schema.dim), np.float32)
+                new.lookup(np.ascontiguousarray(keys[heads]), initial, _core.Pool(1))
+                weights[heads, 1:] = initial[:, 1:]
             else:
                 classes[heads] = self.schema.head_class
         return classes, rows
@@ -184,10 +178,8 @@ class FleetText:
     def write(
         self, keys: Array, classes: Array, rows: WideRows, time: int
     ) -> npt.NDArray[np.uint8]:
-        """The lines of these rows, as of a data time in seconds.
-
-        Raises:
-            BadRequest: the table has no ScorePolicy.
+        """The lines of these rows, as of a data time in seconds. Raises BadRequest: the table has
+        no ScorePolicy.
         """
         policy = policy_of(self.schema.policy)
         if not isinstance(policy, ScorePolicy):
@@ -210,14 +202,6 @@ class FleetText:
         shows[:], clicks[:] = faded(policy, statistics, time, day_over=False)
         is_full = (classes != self.schema.head_class).astype(np.uint8)
         return _core.write_rows(keys, numbers, wide, is_full, self.format)
-
-
-def initial_weights(schema: TableSchema, keys: Array) -> Array:
-    """The initial weights (n, D) of rows of these keys."""
-    table = make_core_table(replace(schema, absent="initial"))
-    weights = np.empty((len(keys), schema.dim), np.float32)
-    table.lookup(np.ascontiguousarray(keys), weights, _core.Pool(1))
-    return weights
 
 
 def _refuse(is_wrong: Array, values: Array, expected: str) -> None:

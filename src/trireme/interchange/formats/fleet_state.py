@@ -42,15 +42,14 @@ class PartState:
     powers: int | None
     count: int | None
 
-    def read(self, numbers: Array, state: Array, betas: Betas, least: int) -> None:
-        """Copy numbers (n, num_numbers) into our state (n, W).
-
-        least: number of updates to assume for a rule without powers.
+    def read(self, numbers: Array, state: Array, betas: Betas) -> None:
+        """Copy numbers (n, num_numbers) into our state (n, W). A rule without powers has made one
+        update.
         """
         for source, target, size in self.copies:
             state[:, target : target + size] = numbers[:, source : source + size]
         if self.count is not None:
-            counts = np.full(len(state), least, np.uint32)
+            counts = np.ones(len(state), np.uint32)
             if self.powers is not None:
                 counts = _counts(numbers[:, self.powers : self.powers + 2], betas)
             state[:, self.count] = counts.view(np.float32)

@@ -18,10 +18,8 @@ LINE_BYTES_MAX = CHUNK_BYTES
 def line_chunks(
     path: str, storage_options: Mapping[str, Any] | None = None
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """The file, cut where lines end. A chunk is valid until the next one is read.
-
-    Raises:
-        DataError: it cannot be read, or a line is longer than LINE_BYTES_MAX.
+    """The file, cut where lines end. A chunk is valid until the next one is read. Raises DataError:
+    it cannot be read, or a line is longer than LINE_BYTES_MAX.
     """
     buffer = bytearray(CHUNK_BYTES + LINE_BYTES_MAX)
     view, filled = memoryview(buffer), 0

@@ -64,13 +64,11 @@ def rows_of(
 ) -> tuple[npt.NDArray[np.uint8], WideRows]:
     """Row classes and wide rows of `checked` columns.
 
-    Args:
-        class_dims: weights of each row class.
-        columns: also `num_weights` (n,): how many weights a row has; default all of its column.
+    class_dims: weights of each row class.
+    columns: also `num_weights` (n,): how many weights a row has; default all of its column.
 
-    Raises:
-        BadRequest: columns of a wrong width or length, or columns that the table does not have.
-        RowError: an invalid value; names the row.
+    Raises BadRequest: columns of a wrong width or length, or columns that the table does not have.
+    RowError: an invalid value; names the row.
     """
     weights = columns["weights"]
     num_weights = columns.get("num_weights", np.full(len(weights), weights.shape[1]))

@@ -58,11 +58,9 @@ def batches(
     """A file's rows, some thousand at a time, as checked columns and `num_weights`. Lists with
     fewer weights are filled up with zeros.
 
-    Args:
-        names: the file's name of a column by ours; other columns have ours. The rest is ignored.
+    names: the file's name of a column by ours; other columns have ours. The rest is ignored.
 
-    Raises:
-        DataError: no such file, no key or weights, or nulls.
+    Raises DataError: no such file, no key or weights, or nulls.
     """
     try:
         with fsspec.open(path, "rb", **(storage_options or {})) as stored:

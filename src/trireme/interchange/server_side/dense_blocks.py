@@ -15,35 +15,32 @@ from trireme.server.block_slice import BlockSlice
 from trireme.server.state import ServerState
 
 
-class BlockHandlers:
-    """The methods `export.blocks` and `import.blocks`."""
+def block_handlers(server: ServerState) -> dict[str, Handler]:
+    return {
+        "export.blocks": lambda _: _export(server),
+        "import.blocks": lambda request: _import(server, _read(request)),
+    }
 
-    def __init__(self, server: ServerState) -> None:
-        self._server = server
 
-    def handlers(self) -> dict[str, Handler]:
-        return {"export.blocks": self._on_export, "import.blocks": self._on_import}
+def _export(server: ServerState) -> Reply:
+    with server.blocks_lock:
+        store = server.blocks
+        blocks = {spec.id: store.state_of(spec.id) for spec in store.specs()}
+        optimizer = store.class_name
+    names = [[block_id, list(tensors)] for block_id, tensors in blocks.items()]
+    arrays = [t.numpy().reshape(-1) for tensors in blocks.values() for t in tensors.values()]
+    return Reply({"optimizer": optimizer, "blocks": names}, arrays)
 
-    def _on_export(self, request: Request) -> Reply:
-        del request
-        with self._server.blocks_lock:
-            store = self._server.blocks
-            blocks = {spec.id: store.state_of(spec.id) for spec in store.specs()}
-            optimizer = store.class_name
-        names = [[block_id, list(tensors)] for block_id, tensors in blocks.items()]
-        arrays = [t.numpy().reshape(-1) for tensors in blocks.values() for t in tensors.values()]
-        return Reply({"optimizer": optimizer, "blocks": names}, arrays)
 
-    def _on_import(self, request: Request) -> None:
-        blocks = _read(request)
-        with self._server.journal.replacing(), self._server.blocks_lock:
-            store, states = self._server.blocks, dict[str, dict[str, torch.Tensor]]()
-            for block_id, tensors in blocks.items():
-                if block_id not in store:
-                    raise BadRequest(f"import.blocks: no block {block_id!r} on this server")
-                states[block_id] = store.state_with(block_id, tensors)
-            for block_id, state in states.items():
-                store.restore(block_id, [BlockSlice(0, state, store.marks_of(block_id))])
+def _import(server: ServerState, blocks: dict[str, dict[str, torch.Tensor]]) -> None:
+    with server.journal.replacing(), server.blocks_lock:
+        store, states = server.blocks, dict[str, dict[str, torch.Tensor]]()
+        for block_id, tensors in blocks.items():
+            if block_id not in store:
+                raise BadRequest(f"import.blocks: no block {block_id!r} on this server")
+            states[block_id] = store.state_with(block_id, tensors)
+        for block_id, state in states.items():
+            store.restore(block_id, [BlockSlice(0, state, store.marks_of(block_id))])
 
 
 def _read(request: Request) -> dict[str, dict[str, torch.Tensor]]:

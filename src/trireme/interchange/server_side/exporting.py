@@ -9,10 +9,10 @@ export.blocks    the dense blocks of this server, with the optimizer's state
 import gzip
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import fsspec
 import numpy as np
@@ -55,36 +55,34 @@ class ExportHandlers:
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _target(self, request: Request) -> str:
-        """A folder, or a location of an object store."""
-        options = need(request.body, "storage_options", dict)
-        path = resolve_path(self._root, need(request.body, "folder", str), options)
-        return path if "://" in path else str(self._folder(request))
-
     def _table(self, request: Request) -> ServedTable:
         return self._server.table(need(request.body, "table", str))
 
-    def _owned(self) -> list[int]:
-        return [int(bucket) for bucket in self._server.map().owned_by(self._server.index)]
+    def _bucket_runs(self, table: ServedTable) -> list[list[int]]:
+        """The buckets of this server, in runs of about ROWS_PER_GROUP rows."""
+        owned: list[int] = self._server.owned_buckets().tolist()
+        at_once = max(1, ROWS_PER_GROUP * len(owned) // max(table.rows.rows, 1))
+        return [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
 
     def _on_parquet(self, request: Request) -> Reply:
-        table, folder = self._table(request), self._target(request)
-        options = need(request.body, "storage_options", dict)
+        table, options = self._table(request), need(request.body, "storage_options", dict)
+        folder = resolve_path(self._root, need(request.body, "folder", str), options)
+        if "://" not in folder:
+            folder = str(self._folder(request))
         layout = RowLayout.of(table.schema, table.rows)
         dims = np.array(table.rows.dims)
         arrow = arrow_schema(layout, state=need(request.body, "state", bool))
         num_rows = 0
-        groups = _row_groups(table, self._owned())
+        contents = (_content(table, buckets) for buckets in self._bucket_runs(table))
+        groups = (content for content in contents if len(content[0]))
         with writing(f"export: cannot write {folder}"), storage_errors(folder):
             for number in range(SHARDS_MAX):
                 group = next(groups, None)
                 if group is None and (number or self._server.index):
                     break  # an empty table still has one file
                 name = f"part-{self._server.index:03d}-{number:05d}.parquet"
-                with (
-                    _create(folder, name, options) as file,
-                    pq.ParquetWriter(file, arrow) as writer,
-                ):
+                created = _create(folder, name, options)
+                with created as file, pq.ParquetWriter(file, arrow) as writer:
                     while group is not None:
                         keys, classes, rows = group
                         batch = record_batch(arrow, layout, keys, dims[classes], rows)
@@ -96,8 +94,7 @@ class ExportHandlers:
     def _on_fleet(self, request: Request) -> Reply:
         """Write fragments of text, `SHARD.SERVER`, for the shards that have rows on this server."""
         table, folder = self._table(request), self._folder(request)
-        num_shards = need(request.body, "shard_num", int)
-        _check_shards(num_shards)
+        num_shards = _num_shards(request)
         accessor = need(request.body, "accessor", str)
         text = FleetText.of(table.schema, table.rows, accessor, need_betas(request.body))
         time = need(request.body, "time", int)
@@ -109,10 +106,7 @@ class ExportHandlers:
             written = text.write(keys[order], classes[order], rows[order], time)
             return len(keys), _cut_lines(written, shards[order])
 
-        owned = self._owned()
-        at_once = _buckets_at_once(table, owned)
-        runs = [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
-        num_rows = 0
+        runs, num_rows = self._bucket_runs(table), 0
         with writing(f"export: cannot write {folder}"):
             for count, fragments in _in_order(lines, runs, self._server.pool.threads):
                 num_rows += count
@@ -123,12 +117,8 @@ class ExportHandlers:
 
     def _on_join(self, request: Request) -> None:
         """Make Fleet's files of every num_servers-th shard, beginning with this server's number."""
-        folder = self._folder(request)
-        num_shards, compress = (
-            need(request.body, "shard_num", int),
-            need(request.body, "gzip", bool),
-        )
-        _check_shards(num_shards)
+        folder, num_shards = self._folder(request), _num_shards(request)
+        compress = need(request.body, "gzip", bool)
         num_servers = len(self._server.map().servers)
         with writing(f"export: cannot write {folder}"):
             for shard in range(self._server.index, num_shards, num_servers):
@@ -145,55 +135,34 @@ class ExportHandlers:
                         file.close()
 
 
-def _create(folder: str, name: str, storage_options: Mapping[str, Any]) -> IO[bytes]:
-    """A new file in the folder, which is made if it is missing."""
-    if "://" not in folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return Path(folder, name).open("xb")
-    file: IO[bytes] = fsspec.open(f"{folder}/{name}", "wb", **storage_options).open()
-    return file
+def _create(folder: str, name: str, options: dict[str, Any]) -> Any:
+    """A new file in a folder or location."""
+    if "://" in folder:
+        return fsspec.open(f"{folder}/{name}", "wb", **options).open()
+    return Path(folder, name).open("xb")
 
 
 def _cut_lines(text: Array, shards: Array) -> dict[int, Array]:
     """The lines of each shard; line i belongs to shards[i], which ascend."""
     ends = np.flatnonzero(text == ord("\n")) + 1
     distinct, counts = np.unique(shards, return_counts=True)
-    stops = ends[np.cumsum(counts) - 1]
-    return {
-        shard: text[low:high]
-        for shard, low, high in zip(
-            distinct.tolist(), [0, *stops.tolist()], stops.tolist(), strict=False
-        )
-    }
+    parts = np.split(text, ends[np.cumsum(counts) - 1])  # and nothing after the last line
+    return dict(zip(distinct.tolist(), parts, strict=False))
 
 
-def _check_shards(num: int) -> None:
+def _num_shards(request: Request) -> int:
+    num = need(request.body, "shard_num", int)
     if not 1 <= num <= SHARDS_MAX:
         raise BadRequest(f"export: expected shard_num 1..{SHARDS_MAX}, found {num}")
+    return num
 
 
 def _content(table: ServedTable, buckets: Sequence[int]) -> KeyedRows:
     """The rows of some buckets, each bucket as of one moment."""
     snapshots = [table.rows.snapshot(bucket) for bucket in buckets]
-    return (
-        np.concatenate([snapshot.keys for snapshot in snapshots]),
-        np.concatenate([snapshot.classes for snapshot in snapshots]),
-        np.concatenate([snapshot.rows for snapshot in snapshots]),
-    )
-
-
-def _row_groups(table: ServedTable, owned: Sequence[int]) -> Iterator[KeyedRows]:
-    """All rows, some at a time."""
-    at_once = _buckets_at_once(table, owned)
-    for first in range(0, len(owned), at_once):
-        rows = _content(table, owned[first : first + at_once])
-        if len(rows[0]):
-            yield rows
-
-
-def _buckets_at_once(table: ServedTable, owned: Sequence[int]) -> int:
-    """How many buckets have about ROWS_PER_GROUP rows."""
-    return max(1, ROWS_PER_GROUP * len(owned) // max(table.rows.rows, 1))
+    parts = zip(*((s.keys, s.classes, s.rows) for s in snapshots), strict=True)
+    keys, classes, rows = map(np.concatenate, parts)
+    return keys, classes, rows
 
 
 def _in_order(function: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:

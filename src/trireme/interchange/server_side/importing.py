@@ -24,6 +24,7 @@ from trireme.interchange.formats.lines import line_chunks
 from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
 from trireme.interchange.formats.parquet import batches
 from trireme.interchange.server_side.staged_rows import StagedRows
+from trireme.protocol.routing import buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
@@ -68,7 +69,6 @@ class ImportHandlers:
         return [resolve_path(self._root, path, options) for path in files]
 
     def _on_fleet(self, request: Request) -> Reply:
-        """Read files of Fleet's text."""
         staged, stamp = self._staged_rows(request), self._stamp(request)
         options = need(request.body, "storage_options", dict)
         accessor = need(request.body, "accessor", str)
@@ -84,7 +84,6 @@ class ImportHandlers:
         return self._read_files(request, staged, stage)
 
     def _on_parquet(self, request: Request) -> Reply:
-        """Read Parquet files."""
         staged, stamp = self._staged_rows(request), self._stamp(request)
         options = need(request.body, "storage_options", dict)
         columns = need(request.body, "columns", dict)
@@ -102,9 +101,8 @@ class ImportHandlers:
         self, request: Request, staged: StagedRows, stage: Callable[[str], Iterator[int]]
     ) -> Reply:
         """Stage the rows of the files on several threads; returns how many lines they have. The
-        first error stops all threads, and is raised.
-
-        stage: stages the rows of a file in parts, and yields the number of lines of each.
+        first error stops all threads, and is raised. `stage` yields the number of lines of each
+        part.
         """
         stop = threading.Event()
 
@@ -154,14 +152,11 @@ class ImportHandlers:
     ) -> None:
         """Stage the rows whose buckets this server owns.
 
-        where: the file, for messages. before: rows of the file before these; None: errors name the
-            key instead of the row's number.
+        where: the file. before: rows of the file before these; None: errors name the key instead.
         """
         self._check_room(staged)
-        buckets = np.empty(len(columns["key"]), np.uint16)
-        _core.buckets(columns["key"], buckets)
-        owned = np.flatnonzero(staged.wanted[buckets])
-        if len(owned) < len(buckets):
+        owned = np.flatnonzero(staged.wanted[buckets_of(columns["key"])])
+        if len(owned) < len(columns["key"]):
             columns = {name: values[owned] for name, values in columns.items()}
         try:
             classes, rows = rows_of(staged.schema, staged.layout, staged.rows.dims, columns, stamp)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from trireme import _core
 from trireme.errors import BadRequest, DataError
 from trireme.protocol.core_table import make_core_table
-from trireme.protocol.routing import NUM_BUCKETS, Keys
+from trireme.protocol.routing import NUM_BUCKETS, Keys, buckets_of
 from trireme.protocol.wide_rows import RowLayout, WideRows
 from trireme.server.state import ServedTable, ServerState
 from trireme.table import TableSchema
@@ -29,9 +29,8 @@ NO_KEYS = np.empty(0, np.uint64)
 class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
-    Attributes:
-        wanted: (4096,) uint8: 1 for the buckets that this server owns.
-        num_put: rows put so far; a key that comes twice counts twice.
+    wanted: (4096,) uint8: 1 for the buckets that this server owns.
+    num_put: rows put so far; a key that comes twice counts twice.
     """
 
     schema: TableSchema
@@ -45,7 +44,7 @@ class StagedRows:
     @classmethod
     def of(cls, server: ServerState, table: ServedTable) -> StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
-        wanted[server.map().owned_by(server.index)] = 1
+        wanted[server.owned_buckets()] = 1
         return cls(table.schema, make_core_table(table.schema), wanted)
 
     @property
@@ -53,35 +52,25 @@ class StagedRows:
         return RowLayout.of(self.schema, self.rows)
 
     def put(self, keys: Keys, classes: npt.NDArray[np.uint8], rows: WideRows) -> None:
-        """Add rows of keys that this server owns.
-
-        Raises:
-            DataError: a key occurs twice, as far as that is known already.
+        """Add rows of keys that this server owns. Raises DataError: a key occurs twice, as far as
+        that is known already.
         """
         with self._lock:
             self._pending.append((keys, classes, rows))
             self._pending_bytes += rows.nbytes
             self.num_put += len(keys)
-            ready = self._take() if self._pending_bytes >= PENDING_BYTES else []
-        self._insert(ready)
+            is_full = self._pending_bytes >= PENDING_BYTES
+        if is_full:
+            self.flush()
 
     def flush(self) -> None:
-        """Put all pending rows into the table. Raises DataError as `put`."""
+        """Put all pending rows into the table, bucket by bucket. Raises DataError as `put`."""
         with self._lock:
-            ready = self._take()
-        self._insert(ready)
-
-    def _take(self) -> list[KeyedRows]:
-        ready, self._pending, self._pending_bytes = self._pending, [], 0
-        return ready
-
-    def _insert(self, ready: list[KeyedRows]) -> None:
-        """Put rows into the table bucket by bucket."""
+            ready, self._pending, self._pending_bytes = self._pending, [], 0
         if not ready:
             return
         keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
-        buckets = np.empty(len(keys), np.uint16)
-        _core.buckets(keys, buckets)
+        buckets = buckets_of(keys)
         order = np.argsort(buckets, kind="stable")
         keys, classes, rows, buckets = keys[order], classes[order], rows[order], buckets[order]
         ends = np.flatnonzero(np.diff(buckets)) + 1

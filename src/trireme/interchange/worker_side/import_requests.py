@@ -30,9 +30,7 @@ Watch = Callable[[float], None]
 def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> Iterator[None]:
     """Rows that the block sends come into the tables when it ends without an error; else none do.
 
-    Args:
-        replace: True: the tables have these rows alone afterwards. False: they replace rows of the
-            same keys.
+    replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     """
     for table in tables:
         client.servers.everywhere("import.begin", {"table": table}, timeout_s=TIMEOUT_S)
@@ -40,20 +38,16 @@ def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> 
         yield
     except BaseException:
         for table in tables:
-            _cancel(client, table)
+            body = {"table": table, "commit": False, "replace": False}
+            try:
+                client.servers.everywhere("import.end", body)
+            except TriremeError as error:  # the next import discards unfinished rows too
+                message = "import: the servers keep unfinished rows of table %r: %s"
+                log.warning(message, table, error)
         raise
     for table in tables:
         body = {"table": table, "commit": True, "replace": replace}
         client.servers.everywhere("import.end", body, timeout_s=TIMEOUT_S)
-
-
-def _cancel(client: WorkerClient, table: str) -> None:
-    """Only logs an error: the next import discards unfinished rows too."""
-    try:
-        body = {"table": table, "commit": False, "replace": False}
-        client.servers.everywhere("import.end", body)
-    except TriremeError as error:
-        log.warning("import: the servers keep unfinished rows of table %r: %s", table, error)
 
 
 def read_files(
@@ -67,13 +61,10 @@ def read_files(
 ) -> int:
     """Have the servers read files; returns how many rows they have. Within `importing`.
 
-    Args:
-        method: import.fleet or import.parquet.
-        options: of the method: how to read a file.
+    method: import.fleet or import.parquet, with its options.
 
-    Raises:
-        DataError: a line is wrong, or a key occurs twice. Corruption: the servers do not see the
-            same files.
+    Raises DataError: a line is wrong, or a key occurs twice. Corruption: the servers do not see the
+    same files.
     """
     lines = [0] * len(client.servers.map.servers)
     replies: Sequence[Reply] = []
@@ -85,18 +76,12 @@ def read_files(
         lines = [n + int(reply.body["lines"]) for n, reply in zip(lines, replies, strict=True)]
         if watch is not None:
             watch((begin + len(part)) / len(files))
-    return _count(table, files, set(lines), replies)
-
-
-def _count(table: str, files: Sequence[str], lines: set[int], replies: Sequence[Reply]) -> int:
-    """The number of rows: every server has read every line, and each row belongs to one server.
-
-    replies: the last ones, with the rows and keys of all requests.
-    """
+    # The last replies have the rows and keys of all requests. Every server has read every line, and
+    # each row belongs to one server.
     num_rows, num_keys = (
         sum(int(reply.body[field]) for reply in replies) for field in ("rows", "keys")
     )
-    if lines != {num_rows}:
+    if set(lines) != {num_rows}:
         raise Corruption(
             f"import of table {table!r}: the servers have read {sorted(lines)} rows, of which"
             f" {num_rows} have an owner; the files must be on storage that all servers share"
@@ -113,9 +98,8 @@ def send_rows(
     client: WorkerClient, table: str, arrays: Mapping[str, Array], *, time: int, pool: _core.Pool
 ) -> int:
     """Send rows in arrays to the servers that own them; returns how many. Within `importing`.
-
-    Raises:
-        BadRequest: columns that do not fit. DataError: a key occurs twice.
+    Raises
+    BadRequest: columns that do not fit. DataError: a key occurs twice.
     """
     missing = {"key", "weights"} - arrays.keys()
     if missing:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from trireme.checkpoint.server_side.operations import OperationProgress
@@ -15,7 +15,6 @@ from trireme.server.attendance import Attendance
 from trireme.server.journal import Journal, LogLag
 from trireme.server.log.log import Log
 from trireme.server.log.replay import state_records
-from trireme.server.log.shared_lock import SharedLock
 from trireme.server.log.snapshot import write_snapshot
 from trireme.server.log.state_folder import StateFolder
 from trireme.server.state import ServerState
@@ -27,11 +26,8 @@ class DurableJournal(Journal):
     """Durability "process" or, if the log is synced, "machine". Threads: any.
 
     Locks, in this order: `_writing` (held while a snapshot is written), `_changes` (pushes share
-    it), then the server's.
-
-    Args:
-        log_bytes: a snapshot is due when the log has grown by this many bytes, or by the size of
-            the last snapshot if that is larger.
+    it), then the server's. A snapshot is due when the log has grown by `log_bytes`, or by the size
+    of the last snapshot if that is larger.
     """
 
     def __init__(
@@ -60,15 +56,11 @@ class DurableJournal(Journal):
         num_bytes, begun = self._begun
         return LogLag(self._log.num_bytes - num_bytes, time.monotonic() - begun)
 
-    @contextmanager
-    def pushing(self) -> Iterator[None]:
-        with self._changes.shared():
-            yield
+    def pushing(self) -> AbstractContextManager[None]:
+        return self._changes.shared()
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        with self._changes.exclusive():
-            yield
+    def changing(self) -> AbstractContextManager[None]:
+        return self._changes.exclusive()
 
     @contextmanager
     def changing_once(self) -> Iterator[None]:
@@ -137,3 +129,46 @@ class DurableJournal(Journal):
         self._begun = (start, begun)
         self._next_at = start + max(self._log_bytes, size)
         logger.info("log: snapshot %d of %d MiB is written", number, size >> 20)
+
+
+class SharedLock:
+    """A readers-writer lock: a thread that waits to hold it alone goes before new sharers. One
+    thread may not enter it twice. Threads: any.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_sharing = 0
+        self._is_exclusive = False
+        self._num_waiting = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            while self._is_exclusive or self._num_waiting:
+                self._changed.wait()
+            self._num_sharing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_sharing -= 1
+                if not self._num_sharing:
+                    self._changed.notify_all()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        with self._changed:
+            self._num_waiting += 1
+            try:
+                while self._is_exclusive or self._num_sharing:
+                    self._changed.wait()
+            finally:
+                self._num_waiting -= 1
+            self._is_exclusive = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_exclusive = False
+                self._changed.notify_all()

@@ -16,16 +16,11 @@ Kept = Callable[[Exception | None], None]
 
 class Log:
     """Writes segments. A record that is appended survives the process. With `is_synced` it is
-    "kept" when it also survives the machine: one fsync serves all waiting callers.
+    "kept" when it also survives the machine: one fsync serves all waiting callers. Threads: any.
 
-    Args:
-        number: of the first segment.
-        state: 16 bytes, the id of the server's state.
+    number: of the first segment. state: 16 bytes, the id of the server's state.
 
-    Threads: any.
-
-    Raises:
-        ResourceExhausted: the disk is full.
+    Raises ResourceExhausted: the disk is full.
     """
 
     def __init__(self, folder: Path, number: int, state: bytes, *, is_synced: bool) -> None:
@@ -37,23 +32,13 @@ class Log:
         self._kept = 0  # bytes known to be on the disk
         self._failure: Exception | None = None
         self._is_closing = False
-        self._position = 0  # bytes appended since the start
+        self.num_bytes = 0  # bytes appended since the start
         with writing(f"log: cannot write in {folder}"):
             self._segment = Segment(folder, number, state, is_synced=is_synced)
             sync_folder(folder)
         self._syncer = threading.Thread(target=self._sync, name="trireme-log", daemon=True)
         if is_synced:
             self._syncer.start()
-
-    @property
-    def number(self) -> int:
-        """The number of the segment that is being written."""
-        return self._segment.number
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes appended since the start."""
-        return self._position
 
     def append(self, record: Record) -> None:
         """Write a record. After an error the log does not contain it."""
@@ -64,8 +49,8 @@ class Log:
             segment = self._segment
             before = segment.end
             with writing(f"log: cannot write {segment.path}"):
-                segment.append(packed, max(0, self._kept - (self._position - before)))
-            self._position += segment.end - before
+                segment.append(packed, max(0, self._kept - (self.num_bytes - before)))
+            self.num_bytes += segment.end - before
 
     def rotate(self, first: Sequence[Record]) -> int:
         """Start a new segment with these records; returns its number. After an error the old
@@ -85,8 +70,8 @@ class Log:
                 new.abandon()
                 raise
             self._segment = new
-            self._position += new.end
-            position = self._position
+            self.num_bytes += new.end
+            position = self.num_bytes
             old.close()
         if self.is_synced:
             self._notify(position, None)
@@ -98,7 +83,7 @@ class Log:
             action(None)
             return
         with self._changed:
-            failure, position = self._failure, self._position
+            failure, position = self._failure, self.num_bytes
             if failure is None and position > self._kept:
                 self._waiting.append((position, action))
                 self._changed.notify_all()
@@ -115,7 +100,7 @@ class Log:
                     return
             failure: TriremeError | None = None
             with self._syncing:
-                position = self._position
+                position = self.num_bytes
                 try:
                     self._segment.sync()
                 except OSError as error:

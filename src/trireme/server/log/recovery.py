@@ -22,9 +22,8 @@ PROGRESS_S = 3.0
 class Recovery:
     """Fills an empty server and attendance from a state folder.
 
-    Attributes:
-        state: 16 bytes, the id of the recovered state; None: the folder is empty.
-        next_number: of the next segment to write.
+    state: 16 bytes, the id of the recovered state; None: the folder is empty.
+    next_number: of the next segment to write.
     """
 
     def __init__(self, folder: StateFolder, server: ServerState, attendance: Attendance) -> None:
@@ -35,11 +34,9 @@ class Recovery:
         self._started = self._reported_at = time.monotonic()
 
     def run(self) -> None:
-        """Recover, and cut off an unfinished record at the end.
-
-        Raises:
-            Corruption: a file is missing or damaged; names file and offset. Any error of a record
-                that cannot be replayed, with file and offset.
+        """Recover, and cut off an unfinished record at the end. Raises Corruption: a file is
+        missing or damaged; or any error of a record that cannot be replayed. All name file and
+        offset.
         """
         segments = self._folder.segments()
         snapshot = max(self._folder.snapshots(), default=None)
@@ -74,7 +71,9 @@ class Recovery:
                 self._execute(path, at, record, snapshot)
                 snapshot = None
                 self._num_records += 1
-                self._report_progress()
+                if time.monotonic() - self._reported_at > PROGRESS_S:
+                    self._reported_at = time.monotonic()
+                    log.info("log: recovering, %d records so far", self._num_records)
         if snapshot is not None:
             raise Corruption(f"{path}: expected the state that goes with {snapshot}, found none")
         self._num_bytes += reader.end
@@ -109,12 +108,6 @@ class Recovery:
         )
         os.truncate(reader.path, reader.end)
         sync_folder(reader.path.parent)
-
-    def _report_progress(self) -> None:
-        now = time.monotonic()
-        if now - self._reported_at > PROGRESS_S:
-            self._reported_at = now
-            log.info("log: recovering, %d records so far", self._num_records)
 
     def _summary(self) -> str:
         server = self._server

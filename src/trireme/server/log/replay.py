@@ -25,17 +25,11 @@ STATE = "log.state"
 
 def state_records(server: ServerState, attendance: Attendance) -> Iterator[Record]:
     """The first records of a segment that belongs to a snapshot. Nothing may change meanwhile."""
-    yield STATE, {"shard": _state_of(server), "attendance": attendance.gone()}, ()
-    for push in server.staging.staged():
-        yield "ps.push", *push.to_wire()
-
-
-def _state_of(server: ServerState) -> dict[str, Any]:
     streams = [
         [number, stream.last, stream.incarnation, list(stream.position)]
         for number, stream in server.streams.items()
     ]
-    return {
+    state = {
         "job": server.job,
         "map": server.map().to_wire(),
         "index": server.index,
@@ -50,6 +44,9 @@ def _state_of(server: ServerState) -> dict[str, Any]:
         "settled": list(server.settled),
         "staleness": list(server.staleness.items()),
     }
+    yield STATE, {"shard": state, "attendance": attendance.gone()}, ()
+    for push in server.staging.staged():
+        yield "ps.push", *push.to_wire()
 
 
 def install_state(server: ServerState, attendance: Attendance, body: Mapping[str, Any]) -> None:
@@ -76,10 +73,8 @@ def install_state(server: ServerState, attendance: Attendance, body: Mapping[str
 
 
 def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
-    """Execute a recorded request again. What it did before the snapshot stays as it is.
-
-    Raises:
-        BadRequest: a method that changes nothing.
+    """Execute a recorded request again. What it did before the snapshot stays as it is. Raises
+    BadRequest: a method that changes nothing.
     """
     method, body, arrays = record
     if method == "ps.push":

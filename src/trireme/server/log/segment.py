@@ -48,10 +48,7 @@ class Segment:
     """A segment being written. Threads: one at a time, except in `pack`."""
 
     def __init__(self, folder: Path, number: int, state: bytes, *, is_synced: bool) -> None:
-        """Create the file. Raises OSError.
-
-        state: 16 bytes that all segments of a folder share. is_synced: see `Log`.
-        """
+        """Create the file. Raises OSError. state: 16 bytes that all segments of a folder share."""
         self.number = number
         self.path = folder / file_name(number)
         self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
@@ -82,9 +79,8 @@ class Segment:
         return sum(len(buffer) for buffer in buffers), checksum.intdigest(), buffers
 
     def append(self, packed: tuple[int, int, list[Any]], kept: int) -> None:
-        """Write a whole record, or leave the file as it was. Raises OSError.
-
-        kept: how many first bytes of the file are known to be on the disk.
+        """Write a whole record, or leave the file as it was; its first `kept` bytes are known to be
+        on the disk. Raises OSError.
         """
         num_bytes, checksum, buffers = packed
         head = struct.pack("<QQQ", num_bytes, checksum, kept)
@@ -130,9 +126,7 @@ class SegmentHead:
 class SegmentReader:
     """Reads a segment from its beginning.
 
-    Attributes:
-        head: None if the file ends within its head.
-        end: offset of the end of the last whole record read so far.
+    head: None if the file ends within its head. end: of the last whole record read so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,10 +160,7 @@ class SegmentReader:
 
     def records(self) -> Iterator[tuple[int, Record]]:
         """Offset and content of each whole record. Bytes after the last one were never acknowledged
-        and may be cut off.
-
-        Raises:
-            Corruption: damaged bytes before that; names file and offset.
+        and may be cut off. Raises Corruption: damaged bytes before that; names file and offset.
         """
         while self.head is not None and self.size - self.end >= _RECORD.size:
             at = self.end

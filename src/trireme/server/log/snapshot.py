@@ -6,16 +6,16 @@ segment, and as much of what follows as its marks say.
 
 import logging
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from trireme import _core
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.manifest import BlockFile, RowFiles
-from trireme.checkpoint.format.row_files import BucketLines, RowColumns, cells_of, read_rows
+from trireme.checkpoint.format.row_files import BucketLines, RowColumns, read_rows
 from trireme.checkpoint.server_side.block_assembly import BlockAssembly
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
@@ -36,9 +36,7 @@ _NUMBER_MAX = (1 << 32) - 1
 
 def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgress) -> int:
     """Write a snapshot while training goes on, and rename it into place; returns its bytes.
-
-    Raises:
-        ResourceExhausted: the disk is full; no snapshot was made.
+    Raises ResourceExhausted: the disk is full; no snapshot was made.
     """
     temporary = path.with_name(f".{path.name}")
     with writing(f"log: cannot write {path}"):
@@ -63,10 +61,7 @@ def _plan_of(table: ServedTable) -> SavePlan:
 
 def read_snapshot(server: ServerState, path: Path) -> int:
     """Read rows and blocks of a snapshot into a server that has its tables and blocks already;
-    returns the bytes read.
-
-    Raises:
-        Corruption: a file is missing or damaged; names it.
+    returns the bytes read. Raises Corruption: a file is missing or damaged; names it.
     """
     storage = LocalStorage(path)
     fields = JsonObject(Document(path / CONTENTS, is_synced=True).read(), str(path / CONTENTS))
@@ -93,40 +88,28 @@ def read_snapshot(server: ServerState, path: Path) -> int:
 
 
 def _read_rows(storage: LocalStorage, table: ServedTable, files: RowFiles, version: int) -> None:
-    columns = RowColumns.of_schema(table.schema)
+    columns = RowColumns.of_schema(table.schema, table.rows)
     known = max(table.rows.removed_known_since, 1)
-    for buckets, batch in read_rows(storage, files, columns.schema):
-        keys = batch["key"].to_numpy()
-        offsets, removed = _without(buckets, keys)
-        _core.restore_columns(
+    for lines, batch in read_rows(storage, files, columns.schema):
+        columns.restore(
             table.rows,
-            buckets=buckets.buckets,
-            num_rows=buckets.num_rows,
-            wanted=np.ones(len(buckets.buckets), bool),
-            keys=keys,
-            classes=batch["row_class"].to_numpy(),
-            columns=cells_of(batch),
-            widths=list(columns.widths),
-            mark_offsets=buckets.mark_offsets,
-            streams=buckets.streams,
-            sequences=buckets.sequences,
-            removed_offsets=offsets,
-            removed=removed,
-            pending_offsets=buckets.pending_offsets,
-            pending=buckets.pending,
+            _without(lines, batch["key"].to_numpy()),
+            batch,
+            wanted=np.ones(len(lines.buckets), bool),
             removed_at=version,
             removed_since=known,
             apply=False,
         )
 
 
-def _without(buckets: BucketLines, keys: Array) -> tuple[Array, Array]:
-    """The removed keys except those that have come back. All are restored with one version of
+def _without(lines: BucketLines, keys: Array) -> BucketLines:
+    """The lines without removed keys that have come back. All are restored with one version of
     removal, so a later delta may list more keys than necessary; a key with an unchanged row must
     not be among them, or the delta would lose the row.
     """
-    stays = ~np.isin(buckets.removed, keys)
+    stays = ~np.isin(lines.removed, keys)
     if stays.all():
-        return buckets.removed_offsets, buckets.removed
+        return lines
     ends = np.concatenate([[0], np.cumsum(stays, dtype=np.int64)])
-    return ends[buckets.removed_offsets], buckets.removed[stays]
+    offsets, removed = ends[lines.removed_offsets], lines.removed[stays]
+    return replace(lines, removed_offsets=offsets, removed=removed)

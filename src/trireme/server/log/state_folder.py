@@ -17,10 +17,8 @@ _SNAPSHOT = re.compile(r"snapshot-(\d{8})")
 
 
 class StateFolder:
-    """Locked for other processes until `close`.
-
-    Raises:
-        BadRequest: not a folder, or another process uses it.
+    """A folder that is locked for other processes until `close`. Raises BadRequest: not a folder,
+    or another process uses it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +38,6 @@ class StateFolder:
             self.empty()
 
     def segments(self) -> dict[int, Path]:
-        """Segments by number, ascending."""
         return self._numbered(_SEGMENT)
 
     def snapshots(self) -> dict[int, Path]:

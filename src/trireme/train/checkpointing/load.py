@@ -27,30 +27,22 @@ LoadOne = Callable[[Location], dict[str, Any]]
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that this run goes on from.
-
-    extra: the JSON values that `save` got. num_streams: streams per pass in the run that saved it.
-    random: the random numbers of this worker, if the checkpoint has them.
-    """
+    """A checkpoint that this run goes on from."""
 
     path: str
-    extra: dict[str, Any]
-    num_streams: int
-    random: dict[str, Tensor]
+    extra: dict[str, Any]  # the JSON values that `save` got
+    num_streams: int  # per pass in the run that saved it
+    random: dict[str, Tensor]  # the random numbers of this worker, if it has them
 
 
 def load(
     optimizer: DistributedOptimizer, location: Location, random: RandomState | None = None
 ) -> LoadedCheckpoint:
-    """Bring servers, model, optimizer and random numbers to the state of a checkpoint.
-
-    Any number of servers may have written it. Group values (learning rates) are the checkpoint's.
-
-    Raises:
-        BadRequest: no checkpoint there. Corruption: a damaged file. SchemaMismatch: another model.
+    """Bring servers, model, optimizer and random numbers to the state of a checkpoint, whatever
+    number of servers wrote it. Group values (learning rates) are the checkpoint's. Raises: see
+    Trainer.load.
     """
     loaded = _load_on_servers(optimizer, lambda load_one: load_one(location))
-    assert loaded is not None
     return _load_on_worker(optimizer, loaded, location, random or RandomState())
 
 
@@ -60,18 +52,12 @@ def load_newest(
     storage_options: Mapping[str, Any] | None,
     random: RandomState,
 ) -> LoadedCheckpoint | None:
-    """Load the first of several checkpoints that is whole. Logs a warning for each damaged one.
-
-    candidates: called on worker 0; returns locations with these storage_options, best first.
-
-    Returns:
-        None: there are no candidates.
-
-    Raises:
-        Corruption: all of them are damaged. Others as `load`.
+    """Load the first of several checkpoints that is whole, and warn of each damaged one; None:
+    there are none. candidates: called on worker 0; returns locations with these storage_options,
+    best first. Raises Corruption: all of them are damaged. Others as `load`.
     """
 
-    def choose(load_one: LoadOne) -> dict[str, Any] | None:
+    def choose(load_one: LoadOne) -> dict[str, Any]:
         damage = None
         locations = candidates()
         for location in locations:
@@ -85,12 +71,12 @@ def load_newest(
                 f"resume: expected a whole checkpoint, found {len(locations)} damaged ones; the"
                 f" oldest: {damage}"
             )
-        return None
+        return {}
 
-    loaded = _load_on_servers(optimizer, choose)
-    if loaded is None:
-        return None
-    return _load_on_worker(optimizer, loaded, Location(loaded["path"], storage_options), random)
+    if loaded := _load_on_servers(optimizer, choose):
+        location = Location(loaded["path"], storage_options)
+        return _load_on_worker(optimizer, loaded, location, random)
+    return None
 
 
 def load_part(
@@ -125,7 +111,6 @@ def load_part(
         wanted &= manifest.tables.keys()
     parameters = _parameters_to_load(optimizer, manifest, location, dense)
     loaded = _load_on_servers(optimizer, lambda load_one: load_one(location), wanted, parameters)
-    assert loaded is not None
     optimizer.mode.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
     kept = [name for name in own if name not in wanted]
     kept += [name for name in parameter_shapes(optimizer) if name not in parameters]
@@ -152,8 +137,8 @@ def _parameters_to_load(
         return []
     own = parameter_shapes(optimizer)
     matching = [name for name, shape in own.items() if saved.get(name) == shape]
-    if dense == "strict" and len(matching) < len(own):
-        name = next(name for name in own if name not in matching)
+    if dense == "strict" and (others := [name for name in own if name not in matching]):
+        name = others[0]
         raise SchemaMismatch(
             f"checkpoint {location.path}: expected parameter {name} of shape {own[name]},"
             f" found {saved.get(name)}"
@@ -163,15 +148,12 @@ def _parameters_to_load(
 
 def _load_on_servers(
     optimizer: DistributedOptimizer,
-    choose: Callable[[LoadOne], dict[str, Any] | None],
+    choose: Callable[[LoadOne], dict[str, Any]],
     tables: Collection[str] | None = None,
     parameters: Collection[str] | None = None,
-) -> dict[str, Any] | None:
-    """Have the servers load what worker 0 chooses.
-
-    Args:
-        choose: called on worker 0 with a function that loads one location.
-        tables, parameters: names; None: all, and the run goes on where the checkpoint was taken.
+) -> dict[str, Any]:
+    """Have the servers load what worker 0 chooses; returns its path and JSON values. tables,
+    parameters: names; None: all, and the run goes on where the checkpoint was taken.
     """
     optimizer.flush()
     cluster = optimizer.cluster
@@ -197,9 +179,9 @@ def _load_on_servers(
 
     def act() -> dict[str, Any]:
         optimizer.mode.publish()  # what is not loaded stays as it is
-        return choose(load_one) or {}
+        return choose(load_one)
 
-    return let_first_worker(cluster, "load", act) or None
+    return let_first_worker(cluster, "load", act)
 
 
 def _load_on_worker(
@@ -209,28 +191,22 @@ def _load_on_worker(
     random: RandomState,
 ) -> LoadedCheckpoint:
     """Bring this worker to the state that the servers have loaded."""
-    path, extra = str(loaded["path"]), loaded["extra"]
+    path, extra, worker = str(loaded["path"]), loaded["extra"], optimizer.cluster.worker
     steps = extra["optimizer"]
     optimizer.load_state_dict(steps)
-    tensors = _load_buffers(optimizer, location)
+    try:
+        tensors = location.tensors()
+        install_buffers(tensors, optimizer.model, worker, where=f"checkpoint {location.path}")
+    except BadRequest as error:
+        if not optimizer.cluster.client.script.is_behind:
+            raise
+        gone = f"a predecessor has loaded checkpoint {location.path}, which is gone since"
+        log.warning("load: %s: %s", gone, error)
+        tensors = {}
     optimizer.mode.resume()
     if optimizer.mode.pushes_are_steps and optimizer.sequence:
         optimizer.mode.set_num_steps(int(steps["before"]) + optimizer.sequence)
     optimizer.mode.adopt()
-    own = random_state_of(tensors, optimizer.cluster.worker)
+    own = random_state_of(tensors, worker)
     random.restore(own)
     return LoadedCheckpoint(path, extra["user"], int(extra["num_workers"]), own)
-
-
-def _load_buffers(optimizer: DistributedOptimizer, location: Location) -> dict[str, Tensor]:
-    """Install the module buffers of a checkpoint; returns all tensors of the checkpoint."""
-    where = f"checkpoint {location.path}"
-    try:
-        tensors = location.tensors()
-    except BadRequest as error:
-        if not optimizer.cluster.client.script.is_behind:
-            raise
-        log.warning("load: a predecessor has loaded %s, which is gone since: %s", where, error)
-        return {}
-    install_buffers(tensors, optimizer.model, optimizer.cluster.worker, where=where)
-    return tensors

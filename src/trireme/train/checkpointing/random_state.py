@@ -18,9 +18,8 @@ _PYTHON_VERSION = 3
 
 
 class RandomState:
-    """The states of the global CPU generators of torch, Python and NumPy, and of the generators
-    that order a DataLoader: now, and at the beginning of the epoch, from where a dataset that
-    cannot seek is read again.
+    """The global CPU generators of torch, Python and NumPy, and those that order a DataLoader: as
+    they are now, and at the beginning of the epoch, where a dataset that cannot seek is read again.
     """
 
     def __init__(self) -> None:
@@ -47,6 +46,7 @@ class RandomState:
 
     def _capture(self, prefix: str) -> dict[str, Tensor]:
         _, words, python_gauss = random.getstate()
+        kept_gauss = math.nan if python_gauss is None else python_gauss
         numpy_state: Any = np.random.get_state(legacy=True)
         kind, keys, place, has_gauss, gauss = numpy_state
         if kind != "MT19937":
@@ -56,20 +56,17 @@ class RandomState:
         states = {
             "torch": torch.get_rng_state(),
             "python": torch.tensor(words),
-            "python.gauss": _number(math.nan if python_gauss is None else python_gauss),
+            "python.gauss": torch.tensor(kept_gauss, dtype=torch.float64),
             "numpy": torch.tensor([*keys.tolist(), place, has_gauss]),
-            "numpy.gauss": _number(gauss),
+            "numpy.gauss": torch.tensor(gauss, dtype=torch.float64),
         }
         for number, generator in enumerate(self._generators):
             states[f"generator.{number}"] = generator.get_state()
         return {f"{prefix}/{name}": state for name, state in states.items()}
 
     def _restore(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
-        states = {
-            name.removeprefix(f"{prefix}/"): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(f"{prefix}/")
-        }
+        prefix += "/"
+        states = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         if not states:
             return
         try:
@@ -81,16 +78,11 @@ class RandomState:
             gauss = float(states["numpy.gauss"])
             np.random.set_state(("MT19937", np.array(keys, np.uint32), place, has_gauss, gauss))
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise Corruption(
-                f"checkpoint: expected states of random numbers, found {error}"
-            ) from error
+            message = f"checkpoint: expected states of random numbers, found {error}"
+            raise Corruption(message) from error
         for number, generator in enumerate(self._generators):
             if (state := states.get(f"generator.{number}")) is not None:
                 generator.set_state(state)
-
-
-def _number(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
 
 
 def _generators_of(dataset: Iterable[Any]) -> list[torch.Generator]:

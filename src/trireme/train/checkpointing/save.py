@@ -45,14 +45,9 @@ def save(
     """Write a new folder with tables, dense parameters, optimizer state, and the module buffers and
     random numbers of all workers.
 
-    Args:
-        location: that of worker 0 is used.
-        extra: JSON values that `load` returns; those of worker 0 are used.
-        random: the generators to save besides the global ones.
-
-    Raises:
-        BadRequest: the folder exists, or is outside the servers' root.
-        Corruption: the folder is not on storage that all processes share.
+    location, extra (JSON values that `load` returns): those of worker 0 are used. random: the
+    generators to save besides the global ones. Raises BadRequest: the folder exists, or is outside
+    the servers' root. Corruption: it is not on storage that all processes share.
     """
     options.check()
     script = optimizer.cluster.client.script
@@ -104,11 +99,8 @@ def write(
     extra: Mapping[str, Any],
     options: SaveOptions = FULL,
 ) -> None:
-    """Worker 0's part of a save; other workers may train meanwhile.
-
-    Args:
-        states: of all workers, or of worker 0 alone.
-        groups: the optimizer's state_dict.
+    """Worker 0's part of a save; other workers may train meanwhile. states: of all workers, or of
+    worker 0 alone. groups: the optimizer's state_dict.
     """
     # Streams have unequal lengths: the job has made as many steps as the longest.
     num_steps = max(state.num_steps for state in states.values())
@@ -127,7 +119,7 @@ def write(
             tensors=checkpoint_tensors(states),
             mode=options.mode,
             hot=options.hot,
-            time=optimizer.data_time(),
+            time=optimizer.stream.data_time(),
             keep=options.keep,
             storage_options=location.storage_options,
             watch=report,

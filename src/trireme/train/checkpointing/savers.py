@@ -25,11 +25,9 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(eq=False)
 class Saver:
-    """Saves when all workers stop, for `CheckpointAtStop`; subclasses save during a fit too.
-
-    Every worker has one and calls the same methods at the same places.
-
-    extra: makes the JSON values that a checkpoint holds of the fit.
+    """Saves when all workers stop, for `CheckpointAtStop`; subclasses save during a fit too. Every
+    worker has one and calls the same methods at the same places. extra: makes the JSON values that
+    a checkpoint holds of the fit.
     """
 
     settings: Checkpoints | CheckpointAtStop
@@ -204,7 +202,6 @@ class AsyncSaver(_PeriodicSaver):
         self._is_due |= by_time or self._is_at_step()
         is_busy = self._thread is not None and self._thread.is_alive()
         if self._is_due and not is_busy:
-            self._raise_error()
             self._start()
 
     def _raise_error(self) -> None:
@@ -213,6 +210,7 @@ class AsyncSaver(_PeriodicSaver):
             raise error
 
     def _start(self) -> None:
+        self._raise_error()
         self.optimizer.mode.publish()
         states = {0: WorkerState.current(self.optimizer, self.random)}
         groups, extra = self.optimizer.state_dict(), self.extra()

@@ -20,14 +20,12 @@ from trireme.train.optimizer import DistributedOptimizer
 
 @dataclass(frozen=True)
 class WorkerState:
-    """num_steps, sequence: of the optimizer. buffers: of the module (BatchNorm and the like), by
-    name. random: see `RandomState.tensors`.
-    """
+    """What a checkpoint holds of one worker."""
 
     num_steps: int
     sequence: int
-    buffers: dict[str, Tensor]
-    random: dict[str, Tensor]
+    buffers: dict[str, Tensor]  # of the module (BatchNorm and the like), by name
+    random: dict[str, Tensor]  # see `RandomState.tensors`
 
     @classmethod
     def current(cls, optimizer: DistributedOptimizer, random: RandomState) -> WorkerState:
@@ -39,20 +37,15 @@ class WorkerState:
 def gather_states(cluster: Cluster, own: WorkerState) -> dict[int, WorkerState]:
     """The states of all workers, by worker. Every worker calls it."""
     arrays = [np.array([own.num_steps, own.sequence]), _pack(own.buffers), _pack(own.random)]
-    return {
-        worker: WorkerState(int(num_steps), int(sequence), _unpack(buffers), _unpack(random))
-        for worker, ((num_steps, sequence), buffers, random) in gather_arrays(
-            cluster, arrays, "save"
-        ).items()
-    }
+    states = {}
+    for worker, (counts, *packed) in gather_arrays(cluster, arrays, "save").items():
+        buffers, random = (load_tensors(data.tobytes()) for data in packed)
+        states[worker] = WorkerState(int(counts[0]), int(counts[1]), buffers, random)
+    return states
 
 
 def _pack(tensors: Mapping[str, Tensor]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.frombuffer(save_tensors({k: t.contiguous() for k, t in tensors.items()}), np.uint8)
-
-
-def _unpack(data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> dict[str, Tensor]:
-    return load_tensors(data.tobytes())
 
 
 def checkpoint_tensors(states: Mapping[int, WorkerState]) -> dict[str, Tensor]:
@@ -95,9 +88,7 @@ def install_buffers(
 ) -> list[str]:
     """Copy a worker's buffers into the model; worker 0's where the worker has none of its own.
     Returns the names of buffers that are missing or have another shape; they keep their values.
-
-    Raises:
-        SchemaMismatch: names or shapes differ, and not `match`. `where` is its subject.
+    Raises SchemaMismatch, with the subject `where`: names or shapes differ, and not `match`.
     """
     expected = dict(model.named_buffers())
     common = {name: tensor for name, tensor in tensors.items() if "/" not in name}

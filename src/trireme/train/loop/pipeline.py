@@ -176,11 +176,9 @@ class Pipeline:
         return self.batches(None if self._optimizer is None else self._optimizer.replica)
 
     def batches(self, replica: Replica | None) -> Iterator[Batch]:
-        """Batches for one of several threads that share the pipeline.
-
-        Args:
-            replica: gets the dense weights of each batch and its number; its next step pushes the
-                gradients of the rows. None: there is no optimizer.
+        """Batches for one of several threads that share the pipeline. replica: gets the dense
+        weights of each batch and its number; its next step pushes the gradients of the rows. None:
+        there is no optimizer.
         """
         if replica is not None:
             replica.number = -1

@@ -57,8 +57,7 @@ def prefetch(
                     raise
             optimizer.end_pass()
             return
-        done = PredecessorProgress()
-        num_batches = 0
+        done, num_batches = PredecessorProgress(), 0
         if optimizer is not None:
             done = optimizer.begin_pass()
             num_batches = optimizer.mode.num_batches(done.num_pushes)

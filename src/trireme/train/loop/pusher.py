@@ -22,6 +22,7 @@ class Pusher:
 
     def __init__(self, client: WorkerClient, watch: Stopwatch) -> None:
         self._client, self._watch = client, watch
+        self._patience_s = (WAITING_MAX + 2) * client.timeout_s  # each push ends within timeout_s
         self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=WAITING_MAX)
         self._ended = threading.Condition()
         self._num_submitted = self._num_ended = 0
@@ -33,22 +34,19 @@ class Pusher:
     def submit(
         self, step: Step, tables: Mapping[RowClassId, TableGradient], dense: DenseGradient | None
     ) -> None:
-        """Send this push after those before it; waits while two others wait.
-
-        Raises:
-            The error of an earlier push. DeadlineExceeded: no push has ended for too long.
+        """Send this push after those before it; waits while two others wait. Raises the error of an
+        earlier push. DeadlineExceeded: no push has ended for too long.
         """
         with self._ended:
             self._raise_error()
             self._num_submitted += 1
         try:
-            self._queue.put((step, tables, dense), timeout=self._patience_s())
+            self._queue.put((step, tables, dense), timeout=self._patience_s)
         except queue.Full:
             with self._ended:
                 self._num_submitted -= 1
-            raise DeadlineExceeded(
-                f"push: the servers took none for {self._patience_s():.0f} s"
-            ) from None
+            message = f"push: the servers took none for {self._patience_s:.0f} s"
+            raise DeadlineExceeded(message) from None
 
     def depth(self) -> int:
         """Pushes that have not ended."""
@@ -59,13 +57,11 @@ class Pusher:
         """Wait until all pushes submitted so far have ended. Raises the error of a failed one."""
         with self._ended:
             last = self._num_submitted
-            if not self._ended.wait_for(lambda: self._num_ended >= last, self._patience_s()):
-                self._raise_error()
-                raise DeadlineExceeded(
-                    f"push: {last - self._num_ended} pushes unfinished after"
-                    f" {self._patience_s():.0f} s"
-                )
+            has_ended = self._ended.wait_for(lambda: self._num_ended >= last, self._patience_s)
             self._raise_error()
+            if not has_ended:
+                num, seconds = last - self._num_ended, self._patience_s
+                raise DeadlineExceeded(f"push: {num} pushes unfinished after {seconds:.0f} s")
 
     def close(self) -> None:
         """Flush and end the thread."""
@@ -77,12 +73,8 @@ class Pusher:
     def stop(self) -> None:
         """End the thread after the push that it sends; drops those that wait."""
         self._is_stopping = True
-        self._queue.put(None, timeout=self._patience_s())
-        self._thread.join(self._patience_s())
-
-    def _patience_s(self) -> float:
-        # Every push ends within the client's deadline.
-        return (WAITING_MAX + 2) * self._client.timeout_s
+        self._queue.put(None, timeout=self._patience_s)
+        self._thread.join(self._patience_s)
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -55,11 +55,8 @@ def check_names(subject: str, **options: Sequence[str]) -> None:
 
 
 class Reporter:
-    """Prints the values of a Report.
-
-    Args:
-        figures: loss and metrics so far.
-        say: prints a line; None on the other workers, which refuse unknown names like the first.
+    """Prints the values of a Report. figures: loss and metrics so far. say: prints a line; None on
+    the other workers, which refuse unknown names like the first.
     """
 
     def __init__(
@@ -94,18 +91,13 @@ def _value(name: str, model: nn.Module, scored: Scored, figures: Mapping[str, fl
             return values[name]
     try:
         value = attrgetter(name)(model)
+        kind = f"a {type(value).__name__}"
     except AttributeError:
-        raise _unknown(name, "nothing of that name", model, scored, figures) from None
-    if not isinstance(value, (Tensor, bool, int, float)):
-        raise _unknown(name, f"a {type(value).__name__}", model, scored, figures)
-    return value
-
-
-def _unknown(
-    name: str, kind: str, model: nn.Module, scored: Scored, figures: Mapping[str, float]
-) -> BadRequest:
+        value, kind = None, "nothing of that name"
+    if isinstance(value, (Tensor, bool, int, float)):
+        return value
     attributes = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    return BadRequest(
+    raise BadRequest(
         f"Trainer: expected names of values to print, found {kind} for {name!r}; there are"
         f" the figures {', '.join(figures)}; the outputs {', '.join(scored.outputs)};"
         f" the columns {', '.join(scored.batch.keys())}; and of the model"

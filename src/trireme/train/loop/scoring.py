@@ -22,45 +22,41 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A batch with the outputs and the loss of the model.
-
-    outputs: by name, without gradients, each (B, ...).
-    loss: scalar, with its gradient; None: the scorer has no loss.
-    """
+    """A batch with the outputs and the loss of the model."""
 
     batch: Batch
-    outputs: dict[str, Tensor]
-    loss: Tensor | None
+    outputs: dict[str, Tensor]  # by name, without gradients, each (B, ...)
+    loss: Tensor | None  # scalar, with its gradient; None: the scorer has no loss
 
 
 class Scorer:
-    """Runs a model on batches, and the loss on what it returns.
-
-    Args:
-        loss: (outputs as the model returned them, label column) -> scalar; with `label` None:
-            (outputs, batch) -> scalar. None: no loss is computed.
-        label: name of the label column.
+    """Runs a model on batches, and the loss on (outputs as returned, label column); with `label`
+    None on (outputs, batch). loss None: no loss is computed.
     """
 
     def __init__(self, loss: Loss | None, label: str | None) -> None:
         self._loss, self._label = loss, label
 
     def __call__(self, model: nn.Module, batch: Batch) -> Scored:
-        """Raises BadRequest: outputs that are neither a tensor nor tensors by name, or no such
-        label column.
-        """
+        """Raises BadRequest: outputs that are not tensors, or no such label column."""
         outputs = model(batch)
         scored = outputs_by_name(outputs)
         if self._loss is None:
             return Scored(batch, scored, None)
-        labels = batch if self._label is None else _labels(batch, self._label)
+        labels: Any = batch
+        if self._label is not None:
+            labels = column_of(batch, self._label, "Trainer(label=)")
+            if not isinstance(labels, Tensor):
+                raise BadRequest(
+                    f"Trainer: expected column {self._label!r} as a tensor, found"
+                    f" {type(labels).__name__}"
+                )
         return Scored(batch, scored, self._loss(outputs, labels))
 
 
 class ExampleIds:
-    """The names of a dataset's examples: its InsId column, or else the column ins_id.
-
-    column: name of the column; None: the schema has none.
+    """The names of a dataset's examples: its InsId column, or else the column ins_id. column: its
+    name; None: the schema has none.
     """
 
     def __init__(self, dataset: object) -> None:
@@ -122,26 +118,12 @@ def column_of(batch: Batch, name: str, reader: str) -> Column:
     return batch[name]
 
 
-def _labels(batch: Batch, name: str) -> Tensor:
-    labels = column_of(batch, name, "Trainer(label=)")
-    if not isinstance(labels, Tensor):
-        raise BadRequest(
-            f"Trainer: expected column {name!r} as a tensor, found {type(labels).__name__}"
-        )
-    return labels
-
-
 def outputs_by_name(outputs: Any) -> dict[str, Tensor]:
     named = {OUTPUT: outputs} if isinstance(outputs, Tensor) else outputs
+    expected = "Trainer: expected the model to return a tensor or tensors by name, found"
     if not isinstance(named, Mapping) or not named:
-        raise _not_outputs(type(outputs).__name__)
+        raise BadRequest(f"{expected} {type(outputs).__name__}")
     for name, output in named.items():
         if not isinstance(name, str) or not isinstance(output, Tensor):
-            raise _not_outputs(f"{name!r}: {type(output).__name__}")
+            raise BadRequest(f"{expected} {name!r}: {type(output).__name__}")
     return {name: output.detach() for name, output in named.items()}
-
-
-def _not_outputs(kind: str) -> BadRequest:
-    return BadRequest(
-        f"Trainer: expected the model to return a tensor or tensors by name, found {kind}"
-    )

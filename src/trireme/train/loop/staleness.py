@@ -14,18 +14,6 @@ def staleness(optimizer: DistributedOptimizer) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-class StalenessReport:
-    """The staleness of the pushes of one pass, of all workers."""
-
-    def __init__(self, optimizer: DistributedOptimizer) -> None:
-        self._optimizer = optimizer
-        self._before = Counter(staleness(optimizer))
-
-    def end(self) -> str:
-        """Describe the pushes that have been applied since the beginning."""
-        return described(Counter(staleness(self._optimizer)) - self._before)
-
-
 def described(histogram: Counter[int]) -> str:
     """Median, 99 % and maximum of a histogram, in words."""
     if not histogram:

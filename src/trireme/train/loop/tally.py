@@ -17,13 +17,8 @@ from trireme.train.loop.scoring import Scored, column_of
 class Tally:
     """The state of the figures of one worker, then of all.
 
-    Args:
-        label: of the metrics that name none of their own.
-        merged: names of the metrics that merge() merges; None: all.
-        has_loss: whether there is one.
-
-    Raises:
-        BadRequest: `merged` names a metric that there is not.
+    label: of the metrics that name none of their own. merged: names of the metrics that merge()
+    merges; None: all. Raises BadRequest: it names a metric that there is not.
     """
 
     def __init__(
@@ -38,8 +33,7 @@ class Tally:
         self.loss_sum, self.num_examples = 0.0, 0
         self._label = label
         names = [metric.name for metric in metrics]
-        unknown = [name for name in merged or () if name not in names]
-        if unknown:
+        if unknown := [name for name in merged or () if name not in names]:
             raise BadRequest(
                 "Report: expected merged to name some of the metrics"
                 f" {', '.join(names) or '(none)'}, found {', '.join(unknown)}"
@@ -102,8 +96,7 @@ def check_metrics(metrics: Sequence[Metric], label: str | None) -> None:
     names = [metric.name for metric in metrics]
     if len({"loss", *names}) != len(names) + 1:
         raise BadRequest(f"Trainer: expected metrics with distinct names, found {names}")
-    without = [m.name for m in metrics if label is None and m.label is None]
-    if without:
+    if without := [m.name for m in metrics if label is None and m.label is None]:
         raise BadRequest(
             "Trainer: expected a label column for each metric, because label is None; found none"
             f" for {', '.join(without)}"

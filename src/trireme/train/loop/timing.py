@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -55,12 +54,7 @@ class Measurement:
     def __enter__(self) -> None:
         self._started = time.perf_counter()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._watch.add(self._activity, time.perf_counter() - self._started)
 
 
@@ -92,13 +86,10 @@ class _Clocks:
 
 
 class TimeReport:
-    """Reports after every `period` batches, and at the end, where the time went.
-
-    The parts of the loop and its "other" add up to the elapsed time, times the number of threads.
-    What happens behind the loop costs it time only as "wait".
-
-    Args:
-        source: what is read; its `seconds`, if it has them, are those of reading and parsing.
+    """Reports after every `period` batches, and at the end, where the time went. The parts of the
+    loop and its "other" add up to the elapsed time, times the number of threads. What happens
+    behind the loop costs it time only as "wait". source: its `seconds`, if any, are those of
+    reading and parsing.
     """
 
     def __init__(
@@ -128,21 +119,15 @@ class TimeReport:
         self._say(f"all {self._batches} batches: {self._between(self._first, self._read())}")
 
     def _read(self) -> _Clocks:
-        behind = self._timing.behind.read()
-        # They replace "read", which for a source that reads ahead is waiting.
-        behind |= getattr(self._source, "seconds", {})
+        # The source's replace "read", which for one that reads ahead is waiting.
+        behind = self._timing.behind.read() | getattr(self._source, "seconds", {})
         loop = self._timing.loop.read()
         return _Clocks(time.perf_counter(), self._batches, self._examples, loop, behind)
 
     def _between(self, before: _Clocks, after: _Clocks) -> str:
         wall_s = max(after.time_s - before.time_s, 1e-9)
-        loop, behind = (
-            {name: now[name] - then.get(name, 0.0) for name in names if name in now}
-            for names, now, then in (
-                (LOOP, after.loop, before.loop),
-                (BEHIND, after.behind, before.behind),
-            )
-        )
+        loop = _differences(LOOP, before.loop, after.loop)
+        behind = _differences(BEHIND, before.behind, after.behind)
         loop["other"] = max(wall_s * self._threads - sum(loop.values()), 0.0)
         threads = "" if self._threads == 1 else f" of {self._threads} threads"
         return (
@@ -150,6 +135,12 @@ class TimeReport:
             f" {(after.examples - before.examples) / wall_s:,.0f} examples/s;"
             f" loop{threads}: {_list(loop)}; behind it: {_list(behind)}"
         )
+
+
+def _differences(
+    names: Iterable[str], before: Mapping[str, float], after: Mapping[str, float]
+) -> dict[str, float]:
+    return {name: after[name] - before.get(name, 0.0) for name in names if name in after}
 
 
 def _list(seconds: Mapping[str, float]) -> str:

@@ -24,13 +24,10 @@ class Closable(Protocol):
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """How far the batches of an epoch have been read.
+    """How far the batches of an epoch have been read."""
 
-    batches: their number. position: of the last one, where the dataset has positions.
-    """
-
-    batches: int = 0
-    position: tuple[int, ...] = ()
+    batches: int = 0  # their number
+    position: tuple[int, ...] = ()  # of the last one, where the dataset has positions
 
 
 EPOCH_START = EpochPosition()
@@ -61,20 +58,15 @@ def worker_batches(
     index, num_parts = (cluster.worker, cluster.num_workers) if part is None else part
     if index == num_parts:  # of a late worker, which only listens
         return ()
+    batches: Iterable[Any]
     if hasattr(dataset, "stream"):
-        if start.position and _seeks(dataset):
-            rest: Iterable[Any] = dataset.stream(
-                index, num_parts, epoch=epoch, start=start.position
-            )
-            return rest
+        if start.position and "start" in inspect.signature(dataset.stream).parameters:
+            batches = dataset.stream(index, num_parts, epoch=epoch, start=start.position)
+            return batches
         batches = dataset.stream(index, num_parts, epoch=epoch)
     else:
         batches = _every_nth(dataset, index, num_parts, epoch)
     return _skipped(batches, start.batches, dataset) if start.batches else batches
-
-
-def _seeks(dataset: Any) -> bool:
-    return "start" in inspect.signature(dataset.stream).parameters
 
 
 def _skipped(batches: Iterable[Any], num_batches: int, dataset: object) -> Iterator[Any]:
@@ -110,8 +102,14 @@ def _every_nth(dataset: Iterable[Any], index: int, num_parts: int, epoch: int) -
 def samplers(loader: DataLoader[Any]) -> list[Any]:
     """What decides the order of a DataLoader."""
     batches = loader.batch_sampler  # None with batch_size=None
-    samplers = [loader.sampler, batches, getattr(batches, "sampler", None)]
-    return [sampler for sampler in samplers if sampler is not None]
+    inner = getattr(batches, "sampler", None)
+    return [sampler for sampler in (loader.sampler, batches, inner) if sampler is not None]
+
+
+def unseeded_sampler(loader: DataLoader[Any]) -> Any:
+    """A sampler with a generator that is not set: each process has another order. None: none."""
+    unseeded = (s for s in samplers(loader) if getattr(s, "generator", s) is None)
+    return next(unseeded, None)
 
 
 def _is_distributed(loader: DataLoader[Any], index: int, num_parts: int) -> bool:
@@ -129,13 +127,12 @@ def _is_distributed(loader: DataLoader[Any], index: int, num_parts: int) -> bool
 
 def _check_order(loader: DataLoader[Any]) -> None:
     """Raises BadRequest: workers may not see the same order."""
-    for sampler in samplers(loader):
-        if getattr(sampler, "generator", sampler) is None:  # it has one, which is not set
-            raise BadRequest(
-                "DataLoader: expected the same order on all workers, which share its batches, found"
-                f" a random one ({type(sampler).__name__}); shuffle with"
-                " generator=torch.Generator().manual_seed(n), the same n on all"
-            )
+    if (sampler := unseeded_sampler(loader)) is not None:
+        raise BadRequest(
+            "DataLoader: expected the same order on all workers, which share its batches, found"
+            f" a random one ({type(sampler).__name__}); shuffle with"
+            " generator=torch.Generator().manual_seed(n), the same n on all"
+        )
     if loader.num_workers > 0 and not getattr(loader, "in_order", True):
         raise BadRequest(
             "DataLoader: expected in_order=True, because all workers share its batches, found False"

@@ -3,21 +3,14 @@
 from trireme.train.modes.asynchronous import Async
 from trireme.train.modes.base import Mode
 from trireme.train.modes.bounded import Bounded
-from trireme.train.modes.geo import Geo
-from trireme.train.modes.hybrid import Hybrid
+from trireme.train.modes.geo.mode import Geo
+from trireme.train.modes.hybrid.mode import Hybrid
 from trireme.train.modes.sync import Sync
 
 __all__ = ["Async", "Bounded", "Geo", "Hybrid", "Mode", "Sync"]
 
-_MODES: dict[str, type[Mode]] = {
-    "sync": Sync,
-    "bounded": Bounded,
-    "async": Async,
-    "geo": Geo,
-    "hybrid": Hybrid,
-}
-
 
 def mode_of(name: str) -> type[Mode]:
     """The mode that a Strategy names."""
-    return _MODES[name]
+    modes = {"sync": Sync, "bounded": Bounded, "async": Async, "geo": Geo, "hybrid": Hybrid}
+    return modes[name]

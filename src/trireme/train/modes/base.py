@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from trireme.protocol.gradients import KeysByClass
 from trireme.train.clipping import clip_gradients
-from trireme.train.modes.creation import create_on_servers
 from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.worker.dense_parameters import DenseParameters
@@ -34,7 +33,7 @@ class Mode:
 
     def open(self) -> None:
         """Create tables and dense parameters, or find them made, and begin from their weights."""
-        create_on_servers(self.local)
+        self.local.create_on_servers()
         self.resume()
         self.passes.begin_script()
         self.local.replica.install(self.client.pull({}, blocks=True))
@@ -54,8 +53,8 @@ class Mode:
         self.join_pass()
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
-        """Rows to train on, and dense weights if asked, as soon as the mode allows it; number: of
-        the batch, where each makes a step.
+        """Rows to train on, and dense weights if asked, as soon as the mode allows. number: the
+        batch's.
         """
         self.join_pass()
         return self.read(keys, blocks=blocks)

@@ -65,13 +65,12 @@ def _adopt_state(
 ) -> None:
     # Only optimizers of whole parameters have state of other shapes than scalars and the parameter.
     shapes = shapes_made(optimizer, group, parameter.shape) if needs_whole(optimizer) else {}
-    state = {}
-    for name, values in flat.items():
-        if name in SCALARS:
-            state[name] = values.reshape(())
-        else:
-            shape = shapes.get(name, parameter.shape)
-            state[name] = values.reshape(shape).to(parameter.device)
+    state = {
+        name: values.reshape(())
+        if name in SCALARS
+        else values.reshape(shapes.get(name, parameter.shape)).to(parameter.device)
+        for name, values in flat.items()
+    }
     if state:
         optimizer.state[parameter] = state
     else:

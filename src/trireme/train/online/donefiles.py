@@ -17,10 +17,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trireme.data.sources import filesystem
 from trireme.errors import Corruption, writing
+from trireme.storage.atomic_file import replace_file
 from trireme.train.checkpointing.fit_progress import figures_from_json, figures_to_json
 
 CHECKPOINTS, BASES, DELTAS = "donefile.txt", "base_donefile.txt", "patch_donefile.txt"
@@ -58,18 +60,13 @@ class ListedExport:
 
 @dataclass(frozen=True)
 class StopRecord:
-    """Where a stopped run stands, for the run that goes on.
+    """Where a stopped run stands, for the run that goes on."""
 
-    point: the last finished pass. within: the next pass, if a part of it has been trained on.
-    key: of the base that deltas belong to. exported: path of the export that the next delta
-    follows, if there is one. path: of the checkpoint. evaluated: figures of `within`.
-    """
-
-    point: PassPoint
-    within: PassPoint | None
-    key: int
-    exported: str | None
-    path: str
+    point: PassPoint  # the last finished pass
+    within: PassPoint | None  # the next pass, if a part of it has been trained on
+    key: int  # of the base that deltas belong to
+    exported: str | None  # path of the export that the next delta follows, if there is one
+    path: str  # of the checkpoint
     evaluated: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -119,15 +116,15 @@ class DoneFiles:
         return [self._exported(name, number, line) for number, line in self._lines(name)]
 
     def add_checkpoint(self, entry: ListedCheckpoint, *, keep: int | None = None) -> list[str]:
-        """Add a line, in place of one of the same path, and keep the last `keep` lines. Returns the
-        paths of the others.
+        """Add a line, in place of one of the same path; keep the last `keep`. Returns the paths of
+        the others.
         """
         entries = [old for old in self.checkpoints() if old.path != entry.path] + [entry]
         kept = entries if keep is None else entries[-keep:]
-        lines = []
-        for old in kept:
-            number = old.point.number or BATCH_MODEL
-            lines.append(f"{old.point.day}\t{old.key}\t{old.path}\t{number}\t0")
+        lines = [
+            f"{old.point.day}\t{old.key}\t{old.path}\t{old.point.number or BATCH_MODEL}\t0"
+            for old in kept
+        ]
         self._write(CHECKPOINTS, lines)
         return [old.path for old in entries if old not in kept]
 
@@ -203,11 +200,6 @@ class DoneFiles:
             if "://" in location:
                 files, path = filesystem(location, self._options)
                 files.pipe_file(path, text)
-                return
-            os.makedirs(self._folder, exist_ok=True)
-            partial = f"{location}.partial"
-            with open(partial, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, location)
+            else:
+                os.makedirs(self._folder, exist_ok=True)
+                replace_file(Path(location), text)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from trireme.errors import BadRequest, DeadlineExceeded, Stopped
 from trireme.job.cluster import Cluster
@@ -59,6 +59,7 @@ class Pass:
 
     @property
     def seconds(self) -> int:
+        """The data time of its updates."""
         return seconds_of_day(self.day) if self.time is None else self.time
 
 
@@ -77,6 +78,14 @@ def next_day(day: str) -> str:
     return date.strftime("%Y%m%d")
 
 
+def opened(this: Pass) -> Iterable[Any] | None:
+    """The data of a pass, in memory if it can be; None: it has none."""
+    dataset: Any = this.open()
+    if hasattr(dataset, "load_into_memory"):
+        dataset.load_into_memory()
+    return dataset  # type: ignore[no-any-return]
+
+
 class PassLoader:
     """Waits until a pass is ready on all workers, then opens and loads its data."""
 
@@ -88,18 +97,11 @@ class PassLoader:
         self._has_warned = False
 
     def open(self, this: Pass) -> Iterable[Any] | None:
-        """Wait for the data, then open and load it.
-
-        Raises:
-            Stopped: a worker was asked to stop.
-        """
+        """Wait for the data, then open and load it. Raises Stopped: a worker was asked to stop."""
         self._wait(this)
         if reason := first_reason(self._meet(this, {"stops": self._cluster.stop_request.reason})):
             raise Stopped(reason)
-        dataset = this.open()
-        if hasattr(dataset, "load_into_memory"):
-            cast(Any, dataset).load_into_memory()
-        return dataset
+        return opened(this)
 
     def begin(self, this: Pass) -> Callable[[], Iterable[Any] | None] | None:
         """Begin to load a pass if it is ready on all workers; returns a function that waits for it.
@@ -108,25 +110,23 @@ class PassLoader:
         if not all(body["ready"] for body in self._meet(this, {"ready": bool(this.is_ready())})):
             return None
         dataset: Any = this.open()
-        if not hasattr(dataset, "preload_into_memory"):
-            self._warn(dataset)
-            return lambda: dataset
-        dataset.preload_into_memory(self._threads)
-
-        def finish() -> Any:
-            dataset.wait_preload_done()
-            return dataset
-
-        return finish
-
-    def _warn(self, dataset: object) -> None:
-        if dataset is not None and not self._has_warned and self._cluster.worker == 0:
+        is_ahead = hasattr(dataset, "preload_into_memory")
+        if is_ahead:
+            dataset.preload_into_memory(self._threads)
+        elif dataset is not None and not self._has_warned and self._cluster.worker == 0:
             self._has_warned = True
             log.warning(
                 "train_passes: prefetch: no effect: expected an InMemoryDataset, which can be"
                 " loaded ahead, found %s",
                 type(dataset).__name__,
             )
+
+        def finish() -> Any:
+            if is_ahead:
+                dataset.wait_preload_done()
+            return dataset
+
+        return finish
 
     def _meet(self, this: Pass, body: dict[str, Any]) -> list[dict[str, Any]]:
         purpose = f"data of pass {this.day}/{this.number}"

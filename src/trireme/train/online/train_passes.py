@@ -15,19 +15,19 @@ Every worker of the job runs the same loop over the same passes.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from trireme.errors import BadRequest, Stopped
 from trireme.train.online.donefiles import PassPoint, StopRecord
-from trireme.train.online.passes import Pass, PassLoader, next_day
+from trireme.train.online.passes import Pass, PassLoader, next_day, opened
 from trireme.train.online.publishing import Publisher, Publishing, remove_folder
 from trireme.train.online.resuming import resume
 from trireme.train.stopping import first_reason, stopping_on_sigterm
 from trireme.train.trainer import Trainer
 
 log = logging.getLogger("trireme")
-
 
 Options = Callable[[Pass], Mapping[str, Any]]
 
@@ -177,8 +177,7 @@ class _PassLoop:
             if begun is not None:
                 evaluated = begun.evaluated
             elif self._evaluating is not None:
-                options = self._options(self._evaluating, this)
-                evaluated = self._trainer.evaluate(dataset, **options)
+                evaluated = self._trainer.evaluate(dataset, **self._options(self._evaluating, this))
             trained = self._train(this, dataset, evaluated)
             if hasattr(dataset, "release_memory"):
                 dataset.release_memory()
@@ -255,10 +254,7 @@ class _PassLoop:
     def _repeat_end_of_day(self, last: Pass) -> PassReport:
         """End a day again whose last pass is in the checkpoint, but not what comes after it."""
         self._trainer.set_time(last.seconds)
-        dataset: Any = last.open()
-        if hasattr(dataset, "load_into_memory"):
-            dataset.load_into_memory()
-        self._agree_on_data(last, dataset)
+        self._agree_on_data(last, opened(last))
         written: list[str] = []
         removed = self._end_day(last, {}, written)
         return PassReport(last.point, {}, {}, tuple(written), removed)
@@ -279,8 +275,5 @@ def _first_batch(dataset: Iterable[Any], trainer: Trainer) -> Any:
     cluster = trainer.cluster
     if not hasattr(dataset, "stream"):
         return next(iter(dataset), None)
-    stream = dataset.stream(cluster.worker, cluster.num_workers)
-    try:
+    with closing(dataset.stream(cluster.worker, cluster.num_workers)) as stream:
         return next(iter(stream), None)
-    finally:
-        stream.close()

@@ -5,7 +5,3 @@ keeps its optimizer state from the windows before; dense weights are fetched whe
 When it ends, the differences of the touched rows and of the dense weights are pushed, and the
 servers add them.
 """
-
-from trireme.train.modes.geo.mode import Geo
-
-__all__ = ["Geo"]

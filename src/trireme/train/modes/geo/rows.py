@@ -39,13 +39,10 @@ class CachedKeys(NamedTuple):
 
 
 class CachedRows:
-    """Rows of one row class of a table: weights and optimizer state, as servers have them.
-
-    Each row has a clock: the window that touched it last, and its slot in that window, which keeps
-    the weights that the row had when the window began. One thread uses it; any may `find`.
-
-    Raises:
-        BadRequest: rows of this table cannot be trained apart from the servers.
+    """Rows of one row class of a table: weights and optimizer state, as servers have them. Each has
+    a clock: the window that touched it last, and its slot there, which keeps the weights that the
+    row had when the window began. One thread uses it; any may `find`. Raises BadRequest: rows of
+    this table cannot be trained apart from the servers.
     """
 
     def __init__(self, table: Table, pool: _core.Pool) -> None:
@@ -64,7 +61,9 @@ class CachedRows:
                 policy=Policy().fixed(),
             )
         )
-        self._clocks = _clocks()
+        # A table without a rule: only assigned to.
+        clocks = TableSchema("clocks", (2,), "float32", {"name": "sgd"}, ("constant", 0.0, 0.0), 0)
+        self._clocks = make_core_table(clocks)
         self._num_changes = 0
         self._touched: CachedKeys | None = None  # last in this window
         self.values: dict[str, float | int] = {}
@@ -102,9 +101,7 @@ class CachedRows:
         return self._clock(keys_K)[:, 0]
 
     def touch(self, cached: CachedKeys, weights_MD: Floats, window: int) -> None:
-        """Put these rows into the window. weights_MD: of `cached.missing`, as the servers have
-        them.
-        """
+        """Put these rows into the window. weights_MD: of `cached.missing`, from the servers."""
         if len(missing_M := cached.missing):
             slots_M = self._window.add(missing_M, weights_MD)
             clocks_M2 = np.empty((len(missing_M), 2), np.float32)
@@ -128,7 +125,11 @@ class CachedRows:
             gradients_KD = gradients_KD * fleet_scale(schema.rule, shows_K2, examples)
         values = rule_values(gradient.values)
         self._rows.update(gradient.keys, gradients_KD, self._next_id(), values, self._pool)
-        self._window.count(self._slots(gradient.keys), gradient.columns)
+        if self._touched is not None and self._touched.keys is gradient.keys:
+            slots_K = self._touched.slots  # without a lookup
+        else:
+            slots_K = self._clock(gradient.keys)[:, 1].astype(np.int64)
+        self._window.count(slots_K, gradient.columns)
         self.values = gradient.values
 
     def differences(self) -> TableGradient | None:
@@ -147,13 +148,6 @@ class CachedRows:
         """Returns how many were cached."""
         self._clocks.erase(keys_K, self._pool)
         return int(self._rows.erase(keys_K, self._pool))
-
-    def _slots(self, keys_K: Keys) -> Slots:
-        """(K,) slots; fast for the keys that were touched last."""
-        if self._touched is not None and self._touched.keys is keys_K:
-            return self._touched.slots
-        slots: Slots = self._clock(keys_K)[:, 1].astype(np.int64)
-        return slots
 
     def _clock(self, keys_K: Keys) -> Floats:
         """(K, 2): window and slot."""
@@ -229,12 +223,6 @@ class _WindowRows:
         keys: Keys = self._keys[: self.size].copy()
         self.size = 0
         return keys
-
-
-def _clocks() -> _core.Table:
-    """A table without a rule: only assigned to."""
-    schema = TableSchema("clocks", (2,), "float32", {"name": "sgd"}, ("constant", 0.0, 0.0), 0)
-    return make_core_table(schema)
 
 
 def _check(schema: TableSchema) -> None:

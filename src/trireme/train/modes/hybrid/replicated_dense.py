@@ -14,17 +14,14 @@ from torch import Tensor
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.protocol.clipping import Clip
-from trireme.train.clipping import clip_tensor
+from trireme.train.clipping import clip_gradients
 from trireme.train.modes.hybrid.group import WorkerGroup
 from trireme.worker.dense_parameters import DenseParameters
 
 
 class ReplicatedDense:
-    """The dense parameters of one worker.
-
-    Args:
-        dense: the model's parameters, all on one device. optimizer: steps them.
-        clip: what gradients are clipped by, by value, before the step.
+    """The dense parameters of one worker, all on one device; `optimizer` steps them. clip: clips
+    gradients by value before the step.
     """
 
     def __init__(
@@ -35,8 +32,7 @@ class ReplicatedDense:
         clip: Clip | None = None,
     ) -> None:
         self._cluster, self._dense, self._optimizer = cluster, dense, optimizer
-        self._clip = clip
-        self._parameters = dense.parameters
+        self._clip, self._parameters = clip, dense.parameters
         devices = {p.device for p in self._parameters.values()} or {torch.device("cpu")}
         if len(devices) > 1:
             raise BadRequest(f"hybrid: expected all parameters on one device, found {devices}")
@@ -58,12 +54,9 @@ class ReplicatedDense:
         self._is_running = False
 
     def step(self, examples: int, *, is_skipped: bool = False) -> None:
-        """Make one step of all workers with the parameters' gradients; leaves none.
-
-        is_skipped: this worker has no gradients and no examples in it.
-
-        Raises:
-            BadRequest: no examples. DeadlineExceeded, Unavailable: another worker is missing.
+        """Make one step of all workers with the parameters' gradients; leaves none. is_skipped:
+        this worker has no gradients and no examples in it. Raises BadRequest: no examples.
+        DeadlineExceeded, Unavailable: another worker is missing.
         """
         if self._group is None:
             self._step()
@@ -77,9 +70,7 @@ class ReplicatedDense:
         self._reduce_and_step(examples, is_active=True)
 
     def _step(self) -> None:
-        for parameter in self._parameters.values() if self._clip is not None else ():
-            if parameter.grad is not None and self._clip is not None:
-                clip_tensor(self._clip, parameter.grad, None)
+        clip_gradients(self._clip, {}, self._parameters.values())
         if self._optimizer is not None:
             self._optimizer.step()
         self._dense.take_gradients()
@@ -103,8 +94,8 @@ class ReplicatedDense:
     def _flat(
         self, gradients: Mapping[str, Tensor | None], examples: int, *, is_active: bool
     ) -> Tensor:
-        """Gradients times examples, one flag per parameter that has one, examples, and a flag for
-        this worker.
+        """Gradients times examples, a flag per parameter that has one, examples, a flag for the
+        worker.
         """
         parts = [
             torch.zeros(p.numel(), device=self._device)

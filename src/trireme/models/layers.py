@@ -1,0 +1,123 @@
+"""Layers that the models share: perceptrons, products of vectors, attention, cross layers.
+
+Shapes: B examples, N vectors or events, D floats each, W inputs of a cross layer, E experts.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def mlp(
+    sizes: Sequence[int], *, gain: float = 1.0, activation: type[nn.Module] = nn.ReLU
+) -> nn.Sequential:
+    """Linear layers of these widths with an activation between them, weights
+    Normal(gain / sqrt(fan_in)), biases 0.
+    """
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        linear = nn.Linear(fan_in, fan_out)
+        nn.init.normal_(linear.weight, std=gain / math.sqrt(fan_in))
+        nn.init.zeros_(linear.bias)
+        layers += [linear, activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def sum_of_products(vectors_BND: Tensor) -> Tensor:
+    """(B,): the sum of the dot products of all pairs of vectors, in time linear in N.
+
+    sum over i<j of <v_i, v_j> = sum over d of ((sum_i v_id)^2 - sum_i v_id^2) / 2
+    (Rendle, "Factorization Machines", ICDM 2010).
+    """
+    total_BD = vectors_BND.sum(1)
+    return (total_BD.square() - vectors_BND.square().sum(1)).sum(1) / 2
+
+
+def pairwise_products(vectors_BND: Tensor) -> Tensor:
+    """(B, N (N - 1) / 2): the dot product of each pair of vectors."""
+    num = vectors_BND.shape[1]
+    first, second = torch.tril_indices(num, num, offset=-1, device=vectors_BND.device)
+    products_BNN = vectors_BND @ vectors_BND.transpose(1, 2)
+    return products_BNN[:, first, second]
+
+
+class TargetAttention(nn.Module):
+    """The sum of the events of a history, each weighted by its relevance to the candidate.
+
+    Relevance is an MLP of (candidate, event, candidate - event, candidate * event), not normalized,
+    as in the paper: the size of the sum is how strongly the history speaks for the candidate. An
+    event whose vector is zero, such as padding, adds nothing; an empty history gives zeros.
+
+    Source: Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
+
+    dim: D. layers: widths of the hidden layers, with `activation` between them.
+    """
+
+    def __init__(
+        self, dim: int, *, layers: Sequence[int], activation: type[nn.Module] = nn.Sigmoid
+    ) -> None:
+        super().__init__()
+        self.relevance = mlp([4 * dim, *layers, 1], activation=activation)
+
+    def forward(self, candidate_BD: Tensor, events_ND: Tensor, offsets_B1: Tensor) -> Tensor:
+        """(B, D) sums.
+
+        Args:
+            offsets_B1: the history of example b is the rows from offsets[b] - offsets[0] to before
+                offsets[b + 1] - offsets[0].
+        """
+        positions_N = torch.arange(events_ND.shape[0], device=events_ND.device) + offsets_B1[0]
+        examples_N = torch.searchsorted(offsets_B1, positions_N, right=True) - 1
+        candidate_ND = candidate_BD[examples_N]
+        pairs = [candidate_ND, events_ND, candidate_ND - events_ND, candidate_ND * events_ND]
+        relevance_N1 = self.relevance(torch.cat(pairs, 1))
+        return torch.zeros_like(candidate_BD).index_add(0, examples_N, relevance_N1 * events_ND)
+
+
+class CrossLayer(nn.Module):
+    """x0 * (W x + b) + x, with a full matrix W, or with W = U V of a lower rank: (B, W) -> (B, W).
+
+    rank: R of U (W, R) and V (R, W); None for a full matrix.
+
+    Source: Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale
+    Learning to Rank Systems", WWW 2021.
+    """
+
+    def __init__(self, width: int, rank: int | None = None) -> None:
+        super().__init__()
+        self.down = None if rank is None else nn.Linear(width, rank, bias=False)
+        self.up = nn.Linear(width if rank is None else rank, width)
+        for linear in (self.up, *([] if self.down is None else [self.down])):
+            nn.init.normal_(linear.weight, std=1 / math.sqrt(linear.in_features))
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        inner = x if self.down is None else self.down(x)
+        crossed: Tensor = x0 * self.up(inner)
+        return crossed + x
+
+
+class CrossMixture(nn.Module):
+    """A mixture of low-rank cross layers: (B, W) -> (B, W).
+
+    x + sum over experts of softmax(G x)_e * x0 * (U_e tanh(C_e tanh(V_e x)) + b) (eq. 5 of DCN V2).
+
+    The matrices of an expert are U (W, R), C (R, R) and V (R, W).
+    """
+
+    def __init__(self, width: int, rank: int, experts: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, experts, bias=False)
+        self.v_EWR = nn.Parameter(torch.randn(experts, width, rank) / math.sqrt(width))
+        self.c_ERR = nn.Parameter(torch.randn(experts, rank, rank) / math.sqrt(rank))
+        self.u_ERW = nn.Parameter(torch.randn(experts, rank, width) / math.sqrt(rank))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        inner_EBR = torch.tanh(torch.tanh(x @ self.v_EWR) @ self.c_ERR)
+        experts_EBW = inner_EBR @ self.u_ERW + self.bias
+        shares_BE = torch.softmax(self.gate(x), 1)
+        return x + x0 * torch.einsum("be,ebw->bw", shares_BE, experts_EBW)
