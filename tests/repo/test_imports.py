@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from tests.repo import tree
 
@@ -138,6 +139,15 @@ SYSTEM_HEADERS = {
     "<sys/wait.h>": "the end of a forked child, in a test",
     "<unistd.h>": "the size of memory; the process of a pool's threads",
 }
+
+
+def test_no_circle_between_folders_of_the_core() -> None:
+    arrows: dict[str, set[str]] = {}
+    for path in tree.files(".h", ".cc", under="core"):
+        folder = path.relative_to(tree.ROOT / "core").parts[0]
+        included = {Path(name.strip('"<>')).parts[0] for _, name in tree.includes(path)}
+        arrows.setdefault(folder, set()).update(included - {folder})
+    assert circle(arrows) == []
 
 
 def test_one_module_reads_the_environment() -> None:
