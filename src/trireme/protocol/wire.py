@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from trireme import _core
 from trireme.errors import BadRequest
+from trireme.optim import rule_values
 from trireme.protocol.clipping import Clip
 from trireme.protocol.columns import FORMS, KeyColumns
 from trireme.protocol.dense_optimizers import GroupValues
@@ -256,5 +256,5 @@ def _rule_values(values: Mapping[str, Any]) -> dict[str, float | int]:
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise BadRequest(f"push: expected {name} as a number, found {value!r}")
     need(values, "step", int)
-    _core.RuleValues(**values)  # raises here what it would raise when they are used
+    rule_values(values)  # raises here what it would raise when they are used
     return dict(values)

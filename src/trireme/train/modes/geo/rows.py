@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import BadRequest
+from trireme.optim import rule_values
 from trireme.policy import Policy
 from trireme.protocol.columns import FORMS, KeyColumns, fleet_scale
 from trireme.protocol.core_table import make_core_table
@@ -122,8 +123,7 @@ class CachedRows:
         if schema.is_scored and schema.rule.get("scale") == "fleet":
             shows_K2 = gradient.columns["show_click"]
             gradients_KD = gradients_KD * fleet_scale(schema.rule, shows_K2, examples)
-        numbers: dict[str, Any] = dict(gradient.values)
-        values = _core.RuleValues(**numbers)
+        values = rule_values(gradient.values)
         self._rows.update(gradient.keys, gradients_KD, self._next_id(), values, self._pool)
         if self._touched is not None and self._touched.keys is gradient.keys:
             slots_K = self._touched.slots  # without a lookup
