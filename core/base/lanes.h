@@ -15,15 +15,18 @@ TRIREME_INLINE void for_lanes(int dim, const F& f) noexcept {
   int j = 0;
   for (; j + 16 <= dim; j += 16) {
 #pragma GCC ivdep
+#pragma GCC unroll 1
     for (int lane = 0; lane < 16; ++lane) f(j + lane);
   }
   if (j + 8 <= dim) {
 #pragma GCC ivdep
+#pragma GCC unroll 1
     for (int lane = 0; lane < 8; ++lane) f(j + lane);
     j += 8;
   }
   if (j + 4 <= dim) {
 #pragma GCC ivdep
+#pragma GCC unroll 1
     for (int lane = 0; lane < 4; ++lane) f(j + lane);
     j += 4;
   }
@@ -33,6 +36,7 @@ TRIREME_INLINE void for_lanes(int dim, const F& f) noexcept {
 // The sum of f(j) over j in [0, dim): sixteen partial sums (j modulo 16), then halved four times.
 template <class F>
 TRIREME_INLINE float sum_lanes(int dim, const F& f) noexcept {
+  if (dim == 1) return 0.0F + f(0);  // the same bits as below
   float partial[16] = {};
   int j = 0;
   for (; j + 16 <= dim; j += 16) {

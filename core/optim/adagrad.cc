@@ -57,11 +57,11 @@ Rule make_adagrad(const RuleConfig& config) {
   if (config.shared) {
     return {.state = {.per_weight = 0, .per_row = 1},
             .initial_state = config.initial_accumulator,
-            .kernels = kernels_of_usual_dims<SharedAdagrad>};
+            .make_step = make_step_of_usual_dims<SharedAdagrad>};
   }
   return {.state = {.per_weight = 1, .per_row = 0},
           .initial_state = config.initial_accumulator,
-          .kernels = kernels_of_usual_dims<Adagrad>};
+          .make_step = make_step_of_usual_dims<Adagrad>};
 }
 
 }  // namespace trireme

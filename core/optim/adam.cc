@@ -48,7 +48,7 @@ template <bool kShared>
 Rule make(bool by_row) {
   return {.state = {.per_weight = kShared ? 0 : 2, .per_row = (kShared ? 2 : 0) + (by_row ? 1 : 0)},
           .initial_state = 0,
-          .kernels = by_row ? kernels<RowAdam<kShared>> : kernels<Adam<kShared>>};
+          .make_step = by_row ? make_step<RowAdam<kShared>> : make_step<Adam<kShared>>};
 }
 
 }  // namespace

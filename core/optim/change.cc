@@ -25,18 +25,16 @@ struct Assign {
 
 }  // namespace
 
-const Kernels& kernels_of(Change change, const Rule& rule) {
-  static constexpr Kernels kAdd = kernels<Add>;
-  static constexpr Kernels kAssign = kernels<Assign>;
+StepMaker step_maker_of(Change change, const Rule& rule) {
   switch (change) {
     case Change::kAdd:
-      return kAdd;
+      return make_step<Add>;
     case Change::kAssign:
-      return kAssign;
+      return make_step<Assign>;
     case Change::kRule:
       break;
   }
-  return rule.kernels;
+  return rule.make_step;
 }
 
 }  // namespace trireme

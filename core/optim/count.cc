@@ -19,7 +19,8 @@ struct Count {
 }  // namespace
 
 Rule make_count(const RuleConfig&) {
-  return {.state = {.per_weight = 0, .per_row = 0}, .initial_state = 0, .kernels = kernels<Count>};
+  return {
+      .state = {.per_weight = 0, .per_row = 0}, .initial_state = 0, .make_step = make_step<Count>};
 }
 
 }  // namespace trireme

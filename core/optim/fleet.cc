@@ -6,7 +6,7 @@
 //
 //   sgd:          w -= lr * g
 //   adagrad:      w -= lr * g * sqrt(g0 / (g0 + sum));  sum += mean(g * g)
-//                 with the sum of before (g0 travels as eps), one per weight without `shared`
+//                 with the sum of before, one per weight without `shared`; g0 is initial_g2sum
 //   adagrad_v2:   sum += mean(g * g);  w -= lr * g / (sqrt(sum) + eps)
 //   adam, shared_adam:   as moments.h has them, t per part
 //
@@ -41,7 +41,7 @@ struct FleetSgd {
 struct FleetAdagrad {
   explicit FleetAdagrad(const RuleValues& v) noexcept
       : lr(static_cast<float>(v.lr)),
-        initial(static_cast<float>(v.eps)),
+        initial_g2sum(static_cast<float>(v.initial_g2sum)),
         lower(static_cast<float>(v.lower)),
         upper(static_cast<float>(v.upper)) {}
 
@@ -54,9 +54,9 @@ struct FleetAdagrad {
     });
   }
 
-  float ratio(float sum) const noexcept { return std::sqrt(initial / (initial + sum)); }
+  float ratio(float sum) const noexcept { return std::sqrt(initial_g2sum / (initial_g2sum + sum)); }
 
-  float lr, initial, lower, upper;
+  float lr, initial_g2sum, lower, upper;
 };
 
 struct SharedFleetAdagrad : FleetAdagrad {
@@ -132,36 +132,38 @@ struct SharedFleetAdam : FleetMoments {
 }  // namespace
 
 Rule make_fleet_sgd(const RuleConfig&) {
-  return {
-      .state = {.per_weight = 0, .per_row = 1}, .initial_state = 0, .kernels = kernels<FleetSgd>};
+  return {.state = {.per_weight = 0, .per_row = 1},
+          .initial_state = 0,
+          .make_step = make_step<FleetSgd>};
 }
 
 Rule make_fleet_adagrad(const RuleConfig& config) {
   if (config.shared) {
     return {.state = {.per_weight = 0, .per_row = 3},
             .initial_state = 0,
-            .kernels = kernels<SharedFleetAdagrad>};
+            .make_step = make_step<SharedFleetAdagrad>};
   }
   return {.state = {.per_weight = 1, .per_row = 1},
           .initial_state = 0,
-          .kernels = kernels<FleetAdagrad>};
+          .make_step = make_step<FleetAdagrad>};
 }
 
 Rule make_fleet_adagrad_v2(const RuleConfig&) {
   return {.state = {.per_weight = 0, .per_row = 3},
           .initial_state = 0,
-          .kernels = kernels<FleetAdagradV2>};
+          .make_step = make_step<FleetAdagradV2>};
 }
 
 Rule make_fleet_adam(const RuleConfig&) {
-  return {
-      .state = {.per_weight = 2, .per_row = 2}, .initial_state = 0, .kernels = kernels<FleetAdam>};
+  return {.state = {.per_weight = 2, .per_row = 2},
+          .initial_state = 0,
+          .make_step = make_step<FleetAdam>};
 }
 
 Rule make_fleet_shared_adam(const RuleConfig&) {
   return {.state = {.per_weight = 0, .per_row = 6},
           .initial_state = 0,
-          .kernels = kernels<SharedFleetAdam>};
+          .make_step = make_step<SharedFleetAdam>};
 }
 
 }  // namespace trireme

@@ -3,7 +3,7 @@
 //   sigma = (sqrt(n + g * g) - sqrt(n)) / lr;   z += g - sigma * w;   n += g * g
 //   w = 0 if |z| <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + l2)
 //
-// lr is the paper's alpha; beta travels as eps. A step with lr 0 changes nothing.
+// lr is the paper's alpha. A step with lr 0 changes nothing.
 // Source: McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013, algorithm 1.
 #include <cmath>
 
@@ -17,7 +17,7 @@ namespace {
 struct Ftrl {
   explicit Ftrl(const RuleValues& v) noexcept
       : lr(static_cast<float>(v.lr)),
-        beta(static_cast<float>(v.eps)),
+        beta(static_cast<float>(v.beta)),
         l1(static_cast<float>(v.l1)),
         l2(static_cast<float>(v.l2)),
         lower(static_cast<float>(v.lower)),
@@ -45,7 +45,8 @@ struct Ftrl {
 }  // namespace
 
 Rule make_ftrl(const RuleConfig&) {
-  return {.state = {.per_weight = 2, .per_row = 0}, .initial_state = 0, .kernels = kernels<Ftrl>};
+  return {
+      .state = {.per_weight = 2, .per_row = 0}, .initial_state = 0, .make_step = make_step<Ftrl>};
 }
 
 }  // namespace trireme

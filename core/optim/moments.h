@@ -10,8 +10,8 @@
 
 #include <cmath>
 
+#include "base/power.h"
 #include "optim/kernel.h"
-#include "optim/power.h"
 #include "optim/rule.h"
 
 namespace trireme {

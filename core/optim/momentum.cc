@@ -3,7 +3,7 @@
 //   b = g in a row's first update, then b = momentum * b + (1 - dampening) * g
 //   w -= lr * b;   nesterov (no dampening):   w -= lr * (g + momentum * b)
 //
-// Momentum travels as beta1, dampening as beta2. Source: torch.optim.SGD.
+// Source: torch.optim.SGD.
 #include "optim/counter.h"
 #include "optim/kernel.h"
 #include "optim/rules.h"
@@ -17,8 +17,8 @@ struct Momentum {
   explicit Momentum(const RuleValues& v) noexcept
       : lr(static_cast<float>(v.lr)),
         weight_decay(static_cast<float>(v.weight_decay)),
-        momentum(static_cast<float>(v.beta1)),
-        share(kNesterov ? 1.0F : static_cast<float>(1.0 - v.beta2)),
+        momentum(static_cast<float>(v.momentum)),
+        share(kNesterov ? 1.0F : static_cast<float>(1.0 - v.dampening)),
         lower(static_cast<float>(v.lower)),
         upper(static_cast<float>(v.upper)) {}
 
@@ -40,7 +40,7 @@ struct Momentum {
 Rule make_momentum(const RuleConfig& config) {
   return {.state = {.per_weight = 1, .per_row = 1},
           .initial_state = 0,
-          .kernels = config.nesterov ? kernels<Momentum<true>> : kernels<Momentum<false>>};
+          .make_step = config.nesterov ? make_step<Momentum<true>> : make_step<Momentum<false>>};
 }
 
 }  // namespace trireme

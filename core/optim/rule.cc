@@ -79,8 +79,13 @@ void RuleValues::check() const {
   check_value(is_finite_float(eps) && eps >= 0, "eps", "a finite number >= 0", eps);
   check_value(beta1 >= 0 && beta1 < 1, "beta1", "a number in [0, 1)", beta1);
   check_value(beta2 >= 0 && beta2 < 1, "beta2", "a number in [0, 1)", beta2);
+  check_value(momentum >= 0 && momentum < 1, "momentum", "a number in [0, 1)", momentum);
+  check_value(dampening >= 0 && dampening < 1, "dampening", "a number in [0, 1)", dampening);
+  check_value(is_finite_float(beta) && beta >= 0, "beta", "a finite number >= 0", beta);
   check_value(is_finite_float(l1) && l1 >= 0, "l1", "a finite number >= 0", l1);
   check_value(is_finite_float(l2) && l2 >= 0, "l2", "a finite number >= 0", l2);
+  check_value(is_finite_float(initial_g2sum) && initial_g2sum >= 0, "initial_g2sum",
+              "a finite number >= 0", initial_g2sum);
   check_value(!std::isnan(upper), "upper", "a number", upper);
   check_value(lower <= upper, "lower", "a number <= upper", lower);
   check_value(step >= 1, "step", "a number >= 1", static_cast<double>(step));

@@ -7,30 +7,30 @@
 // Threads: a Rule is a constant; the caller owns the rows it passes.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 
-#include "base/hash.h"
 #include "base/isa.h"
-#include "store/arenas.h"
-#include "store/group.h"
-#include "store/index.h"
-#include "store/statistics.h"
+#include "store/layout.h"
 
 namespace trireme {
 
 // The numbers of one step. They travel with every push, so that schedulers drive them.
 struct RuleValues {
   double lr = 0.0;
-  double weight_decay = 0.0;  // added to the gradient: g += weight_decay * w
-  double eps = 1e-10;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double l1 = 0.0;  // of FTRL, like l2
-  double l2 = 0.0;
+  double weight_decay = 0.0;   // added to the gradient: g += weight_decay * w
+  double eps = 1e-10;          // Adam, Adagrad: added to the divisor
+  double beta1 = 0.9;          // Adam
+  double beta2 = 0.999;        // Adam
+  double momentum = 0.0;       // Momentum
+  double dampening = 0.0;      // Momentum
+  double beta = 1.0;           // FTRL
+  double l1 = 0.0;             // FTRL
+  double l2 = 0.0;             // FTRL
+  double initial_g2sum = 3.0;  // FleetAdagrad
   double lower = -std::numeric_limits<double>::infinity();  // weights are clipped to [lower, upper]
   double upper = std::numeric_limits<double>::infinity();
   std::int64_t step = 1;  // number of this step, from 1: Adam's global bias correction
@@ -39,52 +39,19 @@ struct RuleValues {
   void check() const;
 };
 
-// The gradients of a call's keys from position `first` on: rows of the dim of one class.
-struct GradientPart {
-  std::size_t first;
-  const float* rows;
-  int row_class;
-  int dim;
-
-  const float* of(std::size_t position) const noexcept {
-    return rows + (position - first) * static_cast<std::size_t>(dim);
-  }
+// A row, and the gradient that it learns from.
+struct RowUpdate {
+  float* weights;         // (dim)
+  float* state;           // as many floats as the rule's StateShape has for this dim
+  const float* gradient;  // (dim)
 };
 
-// Keys of one stripe and their gradients. The stripe's lock is held.
-struct Updates {
-  const Arenas& arenas;
-  Index& index;
-  std::span<const RowLayout> layouts;  // of the row classes
-  Group group;
-  std::span<const GradientPart> parts;  // in the order of positions
-  StatisticsPush statistics;
-  // What stochastic rounding draws from, and room for two rows of the widest class: where there is
-  // more than one class, or another dtype than float32.
-  std::uint64_t seed;
-  std::int64_t stream;
-  std::int64_t sequence;
-  float* scratch;
-
-  const GradientPart& part_of(std::size_t position) const noexcept {
-    std::size_t i = parts.size() - 1;
-    while (parts[i].first > position) --i;
-    return parts[i];
-  }
-  // The random bits of a key's row in this push.
-  std::uint64_t draw_of(std::uint64_t key) const noexcept {
-    constexpr std::uint64_t kRoundingSalt = 3;
-    return push_bits(seed, kRoundingSalt, key, stream, sequence);
-  }
-};
-
-// The rows of the head's class whose score has reached the threshold in an update: numbers of their
-// keys in the group. A key that occurs twice may be there twice.
-struct Risen {
-  int head_class;  // -1: none
-  double threshold;
-  std::uint32_t* numbers;  // room for all keys of the group
-  std::size_t size = 0;
+// One step of a rule: the rule with the numbers of the step, compiled for an instruction set.
+class RuleStep {
+ public:
+  virtual ~RuleStep() = default;
+  // Updates rows of one dim, in order; a row may occur more than once.
+  virtual void apply(std::span<const RowUpdate> rows, int dim) const noexcept = 0;
 };
 
 // What is fixed when a table is made.
@@ -97,20 +64,13 @@ struct RuleConfig {
   bool nesterov = false;  // momentum: step ahead of the buffer
 };
 
-// Apply one step to each key that has a row, in order, and what the push says of statistics; mark
-// the rows' lines. They write the numbers of the other keys to `absent`, which has room for all,
-// and return how many they are.
-struct Kernels {
-  // For tables of one row class of float32 weights.
-  std::size_t (*plain)(const Updates&, const RuleValues&, Isa, std::uint32_t* absent) noexcept;
-  std::size_t (*any)(const Updates&, const RuleValues&, Isa, std::uint32_t* absent,
-                     Risen&) noexcept;
-};
+// dim: of all rows that the step will update; 0 if they may differ.
+using StepMaker = std::unique_ptr<RuleStep> (*)(const RuleValues&, Isa, int dim);
 
 struct Rule {
   StateShape state;
   float initial_state;  // of every float of state
-  Kernels kernels;
+  StepMaker make_step;
 };
 
 // Errors: kBadRequest for an unknown name, or an option that the rule does not have.
@@ -120,6 +80,6 @@ Rule make_rule(const RuleConfig& config);
 // values' bounds), or new weights. Only a rule changes state.
 enum class Change { kRule, kAdd, kAssign };
 
-const Kernels& kernels_of(Change change, const Rule& rule);
+StepMaker step_maker_of(Change change, const Rule& rule);
 
 }  // namespace trireme

@@ -27,7 +27,7 @@ struct Sgd {
 Rule make_sgd(const RuleConfig&) {
   return {.state = {.per_weight = 0, .per_row = 0},
           .initial_state = 0,
-          .kernels = kernels_of_usual_dims<Sgd>};
+          .make_step = make_step_of_usual_dims<Sgd>};
 }
 
 }  // namespace trireme

@@ -48,9 +48,7 @@ class Finder {
   // they belong to, one bit each: their locks are needed from here on.
   TRIREME_INLINE std::uint64_t begin(std::span<const std::uint64_t> keys) noexcept {
     keys_ = keys;
-    const std::uint64_t stripes = hash_all(keys, hashes_.data());
-    std::fill_n(hashes_.begin() + keys.size(), 2 * kAhead, mix64(keys.back()));
-    return stripes;
+    return hash_all(keys, hashes_.data());
   }
 
   // For each key, calls visit(i, line, row, is_found) with a row that is probably the key's, and
@@ -95,20 +93,18 @@ class Finder {
   // Returns how many keys were not found, and leaves them in rest_.
   template <class Visit>
   TRIREME_INLINE std::size_t find_most(const Visit& visit) noexcept {
-    for (std::size_t i = 0; i < kAhead; ++i) fetch_home(i);
-    for (std::size_t i = 0; i < kAhead; ++i) {
-      fetch_home(i + kAhead);
-      match_tags(i);
-    }
+    const std::size_t size = keys_.size();
+    for (std::size_t i = 0; i < std::min(kRing, size); ++i) fetch_home(i);
+    for (std::size_t i = 0; i < std::min(kAhead, size); ++i) match_tags(i);
     std::size_t num_rest = 0;
-    for (std::size_t i = 0; i < keys_.size(); ++i) {
+    for (std::size_t i = 0; i < size; ++i) {
       std::byte* row = rows_[i % kRing];
       const bool is_found = (key_of_row(row) == keys_[i]) & (row != arena_.null_row());
       visit(i, lines_[i % kRing], row, is_found);
       rest_[num_rest] = static_cast<std::uint16_t>(i);
       num_rest += !is_found;
-      fetch_home(i + 2 * kAhead);
-      match_tags(i + kAhead);
+      if (i + kRing < size) fetch_home(i + kRing);
+      if (i + kAhead < size) match_tags(i + kAhead);
     }
     return num_rest;
   }
@@ -170,7 +166,7 @@ class Finder {
   const Index& index_;
   const std::size_t row_bytes_;
   std::span<const std::uint64_t> keys_;
-  std::array<std::uint64_t, kFindBlock + 2 * kAhead> hashes_;
+  std::array<std::uint64_t, kFindBlock> hashes_;
   std::array<const IndexLine*, kRing> lines_;
   std::array<std::byte*, kRing> rows_;
   std::array<std::uint16_t, kFindBlock + 1> rest_;

@@ -11,8 +11,8 @@
 #include <span>
 
 #include "base/pool.h"
-#include "store/group.h"
 #include "store/index.h"
+#include "table/group.h"
 
 namespace trireme {
 

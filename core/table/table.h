@@ -36,6 +36,7 @@
 #include "store/layout.h"
 #include "store/statistics.h"
 #include "table/admission.h"
+#include "table/apply.h"
 #include "table/classes.h"
 #include "table/groups.h"
 #include "table/marks.h"
@@ -219,7 +220,7 @@ class Table {
   std::size_t apply_group(const Group& group, const Step& step);
   bool admits(std::uint64_t key, std::size_t position, const Step& step) noexcept;
   void insert_rows(Selection& absent, std::span<Arena::Ref> rows, Arenas::Reservation& reservation,
-                   const Step& step, const Updates& updates,
+                   const Step& step, const GroupUpdate& update,
                    std::vector<Index::Entry>& scratch) noexcept;
   std::size_t evict(std::uint32_t bucket);
   void remove(std::uint32_t bucket, std::span<const Arena::Ref> rows);
@@ -232,7 +233,7 @@ class Table {
   void write_absent(std::uint64_t key, float* weights, int dim) const noexcept;
   void initialize(std::byte* row, int row_class, std::uint64_t key, float* scratch) const noexcept;
   std::vector<GradientPart> parts_of(std::span<const Gradients> grads, std::size_t num_keys) const;
-  void extend(const Updates& updates, const Risen& risen,
+  void extend(const GroupUpdate& update, const Risen& risen,
               Arenas::Reservation& reservation) noexcept;
   void check_content(const char* who, std::uint32_t bucket, const BucketView& content) const;
   void raise_version_to(const BucketView& content) noexcept;

@@ -65,9 +65,8 @@ struct Table::Step {
   PushId id;  // of the push, or of the first stream's among those merged
   std::span<const GradientPart> parts;
   const Advance& advance;
-  const RuleValues& values;
+  const RuleStep& rule;
   const PushColumns& columns;
-  const Kernels& kernels;
 };
 
 // Calls function(stripe, group) for every stripe, also for those without keys.
@@ -92,12 +91,13 @@ std::size_t Table::update(std::span<const std::uint64_t> keys, std::span<const G
   check_columns(columns, keys.size());
   const Advance advance(ids, marks_);
   raise_version(columns.version);
+  const int dim = classes_.is_plain() ? classes_.wide().dim() : 0;
+  const auto rule_step = step_maker_of(change, rule_)(values, isa_, dim);
   const Step step{.id = *std::ranges::min_element(ids, {}, &PushId::stream),
                   .parts = parts,
                   .advance = advance,
-                  .values = values,
-                  .columns = columns,
-                  .kernels = kernels_of(change, rule_)};
+                  .rule = *rule_step,
+                  .columns = columns};
   std::atomic<std::size_t> applied{0};
   for_stripes(keys, pool, [&](std::uint32_t stripe, const Group& group) {
     applied += update_stripe(stripe, group, step);
@@ -196,27 +196,28 @@ std::size_t Table::apply_group(const Group& group, const Step& step) {
               .threshold = policy_.embedx_threshold.value_or(0.0),
               .numbers = risen_numbers.data()};
   const auto wide_dim = static_cast<std::size_t>(classes_.wide().wide_dim());
-  Array<float> two_rows(classes_.is_plain() ? 0 : 2 * wide_dim);
-  Updates updates{.arenas = arenas_,
-                  .index = index_,
-                  .layouts = classes_.layouts(),
-                  .group = group,
-                  .parts = step.parts,
-                  .statistics = {.rates = policy_.rates,
-                                 .version = version(),
-                                 .time = step.columns.time,
-                                 .show_click = step.columns.show_click,
-                                 .features = step.columns.features},
-                  .seed = seed_,
-                  .stream = step.id.stream,
-                  .sequence = step.id.sequence,
-                  .scratch = two_rows.data()};
+  Array<float> batch_scratch(classes_.is_plain() ? 0 : 2 * kBatchRows * wide_dim);
+  GroupUpdate update{.arenas = arenas_,
+                     .index = index_,
+                     .layouts = classes_.layouts(),
+                     .isa = isa_,
+                     .group = group,
+                     .rule = step.rule,
+                     .parts = step.parts,
+                     .statistics = {.rates = policy_.rates,
+                                    .version = version(),
+                                    .time = step.columns.time,
+                                    .show_click = step.columns.show_click,
+                                    .features = step.columns.features},
+                     .seed = seed_,
+                     .stream = step.id.stream,
+                     .sequence = step.id.sequence,
+                     .scratch = batch_scratch.data()};
   // Returns how many keys have no row.
   const auto apply = [&] {
-    const Kernels& kernels = step.kernels;
-    if (classes_.is_plain()) return kernels.plain(updates, step.values, isa_, absent.data());
-    const std::size_t num_absent = kernels.any(updates, step.values, isa_, absent.data(), risen);
-    extend(updates, risen, reservation);
+    if (classes_.is_plain()) return apply_plain(update, absent.data());
+    const std::size_t num_absent = apply_any(update, absent.data(), risen);
+    extend(update, risen, reservation);
     risen.size = 0;
     return num_absent;
   };
@@ -226,9 +227,9 @@ std::size_t Table::apply_group(const Group& group, const Step& step) {
   if (!admission_.admits_all()) std::sort(absent.data(), absent.data() + num_absent);
   for (std::size_t i = 0; i < num_absent; ++i) fresh.add(absent[i]);
   const std::span<Arena::Ref> rows = absent.span().first(num_absent);
-  insert_rows(fresh, rows, reservation, step, updates, scratch);
-  updates.group = fresh.group();
-  const std::size_t num_rejected = num_absent - updates.group.keys.size();
+  insert_rows(fresh, rows, reservation, step, update, scratch);
+  update.group = fresh.group();
+  const std::size_t num_rejected = num_absent - update.group.keys.size();
   num_rejected_ += num_rejected;
   if (num_rejected < num_absent) TRIREME_CHECK(apply() == 0);
   return n - num_rejected;
@@ -254,17 +255,17 @@ void Table::initialize(std::byte* row, int row_class, std::uint64_t key,
 }
 
 // Gives the heads that have risen rows of the class that was pushed, which begin as heads end.
-void Table::extend(const Updates& updates, const Risen& risen,
+void Table::extend(const GroupUpdate& update, const Risen& risen,
                    Arenas::Reservation& reservation) noexcept {
   for (std::size_t i = 0; i < risen.size; ++i) {
-    const std::uint64_t key = updates.group.keys[risen.numbers[i]];
+    const std::uint64_t key = update.group.keys[risen.numbers[i]];
     const std::byte* head = index_.find(key);
     if (arenas_.class_of(head) != risen.head_class) continue;  // the key occurs twice
-    const std::size_t position = updates.group.position(risen.numbers[i]);
-    const int row_class = updates.part_of(position).row_class;
+    const std::size_t position = update.group.position(risen.numbers[i]);
+    const int row_class = update.part_of(position).row_class;
     const Arena::Ref ref = reservation.take(row_class);
     std::byte* row = arenas_.row(ref);
-    initialize(row, row_class, key, updates.scratch);
+    initialize(row, row_class, key, update.scratch);
     classes_[row_class].take_over(row, layout_of(head), head);
     const Arena::Ref old = index_.replace(key, ref);
     arenas_.free({&old, 1});
@@ -286,9 +287,9 @@ bool Table::admits(std::uint64_t key, std::size_t position, const Step& step) no
 // Gives rows to those of these absent keys of one stripe that are admitted, and drops the others. A
 // key may occur twice; the rows left over go back.   rows: room for as many.
 void Table::insert_rows(Selection& absent, std::span<Arena::Ref> rows,
-                        Arenas::Reservation& reservation, const Step& step, const Updates& updates,
-                        std::vector<Index::Entry>& scratch) noexcept {
-  const std::uint32_t now = updates.statistics.version;
+                        Arenas::Reservation& reservation, const Step& step,
+                        const GroupUpdate& update, std::vector<Index::Entry>& scratch) noexcept {
+  const std::uint32_t now = update.statistics.version;
   const std::uint64_t some_key = absent.group().keys[0];
   const std::uint32_t first_bucket = bucket_of(some_key) / kBucketsPerStripe * kBucketsPerStripe;
   if (admission_.admits_all()) {
@@ -299,7 +300,7 @@ void Table::insert_rows(Selection& absent, std::span<Arena::Ref> rows,
     }
   }
   const auto class_at = [&](std::size_t position) {
-    return classes_.head() >= 0 ? classes_.head() : updates.part_of(position).row_class;
+    return classes_.head() >= 0 ? classes_.head() : update.part_of(position).row_class;
   };
   std::array<std::size_t, Arenas::kClassesMax> num_taken{};
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -322,7 +323,7 @@ void Table::insert_rows(Selection& absent, std::span<Arena::Ref> rows,
     const Arena::Ref ref = rest.front();
     rest = rest.subspan(1);
     ++num_used;
-    initialize(arenas_.row(ref), row_class, key, updates.scratch);
+    initialize(arenas_.row(ref), row_class, key, update.scratch);
     index_.insert(mix64(key), {ref, static_cast<std::uint16_t>(now)}, now);
     admission_.settle(key);
     return true;

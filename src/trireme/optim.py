@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from trireme import _core
 from trireme.errors import check_values
 
 Bounds = tuple[float, float] | None
@@ -193,7 +194,7 @@ class FTRL(Rule):
         _check_not_negative("FTRL", beta=self.beta, l1=self.l1, l2=self.l2)
 
     def group(self) -> dict[str, Any]:
-        # beta travels in the place of eps: a number beside the root, too.
+        # Checkpoints and pushes name beta `eps`: see `rule_values`.
         return {**Rule.group(self), "eps": self.beta, "l1": self.l1, "l2": self.l2}
 
 
@@ -272,7 +273,7 @@ class FleetAdagrad(FleetRule):
         return {**FleetRule.fixed(self), "shared": self.shared}
 
     def group(self) -> dict[str, Any]:
-        # It travels in the place of eps: a number below the root, too.
+        # Checkpoints and pushes name it `eps`: see `rule_values`.
         return {**Rule.group(self), "eps": self.initial_g2sum}
 
 
@@ -356,7 +357,7 @@ def _check_adam(rule: str, betas: tuple[float, float], eps: float) -> None:
 
 def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | int]:
     """The values of a param group as a push carries them (docs/protocol.md, `values`)."""
-    # Momentum and dampening travel as betas: rates at which old and new are mixed, too.
+    # A push names momentum and dampening `beta1` and `beta2`: see `rule_values`.
     mixed = group.get("momentum", 0.0), group.get("dampening", 0.0)
     beta1, beta2 = group.get("betas", mixed)
     low, high = group["bounds"] or (-math.inf, math.inf)
@@ -372,3 +373,17 @@ def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | in
         "upper": float(high),
         "step": int(step),
     }
+
+
+def rule_values(values: Mapping[str, Any]) -> _core.RuleValues:
+    """The core's values of a step for the `values` of a push.
+
+    Some rules share a name in a push. In the core each rule reads its own fields.
+    """
+    return _core.RuleValues(
+        **values,
+        momentum=values["beta1"],
+        dampening=values["beta2"],
+        beta=values["eps"],
+        initial_g2sum=values["eps"],
+    )

@@ -24,7 +24,7 @@ from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.checkpoint.worker_side.server_operations import ServerOperations
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
-from trireme.optim import values_of_group
+from trireme.optim import rule_values, values_of_group
 from trireme.protocol.row_selection import DAY_S, selected
 from trireme.protocol.wide_rows import RowLayout
 from trireme.storage.storage import open_storage
@@ -47,7 +47,7 @@ class Writer:
 
     def update(self, keys: np.ndarray, *, shows: int = 1, day: int = 20_000) -> None:
         self._number += 1
-        values = _core.RuleValues(**values_of_group(RULE.group(), self._number))
+        values = rule_values(values_of_group(RULE.group(), self._number))
         distinct = _core.unique(keys.astype(np.uint64), self._pool)[0]
         owners = np.empty(len(distinct), np.uint16)
         _core.buckets(distinct, owners)

@@ -20,7 +20,7 @@ from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
-from trireme.optim import values_of_group
+from trireme.optim import rule_values, values_of_group
 from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
 from trireme.train.modes.geo.cache import RowCache
@@ -210,7 +210,7 @@ def step(optimizer: Any, model: Model, batch: Any) -> None:
 
 def add_as_another_worker(job: Job, model: Model, key: int) -> None:
     delta = np.full((1, DIM), 100.0, np.float32)
-    rows, values = job.servers[0].state.tables["t"].rows, rule_values(model)
+    rows, values = job.servers[0].state.tables["t"].rows, values_of_model(model)
     keys, pool = np.array([key], np.uint64), _core.Pool(1)
     rows.update(keys, delta, [(9, 1)], values, pool, change="add")
 
@@ -226,9 +226,8 @@ def test_one_worker_ends_with_the_same_bits_again() -> None:
         np.testing.assert_array_equal(results[1][part], values, err_msg=part)
 
 
-def rule_values(model: Model) -> Any:
-    values: dict[str, Any] = dict(values_of_group(model.table.optimizer.group(), 1))
-    return _core.RuleValues(**values)
+def values_of_model(model: Model) -> Any:
+    return rule_values(values_of_group(model.table.optimizer.group(), 1))
 
 
 def test_rows_leave_a_small_cache_and_nothing_of_them_is_lost_but_state() -> None:

@@ -1,12 +1,12 @@
-"""The way of a push, from `optimizer.step()` to the rows in the core, is short and goes one way."""
+"""The path of a push, from `optimizer.step()` to the rows, is short and as ARCHITECTURE.md has it.
 
-from __future__ import annotations
+The path are the functions of src/trireme on the stack when the message of the push is sent, then
+those on the server's stack when the core updates the rows, without what they call beside that.
+"""
 
-import itertools
+import re
 import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,98 +15,85 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.repo import tree
 from trireme import _core
 from trireme.job.cluster import Cluster
-from trireme.job.embedded import embedded
-from trireme.train.loop.pusher import Pusher
+from trireme.job.default import set_default
 
+SOURCES = tree.ROOT / "src" / "trireme"
 FUNCTIONS_MAX, FILES_MAX = 30, 12
 
-Path = list[tuple[str, str]]
-"""(module, function) of ours, the outermost first."""
 
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = tr.nn.EmbeddingBag(tr.Table("t", dim=4), features="a")
-        self.top = nn.Linear(4, 1)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        return self.top(self.rows(batch).flatten(1)).squeeze(1)
-
-
-class Recorder:
-    """Notes the calls of ours that lead to a function, wherever that is called."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-
-    def record(self, owner: Any, name: str, counts: Callable[..., bool] = lambda *_: True) -> Path:
-        """counts: whether a call with these arguments does. The path is filled later, once."""
-        path: Path = []
-        function = getattr(owner, name)
-
-        def recording(*arguments: Any, **options: Any) -> Any:
-            if not path and counts(*arguments):
-                path.extend(callers())
-            return function(*arguments, **options)
-
-        self._monkeypatch.setattr(owner, name, recording)
-        return path
-
-
-def callers() -> Path:
-    frame: FrameType | None = sys._getframe(2)
-    path: Path = []
+def stack() -> list[str]:
+    """The running functions of ours in this thread, as `file: function`, outermost first."""
+    functions = []
+    frame = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("trireme."):
-            path.append((module, frame.f_code.co_qualname))
+        path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
+        if path.is_relative_to(SOURCES) and not name.endswith(">"):
+            name = name.replace(".<locals>.", ".")
+            functions.append(f"{path.relative_to(SOURCES)}: {name}")
         frame = frame.f_back
-    return path[::-1]
+    return functions[::-1]
 
 
-def is_push(socket: Any, parts: list[Any], *_: Any) -> bool:
-    return any(b"ps.push" in bytes(part) for part in parts)
+def trace(mode: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The path of the last step of a worker of one server, over a real socket."""
+    sent, updated = list[str](), list[str]()
+    send, update = zmq.Socket.send_multipart, _core.Table.update
+
+    def traced_send(self: zmq.Socket[bytes], parts: list[bytes], *args: object, **kw: object):
+        if b"ps.push" in bytes(parts[0]):
+            sent[:] = stack()
+        return send(self, parts, *args, **kw)
+
+    def traced_update(self: _core.Table, *args: object, **kw: object) -> None:
+        updated[:] = stack()
+        update(self, *args, **kw)
+
+    monkeypatch.setattr(zmq.Socket, "send_multipart", traced_send)
+    monkeypatch.setattr(_core.Table, "update", traced_update)
+    with Job(1) as job:
+        job.run(1, lambda cluster: train(cluster, mode))
+    return sent + updated
 
 
-def train(cluster: Cluster) -> None:
-    model = Model()
-    optimizer = tr.DistributedOptimizer(
-        torch.optim.SGD(model.top.parameters(), lr=0.1), model, cluster=cluster
-    )
-    batches = [{"a": torch.tensor([1, 2, 3])}] * 2
-    for batch in tr.prefetch(batches, model, cluster=cluster):
-        model(batch).sum().backward()
-        optimizer.step(examples=3)
+def train(cluster: Cluster, mode: str) -> None:
+    table = tr.Table("ids", dim=4, optimizer=tr.optim.SGD(lr=0.1))
+    model = nn.Sequential(tr.nn.EmbeddingBag(table, features=["id"]), nn.Flatten(), nn.Linear(4, 1))
+    dense = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = tr.DistributedOptimizer(dense, model, strategy=tr.Strategy(mode), cluster=cluster)
+    set_default(cluster)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model({"id": torch.tensor([1, 2, 3])}).sum().backward()
+        optimizer.step()
 
 
-def check(*paths: Path) -> None:
-    """The paths are one behind the other: in the training thread, behind it, in the server."""
-    assert all(paths)
-    whole = list(dict.fromkeys(itertools.chain(*paths)))
-    files = {module for module, _ in whole}
-    shown = "\n".join(f"{module} {function}" for module, function in whole)
-    assert len(whole) <= FUNCTIONS_MAX, shown
-    assert len(files) <= FILES_MAX, shown
-    packages = [package for package, _ in itertools.groupby(m.split(".")[1] for m, _ in whole)]
-    assert len(packages) == len(set(packages)), f"{packages}\n{shown}"
+def written(mode: str) -> list[str]:
+    """The path of this mode as ARCHITECTURE.md has it."""
+    text = (tree.ROOT / "ARCHITECTURE.md").read_text()
+    block = re.search(rf"^A push in {mode}:\n\n```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert block is not None, f"no path for {mode}"
+    path = []
+    for line in block[1].splitlines():
+        file, _, functions = line.partition(":")
+        path += [f"{file}: {function.strip()}" for function in functions.split(",")]
+    return path
 
 
-def test_a_push_to_a_server_process_goes_straight(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(monkeypatch)
-    submitted = recorder.record(Pusher, "submit")
-    sent = recorder.record(zmq.Socket, "send_multipart", is_push)
-    applied = recorder.record(_core.Table, "update")
-    with Job(1) as job, job.join(0, 1) as cluster:
-        train(cluster)
-    check(submitted, sent, applied)
-
-
-def test_a_push_to_tables_in_the_process_goes_straight(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(monkeypatch)
-    submitted, applied = recorder.record(Pusher, "submit"), recorder.record(_core.Table, "update")
-    with embedded(threads=1) as cluster:
-        train(cluster)
-    check(submitted, applied)
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="names of functions in frames")
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_path_of_a_push(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = trace(mode, monkeypatch)
+    assert path == written(mode)
+    assert len(path) <= FUNCTIONS_MAX
+    files = [step.partition(":")[0] for step in path]
+    assert len(set(files)) <= FILES_MAX
+    packages = [file.partition("/")[0] for file in files]
+    entered = [
+        package
+        for before, package in zip(["", *packages], packages, strict=False)
+        if package != before
+    ]
+    assert len(entered) == len(set(entered)), f"returns to a package: {entered}"

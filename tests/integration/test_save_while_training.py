@@ -21,7 +21,7 @@ from trireme import _core
 from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
-from trireme.optim import values_of_group
+from trireme.optim import rule_values, values_of_group
 from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.wide_rows import RowLayout
 
@@ -76,7 +76,7 @@ class Expected:
             one, weights = np.ones((1, DIM), np.float32), np.zeros((1, DIM), np.float32)
             after = [weights.copy()]
             for number in range(1, 1 + sum(lasts)):
-                values = _core.RuleValues(**values_of_group(RULE.group(), number))
+                values = rule_values(values_of_group(RULE.group(), number))
                 rows.update(key, one, [(0, number)], values, pool)
                 rows.lookup(key, weights, pool)
                 after.append(weights.copy())

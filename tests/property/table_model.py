@@ -43,8 +43,12 @@ class Values:
     eps: float = 1e-10
     beta1: float = 0.9
     beta2: float = 0.999
+    momentum: float = 0.9
+    dampening: float = 0.5
+    beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
+    initial_g2sum: float = 3.0
     lower: float = -np.inf
     upper: float = np.inf
     step: int = 1
@@ -69,18 +73,18 @@ def sgd(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> 
 
 
 def momentum(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
-    buffer = next_buffer(state, decayed(weights, grad, v), v, F32(1 - v.beta2))
+    buffer = next_buffer(state, decayed(weights, grad, v), v, F32(1 - v.dampening))
     move(weights, F32(v.lr) * buffer, v)
 
 
 def nesterov(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
     grad = decayed(weights, grad, v)
-    move(weights, F32(v.lr) * (grad + F32(v.beta1) * next_buffer(state, grad, v, F32(1))), v)
+    move(weights, F32(v.lr) * (grad + F32(v.momentum) * next_buffer(state, grad, v, F32(1))), v)
 
 
 def next_buffer(state: np.ndarray, grad: np.ndarray, v: Values, share: np.float32) -> np.ndarray:
     taken = F32(1) if next_count(state[-1:]) == 1 else share
-    state[:-1] = F32(v.beta1) * state[:-1] + taken * grad
+    state[:-1] = F32(v.momentum) * state[:-1] + taken * grad
     return state[:-1]
 
 
@@ -154,7 +158,7 @@ def ftrl(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) ->
     z += grad - (root - np.sqrt(n)) / F32(v.lr) * weights
     n += grad * grad
     beyond = np.abs(z) - F32(v.l1)
-    divisor = (F32(v.eps) + root) / F32(v.lr) + F32(v.l2)
+    divisor = (F32(v.beta) + root) / F32(v.lr) + F32(v.l2)
     with np.errstate(invalid="ignore"):  # 0 / 0, not used
         weights[:] = np.where(beyond <= 0, F32(0), -np.copysign(beyond, z) / divisor)
     move(weights, F32(0), v)
@@ -179,7 +183,11 @@ def fleet_sgd(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Value
 def fleet_adagrad(weights: np.ndarray, state: np.ndarray, grad: np.ndarray, v: Values) -> None:
     size = len(weights) if next_count(state) > 1 else 1
     sums, grad = state[:size], grad[:size]
-    move(weights[:size], F32(v.lr) * grad * np.sqrt(F32(v.eps) / (F32(v.eps) + sums)), v)
+    move(
+        weights[:size],
+        F32(v.lr) * grad * np.sqrt(F32(v.initial_g2sum) / (F32(v.initial_g2sum) + sums)),
+        v,
+    )
     sums += grad * grad
 
 
@@ -191,7 +199,7 @@ def shared_fleet_adagrad(
         gradient = grad[part]
         if not len(gradient):
             continue
-        rate = F32(v.lr) * np.sqrt(F32(v.eps) / (F32(v.eps) + sums[0]))
+        rate = F32(v.lr) * np.sqrt(F32(v.initial_g2sum) / (F32(v.initial_g2sum) + sums[0]))
         move(weights[part], rate * gradient, v)
         sums += sum_of(gradient * gradient) / F32(len(gradient))
 

@@ -17,7 +17,7 @@ from tests.seeds import SEED, named_in_failure
 from tests.tables import POOL, T_ROWS, buckets_of
 from trireme import _core
 from trireme.job.cluster import Cluster
-from trireme.optim import values_of_group
+from trireme.optim import rule_values, values_of_group
 from trireme.policy import ACCESSORS, ScorePolicy
 from trireme.protocol import row_selection
 from trireme.protocol.core_table import make_core_table
@@ -109,7 +109,7 @@ class Core(Ours):
     def __init__(self, table: tr.Table) -> None:
         rows = make_core_table(table.schema)
         super().__init__([ServedTable(table.schema, rows)])
-        self._values = _core.RuleValues(**values_of_group(table.optimizer.group(), 1))
+        self._values = rule_values(values_of_group(table.optimizer.group(), 1))
         self._sequence = 0
 
     def push(self, rows: np.ndarray, slots: np.ndarray, shows: np.ndarray, time: int) -> None:

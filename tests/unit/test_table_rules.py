@@ -17,7 +17,7 @@ import trireme as tr
 from tests.tables import INITIALIZERS, POOL, RULES, lookup, make_table, random_keys
 from trireme import _core
 from trireme.errors import BadRequest
-from trireme.optim import num_counts, values_of_group
+from trireme.optim import num_counts, rule_values, values_of_group
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.wide_rows import RowLayout
 
@@ -134,7 +134,7 @@ def test_momentum_is_torchs_sgd_on_the_rows_with_a_gradient(
     expected = run_torch(
         start, steps, lambda p: LazySGD(p[0], **options, nesterov=rule == "nesterov")
     )
-    rates = {"lr": 0.05, "beta1": 0.8, "beta2": dampening, "weight_decay": weight_decay}
+    rates = {"lr": 0.05, "momentum": 0.8, "dampening": dampening, "weight_decay": weight_decay}
     assert_equals(run_table(table, steps, **rates), expected, start)
 
 
@@ -280,7 +280,7 @@ def test_ftrl_is_the_papers_algorithm(beta: float, l1: float, l2: float) -> None
     table = make_table(DIM, "ftrl", initializer="constant", init_a=0.0, init_b=0.0)
     start = lookup(table, KEYS)
     expected = run_numpy(start, steps, apply)
-    actual = run_table(table, steps, lr=alpha, eps=beta, l1=l1, l2=l2)
+    actual = run_table(table, steps, lr=alpha, beta=beta, l1=l1, l2=l2)
     assert_equals(actual, expected, start)
     if l1 > 0:
         assert ((actual == 0) & (expected == 0)).any(), "expected weights that are exactly 0"
@@ -351,7 +351,7 @@ def test_fleets_rules_move_the_tail_from_the_second_update_on(kind: str) -> None
     rule = f"shared fleet {kind[7:]}" if kind.startswith("shared") else f"fleet {kind}"
     table = make_table(DIM, rule, initializer="tail_uniform", absent="zeros")
     np.testing.assert_array_equal(lookup(table, KEYS), 0)  # absent, and none made
-    rates = {"lr": 0.05, "eps": 0.7, "beta1": 0.8, "beta2": 0.95}
+    rates = {"lr": 0.05, "eps": 0.7, "initial_g2sum": 0.7, "beta1": 0.8, "beta2": 0.95}
     start = lookup(make_table(DIM, rule, initializer="tail_uniform"), KEYS)  # what rows start with
     assert (start[:, 0] == 0).all()
     assert (start[:, 1:] != 0).all()
@@ -366,30 +366,45 @@ USED = {
     "sgd": {"lr", "weight_decay", "lower", "upper"},
     "adagrad": {"lr", "weight_decay", "eps", "lower", "upper"},
     "shared adagrad": {"lr", "weight_decay", "eps", "lower", "upper"},
-    "momentum": {"lr", "weight_decay", "beta1", "beta2", "lower", "upper"},
-    "nesterov": {"lr", "weight_decay", "beta1", "lower", "upper"},
-    "ftrl": {"lr", "eps", "l1", "l2", "lower", "upper"},
+    "momentum": {"lr", "weight_decay", "momentum", "dampening", "lower", "upper"},
+    "nesterov": {"lr", "weight_decay", "momentum", "lower", "upper"},
+    "ftrl": {"lr", "beta", "l1", "l2", "lower", "upper"},
     "adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper", "step"},
     "row adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper"},
     "shared adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper", "step"},
     "shared row adam": {"lr", "weight_decay", "eps", "beta1", "beta2", "lower", "upper"},
     "count": {"lower", "upper"},
     "fleet sgd": {"lr", "lower", "upper"},
-    "fleet adagrad": {"lr", "eps", "lower", "upper"},
-    "shared fleet adagrad": {"lr", "eps", "lower", "upper"},
+    "fleet adagrad": {"lr", "initial_g2sum", "lower", "upper"},
+    "shared fleet adagrad": {"lr", "initial_g2sum", "lower", "upper"},
     "fleet adagrad v2": {"lr", "eps", "lower", "upper"},
     "fleet adam": {"lr", "eps", "beta1", "beta2", "lower", "upper"},
     "shared fleet adam": {"lr", "eps", "beta1", "beta2", "lower", "upper"},
 }
-BASE = {"lr": 0.1, "weight_decay": 0.1, "eps": 1e-3, "beta1": 0.9, "beta2": 0.99, "step": 3}
+BASE = {
+    "lr": 0.1,
+    "weight_decay": 0.1,
+    "eps": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.99,
+    "momentum": 0.9,
+    "dampening": 0.5,
+    "beta": 1e-3,
+    "initial_g2sum": 1e-3,
+    "step": 3,
+}
 CHANGED = {
     "lr": 0.2,
     "weight_decay": 0.2,
     "eps": 1e-2,
     "beta1": 0.8,
     "beta2": 0.9,
+    "momentum": 0.8,
+    "dampening": 0.4,
+    "beta": 1e-2,
     "l1": 0.2,
     "l2": 0.2,
+    "initial_g2sum": 1e-2,
     "step": 4,
     "lower": 5.0,
     "upper": 0.0,
@@ -428,7 +443,7 @@ def run_declared(rule: tr.optim.Rule) -> bytes:
     """The weights after some steps through a declared table, its schema, and its param group."""
     table = make_core_table(tr.Table("t", dim=DIM, optimizer=rule, seed=3).schema)
     for number, (rows, grads) in enumerate(make_steps()[:4], 1):
-        values = _core.RuleValues(**values_of_group(rule.group(), number))
+        values = rule_values(values_of_group(rule.group(), number))
         table.update(KEYS[rows], grads, [(0, number)], values, POOL)
     return lookup(table, KEYS).tobytes()
 
@@ -519,6 +534,10 @@ def test_a_wrong_option_of_a_table_is_refused_with_what_was_found(
         ({"eps": 1e39}, "eps: expected a finite number >= 0"),
         ({"beta1": 1.0}, r"beta1: expected a number in \[0, 1\), found 1"),
         ({"beta2": -0.5}, r"beta2: expected a number in \[0, 1\), found -0.5"),
+        ({"momentum": 1.0}, r"momentum: expected a number in \[0, 1\), found 1"),
+        ({"dampening": -0.5}, r"dampening: expected a number in \[0, 1\), found -0.5"),
+        ({"beta": -1.0}, "beta: expected a finite number >= 0, found -1"),
+        ({"initial_g2sum": 1e39}, "initial_g2sum: expected a finite number >= 0"),
         ({"l1": -1.0}, "l1: expected a finite number >= 0, found -1"),
         ({"l2": float("inf")}, "l2: expected a finite number >= 0, found inf"),
         ({"lower": 2.0, "upper": 1.0}, "lower: expected a number <= upper, found 2"),

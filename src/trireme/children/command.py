@@ -57,7 +57,7 @@ class ChildCommand:
         """The exit code, or minus the signal that killed the command; None while it runs. Raises
         ResourceExhausted: the system could not start the command.
         """
-        if self._status is None and select.select([self._handle], [], [], timeout_s)[0]:
+        if self._status is None and self._is_readable(timeout_s):
             report = self._handle.recv(256)
             if not report:
                 raise Internal(
@@ -68,6 +68,11 @@ class ChildCommand:
             except ValueError:
                 raise ResourceExhausted(f"ChildCommand: {self.name}: {report.decode()}") from None
         return self._status
+
+    def _is_readable(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._handle, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
 
     def kill(self) -> None:
         """Kill the command and everything it started, without waiting for their end."""

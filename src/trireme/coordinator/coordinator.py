@@ -27,7 +27,7 @@ POLLED = ("coord.take",)
 
 
 class Coordinator:
-    """facts: facts of the job, and its bucket map."""
+    """Locks, keeps and serves its parts. facts: facts of the job, and its bucket map."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.RLock()

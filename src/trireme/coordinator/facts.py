@@ -20,8 +20,8 @@ _RECOVERED = (
 
 
 class Facts:
-    """job: its id, drawn at random. bucket_map: None until the first worker has joined.
-    server_states: per server a name that changes when it loses its state; empty at first.
+    """Facts of one job. job: its id, drawn at random. bucket_map: None until the first worker has
+    joined. server_states: per server a name that changes when it loses its state; empty at first.
     """
 
     def __init__(self) -> None:

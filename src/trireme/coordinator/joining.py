@@ -112,9 +112,8 @@ class Joining:
 
     def check_late(self, method: str, worker: int) -> None:
         """Whether a worker that does not take part yet may do so. Raises BadRequest: the job is
-        ending.
-        ResourceExhausted: no stream would be left for a worker that comes late; those that the job
-        begins with always have room.
+        ending. ResourceExhausted: no stream would be left for a worker that comes late; those that
+        the job begins with always have room.
         """
         records, participants = self._workers.records, self._workers.participants
         if any(records[w].has_ended for w in participants if w in records):

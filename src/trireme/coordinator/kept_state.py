@@ -10,7 +10,7 @@ State = dict[str, Any]
 
 
 class KeptState:
-    """collect: returns the state. write: writes it, or raises; None: it is not kept.
+    """Collects the state and writes it. write: writes it, or raises; None: it is not kept.
     is_changed: since it was last written. A write that failed is tried again.
     """
 

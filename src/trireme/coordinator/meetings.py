@@ -33,8 +33,8 @@ DROPPED_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class MeetingName:
-    """number: of the pass that the workers are in, 0 before the first.
-    path: the same in the script of all workers; empty: the meeting that begins the pass.
+    """The number of a pass, 0 before the first, and a path in it, the same in the script of all
+    workers; empty: the meeting that begins the pass.
     """
 
     number: int

@@ -44,8 +44,8 @@ class WorkerRecord:
 
 
 class Workers:
-    """participants: indices of those that take part. given_up: of those that have been given up.
-    silence_s: a participant that sends no heartbeat for so long may be given up.
+    """All workers by index: `participants` take part, `given_up` were given up. A participant that
+    sends no heartbeat for `silence_s` may be given up.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

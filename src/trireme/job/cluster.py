@@ -37,16 +37,7 @@ class RowSource(Protocol):
 class Cluster:
     """One process' part in a job.
 
-    Attributes:
-        client: calls to the servers. pool: threads for the core.
-        worker, num_workers: index among the workers that the job began with, and their number.
-        num_streams: number of streams that the workers share; 0: each worker has its own.
-        is_embedded: the tables are in this process.
-        keys, insecure: how workers talk to each other: with these keys, or beyond loopback without.
-        metrics: what this process reports to Prometheus.
-        row_source: the newest optimizer of this cluster; None: there is none yet.
-        is_prefetching: a pipeline pulls rows and dense parameters for the coming steps.
-        stop_request: whether training is to stop, and why.
+    keys, insecure: how workers talk to each other: with these keys, or beyond loopback without.
     """
 
     def __init__(
@@ -64,12 +55,13 @@ class Cluster:
         self.metrics = metrics or WorkerMetrics("embedded" if is_embedded else "worker", None)
         self.is_embedded = is_embedded
         self.keys, self.insecure = keys, insecure
-        self.worker, self.num_workers = client.worker, client.num_workers
-        self.num_streams = client.num_streams
+        self.worker = client.worker  # index among the workers that the job began with
+        self.num_workers = client.num_workers
+        self.num_streams = client.num_streams  # that workers share; 0: each has its own
         self._pending = PendingLookups()
         self._thread = threading.local()
-        self.row_source: RowSource | None = None
-        self.is_prefetching = False
+        self.row_source: RowSource | None = None  # the newest optimizer
+        self.is_prefetching = False  # a pipeline pulls rows and blocks for the coming steps
         self._closing: list[Callable[[], None]] = []
         self._running: list[Callable[[], None]] = []
         self.is_closed = False

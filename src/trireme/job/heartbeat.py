@@ -21,22 +21,15 @@ SILENCES = 4
 
 @dataclass
 class StopRequest:
-    """Whether training is to stop after a step, and why; no reason: not. is_alone: only this worker
-    leaves the job, and others go on with its stream.
-    """
+    """Whether training is to stop after a step, at the request of any worker."""
 
-    reason: str = ""
-    is_alone: bool = False
+    reason: str = ""  # empty: there is no request
+    is_alone: bool = False  # only this worker leaves the job, and others go on with its stream
 
 
 class Heartbeat:
     """A thread that sends heartbeats to all servers and exchanges stop requests through them.
-
-    Args:
-        report: gives the numbers that each heartbeat carries.
-
-    Attributes:
-        body: what names this worker to the servers.
+    report: gives the numbers that each heartbeat carries. body: names this worker to the servers.
     """
 
     def __init__(

@@ -12,15 +12,13 @@ from trireme.errors import BadRequest
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """Elements [start, start + size) of the flattened parameter `param`, in param group `group`.
-    shape: of the parameter, for optimizers that need whole parameters; empty: flat.
-    """
+    """Elements [start, start + size) of the flattened parameter `param`, in param group `group`."""
 
     param: str
     start: int
     size: int
     group: int
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()  # of a parameter that is needed whole; empty: flat
 
     @property
     def id(self) -> str:

@@ -27,12 +27,10 @@ _INFINITE = 255  # the exponent of infinities and NaNs
 
 @dataclass(frozen=True)
 class Clip:
-    """How a gradient is clipped: kind "norm" scales it so that its norm is at most `limit`; kind
-    "value" limits the magnitude of each element. limit: > 0.
-    """
+    """How a gradient is clipped."""
 
-    kind: str
-    limit: float
+    kind: str  # "norm": scaled so that its norm is at most limit; "value": limits each element
+    limit: float  # > 0
 
     def to_wire(self) -> list[Any]:
         return [self.kind, self.limit]
@@ -96,17 +94,11 @@ def norm_from_wire(body: Any) -> float | None:
 
 @dataclass(frozen=True)
 class NormReply:
-    """A server's answer about the norm of a step.
+    """A server's answer about the norm of a step."""
 
-    Attributes:
-        total: its share of the sum of squares; None: not finite, or the step has been applied.
-        norm: of the last step applied, if it was clipped by norm.
-        is_applied: whether the server has applied the step.
-    """
-
-    total: int | None
-    norm: float | None
-    is_applied: bool
+    total: int | None  # its share of the sum of squares; None: not finite, or the step is applied
+    norm: float | None  # of the last step applied, if it was clipped by norm
+    is_applied: bool  # whether the server has applied the step
 
     def to_wire(self) -> dict[str, Any]:
         size = 0 if self.total is None else (self.total.bit_length() + 7) // 8

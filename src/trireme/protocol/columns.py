@@ -34,9 +34,8 @@ def merge(
 ) -> tuple[Keys, Floats, KeyColumns]:
     """Sum several pushes to one table.
 
-    Args:
-        parts: of each push: distinct keys (K_i,), gradients (K_i, D), columns, and the weight of
-            its gradients.
+    parts: of each push: distinct keys (K_i,), gradients (K_i, D), columns, and the weight of its
+    gradients.
 
     Returns:
         The union of the keys; the weighted sums of their gradients; the sums of shows, clicks and

@@ -13,13 +13,10 @@ INT8_MAX = 127.0
 
 
 def encode(weights: Array, dtype: str, name: str) -> tuple[Array, Array]:
-    """Encode rows; also returns the weights that a reader decodes.
+    """Encode rows of the table `name`; also returns the weights that a reader decodes.
 
-    Args:
-        weights: (n, D) float32.
-        dtype: float32; float16; or int8: the row's scale, max(|row|) / 127 as float32, followed by
-            round(weight / scale).
-        name: of the table, for errors.
+    weights: (n, D) float32. dtype: float32; float16; or int8: the row's scale, max(|row|) / 127 as
+    float32, followed by round(weight / scale).
 
     Returns:
         (n, bytes) uint8, and (n, D) float32.

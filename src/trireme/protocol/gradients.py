@@ -17,39 +17,26 @@ KeysByClass = Mapping[RowClassId, Keys]
 
 @dataclass(frozen=True)
 class Step:
-    """The facts of one push.
+    """The facts of one push."""
 
-    Attributes:
-        sequence: number of the batch in its stream, from 1.
-        step: of the running pass in sync and bounded; 0 in async.
-        versions: `Pulled.versions` of the pull that the gradients were computed from.
-        examples: in the batch; the weight of its gradient in sync.
-        position: of the stream after the batch.
-        time: data time in seconds, 0 if the data has none.
-        clip: how servers clip the sum of a sync step.
-        stops: why all workers stop after a sync step; empty: they do not.
-    """
-
-    sequence: int
-    step: int
-    versions: Sequence[int]
-    examples: int
-    position: tuple[int, ...] = ()
-    time: int = 0
-    clip: Clip | None = None
-    stops: str = ""
+    sequence: int  # number of the batch in its stream, from 1
+    step: int  # of the running pass in sync and bounded; 0 in async
+    versions: Sequence[int]  # `Pulled.versions` of the pull that the gradients were computed from
+    examples: int  # in the batch; the weight of its gradient in sync
+    position: tuple[int, ...] = ()  # of the stream after the batch
+    time: int = 0  # data time in seconds; 0: the data has none
+    clip: Clip | None = None  # how servers clip the sum of a sync step
+    stops: str = ""  # why all workers stop after a sync step; empty: they do not
 
 
 @dataclass(frozen=True)
 class TableGradient:
-    """The gradient of one row class in one step: keys (K,) distinct, gradients (K, D), the rule's
-    values, and the columns that the table's schema declares (trireme.protocol.columns).
-    """
+    """The gradient of one row class in one step."""
 
-    keys: Keys
-    gradients: Floats
-    values: dict[str, float | int]
-    columns: KeyColumns = field(default_factory=dict)
+    keys: Keys  # (K,) distinct
+    gradients: Floats  # (K, D)
+    values: dict[str, float | int]  # of the rule
+    columns: KeyColumns = field(default_factory=dict)  # that the table's schema declares
 
 
 @dataclass(frozen=True)

@@ -47,13 +47,11 @@ Members = Mapping[int, Member]
 
 @dataclass(frozen=True)
 class Group:
-    """The members of the running pass. version: a group replaces one of a lower version. staged:
-    whether their pushes are staged (sync), or applied on arrival (bounded).
-    """
+    """The members of the running pass, from the coordinator."""
 
-    version: int
+    version: int  # a group replaces one of a lower version
     members: Members
-    staged: bool
+    staged: bool  # pushes are staged (sync); else applied on arrival (bounded)
 
     @staticmethod
     def from_wire(body: Mapping[str, Any]) -> Group:
@@ -84,17 +82,11 @@ def members_to_wire(members: Members) -> list[list[int | None]]:
 
 @dataclass(frozen=True)
 class Pace:
-    """The progress of a stream in a pull of mode bounded.
+    """The progress of a stream in a pull of mode bounded."""
 
-    Attributes:
-        step: that the rows are for.
-        done: all servers have applied the stream's steps up to this one.
-        bound: how many steps it may be ahead of the slowest stream.
-    """
-
-    step: int
-    done: int
-    bound: int
+    step: int  # that the rows are for
+    done: int  # all servers have applied the stream's steps up to this one
+    bound: int  # how many steps it may be ahead of the slowest stream
 
     def to_wire(self) -> dict[str, int]:
         return {"step": self.step, "done": self.done, "bound": self.bound}
@@ -112,13 +104,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class LeasedStream:
-    """A stream that a worker may train on. lease: how often the stream has been taken: the
-    incarnation of its pushes. begun_at: the sequence of its last push before the pass.
-    """
+    """A stream that a worker may train on."""
 
     stream: int
-    lease: int
-    begun_at: int
+    lease: int  # how often the stream has been taken: the incarnation of its pushes
+    begun_at: int  # the sequence of its last push before the pass
 
 
 WORKERS_MAX = 4096

@@ -21,19 +21,12 @@ Owners = npt.NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class BucketMap:
-    """The owner of each bucket and block. Immutable: a change makes a map of the next version.
+    """The owner of each bucket and block. Immutable: a change makes a map of the next version."""
 
-    Attributes:
-        version: counts changes; every request carries the version it was planned with.
-        servers: endpoints; an owner is an index into them.
-        buckets: (4096,) uint16, the owner of each bucket.
-        blocks: owner of each block, by block id.
-    """
-
-    version: int
-    servers: tuple[str, ...]
-    buckets: Owners
-    blocks: Mapping[str, int] = field(default_factory=dict)
+    version: int  # counts changes; every request carries the version it was planned with
+    servers: tuple[str, ...]  # endpoints; an owner is an index into them
+    buckets: Owners  # (4096,), the owner of each
+    blocks: Mapping[str, int] = field(default_factory=dict)  # owner by block id
 
     @staticmethod
     def even(servers: tuple[str, ...], version: int = 1) -> BucketMap:

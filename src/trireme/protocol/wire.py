@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from trireme import _core
 from trireme.errors import BadRequest
+from trireme.optim import rule_values
 from trireme.protocol.clipping import Clip
 from trireme.protocol.columns import FORMS, KeyColumns
 from trireme.protocol.dense_optimizers import GroupValues
@@ -113,27 +113,23 @@ class Arrays:
 
 @dataclass(frozen=True)
 class TablePush:
-    """A push to one row class of a table: keys (K,) distinct, gradients (K, D), the rule's values
-    of the step, and the columns that the table's schema declares (trireme.protocol.columns).
-    """
+    """A push to one row class of a table."""
 
     table: str
-    keys: Keys
-    gradients: Floats
-    values: dict[str, float | int]
-    columns: KeyColumns = field(default_factory=dict)
+    keys: Keys  # (K,) distinct
+    gradients: Floats  # (K, D)
+    values: dict[str, float | int]  # of the rule in the step
+    columns: KeyColumns = field(default_factory=dict)  # that the table's schema declares
     row_class: int = 0
 
 
 @dataclass(frozen=True)
 class BlocksPush:
-    """A push to blocks: one flat gradient over the server's blocks in the map's order. absent:
-    blocks without a gradient in this step, as zeros in `gradients`: torch skips them.
-    """
+    """A push to blocks."""
 
     groups: list[GroupValues]
-    gradients: Floats
-    absent: list[str]
+    gradients: Floats  # flat, over the server's blocks in the map's order
+    absent: list[str]  # blocks without a gradient, zeros in `gradients`: torch skips them
 
 
 # The fields of a push that travel as they are, in this order.
@@ -146,34 +142,23 @@ _PLAIN: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Push:
-    """One stream's update of one step, for one server. Its id is (stream, sequence).
-
-    Attributes:
-        step: of the running pass, in modes where streams advance together; else 0.
-        staged: hold it until every member has staged the step (sync); else apply it on arrival.
-        computed_at: the server's push counter when the weights were pulled; gives the staleness.
-        position: of the stream in the data after this batch.
-        time: data time in seconds; 0: none.
-        kind: "gradient", for the rules; or "delta": differences to add.
-        clip: how servers clip the sum of the step; None: they do not.
-        stops: why all members stop after the step, if it is staged; empty: they do not.
-    """
+    """One stream's update of one step, for one server. Its id is (stream, sequence)."""
 
     stream: int
     sequence: int
     incarnation: int
-    step: int
-    staged: bool
-    computed_at: int
+    step: int  # of the running pass, in modes where streams advance together; else 0
+    staged: bool  # hold it until every member has staged the step (sync); else apply it on arrival
+    computed_at: int  # the server's push counter when the weights were pulled; gives the staleness
     examples: int
-    position: tuple[int, ...]
-    time: int
+    position: tuple[int, ...]  # of the stream in the data after this batch
+    time: int  # data time in seconds; 0: none
     map_version: int
     tables: list[TablePush]
     blocks: BlocksPush | None
-    kind: str = "gradient"
-    clip: Clip | None = None
-    stops: str = ""
+    kind: str = "gradient"  # "gradient", for the rules; or "delta": differences to add
+    clip: Clip | None = None  # how servers clip the sum of the step; None: they do not
+    stops: str = ""  # why all members stop after the step, if it is staged; empty: they do not
 
     @property
     def id(self) -> tuple[int, int]:
@@ -271,5 +256,5 @@ def _rule_values(values: Mapping[str, Any]) -> dict[str, float | int]:
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise BadRequest(f"push: expected {name} as a number, found {value!r}")
     need(values, "step", int)
-    _core.RuleValues(**values)  # raises here what it would raise when they are used
+    rule_values(values)  # raises here what it would raise when they are used
     return dict(values)

@@ -10,8 +10,17 @@ from trireme.rpc.auth import (
     write_keys,
 )
 from trireme.rpc.limits import Limits
-from trireme.rpc.messages import Call, Deferred, Handler, Reply, Request
-from trireme.rpc.observers import CallObserver, Ended, RequestObserver, Usage
+from trireme.rpc.messages import (
+    Call,
+    CallObserver,
+    Deferred,
+    Ended,
+    Handler,
+    Reply,
+    Request,
+    RequestObserver,
+    Usage,
+)
 from trireme.rpc.rpc_client import RpcClient
 from trireme.rpc.server import Server
 

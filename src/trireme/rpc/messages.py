@@ -1,9 +1,9 @@
-"""Calls and replies, and their forms in a handler: requests and deferred replies."""
+"""Calls and replies, requests and deferred replies, and what observers of them are given."""
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from trireme.errors import BadRequest, TriremeError
 from trireme.rpc.frames import Array
@@ -60,12 +60,9 @@ Answer: TypeAlias = "Reply | TriremeError"
 
 
 class Deferred:
-    """A handler returns this to answer later, from any thread.
-
-    The first of `reply`, `fail` and the request's deadline answers; later ones are ignored.
-
-    Args:
-        describe: what the answer waits for: the text of the error at the deadline.
+    """A handler returns this to answer later, from any thread. The first of `reply`, `fail` and the
+    request's deadline answers; later ones are ignored. describe: what the answer waits for: the
+    text of the error at the deadline.
     """
 
     def __init__(self, describe: Callable[[], str] | None = None) -> None:
@@ -99,3 +96,37 @@ class Deferred:
 
 
 Handler: TypeAlias = Callable[[Request], "Reply | Deferred | None"]
+
+
+class Ended(NamedTuple):
+    """A call of a client that has ended."""
+
+    method: str
+    seconds: float  # until all calls of one `call_all` had ended, retries included
+    error: str  # its name (RESOURCE_EXHAUSTED); "" after a reply
+    num_retries: int  # the connection was lost, or the server was full
+    num_bytes_sent: int  # of its messages
+    num_bytes_received: int  # of its messages
+
+
+CallObserver: TypeAlias = Callable[[Ended], None]
+"""Called for each call of a client, in the calling thread."""
+
+RequestObserver: TypeAlias = Callable[[str, float, str], None]
+"""Called for each request of a server when it is answered: its method ("unknown" if the server
+lacks it), seconds since it arrived, and the name of the error or "". It runs under the server's
+lock: it must be quick and must not wait.
+"""
+
+
+class Usage(NamedTuple):
+    """The requests that a server holds, and its traffic since the start."""
+
+    queued: int  # requests that wait for a thread
+    running: int  # requests in a handler
+    deferred: int  # handled requests that wait for their answer
+    num_bytes: int  # of all these
+    connections: int  # open ones
+    num_bytes_in: int  # of whole messages, with their framing
+    num_bytes_out: int  # the same
+    num_faults: int  # messages against the protocol, or beyond a connection's credit

@@ -21,8 +21,7 @@ from trireme.rpc.auth import ClientKeys
 from trireme.rpc.connection import Connection, ConnectionState, PendingCall
 from trireme.rpc.frames import Array
 from trireme.rpc.limits import Limits
-from trireme.rpc.messages import Body, Call, Reply
-from trireme.rpc.observers import CallObserver, Ended
+from trireme.rpc.messages import Body, Call, CallObserver, Ended, Reply
 from trireme.rpc.sockets import Context, Socket, new_context
 
 _log = logging.getLogger("trireme.rpc")

@@ -36,8 +36,7 @@ from trireme.errors import (
 )
 from trireme.rpc.auth import ServerKeys, numeric_address
 from trireme.rpc.limits import Limits
-from trireme.rpc.messages import Answer, Deferred, Handler, Reply, Request
-from trireme.rpc.observers import RequestObserver, Usage
+from trireme.rpc.messages import Answer, Deferred, Handler, Reply, Request, RequestObserver, Usage
 from trireme.rpc.peers import TICK_S, Peer
 from trireme.rpc.server_socket import ReceivedRequest, ServerSocket
 from trireme.rpc.sockets import edges
@@ -346,15 +345,12 @@ class Server:
             pending.is_answered = True
             self._deferred.pop(pending, None)
             self._count(pending, -1)
-            self._report(pending, answer)
+            if self._observe is not None:
+                method = pending.method if pending.method in self._handlers else "unknown"
+                error = answer.name if isinstance(answer, TriremeError) else ""
+                self._observe(method, time.monotonic() - pending.arrived, error)
             if not pending.peer.is_dropped:
                 self._socket.send_answer(pending.peer, pending.id, answer, handled)
-
-    def _report(self, pending: _PendingRequest, answer: Answer) -> None:
-        if self._observe is not None:
-            method = pending.method if pending.method in self._handlers else "unknown"
-            error = answer.name if isinstance(answer, TriremeError) else ""
-            self._observe(method, time.monotonic() - pending.arrived, error)
 
     def _count(self, pending: _PendingRequest, sign: int) -> None:
         pending.peer.num_requests += sign

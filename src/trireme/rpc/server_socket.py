@@ -39,13 +39,9 @@ class ReceivedRequest(NamedTuple):
 
 
 class ServerSocket:
-    """The ROUTER socket of the server `name`, bound to `address`, and its connections.
-
-    Args:
-        forget: called once for each peer that is gone or dropped.
-
-    Raises:
-        BadRequest: the address cannot be bound.
+    """The ROUTER socket of the server `name`, bound to `address`, and its connections. forget:
+    called once for each peer that is gone or dropped. Raises BadRequest: the address cannot be
+    bound.
     """
 
     def __init__(

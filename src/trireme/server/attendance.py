@@ -72,8 +72,9 @@ class Attendance:
         return Reply()
 
     def _note_goodbye(self, worker: int, incarnation: int, members: list[int] | None) -> None:
-        """members: those that take part, as listed at the end of a script; None: those of the
-        beginning. From then on nobody joins, so the shorter of two lists is the newer.
+        """Record a goodbye. `members`: the workers that take part, as listed at the end of a
+        script;
+        None: all. From then on nobody joins, so the shorter of two lists is the newer.
         """
         if members is not None:
             self._members = set(members) & (self._members or set(members))
@@ -166,16 +167,14 @@ class Attendance:
                 self._changed.wait(timeout=1.0)
 
     def _silence(self, silence_s: float) -> str:
+        limit = f"{silence_s:.0f} s"
         if self._num_workers is None:
             return (
-                f"server: expected the workers of the job that it goes on with within"
-                f" {silence_s:.0f} s, found none"
+                "server: expected the workers of the job that it goes on with within"
+                f" {limit}, found none"
             )
         missing = sorted(self._expected() - self._gone.keys())
-        return (
-            f"server: workers {missing} have been silent for {silence_s:.0f} s without saying"
-            " goodbye"
-        )
+        return f"server: workers {missing} have been silent for {limit} without saying goodbye"
 
 
 def _report(request: Request) -> dict[str, int]:

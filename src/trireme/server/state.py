@@ -329,10 +329,6 @@ class ServerState:
         with self.lock:
             self.pushes_at_load = self.num_pushes
 
-    @property
-    def is_as_loaded(self) -> bool:
-        return self.pushes_at_load == self.num_pushes
-
     # ---- statistics ----
 
     def sync_waits(self) -> dict[str, int]:

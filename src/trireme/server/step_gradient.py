@@ -1,11 +1,12 @@
 """The gradient of a step: the sum of the pushes of one sync step, or a single push."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from trireme import _core
+from trireme.optim import rule_values
 from trireme.protocol.clipping import square_sum
 from trireme.protocol.columns import KeyColumns, empty_push, fleet_scale, join_classes, merge
 from trireme.protocol.dense_optimizers import GroupValues
@@ -50,8 +51,7 @@ class StepGradient:
         return list(dict.fromkeys(part.table for push in self._pushes for part in push.tables))
 
     def rule_values(self, name: str) -> _core.RuleValues:
-        values: dict[str, Any] = next(part.values for part, _ in self._parts(name))
-        return _core.RuleValues(**values)
+        return rule_values(next(part.values for part, _ in self._parts(name)))
 
     def of_table(self, schema: TableSchema) -> SummedTable:
         summed = self._sum_table(schema)

@@ -101,12 +101,9 @@ def check_file(
     xxh3_128: str,
     note: Callable[[int], object] | None = None,
 ) -> None:
-    """Read a file and compare its length and checksum with those of a manifest.
-
-    note: called with the number of bytes of each part that has been read.
-
-    Raises:
-        Corruption: it is missing, or its length or checksum differs; names the file.
+    """Read a file and compare its length and checksum with those of a manifest. note: called with
+    the number of bytes of each part that has been read. Raises Corruption: it is missing, or
+    differs.
     """
     where = f"{storage.name}/{path}"
     if (size := storage.size(path)) is None:

@@ -25,12 +25,9 @@ SECONDS = (
 
 
 class Counter:
-    """Numbers that only grow, one per combination of labels. Threads: any.
-
-    Args:
-        name: ends in _total.
-        labels: names; `add` takes their values in this order. Values from peers must be of a
-            bounded set.
+    """Numbers that only grow, one per combination of labels. Threads: any. name: ends in _total.
+    labels: names; `add` takes their values in this order. Values from peers must be of a bounded
+    set.
     """
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str] = ()) -> None:

@@ -12,13 +12,9 @@ Registry = CollectorRegistry
 
 
 def new_registry(role: str, name: str) -> Registry:
-    """A registry with metrics of the process: uptime, versions, memory, CPU, descriptors.
-
-    Each server and each cluster has its own, also within one process.
-
-    Args:
-        role: "server", "worker" or "embedded".
-        name: of the process, such as "worker 0".
+    """A registry with metrics of the process: uptime, versions, memory, CPU, descriptors. Each
+    server and each cluster has its own, also within one process. role: "server", "worker" or
+    "embedded". name: of the process, such as "worker 0".
     """
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)

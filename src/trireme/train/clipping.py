@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from trireme.protocol.routing import Floats
 from trireme.table import RowClassId, Table
 
 
-def make_clip(norm: Any, value: Any, tables: Iterable[Table]) -> Clip | None:
+def make_clip(norm: float | None, value: float | None, tables: Iterable[Table]) -> Clip | None:
     """What gradients are clipped by; None: by nothing. Raises BadRequest."""
     if norm is None and value is None:
         return None
@@ -25,8 +24,7 @@ def make_clip(norm: Any, value: Any, tables: Iterable[Table]) -> Clip | None:
             f"DistributedOptimizer: expected clip_norm or clip_value, found both: {norm}, {value}"
         )
     kind, limit = ("value", value) if norm is None else ("norm", norm)
-    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-    if not (is_number and 0 < limit < math.inf):
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
         raise BadRequest(
             f"DistributedOptimizer: expected clip_{kind} > 0 and finite, found {limit!r}"
         )

@@ -187,8 +187,7 @@ def _together(cluster: Cluster, purpose: str) -> Iterator[None]:
 
 def _values_of(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    unknown = [name for name in names if name not in named]
-    if unknown:
+    if unknown := [name for name in names if name not in named]:
         raise BadRequest(
             f"Dump: expected params to name parameters or buffers of the model"
             f" {', '.join(named) or '(it has none)'}, found {', '.join(unknown)}"
@@ -197,10 +196,9 @@ def _values_of(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _find(name: str, scored: Scored) -> Column:
-    if name in scored.outputs:
-        return scored.outputs[name]
-    if name in scored.batch:
-        return scored.batch[name]
+    for columns in (scored.outputs, scored.batch):
+        if name in columns:
+            return columns[name]
     raise BadRequest(
         f"Dump: expected fields to name outputs {', '.join(scored.outputs)} or columns"
         f" {', '.join(scored.batch.keys())}, found {name!r}"

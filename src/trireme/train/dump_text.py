@@ -16,6 +16,7 @@ from trireme.data.batch import Column, Ragged, Strings
 from trireme.errors import BadRequest
 
 _ESCAPES = (("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 def field(name: str, column: Column) -> Any:
@@ -81,12 +82,9 @@ def _bags(name: str, column: Tensor | Ragged) -> tuple[NDArray[Any], NDArray[np.
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
+    readable = {torch.bool: torch.uint8, **dict.fromkeys(_HALVES, torch.float32)}
     flat = tensor.detach().flatten()
-    if flat.dtype in (torch.bfloat16, torch.float16):
-        flat = flat.float()
-    if flat.dtype == torch.bool:
-        flat = flat.to(torch.uint8)
-    array: NDArray[Any] = flat.cpu().numpy()
+    array: NDArray[Any] = flat.to(readable.get(flat.dtype, flat.dtype)).cpu().numpy()
     return array
 
 

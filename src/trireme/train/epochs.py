@@ -31,13 +31,11 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(frozen=True)
 class EpochStart:
-    """What is left of an epoch. resumes: a part of it was trained on before, so that no example may
-    be left. on_first_batch: is called before the first batch is trained on.
-    """
+    """What is left of an epoch."""
 
     streams: Iterable[StreamBatches]
-    resumes: bool = False
-    on_first_batch: Callable[[], None] | None = None
+    resumes: bool = False  # a part was trained on before, so there may be no example left
+    on_first_batch: Callable[[], None] | None = None  # called before training on it
 
 
 class Epochs:

@@ -30,15 +30,11 @@ class StreamBatches:
 
 
 class LeasedPass:
-    """A pass whose streams this worker leases.
+    """A pass whose streams this worker leases; `is_over`: nothing is left to do in it.
 
-    Args:
-        resumes: a checkpoint was loaded that was taken within this epoch.
-        is_trainers: positions are those of a Trainer, whose loop ends early when it is asked to
-            stop. Else batches are read again and left out, and the loop runs to its end.
-
-    Attributes:
-        is_over: nothing is left to do in the pass.
+    resumes: a checkpoint was loaded that was taken within this epoch. is_trainers: positions are
+    those of a Trainer, whose loop ends early when it is asked to stop. Else batches are read again
+    and left out, and the loop runs to its end.
     """
 
     def __init__(

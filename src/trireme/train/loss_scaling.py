@@ -6,7 +6,7 @@ attributes set, `grad_scale` and `found_inf` (torch's contract with optimizers t
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +29,7 @@ class PendingRows(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self._rows())
 
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Tensor]: ...
-
-    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+    def __getitem__(self, index: Any) -> Any:
         return self._rows()[index]
 
     def __iter__(self) -> Iterator[Tensor]:

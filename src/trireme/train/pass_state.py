@@ -11,18 +11,14 @@ from trireme.worker.passes import EnteredPass
 
 
 class PassState:
-    """The pass and the step count of a worker.
-
-    Attributes:
-        entered: the pass, whose `note` is what counting went on from; None between passes.
-        num_steps: steps of this worker, or of the job where all workers make each step together.
-        is_repeating: a predecessor has made pushes that a loop which begins no pass would repeat.
-    """
+    """The pass and the step count of a worker."""
 
     def __init__(self, client: WorkerClient, stream: PushStream) -> None:
         self._client, self._stream = client, stream
+        # Its `note` is what counting went on from. None: between passes.
         self.entered: EnteredPass | None = None
-        self.num_steps = 0
+        self.num_steps = 0  # of this worker; of the job where all workers make each together
+        # A loop that begins no pass would repeat what a predecessor has pushed.
         self.is_repeating = False
         self._is_new = client.script.is_successor
 
@@ -34,11 +30,8 @@ class PassState:
         self, counts: Sequence[int] = (), *, together: bool = False, staged: bool = False
     ) -> tuple[EnteredPass, PredecessorProgress]:
         """Enter the next pass, and set stream and step count to where it began and to what a
-        predecessor has pushed since.
-
-        Args:
-            counts: what the mode counts besides; `entered.note[2:]` are a predecessor's.
-            together, staged: see passes.begin_pass.
+        predecessor has pushed since. counts: what the mode counts besides; `entered.note[2:]` are a
+        predecessor's. together, staged: see passes.begin_pass.
         """
         note = (self._stream.sequence, self.num_steps, *counts)
         entered = passes.begin_pass(self._client, note, together=together, staged=staged)

@@ -25,13 +25,11 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(frozen=True)
 class PredecessorProgress:
-    """How much of a pass predecessors have done. is_over: all. num_pushes: pushes that they made.
-    has_left: they have trained on all their batches, and may not have finished the pass.
-    """
+    """How much of a pass predecessors have done."""
 
-    is_over: bool = False
-    num_pushes: int = 0
-    has_left: bool = False
+    is_over: bool = False  # they have finished it
+    num_pushes: int = 0  # that they made
+    has_left: bool = False  # they trained on all their batches, and may not have finished the pass
 
     @property
     def has_begun(self) -> bool:
@@ -101,10 +99,16 @@ def kept_figures(tally: Tally, cluster: Cluster, title: str) -> dict[str, float]
 
 
 def remaining_dump(dump: Dump | None, cluster: Cluster, num_passes: int) -> Dump | None:
-    """What is left to dump of a fit of `num_passes` passes. Raises BadRequest: the predecessor was
-    killed within them, so its part of the dump is lost.
+    """What is left to dump of a fit of `num_passes` passes. Raises BadRequest: workers share out
+    streams, or the predecessor was killed within them, so its part of the dump is lost.
     """
     script = cluster.client.script
+    if dump is not None and cluster.num_streams:
+        raise BadRequest(
+            f"Dump: expected workers that each train on one stream, found {cluster.num_streams}"
+            " streams that they share out, of which one may begin what another one ends; dump what"
+            " the trained model makes of the data: evaluate(dump=)"
+        )
     if dump is None or not script.is_successor:
         return dump
     if script.passes_begun(num_passes):

@@ -12,21 +12,13 @@ from trireme.worker.client import StreamPosition
 
 
 class PushStream:
-    """Numbers the pushes of this worker, and sends them in the training thread or behind it.
-
-    Args:
-        watch: counts the time of pushes behind the training loop.
-
-    Attributes:
-        sequence: number of the last push. position: where the stream of data stands after it.
-        time: data time that pushes carry, in seconds, or what returns it; 0: the data has none.
-
-    Threads: one thread pushes at a time; any may flush.
+    """Numbers the pushes of this worker, and sends them in the training thread or behind it, which
+    `watch` measures. One thread pushes at a time; any may flush.
     """
 
     def __init__(self, cluster: Cluster, watch: Stopwatch) -> None:
         self._cluster, self._watch = cluster, watch
-        self.time: float | Callable[[], float] = 0
+        self.time: float | Callable[[], float] = 0  # data time in seconds, or what returns it
         self._pusher: Pusher | None = None
         self.stand_at(StreamPosition())
 
@@ -37,7 +29,8 @@ class PushStream:
 
     def stand_at(self, position: StreamPosition) -> None:
         """The next push is of the batch after this position."""
-        self.sequence, self.position = position.sequence, position.position
+        self.sequence = position.sequence  # the number of the last push
+        self.position = position.position  # of the stream of data after it
         self._error: BaseException | None = None
 
     def data_time(self) -> int:
@@ -66,12 +59,8 @@ class PushStream:
         staged: bool = False,
         kind: str = "gradient",
     ) -> None:
-        """Make a push.
-
-        Args:
-            behind: return when it is on its way, not when all servers have it. Errors are then
-                raised by a later push or flush.
-            staged, kind: see WorkerClient.push.
+        """Make a push. behind: return when it is on its way, not when all servers have it; a later
+        push or flush then raises its error. staged, kind: see WorkerClient.push.
         """
         if behind:
             self._running_pusher().submit(step, tables, dense)

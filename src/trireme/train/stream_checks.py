@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.table import Table
-from trireme.train.dump import Dump
 from trireme.worker.dense_parameters import DenseParameters
 
 
@@ -46,14 +45,4 @@ def check_data(dataset: object, cluster: Cluster) -> None:
             "train: expected data that every worker can read any stream of, because workers share"
             f" out {cluster.num_streams} streams: a dataset with stream(index, num_streams,"
             f" epoch=...), or a list of batches; found a {type(dataset).__name__}{own}"
-        )
-
-
-def check_dump(dump: Dump | None, cluster: Cluster) -> None:
-    """Raises BadRequest: a dump of training on streams that workers share out."""
-    if dump is not None and cluster.num_streams:
-        raise BadRequest(
-            f"Dump: expected workers that each train on one stream, found {cluster.num_streams}"
-            " streams that they share out, of which one may begin what another one ends; dump what"
-            " the trained model makes of the data: evaluate(dump=)"
         )

@@ -36,7 +36,6 @@ from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import kept_figures, remaining_dump
 from trireme.train.recipe import Recipe
 from trireme.train.stopping import stopping_on_sigterm
-from trireme.train.stream_checks import check_dump
 from trireme.worker import expiry_calls
 
 
@@ -186,7 +185,6 @@ class Trainer:
             progress = state.resume_fit(checkpoints, epochs)
             if self.num_epochs == progress.begun_at + epochs:
                 return progress.figures
-        check_dump(dump, self.cluster)
         left = remaining_dump(dump, self.cluster, progress.begun_at + epochs - self.num_epochs)
         with (
             stopping_on_sigterm(self.cluster),

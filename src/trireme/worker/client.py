@@ -139,10 +139,8 @@ class WorkerClient:
         owners: Callable[[int], list[int] | None] = lambda num_servers: None,
     ) -> None:
         """Make the blocks of these parameters with worker 0's weights, and take part in their
-        updates.
-
-        Every worker calls it; all return when the blocks exist. Blocks that a predecessor has
-        trained stay as they are.
+        updates. Every worker calls it; all return when the blocks exist. Blocks that a predecessor
+        has trained stay.
 
         owners: number of servers -> the server of each block, or None: they are dealt in turn.
         """
@@ -234,15 +232,11 @@ class WorkerClient:
         kind: str = "gradient",
     ) -> None:
         """Send one step's gradients to every server; returns when all have applied (or, in sync,
-        staged) them.
-
-        Args:
-            kind: "delta": what stands for gradients are differences to add to the weights.
+        staged) them. kind: "delta": differences to add to the weights stand in place of gradients.
 
         Raises:
-            Fenced: a successor of this worker has taken over.
-            DeadlineExceeded, Unavailable: unknown whether it was applied; calling again with the
-                same step is safe.
+            Fenced: a successor of this worker has taken over. DeadlineExceeded, Unavailable:
+                unknown whether it was applied; calling again with the same step is safe.
         """
 
         def attempt(left_s: float) -> None:
@@ -335,9 +329,9 @@ class WorkerClient:
                 have more to do than this one.
 
         Raises:
-            BadRequest: another worker came to this meeting for another purpose.
-            DeadlineExceeded: workers did not come; the message says which.
-            ResourceExhausted: a predecessor attended, and the answers are not kept any more.
+            BadRequest: another worker came to this meeting for another purpose. DeadlineExceeded:
+                workers did not come; the message says which. ResourceExhausted: a predecessor
+                attended, and the answers are not kept any more.
         """
         place = {"pass": self.script.number, "name": self.script.next_meeting()}
         message = self._signed({**place, "purpose": purpose, "body": body})

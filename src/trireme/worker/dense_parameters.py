@@ -22,9 +22,6 @@ class DenseParameters:
         block_elements: elements per block; None: parameters are not cut.
         shaped: blocks are whole parameters and have their shapes.
 
-    Attributes:
-        parameters: by name, in the model's order.
-
     Raises:
         BadRequest: a parameter is not float32 or not contiguous.
     """

@@ -14,14 +14,9 @@ KeyCounts = dict[str, dict[str, int]]
 
 
 def shrink(client: WorkerClient, *, time: int, day_over: bool) -> KeyCounts:
-    """Remove rows that have expired from all servers. Workers may push meanwhile.
-
-    Args:
-        time: data time in seconds; rows are judged as of it.
-        day_over: the day of `time` has ended: shows and clicks decay by one more day.
-
-    Returns:
-        Table -> "expired" and "evicted": rows removed.
+    """Remove rows that have expired at the data time from all servers; workers may push meanwhile.
+    day_over: its day has ended: shows and clicks decay by one more day. Returns table -> "expired"
+    and "evicted": rows removed.
     """
     body = {"slices": SHRINK_SLICES, "time": time, "day_over": day_over}
     bodies = [{"slice": index, **body} for index in range(SHRINK_SLICES)]

@@ -17,20 +17,13 @@ PENDING_MAX = 1024
 
 @dataclass(frozen=True, eq=False)
 class RowLookup:
-    """Rows of one table that a forward pass has looked up for training.
-
-    Attributes:
-        keys: (K,) distinct.
-        rows: (K, W), a leaf; its gradient, times `scale`, is the push.
-        scale: (K, 1), or None for 1.
-        columns: what the push says about each key (trireme.protocol.columns).
-    """
+    """Rows of one table that a forward pass has looked up for training."""
 
     table: Table
-    keys: Keys
-    rows: Tensor
-    scale: Tensor | None = None
-    columns: KeyColumns = field(default_factory=dict)
+    keys: Keys  # (K,) distinct
+    rows: Tensor  # (K, W), a leaf; its gradient, times `scale`, is the push
+    scale: Tensor | None = None  # (K, 1); None: 1
+    columns: KeyColumns = field(default_factory=dict)  # see protocol/columns.py
 
     def gradients(self) -> Floats | None:
         """(K, D): gradients of the weights alone; None if the loss did not depend on the rows."""
@@ -43,16 +36,11 @@ class RowLookup:
 
 @dataclass
 class PendingLookups:
-    """Lookups of the forward passes since the last step, whose gradients the next push carries.
-
-    Attributes:
-        versions: per server, the push counter of the oldest pull among them, for the staleness.
-        examples: number of examples of the largest batch among them.
-    """
+    """Lookups of the forward passes since the last step, whose gradients the next push carries."""
 
     entries: list[RowLookup] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    examples: int = 0
+    versions: list[int] = field(default_factory=list)  # per server, the oldest pull's push counter
+    examples: int = 0  # of the largest batch
 
     def add(self, looked_up: RowLookup, examples: int = 0) -> None:
         """Raises BadRequest: so many lookups without a step that one must be missing."""

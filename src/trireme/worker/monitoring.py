@@ -13,15 +13,11 @@ from trireme.telemetry.registry import Registry, new_registry
 
 
 class WorkerMetrics:
-    """The metrics and the health of a worker process.
+    """The metrics and the health of a worker process; `calls` counts the calls to servers.
 
-    Args:
-        listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint.
-
-    Attributes:
-        calls: counts the calls to servers.
-        num_steps, num_examples: of the pushes so far; written by one thread at a time.
-        queues: name of a queue of the training loop -> its length.
+    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. num_steps,
+    num_examples: of the pushes so far; written by one thread at a time. queues: name of a queue of
+    the training loop -> its length.
     """
 
     def __init__(self, role: str, listen: str | None, name: str = "worker") -> None:
@@ -29,14 +25,7 @@ class WorkerMetrics:
         self.calls = CallMetrics(self.registry)
         self.num_steps = self.num_examples = 0
         self.queues: dict[str, Callable[[], int]] = {}
-        for gauge in self._gauges():
-            self.registry.register(gauge)
-        self._endpoint: Endpoint | None = None
-        if listen is not None:
-            self._endpoint = Endpoint(listen, self.registry, self.health).start()
-
-    def _gauges(self) -> list[Gauge]:
-        return [
+        for gauge in (
             Gauge(
                 "trireme_worker_steps_total",
                 "Steps whose gradients this worker has pushed, or is about to.",
@@ -51,10 +40,17 @@ class WorkerMetrics:
                 "trireme_worker_queue_depth",
                 "Batches read and planned ahead (planned), with their rows (pulled), and pushes"
                 " behind the training loop (pushes).",
-                lambda: {(name,): read() for name, read in self.queues.copy().items()},
+                lambda: {(name,): depth for name, depth in self._depths().items()},
                 ["queue"],
             ),
-        ]
+        ):
+            self.registry.register(gauge)
+        self._endpoint: Endpoint | None = None
+        if listen is not None:
+            self._endpoint = Endpoint(listen, self.registry, self.health).start()
+
+    def _depths(self) -> dict[str, int]:
+        return {name: read() for name, read in self.queues.copy().items()}
 
     def count_step(self, examples: int) -> None:
         self.num_steps += 1
@@ -62,8 +58,7 @@ class WorkerMetrics:
 
     def report(self) -> dict[str, int]:
         """What heartbeats carry, for `trireme top`."""
-        depths = {name: read() for name, read in self.queues.copy().items()}
-        return {"retries": self.calls.num_retries(), **depths}
+        return {"retries": self.calls.num_retries(), **self._depths()}
 
     def waits(self, client: str, line: str) -> None:
         """Mark a client as waiting for a peer, described by the line; "": it waits no more."""

@@ -29,33 +29,21 @@ log = logging.getLogger("trireme.worker")
 
 @dataclass(frozen=True)
 class EnteredPass:
-    """A pass that this worker has begun.
+    """A pass that this worker has begun."""
 
-    Attributes:
-        is_over: predecessors have finished it; nothing is left to do.
-        first_step: its number; 0 where streams do not advance together.
-        note: of a predecessor that had begun the pass; None: there was none.
-        end: a predecessor has left, and contributes to the steps before this one; None: not.
-        num_steps: with leased streams, about the steps of a worker that was there from the
-            beginning.
-    """
-
-    is_over: bool = False
-    first_step: int = 0
-    note: tuple[int, ...] | None = None
-    end: int | None = None
-    num_steps: int = 0
+    is_over: bool = False  # predecessors have finished it; nothing is left to do
+    first_step: int = 0  # its number; 0 where streams do not advance together
+    note: tuple[int, ...] | None = None  # of a predecessor that had begun it; None: there was none
+    end: int | None = None  # a predecessor has left, and contributes to the steps before; None: not
+    num_steps: int = 0  # leased streams: about those of a worker there from the beginning
 
 
 def begin_pass(
     client: WorkerClient, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
 ) -> EnteredPass:
-    """Enter the next pass.
-
-    Args:
-        note: kept for a successor that enters the pass.
-        together: become a member of the pass with all other workers; else nobody waits.
-        staged: pushes are staged (sync); else they are applied on arrival (bounded).
+    """Enter the next pass. note: kept for a successor that enters it. together: become a member of
+    the pass with all other workers; else nobody waits. staged: pushes are staged (sync); else they
+    are applied on arrival (bounded).
     """
     number = client.script.number + 1
     if client.script.is_next_behind:
@@ -107,10 +95,9 @@ def take(
     all are done, or this worker has to stop.
 
     Raises:
-        Fenced: another worker has taken over the stream. DeadlineExceeded: others have all streams
-            that are left, and do not finish them. Unavailable: the coordinator could not be reached
-            within the client's timeout, or does not admit this worker. ResourceExhausted: it was
-            full for so long.
+        Fenced: another worker has taken over the stream. DeadlineExceeded: others do not finish the
+            streams that are left. Unavailable, ResourceExhausted: the coordinator could not be
+            reached, or was full, for the client's timeout, or does not admit this worker.
     """
     body = {"pass": client.script.number, "done": [] if done is None else [done.stream, done.lease]}
     patience = _Patience(client.timeout_s)

@@ -14,22 +14,13 @@ from trireme.table import RowClassId
 
 @dataclass(frozen=True)
 class Pulled:
-    """Answer of a pull.
+    """Answer of a pull."""
 
-    Attributes:
-        rows: per table (K, W) float32, row i for key i: the weights, or show, click and weights
-            (`TableSchema.width_of`).
-        blocks: per server the ids of its blocks and their flat weights; None if not asked for.
-        versions: per server, its push counter when it answered.
-        missing: per table, how many keys have no row yet.
-        stop: the step of the pass behind which all stop, if a server has applied it.
-    """
-
-    rows: dict[RowClassId, Floats]
-    blocks: list[tuple[list[str], Floats]] | None
-    versions: list[int]
-    missing: dict[RowClassId, int]
-    stop: Stop | None = None
+    rows: dict[RowClassId, Floats]  # per table (K, W), W of `TableSchema.width_of`; row i for key i
+    blocks: list[tuple[list[str], Floats]] | None  # per server ids and flat weights, if asked for
+    versions: list[int]  # per server, its push counter when it answered
+    missing: dict[RowClassId, int]  # per table, how many keys have no row yet
+    stop: Stop | None = None  # the step behind which all stop, if a server has applied it
 
 
 class PullPlan:

@@ -23,10 +23,6 @@ class Script:
         entered: the last pass that a predecessor has begun since.
         has_ended: a predecessor has ended the script.
         attended: paths of the meetings in that pass to which a predecessor has come.
-
-    Attributes:
-        number: of the pass that the worker is in.
-        is_successor: another process has run this script before, up to some place.
     """
 
     def __init__(
@@ -39,9 +35,9 @@ class Script:
         has_ended: bool = False,
         attended: frozenset[str] = frozenset(),
     ) -> None:
-        self.run, self.number = run, begun
+        self.run, self.number = run, begun  # number: of the pass that the worker is in
         self._entered, self._has_ended, self._attended = entered, has_ended, attended
-        self.is_successor = is_successor
+        self.is_successor = is_successor  # another process has run this script up to some place
         self._path = [f"run {run}"] if run else []
         self._counts = [0]
 

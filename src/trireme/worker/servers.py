@@ -22,15 +22,8 @@ RETRY_S = 0.02
 class Servers:
     """Calls servers, again if the map was old.
 
-    Args:
-        endpoints: the first hosts the coordinator.
-        connect: makes a transport for one thread's calls, given a name for it.
-        timeout_s: seconds that a call may take by default.
-
-    Attributes:
-        pulls, pushes: transports of these calls.
-        map: the bucket map. job: the coordinator's id of the job.
-        states: per server, a name that changes when it loses its state.
+    endpoints: the first hosts the coordinator. connect: makes a transport for one thread's calls,
+    given a name for it.
     """
 
     def __init__(
@@ -42,8 +35,8 @@ class Servers:
         self._control = LockedTransport(connect("control"))
         self._aside = LockedTransport(connect("aside"))
         self.map: BucketMap
-        self.job = ""
-        self.states = [""] * len(endpoints)
+        self.job = ""  # the coordinator's id of it
+        self.states = [""] * len(endpoints)  # names; a server's changes when it loses its state
 
     def close(self) -> None:
         for locked in (self.pulls, self.pushes, self._control, self._aside):

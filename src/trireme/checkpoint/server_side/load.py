@@ -38,7 +38,7 @@ NO_OFFSETS = np.empty(0, np.int32)
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """tables: names; None: all, and the model must have no others.
+    """What to load. tables: names; None: all, and the model must have no others.
     parameters: names of dense parameters; None: all of the model, which must be in the checkpoint.
     resumes: streams continue after what the checkpoint holds; else they begin anew.
     """
@@ -102,7 +102,7 @@ class CheckpointLoad:
             raise SchemaMismatch(
                 f"{self._where}: expected the tables of its delta, found no {sorted(absent)}"
             )
-        if not self._server.is_as_loaded:
+        if self._server.pushes_at_load != self._server.num_pushes:
             raise BadRequest(
                 f"load: expected no training between a checkpoint and the delta"
                 f" {self._storage.name} on top of it, found server {self._server.index} changed"

@@ -36,7 +36,7 @@ Bins = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class RowsToSave:
-    """mode: of the save. time: data time at which rows are judged. budgets: of a hot set."""
+    """Chooses rows by the save's mode, the data time, and the budgets of a hot set."""
 
     mode: str
     time: int

@@ -31,7 +31,7 @@ DELTA_SHARE = 1 / 16  # an assumed part of a table: files of a small delta cost 
 
 @dataclass(frozen=True)
 class SavePlan:
-    """version: of this save. since: rows changed after this version; 0: all.
+    """What to save. version: of this save. since: rows changed after this version; 0: all.
     removed_since: keys removed after this version, 0 for none.
     prefix: the beginning of the paths of files.
     """

@@ -24,13 +24,11 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Location:
-    """A path, or an fsspec location with its options. shows_progress: worker 0 shows the progress
-    of saving and loading.
-    """
+    """A path, or an fsspec location with the options to open it."""
 
     path: str | Path
     storage_options: Mapping[str, Any] | None = None
-    shows_progress: bool = False
+    shows_progress: bool = False  # of saving and loading, on worker 0
 
     @contextmanager
     def progress(self, verb: str) -> Iterator[ProgressCallback]:

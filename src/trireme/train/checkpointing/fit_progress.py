@@ -10,14 +10,12 @@ from typing import Any
 
 @dataclass
 class FitProgress:
-    """How far a fit is. begun_at, num_epochs: epochs made before it, and until now. is_under_way:
-    an epoch has begun and not ended. figures: of the last epoch.
-    """
+    """How far a fit is."""
 
-    begun_at: int = 0
-    num_epochs: int = 0
-    is_under_way: bool = False
-    figures: dict[str, float] = field(default_factory=dict)
+    begun_at: int = 0  # epochs made before it
+    num_epochs: int = 0  # epochs made until now
+    is_under_way: bool = False  # an epoch has begun and not ended
+    figures: dict[str, float] = field(default_factory=dict)  # of the last epoch
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "figures": figures_to_json(self.figures)}

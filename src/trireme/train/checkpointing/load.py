@@ -27,14 +27,12 @@ LoadOne = Callable[[Location], dict[str, Any]]
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that this run goes on from. extra: the JSON values that `save` got. num_streams:
-    streams per pass in the run that saved it. random: this worker's random numbers, if saved.
-    """
+    """A checkpoint that this run goes on from."""
 
     path: str
-    extra: dict[str, Any]
-    num_streams: int
-    random: dict[str, Tensor]
+    extra: dict[str, Any]  # the JSON values that `save` got
+    num_streams: int  # per pass in the run that saved it
+    random: dict[str, Tensor]  # the random numbers of this worker, if it has them
 
 
 def load(
@@ -54,13 +52,9 @@ def load_newest(
     storage_options: Mapping[str, Any] | None,
     random: RandomState,
 ) -> LoadedCheckpoint | None:
-    """Load the first of several checkpoints that is whole; None: there are no candidates. Logs a
-    warning for each damaged one.
-
-    candidates: called on worker 0; returns locations with these storage_options, best first.
-
-    Raises:
-        Corruption: all of them are damaged. Others as `load`.
+    """Load the first of several checkpoints that is whole, and warn of each damaged one; None:
+    there are none. candidates: called on worker 0; returns locations with these storage_options,
+    best first. Raises Corruption: all of them are damaged. Others as `load`.
     """
 
     def choose(load_one: LoadOne) -> dict[str, Any]:
@@ -143,8 +137,8 @@ def _parameters_to_load(
         return []
     own = parameter_shapes(optimizer)
     matching = [name for name, shape in own.items() if saved.get(name) == shape]
-    if dense == "strict" and len(matching) < len(own):
-        name = next(name for name in own if name not in matching)
+    if dense == "strict" and (others := [name for name in own if name not in matching]):
+        name = others[0]
         raise SchemaMismatch(
             f"checkpoint {location.path}: expected parameter {name} of shape {own[name]},"
             f" found {saved.get(name)}"

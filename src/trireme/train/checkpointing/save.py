@@ -45,14 +45,9 @@ def save(
     """Write a new folder with tables, dense parameters, optimizer state, and the module buffers and
     random numbers of all workers.
 
-    Args:
-        location: that of worker 0 is used.
-        extra: JSON values that `load` returns; those of worker 0 are used.
-        random: the generators to save besides the global ones.
-
-    Raises:
-        BadRequest: the folder exists, or is outside the servers' root.
-        Corruption: the folder is not on storage that all processes share.
+    location, extra (JSON values that `load` returns): those of worker 0 are used. random: the
+    generators to save besides the global ones. Raises BadRequest: the folder exists, or is outside
+    the servers' root. Corruption: it is not on storage that all processes share.
     """
     options.check()
     script = optimizer.cluster.client.script

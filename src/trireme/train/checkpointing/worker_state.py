@@ -20,14 +20,12 @@ from trireme.train.optimizer import DistributedOptimizer
 
 @dataclass(frozen=True)
 class WorkerState:
-    """num_steps, sequence: of the optimizer. buffers: of the module (BatchNorm and the like), by
-    name. random: see `RandomState.tensors`.
-    """
+    """What a checkpoint holds of one worker."""
 
     num_steps: int
     sequence: int
-    buffers: dict[str, Tensor]
-    random: dict[str, Tensor]
+    buffers: dict[str, Tensor]  # of the module (BatchNorm and the like), by name
+    random: dict[str, Tensor]  # see `RandomState.tensors`
 
     @classmethod
     def current(cls, optimizer: DistributedOptimizer, random: RandomState) -> WorkerState:

@@ -33,43 +33,31 @@ Observer = Callable[[nn.Module, Scored], None]
 
 @dataclass(frozen=True)
 class PassOptions:
-    """Prints `report`, and writes every batch to `dump`. ids: names the examples whose outputs are
-    not finite, which end the run before anything is pushed; None: outputs are not checked.
-    """
+    """What a pass does besides its figures."""
 
-    report: Report
-    dump: DumpFile | None
-    ids: ExampleIds | None
+    report: Report  # what worker 0 prints
+    dump: DumpFile | None  # gets every batch
+    ids: ExampleIds | None  # name examples whose outputs are not finite; None: no check
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPass:
-    """One pass over data.
-
-    streams: what is trained on or evaluated, one after the other.
-    model: the optimizer's or a part of it.
-    threads: training threads; see Trainer.
-    shows: worker 0 shows its progress.
-    epoch: its number, which the servers keep with the position of each stream.
-    begun: called before the first batch is trained on.
-    continues: the pass was begun before, and may have no examples left.
-    saver: takes checkpoints meanwhile.
-    """
+    """One pass over data."""
 
     title: str
-    streams: Iterable[StreamBatches]
-    model: nn.Module
+    streams: Iterable[StreamBatches]  # one after the other
+    model: nn.Module  # the optimizer's or a part of it
     score: Scorer
     tally: Tally
     optimizer: DistributedOptimizer
     options: PassOptions
     depth: int
-    threads: int
-    shows: bool
-    epoch: int = 0
-    begun: Callable[[], None] | None = None
-    continues: bool = False
-    saver: Saver | None = None
+    threads: int  # see Trainer
+    shows: bool  # worker 0 shows its progress
+    epoch: int = 0  # which the servers keep with the position of each stream
+    begun: Callable[[], None] | None = None  # called before the first batch is trained on
+    continues: bool = False  # it was begun before, and may have no examples left
+    saver: Saver | None = None  # takes checkpoints meanwhile
 
     def train(self) -> dict[str, float]:
         """Train; returns the figures of all workers. Raises DataError: no worker had an example."""
@@ -81,7 +69,7 @@ class DataPass:
             return self._run(self._evaluate, training=False)
 
     def _run(
-        self, work: Callable[[StreamBatches, Pipeline, list[Observer]], None], *, training: bool
+        self, work: Callable[[int, Pipeline, list[Observer]], None], *, training: bool
     ) -> dict[str, float]:
         cluster, progress = self.optimizer.cluster, _Progress()
         started = time.monotonic()
@@ -94,7 +82,7 @@ class DataPass:
                 for stream in self.streams:
                     progress.begin(stream.batches)
                     with self._pipeline(stream, training) as pipeline:
-                        work(stream, pipeline, observers)
+                        work(stream.start.batches, pipeline, observers)
             if training:
                 self.optimizer.end_pass()
                 if self.saver is not None:
@@ -149,7 +137,7 @@ class DataPass:
         say = shown.say if cluster.worker == 0 else None
         observers: list[Observer] = [
             Reporter(self.options.report, self.tally.figures, say).observe,
-            lambda _, scored: self._show(shown, progress),
+            lambda *_: self._show(shown, progress),
         ]
         if self.options.dump is not None:
             observers.append(self.options.dump.observe)
@@ -162,14 +150,14 @@ class DataPass:
         if shown.is_due():
             shown.show(progress.fraction_read(), self.tally.figures())
 
-    def _train(self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
+    def _train(self, num_read: int, pipeline: Pipeline, observers: list[Observer]) -> None:
+        """num_read: batches of the stream before these."""
         optimizer, loop = self.optimizer, self.optimizer.timing.loop
         first = optimizer.replica
         first.pending.take()  # lookups of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
         order = BatchOrder(replicas)
         behind, in_lockstep = self.threads == 1, optimizer.mode.in_lockstep
-        done = stream.start.batches + 1
 
         def work(replica: Replica) -> None:
             optimizer.cluster.use_pending(replica.pending)
@@ -188,7 +176,7 @@ class DataPass:
                         optimizer.step_of(
                             replica,
                             examples=batch.num_examples,
-                            position=(self.epoch, done + replica.number, *batch.position),
+                            position=(self.epoch, num_read + replica.number + 1, *batch.position),
                             behind=behind,
                             stops=optimizer.cluster.stop_request.reason if in_lockstep else "",
                         )
@@ -206,10 +194,7 @@ class DataPass:
 
         train_replicas(replicas, work, fail)
 
-    def _evaluate(
-        self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]
-    ) -> None:
-        del stream
+    def _evaluate(self, _: int, pipeline: Pipeline, observers: list[Observer]) -> None:
         for batch in pipeline:
             with self.optimizer.timing.loop.measure("forward"):
                 scored = self._score(self.model, batch)

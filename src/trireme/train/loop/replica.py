@@ -26,14 +26,12 @@ from trireme.worker.pull import Pulled
 
 @dataclass(eq=False)
 class Replica:
-    """What one training thread works on: a model, its dense parameters, and its pending lookups.
-    number: of its batch, from 0 in the order of the stream; -1: it has none yet.
-    """
+    """What one training thread works on."""
 
     model: nn.Module
-    dense: DenseParameters
+    dense: DenseParameters  # the model's
     pending: PendingLookups
-    number: int = -1
+    number: int = -1  # of its batch, from 0 in the order of the stream; -1: it has none yet
 
     def install(self, pulled: Pulled) -> None:
         """Write pulled dense weights into the model's parameters."""
@@ -83,13 +81,9 @@ class BatchOrder:
 def train_replicas(
     replicas: Sequence[Replica], work: Callable[[Replica], None], fail: Callable[[Replica], None]
 ) -> None:
-    """Run `work` on each replica, the first in this thread; returns when all have ended.
-
-    Args:
-        fail: called when `work` on a replica has failed, to make the others end soon.
-
-    Raises:
-        The first error; those of other threads follow from it.
+    """Run `work` on each replica, the first in this thread; returns when all have ended. When one
+    fails, `fail` is called to make the others end soon. Raises the first error; those of other
+    threads follow from it.
     """
     errors: list[BaseException] = []
 

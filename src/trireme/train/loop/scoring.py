@@ -22,13 +22,11 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A batch with the model's outputs by name, without gradients, each (B, ...), and the scalar
-    loss with its gradient; None: the scorer has no loss.
-    """
+    """A batch with the outputs and the loss of the model."""
 
     batch: Batch
-    outputs: dict[str, Tensor]
-    loss: Tensor | None
+    outputs: dict[str, Tensor]  # by name, without gradients, each (B, ...)
+    loss: Tensor | None  # scalar, with its gradient; None: the scorer has no loss
 
 
 class Scorer:
@@ -45,7 +43,14 @@ class Scorer:
         scored = outputs_by_name(outputs)
         if self._loss is None:
             return Scored(batch, scored, None)
-        labels = batch if self._label is None else _labels(batch, self._label)
+        labels: Any = batch
+        if self._label is not None:
+            labels = column_of(batch, self._label, "Trainer(label=)")
+            if not isinstance(labels, Tensor):
+                raise BadRequest(
+                    f"Trainer: expected column {self._label!r} as a tensor, found"
+                    f" {type(labels).__name__}"
+                )
         return Scored(batch, scored, self._loss(outputs, labels))
 
 
@@ -111,15 +116,6 @@ def column_of(batch: Batch, name: str, reader: str) -> Column:
             f"{reader}: expected column {name!r} in the batch, found {', '.join(batch.keys())}"
         )
     return batch[name]
-
-
-def _labels(batch: Batch, name: str) -> Tensor:
-    labels = column_of(batch, name, "Trainer(label=)")
-    if not isinstance(labels, Tensor):
-        raise BadRequest(
-            f"Trainer: expected column {name!r} as a tensor, found {type(labels).__name__}"
-        )
-    return labels
 
 
 def outputs_by_name(outputs: Any) -> dict[str, Tensor]:

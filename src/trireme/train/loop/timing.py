@@ -86,13 +86,10 @@ class _Clocks:
 
 
 class TimeReport:
-    """Reports after every `period` batches, and at the end, where the time went.
-
-    The parts of the loop and its "other" add up to the elapsed time, times the number of threads.
-    What happens behind the loop costs it time only as "wait".
-
-    Args:
-        source: what is read; its `seconds`, if it has them, are those of reading and parsing.
+    """Reports after every `period` batches, and at the end, where the time went. The parts of the
+    loop and its "other" add up to the elapsed time, times the number of threads. What happens
+    behind the loop costs it time only as "wait". source: its `seconds`, if any, are those of
+    reading and parsing.
     """
 
     def __init__(

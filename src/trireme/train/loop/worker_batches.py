@@ -24,12 +24,10 @@ class Closable(Protocol):
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """How many batches of an epoch have been read, and the position of the last one, where the
-    dataset has positions.
-    """
+    """How far the batches of an epoch have been read."""
 
-    batches: int = 0
-    position: tuple[int, ...] = ()
+    batches: int = 0  # their number
+    position: tuple[int, ...] = ()  # of the last one, where the dataset has positions
 
 
 EPOCH_START = EpochPosition()

@@ -25,39 +25,26 @@ TableGradients: TypeAlias = dict[RowClassId, TableGradient]
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
-    """The gradients of one step of this worker.
+    """The gradients of one step of this worker."""
 
-    Attributes:
-        header: what a push of the step says about it.
-        dense: the parameters, with their gradients.
-        behind: the mode may return when the step is on its way.
-        is_skipped: loss scaling found a gradient that is not finite, so there are none.
-    """
-
-    header: Step
+    header: Step  # what a push of the step says about it
     tables: TableGradients
-    dense: DenseParameters
-    behind: bool
-    is_skipped: bool
+    dense: DenseParameters  # the parameters, with their gradients
+    behind: bool  # the mode may return when the step is on its way
+    is_skipped: bool  # loss scaling found a gradient that is not finite: there are none
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """One worker's side of training.
-
-    Attributes:
-        replica: the model and its dense parameters.
-        optimizer: of the dense parameters, as the user made it; None: there are none.
-        clip: what gradients are clipped by. blocks: as the user gave them.
-    """
+    """One worker's side of training."""
 
     strategy: Strategy
     cluster: Cluster
     tables: tuple[Table, ...]
-    replica: Replica
-    optimizer: torch.optim.Optimizer | None
-    clip: Clip | None
-    blocks: Blocks | None
+    replica: Replica  # the model and its dense parameters
+    optimizer: torch.optim.Optimizer | None  # of the dense parameters; None: there are none
+    clip: Clip | None  # what gradients are clipped by
+    blocks: Blocks | None  # as the user gave them
     stream: PushStream
     passes: PassState
 

@@ -60,18 +60,13 @@ class ListedExport:
 
 @dataclass(frozen=True)
 class StopRecord:
-    """Where a stopped run stands, for the run that goes on.
+    """Where a stopped run stands, for the run that goes on."""
 
-    point: the last finished pass. within: the next pass, if a part of it has been trained on.
-    key: of the base that deltas belong to. exported: path of the export that the next delta
-    follows, if there is one. path: of the checkpoint. evaluated: figures of `within`.
-    """
-
-    point: PassPoint
-    within: PassPoint | None
-    key: int
-    exported: str | None
-    path: str
+    point: PassPoint  # the last finished pass
+    within: PassPoint | None  # the next pass, if a part of it has been trained on
+    key: int  # of the base that deltas belong to
+    exported: str | None  # path of the export that the next delta follows, if there is one
+    path: str  # of the checkpoint
     evaluated: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

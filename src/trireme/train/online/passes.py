@@ -110,25 +110,23 @@ class PassLoader:
         if not all(body["ready"] for body in self._meet(this, {"ready": bool(this.is_ready())})):
             return None
         dataset: Any = this.open()
-        if not hasattr(dataset, "preload_into_memory"):
-            self._warn(dataset)
-            return lambda: dataset
-        dataset.preload_into_memory(self._threads)
-
-        def finish() -> Any:
-            dataset.wait_preload_done()
-            return dataset
-
-        return finish
-
-    def _warn(self, dataset: object) -> None:
-        if dataset is not None and not self._has_warned and self._cluster.worker == 0:
+        is_ahead = hasattr(dataset, "preload_into_memory")
+        if is_ahead:
+            dataset.preload_into_memory(self._threads)
+        elif dataset is not None and not self._has_warned and self._cluster.worker == 0:
             self._has_warned = True
             log.warning(
                 "train_passes: prefetch: no effect: expected an InMemoryDataset, which can be"
                 " loaded ahead, found %s",
                 type(dataset).__name__,
             )
+
+        def finish() -> Any:
+            if is_ahead:
+                dataset.wait_preload_done()
+            return dataset
+
+        return finish
 
     def _meet(self, this: Pass, body: dict[str, Any]) -> list[dict[str, Any]]:
         purpose = f"data of pass {this.day}/{this.number}"

@@ -69,6 +69,7 @@ class Publisher:
         self.path = settings.path.rstrip("/")
         self.done_files = DoneFiles(settings.path, settings.storage_options)
         self.stops = CheckpointAtStop(f"{self.path}/stopped", settings.storage_options)
+        self._stop_folders = NumberedFolders(self.stops.path, self.stops.storage_options)
         self.key = _now()
         self.last_export: str | None = None
         self.example: Any = None
@@ -77,17 +78,18 @@ class Publisher:
     # Each of these returns the paths that it has written.
 
     def before_first_pass(self, first: Pass) -> list[str]:
-        return self._save_base(f"{first.day}/base", {}) if self._settings.save_first_base else []
+        wants_base = self._settings.save_first_base
+        return self._export(BASES, f"{first.day}/base", {}) if wants_base else []
 
     def after_pass(self, this: Pass, figures: Mapping[str, float]) -> list[str]:
         """A delta and a checkpoint, where the settings want them after this pass."""
         written = []
         if this.number % self._settings.save_delta_frequency == 0 and self.can_export:
             if self.last_export is not None:
-                written += self._save_delta(this, figures)
+                written += self._export(DELTAS, f"{this.day}/delta-{this.number}", figures)
             else:
                 log.info("stream: no base yet: writing one in place of the first delta")
-                written += self._save_base(f"{this.day}/base-{this.number}", figures)
+                written += self._export(BASES, f"{this.day}/base-{this.number}", figures)
         # After the export, so that a run that goes on from here knows what the next one follows.
         if self.has_checkpoint_after(this):
             written += self._save_checkpoint(this.point, f"{this.day}/{this.number}", "full")
@@ -98,14 +100,14 @@ class Publisher:
 
     def after_day(self, last: Pass, figures: Mapping[str, float]) -> list[str]:
         day = next_day(last.day)
-        written = self._save_base(f"{day}/base", figures) if self.can_export else []
+        written = self._export(BASES, f"{day}/base", figures) if self.can_export else []
         return written + self._save_checkpoint(PassPoint(day, 0), f"{day}/0", "batch")
 
     # ---- stops ----
 
     def save_stop(self, point: PassPoint) -> None:
         """Write a checkpoint between two passes, because all were asked to stop."""
-        path = NumberedFolders(self.stops.path, self.stops.storage_options).next().path
+        path = self._stop_folders.next().path
         self._trainer.save(path, storage_options=self.stops.storage_options)
         self.list_stop(point, None, {})
 
@@ -114,17 +116,15 @@ class Publisher:
     ) -> None:
         """List the newest checkpoint of a stop, and remove earlier ones."""
         if self._writes:
-            newest = NumberedFolders(self.stops.path, self.stops.storage_options).complete()[0]
-            path = str(newest.path)
+            path = str(self._stop_folders.complete()[0].path)
             record = StopRecord(point, within, self.key, self.last_export, path, evaluated)
             self.done_files.set_stopped(record)
             self._remove_stops(keep=path)
 
     def _remove_stops(self, *, keep: str) -> None:
-        options = self.stops.storage_options
-        for location in NumberedFolders(self.stops.path, options).complete():
+        for location in self._stop_folders.complete():
             if location.path != keep:
-                remove_folder(str(location.path), options or {})
+                remove_folder(str(location.path), self.stops.storage_options or {})
 
     # ---- checkpoints and exports ----
 
@@ -140,26 +140,18 @@ class Publisher:
                 self.done_files.set_stopped(None)
         return [path]
 
-    def _save_base(self, name: str, figures: Mapping[str, float]) -> list[str]:
-        path = self._export(name, None)
-        self.key = _now()
-        self._list(BASES, ListedExport(self.key, self.key, path, _monitor_data(figures)))
-        return [path]
-
-    def _save_delta(self, this: Pass, figures: Mapping[str, float]) -> list[str]:
-        path = self._export(f"{this.day}/delta-{this.number}", self.last_export)
-        self._list(DELTAS, ListedExport(_now(), self.key, path, _monitor_data(figures)))
-        return [path]
-
-    def _export(self, name: str, follows: str | None) -> str:
+    def _export(self, listed_in: str, name: str, figures: Mapping[str, float]) -> list[str]:
+        """Export a base, or a delta that follows the last export, and list it."""
         path, dtype = self._clear(name), self._settings.dtype
+        follows = self.last_export if listed_in == DELTAS else None
         export_model(self._trainer, path, batch=self.example, follows=follows, dtype=dtype)
-        self.last_export = path
-        return path
-
-    def _list(self, name: str, entry: ListedExport) -> None:
+        self.last_export, now = path, _now()
+        if listed_in == BASES:
+            self.key = now
         if self._writes:
-            self.done_files.add_export(name, entry)
+            monitor_data = " ".join(f"{key}:{value:.6g}" for key, value in figures.items())
+            self.done_files.add_export(listed_in, ListedExport(now, self.key, path, monitor_data))
+        return [path]
 
     def _clear(self, name: str) -> str:
         """The path of what is written next. Removes what a killed run has left there."""
@@ -183,7 +175,3 @@ def remove_folder(location: str, options: Mapping[str, Any]) -> bool:
 def _now() -> int:
     """Seconds since 1970, by which Fleet names exports."""
     return int(datetime.datetime.now(datetime.timezone.utc).timestamp())
-
-
-def _monitor_data(figures: Mapping[str, float]) -> str:
-    return " ".join(f"{name}:{value:.6g}" for name, value in figures.items())

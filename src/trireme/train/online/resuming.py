@@ -14,13 +14,8 @@ log = logging.getLogger("trireme")
 
 def resume(trainer: Trainer, publisher: Publisher) -> StopRecord | None:
     """Load the checkpoint of the last stop, or else the newest listed one that can be loaded, and
-    bring the publisher to its state. Every worker calls it.
-
-    Returns:
-        Where the run stands; None: nothing is listed, and the run begins.
-
-    Raises:
-        Corruption: none of the listed checkpoints can be loaded.
+    bring the publisher to its state. Every worker calls it. Returns where the run stands; None:
+    nothing is listed. Raises Corruption: none of the listed checkpoints can be loaded.
     """
     own = _listed(publisher.done_files) if trainer.cluster.worker == 0 else {}
     replies = trainer.cluster.client.gather(own, [], purpose="resume passes", patient=True)

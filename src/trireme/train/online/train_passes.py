@@ -29,7 +29,6 @@ from trireme.train.trainer import Trainer
 
 log = logging.getLogger("trireme")
 
-
 Options = Callable[[Pass], Mapping[str, Any]]
 
 
@@ -178,8 +177,7 @@ class _PassLoop:
             if begun is not None:
                 evaluated = begun.evaluated
             elif self._evaluating is not None:
-                options = self._options(self._evaluating, this)
-                evaluated = self._trainer.evaluate(dataset, **options)
+                evaluated = self._trainer.evaluate(dataset, **self._options(self._evaluating, this))
             trained = self._train(this, dataset, evaluated)
             if hasattr(dataset, "release_memory"):
                 dataset.release_memory()

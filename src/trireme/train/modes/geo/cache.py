@@ -16,20 +16,17 @@ WINDOWS_MAX = 1 << 24  # clocks are floats
 class RowCache:
     """Rows of several tables, by `Table.class_id`. One thread uses it; any may `find`.
 
-    Args:
-        budget: bytes of all rows. The rows of one window stay until it has ended.
-
-    Attributes:
-        window: number of the window, from 1.
-        num_evicted: rows that have left. num_lost: those of them that had optimizer state.
+    budget: bytes of all rows. The rows of one window stay until it has ended.
     """
 
     def __init__(self, tables: Iterable[Table], pool: _core.Pool, budget: int) -> None:
         self.tables = {
             part.class_id: CachedRows(part, pool) for table in tables for part in table.parts
         }
-        self.window, self.num_evicted, self.num_lost = 1, 0, 0
         self.budget = budget
+        self.window = 1  # its number
+        self.num_evicted = 0  # rows that have left
+        self.num_lost = 0  # those of them that had optimizer state
         # (window, part, keys) of the windows that have ended, the oldest first. For a key in
         # several entries the last one counts.
         self._queue: deque[tuple[int, RowClassId, Keys]] = deque()

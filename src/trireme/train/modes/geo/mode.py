@@ -49,10 +49,9 @@ class Geo(Mode):
 
     def fetcher(self) -> Callable[[KeysByClass], None] | None:
         """Fetch what the cache lacks, where windows have a batch to fetch for meanwhile."""
-        return self._fetch if self.local.strategy.k > 1 else None
-
-    def _fetch(self, keys: KeysByClass) -> None:
-        self.window.fetch(keys, self.stream.data_time())
+        if self.local.strategy.k == 1:
+            return None
+        return lambda keys: self.window.fetch(keys, self.stream.data_time())
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         self._touch(keys)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import BadRequest
+from trireme.optim import rule_values
 from trireme.policy import Policy
 from trireme.protocol.columns import FORMS, KeyColumns, fleet_scale
 from trireme.protocol.core_table import make_core_table
@@ -38,13 +39,10 @@ class CachedKeys(NamedTuple):
 
 
 class CachedRows:
-    """Rows of one row class of a table: weights and optimizer state, as servers have them.
-
-    Each row has a clock: the window that touched it last, and its slot in that window, which keeps
-    the weights that the row had when the window began. One thread uses it; any may `find`.
-
-    Raises:
-        BadRequest: rows of this table cannot be trained apart from the servers.
+    """Rows of one row class of a table: weights and optimizer state, as servers have them. Each has
+    a clock: the window that touched it last, and its slot there, which keeps the weights that the
+    row had when the window began. One thread uses it; any may `find`. Raises BadRequest: rows of
+    this table cannot be trained apart from the servers.
     """
 
     def __init__(self, table: Table, pool: _core.Pool) -> None:
@@ -125,10 +123,13 @@ class CachedRows:
         if schema.is_scored and schema.rule.get("scale") == "fleet":
             shows_K2 = gradient.columns["show_click"]
             gradients_KD = gradients_KD * fleet_scale(schema.rule, shows_K2, examples)
-        numbers: dict[str, Any] = dict(gradient.values)
-        values = _core.RuleValues(**numbers)
+        values = rule_values(gradient.values)
         self._rows.update(gradient.keys, gradients_KD, self._next_id(), values, self._pool)
-        self._window.count(self._slots(gradient.keys), gradient.columns)
+        if self._touched is not None and self._touched.keys is gradient.keys:
+            slots_K = self._touched.slots  # without a lookup
+        else:
+            slots_K = self._clock(gradient.keys)[:, 1].astype(np.int64)
+        self._window.count(slots_K, gradient.columns)
         self.values = gradient.values
 
     def differences(self) -> TableGradient | None:
@@ -147,13 +148,6 @@ class CachedRows:
         """Returns how many were cached."""
         self._clocks.erase(keys_K, self._pool)
         return int(self._rows.erase(keys_K, self._pool))
-
-    def _slots(self, keys_K: Keys) -> Slots:
-        """(K,) slots; fast for the keys that were touched last."""
-        if self._touched is not None and self._touched.keys is keys_K:
-            return self._touched.slots
-        slots: Slots = self._clock(keys_K)[:, 1].astype(np.int64)
-        return slots
 
     def _clock(self, keys_K: Keys) -> Floats:
         """(K, 2): window and slot."""

@@ -31,17 +31,7 @@ class _Fetched(NamedTuple):
 
 
 class Window:
-    """The steps between two exchanges. One thread uses it; another may `fetch` meanwhile.
-
-    Args:
-        tables: of the model. dense: its parameters, which `optimizer` steps here.
-        k: steps of a window. cache_bytes: see RowCache.
-
-    Attributes:
-        num_steps, num_examples: made in the window.
-        has_ended: whether a window has ended since the last step was over.
-        versions: per server, its push counter when the window began.
-    """
+    """The `k` steps between two exchanges. One thread uses it; another may `fetch` meanwhile."""
 
     def __init__(
         self,
@@ -55,9 +45,9 @@ class Window:
         cache_bytes: int,
     ) -> None:
         self.cache = RowCache(tables, pool, cache_bytes)
-        self.num_steps = self.num_examples = 0
-        self.versions: list[int] = []
-        self.has_ended = False
+        self.num_steps = self.num_examples = 0  # made in the window
+        self.versions: list[int] = []  # per server, its push counter when the window began
+        self.has_ended = False  # whether a window has ended since the last step was over
         self._client, self._dense, self._optimizer, self._k = client, dense, optimizer, k
         self._base: dict[str, Tensor] = {}  # dense weights when the window began
         self._is_open = False
@@ -83,13 +73,9 @@ class Window:
             self._fetched = _Fetched(version, cached, self._pull(cached, time))
 
     def touch(self, keys: KeysByClass, time: int) -> bool:
-        """Bring these rows into the window. The first call in a window also brings dense weights.
-
-        Returns:
-            False: there is no room until the window has ended: exchange, and call again.
-
-        Raises:
-            ResourceExhausted: the rows do not fit into the whole cache.
+        """Bring these rows into the window; the first call in a window also brings dense weights.
+        Returns False: there is no room until the window has ended: exchange, and call again. Raises
+        ResourceExhausted: the rows do not fit into the whole cache.
         """
         fetched, self._fetched = self._fetched, None
         if fetched is not None and not (fetched.version == self._version and fetched.is_of(keys)):

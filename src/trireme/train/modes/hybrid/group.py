@@ -14,18 +14,12 @@ from trireme.job.cluster import Cluster
 
 
 class WorkerGroup:
-    """Sums over all workers: gloo for CPU tensors, NCCL for CUDA tensors.
+    """Sums over all workers: gloo for CPU tensors, NCCL for CUDA tensors. Every worker makes one;
+    they find each other through a meeting. Tensors are not encrypted, and workers do not check each
+    other's keys.
 
-    Every worker makes one; they find each other through a meeting at the coordinator. Tensors are
-    not encrypted, and the workers do not check each other's keys.
-
-    Args:
-        device: of the tensors.
-
-    Raises:
-        BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`; or
-            torch lacks the backend.
-        DeadlineExceeded, Unavailable: the workers did not find each other in time.
+    Raises BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`;
+    or torch lacks the backend. DeadlineExceeded, Unavailable: the workers did not find each other.
     """
 
     def __init__(self, cluster: Cluster, device: torch.device) -> None:
@@ -37,7 +31,8 @@ class WorkerGroup:
 
     def _join(self, host: str, device: torch.device) -> Any:
         rank, size = self._cluster.worker, self._cluster.num_workers
-        listener = _listen(host) if rank == 0 else None
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family) if rank == 0 else None
         place = [host, listener.getsockname()[1]] if listener is not None else []
         bodies = self._cluster.client.gather(
             {"place": place}, [], purpose="all-reduce", patient=True
@@ -90,11 +85,6 @@ def _check(host: str, device: torch.device, cluster: Cluster) -> None:
         )
     if device.type not in ("cpu", "cuda"):
         raise BadRequest(f"hybrid: expected parameters on cpu or cuda, found {device}")
-
-
-def _listen(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family)
 
 
 def _backend(

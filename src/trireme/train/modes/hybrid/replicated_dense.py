@@ -54,12 +54,9 @@ class ReplicatedDense:
         self._is_running = False
 
     def step(self, examples: int, *, is_skipped: bool = False) -> None:
-        """Make one step of all workers with the parameters' gradients; leaves none.
-
-        is_skipped: this worker has no gradients and no examples in it.
-
-        Raises:
-            BadRequest: no examples. DeadlineExceeded, Unavailable: another worker is missing.
+        """Make one step of all workers with the parameters' gradients; leaves none. is_skipped:
+        this worker has no gradients and no examples in it. Raises BadRequest: no examples.
+        DeadlineExceeded, Unavailable: another worker is missing.
         """
         if self._group is None:
             self._step()
