@@ -319,16 +319,7 @@ class InMemoryDataset:
                 f"{order} for this order), found {start}; are files, seed, workers and the "
                 "calls since the load those it was taken with?"
             )
-        return InMemoryStream(
-            self._batch,
-            index,
-            begin,
-            end,
-            (start[0], order),
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            num_broken_lines=self.num_broken_lines,
-        )
+        return InMemoryStream(self, index, begin, end, (start[0], order))
 
     def _batch(self, begin: int, end: int, order: int) -> Batch:
         """The examples [begin, end). Raises BadRequest if they are in another order now."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from trireme.data.batch import Batch
+
+if TYPE_CHECKING:
+    from trireme.data.in_memory_dataset import InMemoryDataset
 
 
 class InMemoryStream(Iterator[Batch]):
     """The batches of the examples [position[0], end); made by InMemoryDataset.stream.
-
-    Args:
-        make_batch: makes the batch of the examples [begin, end) in an order.
 
     Attributes:
         position: behind the latest batch returned: (example, number of the order).
@@ -24,31 +25,21 @@ class InMemoryStream(Iterator[Batch]):
     """
 
     def __init__(
-        self,
-        make_batch: Callable[[int, int, int], Batch],
-        index: int,
-        begin: int,
-        end: int,
-        position: tuple[int, int],
-        *,
-        batch_size: int,
-        drop_last: bool,
-        num_broken_lines: int,
+        self, dataset: InMemoryDataset, index: int, begin: int, end: int, position: tuple[int, int]
     ) -> None:
         self.position = position
         self.seconds = {"read": 0.0, "parse": 0.0}
-        self.num_broken_lines = num_broken_lines
-        self._make_batch, self._index, self._begin, self._end = make_batch, index, begin, end
-        self._batch_size, self._drop_last = batch_size, drop_last
+        self.num_broken_lines = dataset.num_broken_lines
+        self._dataset, self._index, self._begin, self._end = dataset, index, begin, end
 
     def __next__(self) -> Batch:
         begin, order = self.position
-        end = min(begin + self._batch_size, self._end)
-        is_short = end - begin < self._batch_size
-        if begin == end or (is_short and self._drop_last):
+        end = min(begin + self._dataset.batch_size, self._end)
+        is_short = end - begin < self._dataset.batch_size
+        if begin == end or (is_short and self._dataset.drop_last):
             raise StopIteration
         started = time.monotonic()
-        batch = self._make_batch(begin, end, order)
+        batch = self._dataset._batch(begin, end, order)
         self.seconds["read"] += time.monotonic() - started
         self.position = (end, order)
         batch.stream, batch.position = self._index, self.position
