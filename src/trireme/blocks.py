@@ -33,7 +33,8 @@ class Blocks:
     """
 
     def __init__(self, size: int | None = SIZE, *, place: str | Placement = ROUND_ROBIN) -> None:
-        if size is not None and not _is_size(size):
+        is_size = type(size) is int and size >= UNIT and size % UNIT == 0
+        if size is not None and not is_size:
             raise BadRequest(
                 f"Blocks: expected size as a multiple of {UNIT}, or None, found {size!r}"
             )
@@ -72,10 +73,6 @@ class Blocks:
                 )
             owners.append(owner)
         return owners
-
-
-def _is_size(size: int) -> bool:
-    return type(size) is int and size >= UNIT and size % UNIT == 0
 
 
 def _by_hash(name: str, number: int, num_servers: int) -> int:

@@ -82,7 +82,8 @@ class BoundedQueue(Iterator[T], Generic[T]):
         with self._changed:
             while not (self._items or self.is_finished or self._is_closed):
                 self._changed.wait(_CHECK_S)
-                if not (self._lives() or self.is_finished):
+                is_alive = self._thread is not None and self._thread.is_alive()
+                if not (is_alive or self.is_finished):
                     raise Internal(f"{self.name}: its thread has ended without an error")
             if self._is_closed:
                 raise Closed
@@ -97,9 +98,6 @@ class BoundedQueue(Iterator[T], Generic[T]):
     def name(self) -> str:
         """The name of the thread."""
         return "" if self._thread is None else self._thread.name
-
-    def _lives(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
 
     def close(self) -> None:
         """Drop the items, and end the thread after the item that it works on."""

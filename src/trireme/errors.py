@@ -146,8 +146,7 @@ def writing(what: str) -> Iterator[None]:
 
     what: begins their messages, for example "Dump: cannot write PATH".
 
-    Raises:
-        ResourceExhausted: the disk is full. BadRequest: another OSError.
+    Raises ResourceExhausted: the disk is full. BadRequest: another OSError.
     """
     try:
         yield

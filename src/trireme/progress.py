@@ -80,11 +80,8 @@ def _write(line: str) -> None:
 @contextmanager
 def display(title: str, *, is_quiet: bool = False) -> Iterator[Display]:
     """Show an activity while the block runs; a quiet one prints only what `say` gets."""
-    if is_quiet:
-        yield Display(title, None, is_quiet=True)
-        return
-    if not sys.stdout.isatty():
-        yield Display(title, None)
+    if is_quiet or not sys.stdout.isatty():
+        yield Display(title, None, is_quiet=is_quiet)
         return
     from rich.progress import (  # not needed without a terminal
         BarColumn,

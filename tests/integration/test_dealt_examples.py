@@ -64,11 +64,11 @@ class Given(InMemoryDataset):
     def __init__(
         self, cluster: Cluster, examples: list[Example], schema: Schema, threads: int
     ) -> None:
-        self._given = Fed(schema, examples)
+        self._drawn = Fed(schema, examples)
         super().__init__("", schema=schema, batch_size=64, threads=threads, cluster=cluster)
 
     def _open(self, threads: int) -> Any:
-        return self._given
+        return self._drawn
 
     def _stream_of_files(self, files: Any) -> Any:
         assert self._cluster is not None

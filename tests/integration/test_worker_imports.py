@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.jobs import Job
 
 WORKER = """
@@ -22,13 +24,14 @@ class Model(torch.nn.Module):
     def forward(self, batch):
         return self.top(self.rows(batch).flatten(1)).squeeze(1)
 
-servers, folder = sys.argv[1:]
+servers, folder, mode = sys.argv[1:]
 with tr.init(role="worker", servers=servers, index=0, num=1):
     model = Model()
     trainer = tr.Trainer(
         model,
         torch.optim.SGD(model.top.parameters(), lr=0.1),
         loss=torch.nn.functional.mse_loss,
+        strategy=tr.Strategy(mode),
         progress=False,
     )
     batches = [{"a": torch.tensor([1, 2, 3]), "label": torch.ones(3)}] * 2
@@ -44,10 +47,11 @@ def is_of_another_role(module: str) -> bool:
     return parts[0] in ("server", "coordinator") or "server_side" in parts
 
 
-def test_a_worker_loads_no_module_of_another_role(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_worker_loads_no_module_of_another_role(tmp_path: Path, mode: str) -> None:
     with Job(1) as job:
         done = subprocess.run(
-            [sys.executable, "-c", WORKER, job.endpoints[0], str(tmp_path / "saved")],
+            [sys.executable, "-c", WORKER, job.endpoints[0], str(tmp_path / "saved"), mode],
             capture_output=True,
             text=True,
             timeout=120,

@@ -51,6 +51,16 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+def lines_for_types(path: Path) -> set[int]:
+    """The lines that only type checkers read."""
+    return {
+        line
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for line in range(node.lineno, (node.body[-1].end_lineno or node.lineno) + 1)
+    }
+
+
 def includes(path: Path) -> Iterator[tuple[int, str]]:
     """(line, "own.h" or <standard>) of each include of a C++ file, its brackets kept."""
     for number, line in enumerate(path.read_text().splitlines(), 1):

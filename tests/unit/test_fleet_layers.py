@@ -18,7 +18,7 @@ from trireme.errors import BadRequest, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.nn.shows import feature_numbers
+from trireme.nn.distinct_keys import feature_numbers
 from trireme.policy import (
     CountFilter,
     CtrCommonAccessor,

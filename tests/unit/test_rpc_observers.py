@@ -21,11 +21,11 @@ class Requests:
     """Calls that a server's observer saw."""
 
     def __init__(self) -> None:
-        self.told: Counter[tuple[str, str]] = Counter()
+        self.reported: Counter[tuple[str, str]] = Counter()
         self.seconds: list[float] = []
 
     def __call__(self, method: str, seconds: float, error: str) -> None:
-        self.told[method, error] += 1
+        self.reported[method, error] += 1
         self.seconds.append(seconds)
 
 
@@ -49,7 +49,7 @@ def test_both_sides_tell_of_each_call_and_how_it_ended() -> None:
         for method in ("refuse", "such"):
             with pytest.raises(BadRequest):
                 client.call(server.endpoint, method, timeout_s=60)
-    assert requests.told == {
+    assert requests.reported == {
         ("echo", ""): 3,
         ("refuse", "BAD_REQUEST"): 1,
         ("unknown", "BAD_REQUEST"): 1,  # a peer chooses names, not what is counted

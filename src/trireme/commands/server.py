@@ -4,6 +4,7 @@ import argparse
 
 from trireme.commands.options import KEYS, add_common
 from trireme.launch import process_role
+from trireme.launch.environment import VARIABLES
 
 SUMMARY = "run a server, without a script"
 EXAMPLES = (
@@ -25,13 +26,6 @@ TRIREME_LOG_BYTES mean the same as the options, which win.
 )
 
 
-# Options of the command, which are arguments of read_role.
-_OPTIONS = (
-    "listen", "threads", "timeout_s", "insecure", "keys", "root", "durability", "state_dir",
-    "log_bytes", "metrics", "limits",
-)  # fmt: skip
-
-
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--listen", metavar="HOST:PORT", help="address to bind; port 0 chooses one")
@@ -43,7 +37,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
 def _server(arguments: argparse.Namespace) -> int:
     from trireme.launch import init  # loads torch
 
-    options = {name: value for name, value in vars(arguments).items() if name in _OPTIONS}
+    facts = VARIABLES.values()
+    options = {name: value for name, value in vars(arguments).items() if name in facts}
     role = process_role.read_role(role="server", **options)
     init.log_to_stderr()
     init.log.info("%s", role.describe())

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from trireme.commands.options import add_config, number
+from trireme.commands.options import add_config, number, picked
 from trireme.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def _tables(arguments: argparse.Namespace) -> list[Table]:
     """The tables of the configuration's model, or the one that the options describe."""
     from trireme.size.tables import TableOptions, described_table, tables_of_model
 
-    names = TableOptions.__slots__
-    options = TableOptions(**{name: getattr(arguments, name) for name in names})
+    options = TableOptions(**picked(arguments, TableOptions))
     if arguments.config_yaml is None:
         if arguments.opt:
             raise BadRequest("size: expected -o with -m config.yaml, found it without")

@@ -85,10 +85,8 @@ def _cut(batches: Iterable[pa.RecordBatch], begin: int, end: int) -> Iterator[pa
 
 
 def open_arrow(file: DataFile, schema: Schema, threads: int) -> _ParquetFile | _IpcFile:
-    """An open file; record_batches yields its rows [begin, end) in parts of bounded size.
-
-    Raises:
-        DataError: the file cannot be read, or its columns do not fit the schema.
+    """An open file; record_batches yields its rows [begin, end) in parts of bounded size. Raises
+    DataError: the file cannot be read, or its columns do not fit the schema.
     """
     stored = open_stored(file)
     try:

@@ -17,9 +17,8 @@ import pyarrow as pa
 from trireme.data.arrow_columns import ConvertedRows, convert, join_rows
 from trireme.data.arrow_files import next_batch, open_arrow
 from trireme.data.batch import Batch
-from trireme.data.file_range import FileRange
 from trireme.data.schema import Field, Schema
-from trireme.data.sources import DataFile, file_starts
+from trireme.data.sources import DataFile, FileRange, file_starts
 from trireme.errors import BadRequest, DataError
 
 T = TypeVar("T")
@@ -109,11 +108,9 @@ class ArrowReader:
         """Do nothing: files do not wait, and a server has its own time limits."""
 
     def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
-        """Full batches, then a short one of the rest unless `drop_last`, each with
-        `num_bytes_read` behind it.
-
-        Raises:
-            DataError: a column or row that does not fit the schema, or a file that cannot be read.
+        """Full batches, then a short one of the rest unless `drop_last`, each with `num_bytes_read`
+        behind it. Raises DataError: a column or row that does not fit the schema, or a file that
+        cannot be read.
         """
         first = self._start[0] if self._start else self._range.first
         for number in range(first, self._range.last + 1):

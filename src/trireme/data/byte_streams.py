@@ -32,9 +32,7 @@ class ByteStream(Protocol):
 
     def readinto(self, buffer: NDArray[np.uint8]) -> int:
         """Write up to len(buffer) >= 1 of the next bytes; returns how many, 0 only at the end.
-
-        Raises:
-            DataError: the file cannot be read, or has changed; names it.
+        Raises DataError: the file cannot be read, or has changed; names it.
         """
 
     def stop(self) -> None:
@@ -46,9 +44,7 @@ class ByteStream(Protocol):
 
 def open_bytes(file: DataFile, offset: int = 0) -> ByteStream:
     """The bytes of a file from `offset` on; of a compressed file its text, from the beginning.
-
-    Raises:
-        DataError: it cannot be read, or its size has changed; names it.
+    Raises DataError: it cannot be read, or its size has changed; names it.
     """
     if file.codec is None:
         return _PlainStream(file, offset)
@@ -58,10 +54,8 @@ def open_bytes(file: DataFile, offset: int = 0) -> ByteStream:
 
 
 def open_stored(file: DataFile) -> pa.NativeFile:
-    """The stored bytes of a file, for Arrow, which reads local files without the GIL.
-
-    Raises:
-        DataError: it cannot be read, or its size has changed; names it.
+    """The stored bytes of a file, for Arrow, which reads local files without the GIL. Raises
+    DataError: it cannot be read, or its size has changed; names it.
     """
     try:
         stored = pa.OSFile(file.path) if file.is_local else pa.PythonFile(_open(file), "r")

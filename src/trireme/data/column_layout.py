@@ -97,11 +97,6 @@ def to_batch(schema: Schema, columns: tuple[Any, ...]) -> Batch:
     return Batch(named, bags)
 
 
-def has_weights(batch: Batch) -> bool:
-    """Whether the values of the sparse features have weights."""
-    return batch.bags is not None and batch.bags.weights is not None
-
-
 def _array(column: Column) -> NDArray[np.float32]:
     assert isinstance(column, Tensor)
     return np.ascontiguousarray(column.numpy())

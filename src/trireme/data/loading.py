@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trireme import _core
 from trireme.bounded_queue import ReadAhead
-from trireme.data.column_layout import ColumnLayout, has_weights
+from trireme.data.column_layout import ColumnLayout
 from trireme.data.queue_dataset import Stream
 from trireme.errors import Unavailable
 
@@ -23,17 +23,16 @@ LoadedExamples = tuple[_core.ColumnStore, int]
 def load(
     stream: Stream, layout: ColumnLayout, pool: _core.Pool, is_stopped: threading.Event
 ) -> LoadedExamples:
-    """Load the whole stream; the log shows progress every few seconds.
-
-    Raises:
-        Unavailable: `is_stopped` was set. And what reading raises.
+    """Load the whole stream; the log shows progress every few seconds. Raises Unavailable:
+    `is_stopped` was set. And what reading raises.
     """
     store: _core.ColumnStore | None = None
     started = reported = time.monotonic()
     with stream:
         for batch in stream:
             if store is None:
-                store = layout.new_store(has_weights=has_weights(batch))
+                has_weights = batch.bags is not None and batch.bags.weights is not None
+                store = layout.new_store(has_weights=has_weights)
             layout.append(store, batch, pool)
             if is_stopped.is_set():
                 raise Unavailable("InMemoryDataset: stopped before everything was loaded")

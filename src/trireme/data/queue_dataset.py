@@ -8,11 +8,10 @@ from typing import Any, Literal
 from trireme.bounded_queue import ReadAhead
 from trireme.data.arrow_reader import ArrowReader, ArrowTable
 from trireme.data.batch import Batch, check_stream
-from trireme.data.file_range import FileRange, range_of_stream
 from trireme.data.pipe import Pipe
 from trireme.data.pipe_process import checked_command
 from trireme.data.schema import Schema
-from trireme.data.sources import Paths, find_files
+from trireme.data.sources import FileRange, Paths, find_files, range_of_stream
 from trireme.data.text_parser import TextFormat, TextParser
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest

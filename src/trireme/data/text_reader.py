@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from trireme.data.batch import Batch
 from trireme.data.byte_streams import ByteStream, StreamsAhead, open_bytes, read_full
-from trireme.data.file_range import FileRange
 from trireme.data.pipe import Pipe
 from trireme.data.schema import Schema
-from trireme.data.sources import DataFile, file_starts
+from trireme.data.sources import DataFile, FileRange, file_starts
 from trireme.data.text_parser import HEAD_BYTES, TextParser
 from trireme.errors import BadRequest, DataError
 
@@ -119,11 +118,8 @@ class TextReader:
         self._streams.stop()
 
     def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
-        """Full batches, then a short one of the rest unless `drop_last`, each with
-        `num_bytes_read` behind it.
-
-        Raises:
-            DataError: a broken line (unless skipped), or a file that cannot be read.
+        """Full batches, then a short one of the rest unless `drop_last`, each with `num_bytes_read`
+        behind it. Raises DataError: a broken line (unless skipped), or a file that cannot be read.
         """
         with ExitStack() as stack:
             if self._pipe is not None:

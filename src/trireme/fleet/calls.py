@@ -1,7 +1,7 @@
 """The calls of a Fleet script, in the order in which it makes them."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from trireme.checkpoint.format.modes import mode_of
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.distributed_strategy import DistributedStrategy
 from trireme.fleet.embedding_layers import NamedTables
-from trireme.fleet.fetch import report_of
 from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByValue
 from trireme.fleet.role_makers import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.transpiler import DistributeTranspilerConfig
@@ -25,10 +24,11 @@ from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.process_role import ProcessRole
 from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.storage.storage import open_storage
-from trireme.train import DistributedOptimizer, Trainer, row_life
+from trireme.train import DistributedOptimizer, Report, Trainer, row_life
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.load import load
 from trireme.train.checkpointing.save import SaveOptions, save
+from trireme.train.loop.reporting import check_names
 
 
 class FleetJob:
@@ -154,12 +154,14 @@ class FleetJob:
         Args:
             trainer: in the place of Fleet's program.
             dataset: of this package, or any other.
-            options: Fleet's fetch_list, fetch_info, print_period, debug and stat_var_names (see
-                trireme.fleet.fetch.report_of), and those of Trainer.fit.
+            options: those of Trainer.fit, and Fleet's: fetch_list, which worker 0 prints every
+                print_period batches (see trireme.Report), under the names of fetch_info; debug:
+                also print where the time goes; stat_var_names: metrics whose figures are of all
+                workers, default all.
         """
         self._optimizer = trainer.optimizer
         metrics = [metric.name for metric in trainer.metrics]
-        report, others = report_of(metrics, **options)
+        report, others = _report_of(metrics, **options)
         return trainer.fit(dataset, report=report, **others)
 
     def infer_from_dataset(
@@ -169,7 +171,7 @@ class FleetJob:
         self._optimizer = trainer.optimizer
         has_metrics = options.get("labels", True) and options.get("model") is None
         metrics = [metric.name for metric in trainer.metrics] if has_metrics else []
-        report, others = report_of(metrics, **options)
+        report, others = _report_of(metrics, **options)
         return trainer.evaluate(dataset, report=report, **others)
 
     def _trained(self) -> DistributedOptimizer:
@@ -295,6 +297,40 @@ class FleetJob:
                     f" found {saved} in {path}"
                 )
             load(self._trained(), Location(path))
+
+
+def _report_of(
+    metrics: Sequence[str],
+    *,
+    fetch_list: Sequence[str] = (),
+    fetch_info: Sequence[str] = (),
+    print_period: int = 100,
+    debug: bool = False,
+    stat_var_names: Sequence[str] | None = None,
+    **others: Any,
+) -> tuple[Report, dict[str, Any]]:
+    """The report that Fleet's options ask for, and the other options. metrics: names."""
+    check_names("fleet", fetch_list=fetch_list, fetch_info=fetch_info)
+    if fetch_info and len(fetch_info) != len(fetch_list):
+        raise BadRequest(
+            f"fleet: expected one text in fetch_info for each of the {len(fetch_list)} names in"
+            f" fetch_list, found {len(fetch_info)}"
+        )
+    if print_period < 1:
+        raise BadRequest(f"fleet: expected print_period >= 1, found {print_period}")
+    if unknown := [name for name in stat_var_names or () if name not in metrics]:
+        raise BadRequest(
+            f"fleet: expected stat_var_names of the metrics {', '.join(metrics) or '(none)'},"
+            f" found {', '.join(unknown)}"
+        )
+    report = Report(
+        values=fetch_list,
+        labels=fetch_info,
+        period=print_period,
+        timing=debug,
+        merged=stat_var_names,
+    )
+    return report, others
 
 
 def _as_adam_d2sum(optimizer: torch.optim.Optimizer) -> AdamD2Sum:

@@ -165,7 +165,9 @@ class QueueDataset(_FleetDataset):
 
 
 class InMemoryDataset(_FleetDataset):
-    """Reads the files into memory, where they can be shuffled; see trireme.data.InMemoryDataset."""
+    """Reads the files into memory, where they can be shuffled; methods without a description are as
+    in trireme.data.InMemoryDataset.
+    """
 
     _kind = data.InMemoryDataset
 
@@ -200,15 +202,12 @@ class InMemoryDataset(_FleetDataset):
         self._dataset().load_into_memory(is_shuffle)
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Begin to read all files in the background."""
         self._dataset().preload_into_memory(thread_num)
 
     def wait_preload_done(self) -> None:
-        """Wait until all files are read."""
         self._dataset().wait_preload_done()
 
     def local_shuffle(self) -> None:
-        """Shuffle this worker's examples."""
         self._dataset().local_shuffle()
 
     def global_shuffle(
@@ -227,7 +226,6 @@ class InMemoryDataset(_FleetDataset):
         self._dataset().slots_shuffle(slots)
 
     def release_memory(self) -> None:
-        """Drop the examples."""
         self._dataset().release_memory()
 
     def get_memory_data_size(self, fleet: Any = None) -> int:

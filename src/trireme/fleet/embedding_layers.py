@@ -70,8 +70,7 @@ class ProbabilityEntry:
         return Probability(self.probability)
 
 
-AdmittingEntry = CountFilterEntry | ProbabilityEntry
-Entry = ShowClickEntry | AdmittingEntry
+Entry = ShowClickEntry | CountFilterEntry | ProbabilityEntry
 
 
 class NamedTables:

@@ -8,8 +8,7 @@ from trireme import drawing
 from trireme.inspect.difference import Difference
 from trireme.inspect.saved_checkpoint import shown_time
 from trireme.inspect.saved_model import RowBatch, SavedModel, SavedTable
-from trireme.inspect.score_histogram import ScoreHistogram
-from trireme.inspect.value_statistics import QUANTILES, ValueStatistics
+from trireme.inspect.value_statistics import QUANTILES, ScoreHistogram, ValueStatistics
 from trireme.protocol.wire import Array
 
 Watch = Callable[[int], None]

@@ -72,10 +72,8 @@ class SavedTable(ABC):
 
     @abstractmethod
     def rows(self, buckets: npt.NDArray[np.uint16] | None = None) -> Iterator[RowBatch]:
-        """All rows, in the order of the buckets; at least those of `buckets` if given.
-
-        Raises:
-            Corruption: a file is missing or damaged; names it.
+        """All rows, in the order of the buckets; at least those of `buckets` if given. Raises
+        Corruption: a file is missing or damaged; names it.
         """
 
     def floats(self, rows: RowBatch) -> Iterator[tuple[Array, Array]]:

@@ -83,10 +83,8 @@ Facts = dict[str, Fact]
 
 
 def read_facts(env: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> Facts:
-    """The facts of the environment (default `os.environ`) and of the arguments, which win.
-
-    Raises:
-        BadRequest: an unknown TRIREME_* variable, or variables that contradict each other.
+    """The facts of the environment (default `os.environ`) and of the arguments, which win. Raises
+    BadRequest: an unknown TRIREME_* variable, or variables that contradict each other.
     """
     env = os.environ if env is None else env
     facts = _own_facts(env)

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trireme import torch_compiler
 from trireme.errors import BadRequest, Corruption
@@ -59,17 +59,7 @@ def init(
             worker's key.
     """
     log_to_stderr()
-    process = read_role(
-        role=role,
-        servers=servers,
-        index=index,
-        num=num,
-        streams=streams,
-        join=join,
-        keys=keys,
-        timeout_s=timeout_s,
-        metrics=metrics,
-    )
+    process = read_role(**locals())  # so far these are the arguments
     log.info("%s", process.describe())
     if process.role == "server":
         sys.exit(serve_role(process))
@@ -83,28 +73,26 @@ def init(
 def connect(process: ProcessRole) -> Cluster:
     """Join the job as a worker, or embed everything."""
     torch_compiler.keep_unloaded()
+    options: dict[str, Any] = {
+        "streams": process.streams,
+        "threads": process.threads or 0,
+        "timeout_s": process.timeout_s,
+        "metrics": process.metrics,
+    }
     if process.role == "embedded":
         from trireme.job.embedded import embedded
 
-        return embedded(
-            streams=process.streams,
-            threads=process.threads or 0,
-            timeout_s=process.timeout_s,
-            metrics=process.metrics,
-        )
+        return embedded(**options)
     from trireme.job import connecting
 
     return connecting.connect(
         process.servers,
         worker=process.index,
         num_workers=process.num_workers,
-        streams=process.streams,
         late=process.is_late,
-        threads=process.threads or 0,
-        timeout_s=process.timeout_s,
         keys=None if process.keys is None else client_keys(Path(process.keys)),
         insecure=process.insecure,
-        metrics=process.metrics,
+        **options,
     )
 
 

@@ -32,9 +32,7 @@ def client_keys(folder: Path) -> ClientKeys:
 
 def make_shared_folder(folder: Path, *, replace: bool = False) -> list[Path]:
     """Write one folder for servers and workers, with one pair for all workers. Returns the files.
-
-    Raises:
-        BadRequest: a file exists and `replace` is not set.
+    Raises BadRequest: a file exists and `replace` is not set.
     """
     servers, workers = new_keys(), new_keys()
     public = {ADMITTED: [(workers, "workers")], SERVER_PUB: [(servers, "servers")]}
@@ -43,10 +41,8 @@ def make_shared_folder(folder: Path, *, replace: bool = False) -> list[Path]:
 
 def make_folders(folder: Path, names: Sequence[str], *, replace: bool = False) -> list[Path]:
     """Write a folder for the servers, and one with a pair of its own for each worker. Returns the
-    files.
-
-    Raises:
-        BadRequest: an invalid or repeated name, or a file exists and `replace` is not set.
+    files. Raises BadRequest: an invalid or repeated name, or a file exists and `replace` is not
+    set.
     """
     if len(set(names)) != len(names):
         raise BadRequest(f"keys: expected different names, found {', '.join(names)}")
@@ -65,10 +61,8 @@ def make_folders(folder: Path, names: Sequence[str], *, replace: bool = False) -
 
 def add_worker(folder: Path, name: str, *, replace: bool = False) -> list[Path]:
     """Write a pair for another worker, in a folder beside existing keys. Servers that start from
-    now on admit it. Returns the files.
-
-    Raises:
-        BadRequest: there are no servers' keys, or the worker has keys and `replace` is not set.
+    now on admit it. Returns the files. Raises BadRequest: there are no servers' keys, or the worker
+    has keys and `replace` is not set.
     """
     own = folder / SERVER_FOLDER if (folder / SERVER_FOLDER / SERVER_KEY).exists() else folder
     servers, keys = read_keys(own / SERVER_KEY), new_keys()

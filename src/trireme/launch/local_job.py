@@ -39,8 +39,7 @@ def launch(config: LaunchConfig) -> int:
 
     Must be called in the main thread, which gets the signals.
 
-    Raises:
-        BadRequest: the configuration is wrong; nothing was started.
+    Raises BadRequest: the configuration is wrong; nothing was started.
     """
     _check_restarts(config)
     placement = choose_placement(config)

@@ -67,9 +67,7 @@ class Placement:
 
     def listen(self, server: int) -> socket.socket:
         """A socket that listens at the address of a server that is down. The caller closes it.
-
-        Raises:
-            BadRequest: another program listens there.
+        Raises BadRequest: another program listens there.
         """
         held = self.sockets[server]
         listening = _open(held.family)
@@ -89,9 +87,7 @@ class Placement:
 
 def choose_placement(config: LaunchConfig) -> Placement:
     """Choose the processes of this machine and bind their ports. The caller closes the result.
-
-    Raises:
-        BadRequest: the configuration contradicts itself, or a port is in use.
+    Raises BadRequest: the configuration contradicts itself, or a port is in use.
     """
     if config.command[0] != "-m" and not Path(config.command[0]).is_file():
         raise BadRequest(

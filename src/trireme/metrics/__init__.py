@@ -1,12 +1,20 @@
 """Metrics, whose states merge across workers."""
 
-from trireme.metrics.auc import AUC, PRAUC
-from trireme.metrics.ctr import COPC, MAE, RMSE, ActualCTR, CTRMetricBundle, PredictedCTR
 from trireme.metrics.gauc import GAUC
-from trireme.metrics.histogram import BucketError
-from trireme.metrics.log_loss import LogLoss, NormalizedEntropy
+from trireme.metrics.histogram import AUC, PRAUC, BucketError
 from trireme.metrics.metric import Metric
-from trireme.metrics.threshold import Accuracy, PrecisionRecall
+from trireme.metrics.sums import (
+    COPC,
+    MAE,
+    RMSE,
+    Accuracy,
+    ActualCTR,
+    CTRMetricBundle,
+    LogLoss,
+    NormalizedEntropy,
+    PrecisionRecall,
+    PredictedCTR,
+)
 
 __all__ = [
     "AUC",

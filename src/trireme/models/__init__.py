@@ -1,4 +1,4 @@
-"""Reference models: plain torch modules, one readable file each. By name: trireme.models.zoo."""
+"""Reference models: plain torch modules, one readable file each. docs/models.md has results."""
 
 from trireme.models.ctr_dnn import CtrDnn
 from trireme.models.dcn_v2 import DCNv2

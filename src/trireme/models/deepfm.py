@@ -2,7 +2,6 @@
 
 Source: Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction",
 IJCAI 2017.
-Result: AUC 0.916 on Adult (LR 0.900); docs/models.md has all.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,6 @@ models/rank/slot_dnn, for online learning.
 
 Its shape is that of Covington et al., "Deep Neural Networks for YouTube Recommendations", RecSys
 2016.
-Result: AUC 0.608 on 1,999 rows of Criteo's categories (LR 0.590); docs/models.md has all.
 """
 
 from collections.abc import Sequence

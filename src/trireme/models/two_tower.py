@@ -3,7 +3,6 @@ are written once, as an index, in which the nearest ones to a user are searched.
 
 Source: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations",
 RecSys 2019.
-Result: recall@20 0.507 of the next word of 1,146 (by frequency: 0.353); docs/models.md has all.
 """
 
 from collections.abc import Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from trireme.nn.cvm import CVM
 from trireme.nn.data_norm import DataNorm
+from trireme.nn.ids import keys_of
 from trireme.nn.lookup import Lookup
 from trireme.nn.planner import BatchPlan, Planner, TablePlan
-from trireme.nn.salts import keys_of
 
 if TYPE_CHECKING:
     from trireme.nn.modules import Embedding, EmbeddingBag

@@ -42,11 +42,8 @@ class CVM(nn.Module):
         """
         if show_click is None:
             show_click = values.new_zeros(values.shape[0], 2)
-        if (
-            values.dim() not in (2, 3)
-            or values.shape[-1] < 2
-            or show_click.shape != (values.shape[0], 2)
-        ):
+        is_right = values.dim() in (2, 3) and values.shape[-1] >= 2
+        if not is_right or show_click.shape != (values.shape[0], 2):
             raise BadRequest(
                 "CVM: expected values of shape (B, D) or (B, F, D) with D >= 2 and show_click of"
                 f" shape (B, 2), found {tuple(values.shape)} and {tuple(show_click.shape)}"

@@ -45,10 +45,8 @@ def specs_of(modules: Iterable[nn.Module]) -> Iterator[LookupSpec]:
 
 
 def specs_by_class(specs: Iterable[LookupSpec]) -> dict[RowClassId, list[LookupSpec]]:
-    """The distinct lookups of each row class.
-
-    Raises:
-        BadRequest: two tables share a name, or modules disagree about the padding key of a table.
+    """The distinct lookups of each row class. Raises BadRequest: two tables share a name, or
+    modules disagree about the padding key of a table.
     """
     by_class: dict[RowClassId, list[LookupSpec]] = {}
     tables: dict[str, Table] = {}

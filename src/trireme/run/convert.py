@@ -58,11 +58,8 @@ class Conversion:
 
 
 def convert(conversion: Conversion) -> None:
-    """Read the source, write the target.
-
-    Raises:
-        BadRequest: contradicting options, or a source of an unknown kind. Others: as Trainer's
-            methods.
+    """Read the source, write the target. Raises BadRequest: contradicting options, or a source of
+    an unknown kind. Others: as Trainer's methods.
     """
     log_to_stderr()
     kind = _kind_of(conversion.source)

@@ -9,10 +9,8 @@ from trireme.errors import BadRequest
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a Python file by its path. It may import modules of its folder.
-
-    Raises:
-        BadRequest: no such file.
+    """Import a Python file by its path. It may import modules of its folder. Raises BadRequest: no
+    such file.
     """
     if not path.is_file():
         raise BadRequest(f"run: expected a Python file, found none at {path}")

@@ -18,8 +18,7 @@ def create_recipe(config: Config, settings: Settings) -> Recipe:
     The model is `-o model=NAME`, else runner.model_path, else model.py beside the YAML: a Python
     file, relative to the YAML's folder, or a name of trireme.models.
 
-    Raises:
-        BadRequest: no such model, or one without a `create(config)` that returns a Recipe.
+    Raises BadRequest: no such model, or one without a `create(config)` that returns a Recipe.
     """
     source, create = _find(config, settings)
     recipe = create(config)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.data.foreign import as_batch
@@ -81,7 +80,11 @@ class ExampleDataset:
                 continue
             column = torch.from_numpy(np.stack(arrays))
             columns[field.name] = column if isinstance(field, Dense) else column[:, 0]
-        return Batch(columns, _bags(self.schema.sparse, values))
+        if not values:
+            return Batch(columns)
+        ends = np.cumsum([0, *(len(array) for array in values)])
+        keys = torch.from_numpy(np.concatenate(values))
+        return Batch(columns, Bags(self.schema.sparse, keys, torch.from_numpy(ends)))
 
     def _array(self, number: int, example: Any, place: int, field: Field) -> Any:
         """One field of one example, as in the batch."""
@@ -107,12 +110,3 @@ class ExampleDataset:
                 f"{where}: expected {size} finite float32 numbers as {field}, found {array!r}"
             )
         return numbers
-
-
-def _bags(names: tuple[str, ...], values: list[Any]) -> Bags | None:
-    """The bags of some features. values: an array per bag, feature-major."""
-    if not names:
-        return None
-    offsets = np.concatenate([[0], np.cumsum([len(array) for array in values])])
-    keys: Tensor = torch.from_numpy(np.concatenate(values))
-    return Bags(names, keys, torch.from_numpy(offsets))

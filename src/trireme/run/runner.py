@@ -5,7 +5,8 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trireme.errors import BadRequest, DataError, writing
 from trireme.inference.export import export_model
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr, serve_role
-from trireme.launch.process_role import ProcessRole, read_role
+from trireme.launch.process_role import read_role
 from trireme.metrics import AUC
 from trireme.run.data import make_dataset
 from trireme.run.model import create_recipe
@@ -43,35 +44,43 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
     """
     log_to_stderr()
     settings = Settings.read(config)
-    process = read_role()
-    log.info("%s", process.describe())
-    if process.role == "server":
-        serve_models(process, settings)
-        return []
-    with connect(process) as cluster:
-        set_default(cluster)
-        worker = _RunWorker(config, settings)
+    with joined(config, settings) as job:
+        if job is None:
+            return []
+        worker = _RunWorker(config, settings, *job)
         return worker.infer() if infer else worker.train()
 
 
-def serve_models(process: ProcessRole, settings: Settings) -> None:
-    """Serve, with models in the configuration's folder. Ends the process if that is refused."""
-    root = settings.model_root(process.root)
-    make_folder("run: cannot keep models in", root)
-    if code := serve_role(dataclasses.replace(process, root=str(root))):
-        sys.exit(code)
+@contextmanager
+def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer] | None]:
+    """Join the job as the environment states; None: this process has served, and the job is over.
+    A server keeps models in the configuration's folder, and ends the process if that is refused.
+    """
+    process = read_role()
+    log.info("%s", process.describe())
+    if process.role == "server":
+        root = settings.model_root(process.root)
+        make_folder("run: cannot keep models in", root)
+        if code := serve_role(dataclasses.replace(process, root=str(root))):
+            sys.exit(code)
+        yield None
+        return
+    with connect(process) as cluster:
+        set_default(cluster)
+        if settings.seed is not None:
+            torch.manual_seed(settings.seed)
+        recipe = create_recipe(config, settings)
+        yield recipe, make_trainer(recipe, settings)
 
 
 class _RunWorker:
     """The part of a run that one worker does."""
 
-    def __init__(self, config: Config, settings: Settings) -> None:
-        self._config, self._settings = config, settings
-        if settings.seed is not None:
-            torch.manual_seed(settings.seed)
-        self._recipe = create_recipe(config, settings)
-        self._trainer = make_trainer(self._recipe, settings)
-        self._is_first = self._trainer.cluster.worker == 0
+    def __init__(
+        self, config: Config, settings: Settings, recipe: Recipe, trainer: Trainer
+    ) -> None:
+        self._config, self._settings, self._recipe = config, settings, recipe
+        self._trainer, self._is_first = trainer, trainer.cluster.worker == 0
 
     def train(self) -> list[dict[str, float]]:
         """Train every epoch, and save after each."""

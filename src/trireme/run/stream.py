@@ -5,17 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-
 from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.job.default import set_default
-from trireme.launch.init import connect, log_to_stderr
-from trireme.launch.process_role import read_role
+from trireme.launch.init import log_to_stderr
 from trireme.run import runner
 from trireme.run.data import dataset_of
 from trireme.run.day_folders import passes_of
-from trireme.run.model import create_recipe
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.settings import Settings
 from trireme.run.unused_keys import warn_of_unused_in_stream
@@ -41,23 +36,15 @@ def stream(config: Config) -> int:
     log_to_stderr()
     settings, online = Settings.read(config), OnlineSettings.read(config)
     _check(settings, online)
-    process = read_role()
-    log.info("%s", process.describe())
-    if process.role == "server":
-        runner.serve_models(process, settings)
-        return 0
-    with connect(process) as cluster:
-        set_default(cluster)
-        if settings.seed is not None:
-            torch.manual_seed(settings.seed)
-        recipe = create_recipe(config, settings)
-        trainer = runner.make_trainer(recipe, settings)
-        num_passes = 0
-        for report in _reports(config, settings, online, recipe, trainer):
+    with runner.joined(config, settings) as job:
+        if job is None:
+            return 0
+        is_first, num_passes = job[1].cluster.worker == 0, 0
+        for report in _reports(config, settings, online, *job):
             num_passes += 1
-            if cluster.worker == 0:
+            if is_first:
                 _log_pass(report)
-        if cluster.worker == 0:
+        if is_first:
             log.info("stream: %d passes done, up to runner.end_day %s", num_passes, online.end_day)
         return num_passes
 

@@ -33,8 +33,7 @@ def verify_all(paths: Sequence[str], *, shows: bool) -> Iterator[Verdict]:
 
     shows: whether to print progress on stdout.
 
-    Raises:
-        BadRequest: a path has none.
+    Raises BadRequest: a path has none.
     """
     for path in paths:
         folders = list(_saved_folders(open_storage(path, None), DEPTH))

@@ -170,7 +170,8 @@ class Attendance:
         limit = f"{silence_s:.0f} s"
         if self._num_workers is None:
             return (
-                f"server: expected workers of the job that it continues within {limit}, found none"
+                "server: expected the workers of the job that it goes on with within"
+                f" {limit}, found none"
             )
         missing = sorted(self._expected() - self._gone.keys())
         return f"server: workers {missing} have been silent for {limit} without saying goodbye"

@@ -54,10 +54,8 @@ class Need:
 
     @staticmethod
     def on_one_of(num_servers: int, schema: TableSchema, num_rows: int, **values: Any) -> Need:
-        """The need of the server with the most buckets; values: of the whole table.
-
-        Raises:
-            BadRequest: too many rows for a server.
+        """The need of the server with the most buckets; values: of the whole table. Raises
+        BadRequest: too many rows for a server.
         """
         whole = Need(schema, num_rows, **values)
         num_buckets = math.ceil(_core.NUM_BUCKETS / num_servers)
