@@ -7,7 +7,7 @@
 
 #include <string_view>
 
-// For what with_isa's functions call: code that is not inlined is compiled for every machine's
+// Functions that with_isa's function calls must be inlined: other code is compiled for the baseline
 // instruction set.
 #define TRIREME_INLINE [[gnu::always_inline]] inline
 #define TRIREME_INLINE_LAMBDA __attribute__((always_inline))

@@ -1,5 +1,5 @@
-// What a push may do to weights besides the table's rule: add to them, or take their place. State
-// stays as it is; a new row begins with the rule's.
+// A push may change weights without the table's rule: add to them, or replace them. The state of a
+// row does not change; a new row starts with the rule's initial state.
 #include "optim/kernel.h"
 #include "optim/rules.h"
 

@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-// Counts one more, and returns the number with it. It stops at its largest.
+// Increments the count and returns it. The count stops at its largest value.
 TRIREME_INLINE std::uint32_t next_count(float* count) noexcept {
   std::uint32_t n;
   std::memcpy(&n, count, sizeof n);

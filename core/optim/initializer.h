@@ -24,8 +24,9 @@ class Initializer {
   std::uint64_t seed_;
 };
 
-// The standard normal number below which a share u of all lie; 0 < u < 1; relative error about
-// 1e-7. Only + - * / and sqrt, which IEEE 754 rounds exactly, so every machine finds the same bits.
+// The quantile function of the standard normal distribution; 0 < u < 1; relative error about 1e-7.
+// It uses only + - * / and sqrt, which IEEE 754 rounds exactly, so every machine computes the same
+// bits.
 double normal_quantile(double u) noexcept;
 
 }  // namespace trireme

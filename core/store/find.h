@@ -2,9 +2,9 @@
 //
 // A block of keys goes through tight loops without unpredictable branches: hash the keys; compare
 // the tags of the home lines, fetched kAhead keys earlier; compare the keys of the candidate rows,
-// fetched kAhead keys earlier. Nine keys of ten are found so. The others (a key on a further line,
-// a tag that fits by chance, an absent key) are collected; a second such pass tries the next
-// candidate of each, and what is left is searched line by line, again many together.
+// fetched kAhead keys earlier. This finds nine keys of ten. The others (a key on a further line,
+// a tag that matches by chance, an absent key) are collected. A second pass tries the next
+// candidate of each. The rest is searched line by line, again many keys together.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ TRIREME_INLINE std::uint64_t hash_all(std::span<const std::uint64_t> keys,
   return stripes;
 }
 
-// Scratch of one search, some tens of KiB: on the stack of whoever searches. Rows: Arenas, or the
+// Scratch of one search, some tens of KiB, on the caller's stack. Rows: Arenas, or the
 // Arena of a table with one row class.
 template <class Rows>
 class Finder {
@@ -52,9 +52,8 @@ class Finder {
   }
 
   // For each key, calls visit(i, line, row, is_found) with a row that is probably the key's, and
-  // the row's line, until one is: is_found says so, and where the row is not the key's own it is
-  // still one to read from. At last calls settle(i, line, row) for those that are not found so,
-  // with their row, null if absent.
+  // the row's line, until is_found. If is_found is false, the row may still be read. Then calls
+  // settle(i, line, row) for each key that is not found yet, with its row, or null if absent.
   template <class Visit, class Settle>
   TRIREME_INLINE void find(const Visit& visit, const Settle& settle) noexcept {
     std::size_t num_rest = find_most(visit);
@@ -132,8 +131,8 @@ class Finder {
     return num_rest;
   }
 
-  // One line of every key a round: its candidate rows are fetched together, and so is the line that
-  // the key would be sought on next.
+  // Each round searches one line of every key. It fetches the candidate rows together, and the line
+  // that comes next for the key.
   template <class Settle>
   TRIREME_INLINE void find_rest(std::size_t num_rest, const Settle& settle) noexcept {
     for (std::uint32_t distance = 0; num_rest > 0; ++distance) {

@@ -29,7 +29,7 @@ struct GradientPart {
   }
 };
 
-// The rule updates so many rows at a time.
+// The number of rows that the rule updates at a time.
 inline constexpr std::size_t kBatchRows = 4;
 
 // Keys of one stripe and what a push says of them. The stripe's lock is held.
@@ -42,8 +42,8 @@ struct GroupUpdate {
   const RuleStep& rule;
   std::span<const GradientPart> parts;  // in the order of positions
   StatisticsPush statistics;
-  // Not read where there is one class of float32 weights: the source of stochastic rounding, and
-  // room for 2 * kBatchRows rows of weights of the widest class.
+  // For the other tables than those of one class of float32 weights: the seed and numbers that
+  // stochastic rounding uses, and room for 2 * kBatchRows rows of weights of the widest class.
   std::uint64_t seed;
   std::int64_t stream;
   std::int64_t sequence;
@@ -70,8 +70,8 @@ struct Risen {
   std::size_t size = 0;
 };
 
-// Both update the row of each key that has one, in order, and mark its index line. They write the
-// numbers of the other keys to `absent`, which has room for all, and return how many they are.
+// Both functions update the rows of the keys in order and mark their index lines. They write the
+// numbers of keys without a row to `absent`, which has room for all keys, and return their number.
 
 // For tables of one row class of float32 weights.
 std::size_t apply_plain(const GroupUpdate& update, std::uint32_t* absent) noexcept;

@@ -1,8 +1,8 @@
 // Table: lookup, contains, statistics and addresses: what only reads.
 //
-// Keys are taken as they come, a block at a time, under the shared locks of the stripes that the
-// block needs: one or two if the keys are in bucket order. Putting them in order first would cost
-// more than the locks do.
+// Keys are searched in the order of the call, a block at a time, under the shared locks of the
+// block's stripes: one or two locks if the keys are in bucket order. Sorting the keys first would
+// cost more than the locks do.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -109,7 +109,7 @@ std::size_t Table::lookup_any(std::span<const std::uint64_t> keys, float* out, P
   return missing;
 }
 
-// What the row of an absent key would start with: a head alone where rows begin as heads.
+// Writes the initial weights of an absent key: only the head's weight where rows begin as heads.
 void Table::write_absent(std::uint64_t key, float* weights, int dim) const noexcept {
   if (absent_is_zero_) {
     std::fill_n(weights, dim, 0.0F);

@@ -129,7 +129,7 @@ std::vector<GradientPart> Table::parts_of(std::span<const Gradients> grads,
 }
 
 void Table::check_columns(const PushColumns& columns, std::size_t num_keys) const {
-  if (num_keys == 0) return;  // of nothing there may be no pointers
+  if (num_keys == 0) return;  // without keys the pointers may be null
   if ((columns.show_click != nullptr) != is_scored()) {
     throw Error(ErrorCode::kBadRequest,
                 std::string("Table.update: expected ") +
@@ -166,7 +166,7 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
     num_keys = apply_group(remaining.group(), step);
   }
   step.advance.raise(first_bucket);
-  // The push is applied and marked: what fails from here on, the next push makes good.
+  // The push is applied and marked. If an eviction fails, the next push evicts.
   if (max_rows_of_bucket_) {
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
       if ((applied >> i & 1) == 0) evict(first_bucket + i);
@@ -175,8 +175,8 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
   return num_keys;
 }
 
-// All or nothing: whatever could fail comes before the first row changes. Requires: the lock of the
-// group's stripe. Returns how many keys it was applied to: not those that were not admitted.
+// Applies all or nothing: every operation that can fail runs before the first row changes.
+// Requires: the lock of the group's stripe. Returns the number of keys without those not admitted.
 std::size_t Table::apply_group(const Group& group, const Step& step) {
   const std::size_t n = group.keys.size();
   if (n == 0) return 0;
@@ -223,7 +223,7 @@ std::size_t Table::apply_group(const Group& group, const Step& step) {
   };
   const std::size_t num_absent = apply();
   if (num_absent == 0) return n;
-  // They come by how far the search went; what a sketch makes of them depends on their order.
+  // The search does not keep the keys' order, and the result of a sketch depends on the order.
   if (!admission_.admits_all()) std::sort(absent.data(), absent.data() + num_absent);
   for (std::size_t i = 0; i < num_absent; ++i) fresh.add(absent[i]);
   const std::span<Arena::Ref> rows = absent.span().first(num_absent);
@@ -254,7 +254,8 @@ void Table::initialize(std::byte* row, int row_class, std::uint64_t key,
   layout.begin(row, key, rule_.initial_state);
 }
 
-// Gives the heads that have risen rows of the class that was pushed, which begin as heads end.
+// Replaces each head that has risen by a row of the pushed class, which starts with the head's
+// values.
 void Table::extend(const GroupUpdate& update, const Risen& risen,
                    Arenas::Reservation& reservation) noexcept {
   for (std::size_t i = 0; i < risen.size; ++i) {
@@ -272,7 +273,7 @@ void Table::extend(const GroupUpdate& update, const Risen& risen,
   }
 }
 
-// Whether a key without a row gets one from this push.
+// Returns whether a key without a row gets one from this push.
 bool Table::admits(std::uint64_t key, std::size_t position, const Step& step) noexcept {
   const auto& [time, version, show_click, features, counts] = step.columns;
   const float* pushed = show_click == nullptr ? nullptr : show_click + 2 * position;
