@@ -1,6 +1,6 @@
-// Design: the search collects the rows that it finds, and the rule updates a batch of them at a
-// time. So both are compiled once per instruction set, not each rule together with the search, and
-// the call between the two costs next to nothing.
+// Design: the search finds rows, and the rule updates a few of them at a time. So both are compiled
+// once per instruction set, not each rule together with the search. Larger batches are slower:
+// while a batch is updated, the search asks for no further rows.
 #include "table/apply.h"
 
 #include <algorithm>
@@ -91,21 +91,6 @@ void mark(const GroupUpdate& update, const RowLayout& layout, const Batch& batch
   }
 }
 
-[[gnu::noinline]] void apply_to_plain(const GroupUpdate& update, const Batch& batch,
-                                      std::size_t size) noexcept {
-  const RowLayout& layout = update.layouts[0];
-  const int dim = layout.dim();
-  const float* const grads = update.parts[0].rows;
-  std::array<RowUpdate, kBatchRows> rows;
-  for (std::size_t k = 0; k < size; ++k) {
-    float* weights = weights_of_row(batch.rows[k]);
-    const std::size_t position = update.group.position(batch.numbers[k]);
-    rows[k] = {weights, weights + dim, grads + position * static_cast<std::size_t>(dim)};
-  }
-  update.rule.apply(std::span(rows).first(size), dim);
-  mark(update, layout, batch, 0, size);
-}
-
 // The gradient of a key for a row of this dim: cut, or filled up with zeros in `filled`.
 TRIREME_INLINE const float* gradient_for(const GroupUpdate& update, std::size_t position, int dim,
                                          float* filled) noexcept {
@@ -168,24 +153,56 @@ void apply_to_class(const GroupUpdate& update, const Batch& batch, std::size_t b
   }
 }
 
+// Whether the table is scored is known at compile time: a call per row would cost a tenth of the
+// speed of the others.
+template <bool kIsScored>
+TRIREME_INLINE std::size_t apply_plain_rows(const GroupUpdate& update,
+                                            std::uint32_t* absent) noexcept {
+  const Group group = update.group;
+  const RowLayout layout = update.layouts[0];
+  const StatisticsPush statistics = update.statistics;
+  Index& index = update.index;
+  const int dim = layout.dim();
+  const float* const grads = update.parts[0].rows;
+  const auto gradient_of = [=](std::size_t i) TRIREME_INLINE_LAMBDA {
+    return grads + group.position(i) * static_cast<std::size_t>(dim);
+  };
+  std::array<RowUpdate, kBatchRows> rows;
+  std::size_t size = 0;
+  const std::size_t num_absent = for_rows_of(
+      update, update.arenas.of(0),
+      [=](std::size_t i) TRIREME_INLINE_LAMBDA {
+        const float* next = gradient_of(i);
+        __builtin_prefetch(next);
+        __builtin_prefetch(next + dim - 1);
+      },
+      absent,
+      [&](std::size_t i, const IndexLine* line, std::byte* row, bool is_found)
+          TRIREME_INLINE_LAMBDA {
+            float* weights = weights_of_row(row);
+            rows[size] = {weights, weights + dim, gradient_of(i)};
+            if (!is_found) return;
+            if constexpr (kIsScored) statistics.count(layout, row, group.position(i));
+            statistics.mark(layout, row);
+            index.touch(line, statistics.version);
+            if (++size < kBatchRows) return;
+            update.rule.apply(rows, dim);
+            size = 0;
+          });
+  update.rule.apply(std::span(rows).first(size), dim);
+  return num_absent;
+}
+
 }  // namespace
 
 std::size_t apply_plain(const GroupUpdate& update, std::uint32_t* absent) noexcept {
   std::size_t num_absent = 0;
   with_isa(update.isa, [&]() TRIREME_INLINE_LAMBDA {
-    const Group group = update.group;
-    const int dim = update.layouts[0].dim();
-    const float* const grads = update.parts[0].rows;
-    num_absent = for_batches(
-        update, update.arenas.of(0), absent,
-        [=](std::size_t i) TRIREME_INLINE_LAMBDA {
-          const float* next = grads + group.position(i) * static_cast<std::size_t>(dim);
-          __builtin_prefetch(next);
-          for (int j = 16; j < dim - 1; j += 16) __builtin_prefetch(next + j);
-          __builtin_prefetch(next + dim - 1);
-        },
-        [&](const Batch& batch, std::size_t size)
-            TRIREME_INLINE_LAMBDA { apply_to_plain(update, batch, size); });
+    if (update.statistics.is_scored()) {
+      num_absent = apply_plain_rows<true>(update, absent);
+    } else {
+      num_absent = apply_plain_rows<false>(update, absent);
+    }
   });
   return num_absent;
 }
