@@ -24,8 +24,8 @@ void raise(ErrorCode code, const char* what) {
 
 }  // namespace
 
-// The classes live in trireme.errors, with their documentation; this is the one place that maps a
-// code to a class.
+// The classes and their documentation are in trireme.errors. Only this function maps a code to a
+// class.
 void register_errors(nb::module_&) {
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
@@ -41,12 +41,12 @@ void register_errors(nb::module_&) {
 
 namespace {
 
-// glibc gives large blocks back to the system as soon as they are freed. A training step frees and
-// takes the same blocks again and again, and the page faults of taking them again cost a large part
-// of the step.
+// glibc returns large blocks to the system as soon as they are freed. A training step frees and
+// allocates the same blocks again and again, and the page faults take a large part of the step's
+// time.
 bool keep_freed_memory(int bytes_max) {
 #ifdef __GLIBC__
-  // The most that glibc allows; larger blocks are always given back.
+  // The maximum that glibc allows; larger blocks are always returned.
   constexpr int kLargestMapped = 32 << 20;
   return mallopt(M_MMAP_THRESHOLD, kLargestMapped) == 1 &&
          mallopt(M_TRIM_THRESHOLD, bytes_max) == 1;

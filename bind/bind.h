@@ -39,7 +39,7 @@ nb::capsule owner_of(T* data) {
   return nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
 }
 
-// Hands an array of the core over to NumPy, without a copy.
+// Passes an array of the core to NumPy, without a copy.
 template <class T>
 Result1<T> result(Array<T>&& array) {
   const std::size_t size = array.size();

@@ -23,7 +23,7 @@ Result1<T> result(std::vector<T>&& values) {
   return Result1<T>(kept->data(), {kept->size()}, owner);
 }
 
-// A BucketColumns in NumPy's arrays.
+// A BucketColumns as NumPy arrays.
 struct Columns {
   Result1<std::uint32_t> num_rows;
   Result1<std::uint64_t> keys;
@@ -94,7 +94,7 @@ void restore(Table& table, Array1<const std::uint16_t> buckets,
                   apply);
 }
 
-// A property that hands out an array, which owns its memory already.
+// A property that returns an array, which owns its memory.
 template <class T>
 auto part(T Columns::* array) {
   return [array](const Columns& columns) { return columns.*array; };

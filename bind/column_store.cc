@@ -94,7 +94,7 @@ Result1<std::uint32_t> parts_by_string(const ColumnStore& columns, std::size_t c
   return result(std::move(parts));
 }
 
-// Freed chunks lie between others; glibc gives them back to the system only when told to.
+// Freed chunks are between others. glibc returns them to the system only on request.
 void give_back_memory() {
 #ifdef __GLIBC__
   nb::gil_scoped_release release;

@@ -1,4 +1,4 @@
-// The columns of a batch on their way to Python.
+// The columns of a batch as Python objects.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace trireme::bind {
 
 // (numbers, strings, keys, offsets, weights). numbers: a list of (B, dim) float32; strings: a list
 // of ((M,) uint8, (B + 1,) int64 offsets). keys: (N,) int64, feature-major; offsets: (F*B + 1,)
-// int64; weights: (N,) float32, or None where the layout has none.
+// int64; weights: (N,) float32, or None if the layout has none.
 inline nb::tuple to_tuple(Columns&& columns, const Layout& layout) {
   nb::list numbers, strings;
   for (std::size_t i = 0; i < layout.dims.size(); ++i) {

@@ -1,4 +1,4 @@
-// The batch work of the core: unique, gather, scatter, split, merge, and what goes with bags.
+// The batch work of the core: unique, gather, scatter, split, merge, and functions on bags.
 #include <nanobind/stl/optional.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-// Frozen rows: their writer, what reads them, and the table over them.
+// Frozen rows: their writer, their reader, and the table over them.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

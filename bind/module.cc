@@ -2,7 +2,7 @@
 #include "bind.h"
 
 NB_MODULE(_core, m) {
-  // A script that ends with an error ends with objects alive; that is no leak to report.
+  // A script that ends with an error leaves objects alive; that is not a leak to report.
   nanobind::set_leak_warnings(false);
   m.doc() = "Trireme's C++ core.";
   trireme::bind::register_errors(m);

@@ -1,4 +1,4 @@
-// What the statistics of rows are worth at a later time.
+// Row statistics, decayed to a later time.
 #include "store/statistics.h"
 
 #include <limits>

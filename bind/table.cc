@@ -1,4 +1,4 @@
-// Tables: lookup, update, marks and buckets; the values of update rules.
+// Tables: lookup, update, marks and buckets. Values of update rules.
 #include "table/table.h"
 
 #include <nanobind/stl/map.h>
@@ -103,7 +103,7 @@ std::size_t lookup(const Table& table, Keys keys, Array2<float> out, Pool& pool,
   return table.lookup(as_span(keys), out.data(), pool, row_class);
 }
 
-// Gradients of keys of class 0, or those of each class.
+// Gradients of keys of class 0, or of each class.
 using Grads = std::variant<Array2<const float>, std::vector<Array2<const float>>>;
 
 std::vector<Table::Gradients> gradients_of(const Table& table, const Keys& keys,
@@ -185,7 +185,7 @@ void set_marks(Table& table, std::int64_t stream, Array1<const std::uint64_t> ma
   table.set_marks(stream, as_span(marks));
 }
 
-// A BucketContent in NumPy's arrays.
+// A BucketContent as NumPy arrays.
 struct Snapshot {
   Result1<std::uint64_t> keys;
   Result1<std::uint8_t> classes;
@@ -195,7 +195,7 @@ struct Snapshot {
   Result1<std::uint64_t> removed;
 };
 
-// A property that hands out an array, which owns its memory already.
+// A property that returns an array, which owns its memory.
 constexpr auto kShared = nb::rv_policy::automatic;
 template <class T>
 auto part(T Snapshot::* array) {

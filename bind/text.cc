@@ -1,4 +1,4 @@
-// The parsers of text: one class for what they share, and a constructor for each format.
+// The parsers of text: one class for all, and a constructor for each format.
 #include "feed/text.h"
 
 #include <nanobind/stl/optional.h>

@@ -25,7 +25,7 @@ class Array {
   // Forgets the elements from `size` on. Requires: size <= size().
   void truncate(std::size_t size) noexcept { size_ = size; }
 
-  // Hands the memory over to the caller, who deletes it with delete[].
+  // Gives the memory to the caller, which deletes it with delete[].
   T* release() noexcept {
     size_ = 0;
     return data_.release();

@@ -1,4 +1,4 @@
-// Loops over the weights of a row, compiled for the usual dims besides the general case.
+// Loops over the weights of a row, compiled for the common dims and once for any dim.
 #pragma once
 
 #include <type_traits>
@@ -7,7 +7,7 @@
 
 namespace trireme {
 
-// Calls function(dim): with a std::integral_constant where dim is a usual one, else with the int.
+// Calls function(dim): dim is a std::integral_constant for the common dims, else an int.
 template <class Function>
 TRIREME_INLINE void with_dim(int dim, const Function& function) {
   switch (dim) {

@@ -1,9 +1,9 @@
 // The one error type of the core, with the codes that also travel on the wire and name the classes
 // in errors.py.
 //
-// A user's, peer's or disk's fault is thrown as Error at the edges of the core; the loops inside
-// are noexcept. Our own mistakes are TRIREME_CHECKs: they stay on in release and end the process.
-// Bytes that come from outside must never reach a check.
+// Faults of users, peers and disks are thrown as Error at the edges of the core; the inner loops
+// are noexcept. Programming errors fail a TRIREME_CHECK, which stays on in release builds and ends
+// the process. Input from outside must never reach a TRIREME_CHECK.
 #pragma once
 
 #include <cstdio>

@@ -14,15 +14,15 @@ constexpr std::uint64_t mix64(std::uint64_t x) noexcept {
   return x ^ (x >> 31);
 }
 
-// The bucket of a key, 0..4095: placement, atomicity, recovery and files all follow it. Never
+// The bucket of a key, 0..4095: placement, atomicity, recovery and files depend on it. It never
 // changes.
 constexpr std::uint32_t bucket_of_hash(std::uint64_t hash) noexcept {
   return static_cast<std::uint32_t>(hash >> 52);
 }
 constexpr std::uint32_t bucket_of(std::uint64_t key) noexcept { return bucket_of_hash(mix64(key)); }
 
-// The random bits of one key in one push: a retry of the push draws the same, on any server. Never
-// changes. `salt` tells purposes apart; a table's seed gives tables draws of their own.
+// The random bits of one key in one push. A retry of the push draws the same bits, on any server.
+// The function never changes. `salt` separates purposes; a table's seed separates tables.
 constexpr std::uint64_t push_bits(std::uint64_t seed, std::uint64_t salt, std::uint64_t key,
                                   std::int64_t stream, std::int64_t sequence) noexcept {
   const std::uint64_t of_table = mix64(seed + salt * 0x9E3779B97F4A7C15ULL);

@@ -1,25 +1,25 @@
-// The instruction sets that kernels are compiled for. One binary holds them all; a table chooses
-// when it is made.
+// The instruction sets that kernels are compiled for. One binary contains all of them; a table
+// chooses one when it is created.
 //
-// A kernel does the same operations in the same order whatever the instruction set, without
-// contraction, so all of them compute the same bits.
+// A kernel does the same operations in the same order for every instruction set, without
+// contraction. So all of them compute the same bits.
 #pragma once
 
 #include <string_view>
 
-// Functions that with_isa's function calls must be inlined: other code is compiled for the baseline
+// Functions called inside with_isa must be inlined: other code is compiled for the baseline
 // instruction set.
 #define TRIREME_INLINE [[gnu::always_inline]] inline
 #define TRIREME_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace trireme {
 
-enum class Isa { kScalar, kAvx2, kAvx512 };  // kScalar: what every machine of the architecture has
+enum class Isa { kScalar, kAvx2, kAvx512 };  // kScalar: the architecture's baseline
 
 std::string_view isa_name(Isa isa) noexcept;
 
-// "auto" (the best of this machine), "scalar", "avx2" or "avx512".
-// Errors: kBadRequest for another name, or for one that this machine cannot run.
+// "auto" (the best of this machine), "scalar", "avx2" or "avx512". Errors: kBadRequest for an
+// unknown name, or an instruction set that this machine lacks.
 Isa choose_isa(std::string_view name);
 
 #if defined(__x86_64__)

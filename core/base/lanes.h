@@ -1,8 +1,7 @@
-// Loops over the elements of a row that become whole vectors.
+// Loops over the elements of a row that the compiler turns into vector instructions.
 //
-// Inner loops have constant length, so that the compiler can turn them into vectors of any width;
-// the order of sums is fixed. So the operations on each element are the same for every instruction
-// set.
+// Inner loops have constant length, so they can be vectorized for any vector width. The order of
+// sums is fixed. So the operations on each element are the same for every instruction set.
 #pragma once
 
 #include "base/isa.h"

@@ -38,7 +38,7 @@ Pages::Pages(std::size_t bytes) : bytes_(round_up(bytes, kPageBytes)) {
 Pages Pages::reserve(std::size_t bytes, std::size_t alignment) {
   Pages pages;
   pages.bytes_ = round_up(bytes, kPageBytes);
-  // The system aligns to small pages only: reserve more and give the ends back.
+  // The system aligns to small pages only. So reserve more, and release both ends.
   std::byte* raw = map(pages.bytes_ + alignment, PROT_NONE);
   const auto address = reinterpret_cast<std::uintptr_t>(raw);
   const std::size_t head = round_up(address, alignment) - address;
@@ -69,8 +69,8 @@ void Pages::resize(std::size_t bytes) {
     return;
   }
 #if defined(__SANITIZE_THREAD__)
-  // TSan does not see mremap: it would take what other threads did where the memory now is, when
-  // that was another's, for races with what its new owner does.
+  // TSan does not know mremap. Without this it would report races between the memory's new owner
+  // and threads that used these addresses before.
   Pages moved(bytes);
   std::memcpy(moved.data_, data_, std::min(bytes, bytes_));
   *this = std::move(moved);
@@ -96,7 +96,7 @@ void advise(std::byte* data, std::size_t bytes, PageAdvice advice) noexcept {
   constexpr int kCollapse = MADV_COLLAPSE;
 #else
   constexpr int kCollapse =
-      25;  // Linux 6.1; an older kernel answers EINVAL and collapses in the background
+      25;  // Linux 6.1; older kernels return EINVAL and collapse in the background
 #endif
   ::madvise(data, bytes, advice == PageAdvice::kSmall ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
   if (advice == PageAdvice::kMakeHuge) ::madvise(data, bytes, kCollapse);

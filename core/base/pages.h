@@ -1,4 +1,4 @@
-// Memory taken straight from the operating system, in whole pages. Not for small objects.
+// Memory from the operating system, in whole pages. Not for small objects.
 //
 // Threads: a Pages object belongs to one owner; the memory behind it may be shared.
 #pragma once
@@ -19,15 +19,15 @@ class Pages {
   Pages() = default;
   // Zeroed memory. Errors: kResourceExhausted, with the size and the system's reason.
   explicit Pages(std::size_t bytes);
-  // Address space alone, from a multiple of `alignment` (a power of two, at least a page) on; see
-  // make_writable. Errors: kResourceExhausted.
+  // Reserves address space without memory, see make_writable. It begins at a multiple of
+  // `alignment` (a power of two, at least a page). Errors: kResourceExhausted.
   static Pages reserve(std::size_t bytes, std::size_t alignment);
   ~Pages();
   Pages(Pages&& other) noexcept;
   Pages& operator=(Pages&& other) noexcept;
 
-  // Changes the size and keeps the content; the memory may move. Nothing changes on an error.
-  // Requires: not made by reserve(). Errors: kResourceExhausted.
+  // Changes the size and keeps the content. The memory may move. Nothing changes on an error.
+  // Requires: not created by reserve(). Errors: kResourceExhausted.
   void resize(std::size_t bytes);
 
   std::byte* data() const noexcept { return data_; }
@@ -44,8 +44,8 @@ void make_writable(std::byte* data, std::size_t bytes);
 // The memory of this machine.
 std::size_t memory_bytes() noexcept;
 
-// How the system should back a range of whole huge pages. Advice: where it is not taken, pages are
-// just small.
+// How the system should back a range of whole huge pages. This is advice: if the system ignores it,
+// the pages are small.
 enum class PageAdvice {
   kSmall,     // take memory in small pages, as it is touched
   kHuge,      // take memory in huge pages

@@ -25,7 +25,7 @@ struct Pool::Job {
   std::condition_variable finished;
   std::exception_ptr error;  // guarded by mutex
 
-  // Runs tasks until none is left; returns when this thread finds nothing more to start.
+  // Runs tasks until none is left to start.
   void help() {
     for (;;) {
       const std::size_t i = next.fetch_add(1, std::memory_order_relaxed);
@@ -58,7 +58,7 @@ struct Pool::Workers {
       if (stopping) return;
       const std::shared_ptr<Job> job = jobs.front();
       if (job->next.load(std::memory_order_relaxed) >= job->num_tasks) {
-        jobs.pop_front();  // nothing left to start; its caller waits for the tasks that still run
+        jobs.pop_front();  // all tasks are started; the caller waits for those that still run
         continue;
       }
       lock.unlock();

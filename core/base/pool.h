@@ -1,11 +1,11 @@
-// A pool of threads that runs one function over many task numbers; the caller works too.
+// A pool of threads that runs one function for many task numbers. The calling thread works too.
 //
 // Threads: any number of callers may run jobs at the same time; they share the pool's threads.
 // Tasks must not call run() themselves. The pool owns its threads and joins them in the destructor,
 // which must not race a run().
 //
-// Processes: a forked child has none of the threads, and their locks may be held for ever. There
-// run() works in the caller alone and the destructor leaves everything where it is.
+// Processes: a forked child has none of the threads, and their locks may stay held for ever. In a
+// child, run() uses the calling thread alone and the destructor does nothing.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Powers with a whole exponent.
+// Powers with an integer exponent.
 #pragma once
 
 #include <cstdint>

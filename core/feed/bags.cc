@@ -40,8 +40,8 @@ bool is_one_per_bag(std::span<const std::int64_t> offsets) noexcept {
 
 void bag_of(std::span<const std::int64_t> offsets, std::span<std::int32_t> out) {
   check_offsets("bag_of", offsets, out.size());
-  // The bag of a position is the number of later bags that begin at or before it: counted, then
-  // summed, because short loops of unforeseeable lengths are slow.
+  // The bag of a position is the number of later bags that begin at or before it. These are
+  // counted, then summed, because short loops of unpredictable lengths are slow.
   std::fill(out.begin(), out.end(), 0);
   for (const std::int64_t offset : offsets.subspan(1)) {
     if (offset < static_cast<std::int64_t>(out.size())) ++out[static_cast<std::size_t>(offset)];

@@ -22,9 +22,9 @@ void mean_weights(std::span<const std::int32_t> index,  // (N,) -1 for padding, 
                   std::span<float> out);                  // (N,)
 
 // Gives each feature a key space of its own: out = mix64(value ^ salts[f]), a bijection for each
-// feature. Values equal to `padding_key` stay as they are; the one value that would become it takes
-// its image instead. Values outside all bags are copied. Errors: kBadRequest if offsets are wrong
-// (as bag_of) or their number is not a multiple of F.
+// feature. Values equal to `padding_key` are not changed; the one value that maps to `padding_key`
+// gets the image of `padding_key` instead. Values outside all bags are copied. Errors: kBadRequest
+// if offsets are wrong (as bag_of) or their number is not a multiple of F.
 void salt(
     std::span<const std::uint64_t> values,  // (N,)
     std::span<const std::int64_t> offsets,  // (F*B + 1,), or empty: N / F values for each feature
@@ -32,7 +32,7 @@ void salt(
     std::optional<std::uint64_t> padding_key,
     std::span<std::uint64_t> out);  // (N,)
 
-// Whether bag i is position i for every bag: then offsets say nothing.
+// Whether bag i is position i for every bag. Then offsets carry no information.
 bool is_one_per_bag(std::span<const std::int64_t> offsets) noexcept;
 
 // Throws kBadRequest unless 0 <= offsets[0] <= offsets[1] <= ... <= num_positions. `who` starts the

@@ -14,8 +14,7 @@ constexpr std::size_t chunk_begin(std::size_t n, std::size_t i, std::size_t part
   return n / parts * i + n % parts * i / parts;
 }
 
-// How many parts to cut n units of work into: one if that is all the work is worth, at most
-// `per_thread` per thread.
+// How many parts to cut n units of work into: one for little work, at most `per_thread` per thread.
 inline std::size_t num_chunks(std::size_t n, std::size_t units_min, const Pool& pool,
                               std::size_t per_thread) noexcept {
   if (pool.threads() == 1) return 1;

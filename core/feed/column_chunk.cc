@@ -95,7 +95,7 @@ ColumnChunk::ColumnChunk(const ColumnType& type, const ChunkShape& shape,
                          std::span<const std::byte>& bytes)
     : shape_(shape) {
   check_shape(type, shape);
-  // Before anything is allocated: a wrong number must not cost memory.
+  // Checked before any allocation: a wrong number must not cost memory.
   if (shape.num_values > bytes.size() ||
       std::size_t{shape.num_rows} / 8 * shape.width > bytes.size()) {
     fail_shape("no more than " + std::to_string(bytes.size()) + " bytes", shape);

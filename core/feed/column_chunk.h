@@ -1,9 +1,10 @@
-// One column of a group of rows: the values of the rows one behind the other, and how many each row
-// has, packed into as few bits as the largest count needs, or into none where all are equal.
+// One column of a group of rows: the values of the rows one after the other, and the number of
+// values of each row. These counts are packed into as few bits as the largest needs, or into none
+// if all are equal.
 //
 // Layout of bytes(): values | weights (if any) | padding to 8 | packed counts, padded to 8 | marks.
 // A mark is the number of values before every 256th row, so that a row is found without counting
-// from the first. What stands before the marks, and the shape, is also the form on the wire.
+// from the first one. The shape and the bytes before the marks are also the wire format.
 //
 // Threads: any number of readers.
 #pragma once
@@ -23,18 +24,18 @@ static_assert(std::endian::native == std::endian::little, "chunks travel as they
 
 struct ColumnType {
   std::uint32_t element_bytes;  // 4: floats; 8: keys; 1: text
-  std::uint32_t dim;            // values of every row; 0: as many as each has
+  std::uint32_t dim;            // values of every row; 0: the number varies
   bool has_weights;             // a float beside each value
 
   std::size_t value_bytes() const noexcept { return element_bytes + (has_weights ? 4 : 0); }
 };
 
-// memcpy that takes null pointers where there is nothing to copy.
+// memcpy that accepts null pointers if there is nothing to copy.
 inline void copy_bytes(void* to, const void* from, std::size_t size) noexcept {
   if (size != 0) std::memcpy(to, from, size);
 }
 
-// Permanent: it travels between processes.
+// Permanent: it is sent between processes.
 struct ChunkShape {
   std::uint32_t num_rows;
   std::uint32_t num_values;
@@ -77,32 +78,32 @@ std::uint32_t packed_count(const std::byte* packed, std::size_t row) noexcept {
 class ColumnChunk {
  public:
   ColumnChunk() = default;
-  // Rows of these counts; the caller writes the values and weights.
+  // Creates rows with these counts; the caller writes the values and weights.
   // Errors: kResourceExhausted for 2^32 values or more.
   ColumnChunk(const ColumnType& type, std::span<const std::uint32_t> counts);
-  // The same where every row has `constant` values. Errors: as above.
+  // The same if every row has `constant` values. Errors: as above.
   ColumnChunk(const ColumnType& type, std::size_t num_rows, std::uint32_t constant);
-  // From the wire; moves `bytes` behind what was read. Errors: kCorruption if shape and bytes do
-  // not fit each other or the type.
+  // Reads a chunk from the wire, and moves `bytes` past it. Errors: kCorruption if shape, bytes and
+  // type do not agree.
   ColumnChunk(const ColumnType& type, const ChunkShape& shape, std::span<const std::byte>& bytes);
 
   const ChunkShape& shape() const noexcept { return shape_; }
   std::size_t num_rows() const noexcept { return shape_.num_rows; }
   std::byte* values() noexcept { return bytes_.data(); }
   const std::byte* values() const noexcept { return bytes_.data(); }
-  // Of value 0. Requires: the type has weights.
+  // Weights, from that of value 0 on. Requires: the type has weights.
   std::byte* weights(const ColumnType& type) noexcept { return bytes_.data() + weights_at(type); }
   const std::byte* weights(const ColumnType& type) const noexcept {
     return bytes_.data() + weights_at(type);
   }
   std::span<const std::byte> wire_bytes() const noexcept { return {bytes_.data(), marks_at_}; }
-  // Memory that this chunk takes, beside the object itself.
+  // Memory of this chunk, without the object itself.
   std::size_t num_bytes() const noexcept { return bytes_.size(); }
 
-  // Values before a row. Requires: row <= num_rows().
+  // The number of values before a row. Requires: row <= num_rows().
   std::size_t start(std::size_t row) const noexcept;
 
-  // Calls function(values before the row) for rows begin .. end, both included.
+  // Calls function(number of values before the row) for rows begin .. end, both included.
   template <class Function>
   void for_starts(std::size_t begin, std::size_t end, const Function& function) const {
     std::size_t at = start(begin);

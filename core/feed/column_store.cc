@@ -18,10 +18,10 @@ namespace {
 
 constexpr std::size_t kColumnsMax = std::size_t{1} << 20;
 constexpr std::size_t kDimMax = std::size_t{1} << 24;
-// A batch of fewer counts is made faster alone than with help.
+// A batch of fewer counts is faster on one thread.
 constexpr std::size_t kCountsWorthThreads = 1 << 15;
 
-// A part of a chunk that a range of rows covers.
+// The part of a chunk that a range of rows covers.
 struct Stretch {
   std::size_t chunk, begin, end;
 };
@@ -61,7 +61,8 @@ std::size_t copy_values(std::span<const ColumnChunk> chunks, std::span<const Str
   return sum;
 }
 
-// Writes where each row begins, if the first begins at `at`; not where the last one ends.
+// Writes where each row begins, if the first begins at `at`. Does not write where the last one
+// ends.
 void copy_offsets(std::span<const ColumnChunk> chunks, std::span<const Stretch> rows,
                   std::size_t at, std::int64_t* out) {
   for (const Stretch& part : rows) {
@@ -130,7 +131,7 @@ void ColumnStore::push_back(std::vector<ColumnChunk>&& chunk) {
   for (std::size_t c = 0; c < columns_.size(); ++c) columns_[c].push_back(std::move(chunk[c]));
 }
 
-// Rows begin .. end - 1 of a column as it comes.
+// A chunk of rows begin .. end - 1 of a column.
 ColumnChunk ColumnStore::input_chunk(const ColumnSpans& rows, std::size_t column, std::size_t begin,
                                      std::size_t end) const {
   const ColumnType& type = types_[column];
@@ -187,7 +188,7 @@ void ColumnStore::check(const ColumnSpans& rows) const {
               layout_.has_weights ? rows.keys.size() : 0);
 }
 
-// How many chunks are best for rows of so many bytes together.
+// The best number of chunks for rows of so many bytes in total.
 std::size_t ColumnStore::num_chunks_for(std::size_t num_rows,
                                         std::size_t num_bytes) const noexcept {
   return std::clamp<std::size_t>((num_bytes + chunk_bytes_ / 2) / chunk_bytes_, 1, num_rows);
@@ -273,7 +274,7 @@ void ColumnStore::shuffle(std::uint64_t seed, std::span<const std::size_t> chose
   const Array<std::uint32_t> order = permutation(num_rows(), seed);
   const ChunkOfRow chunk_of(starts_);
   std::vector<std::size_t> to = starts_;
-  if (chosen.size() == types_.size() && num_rows() > 0) {  // all anew, so the chunks can be, too
+  if (chosen.size() == types_.size() && num_rows() > 0) {  // all rebuilt: chunks can be cut anew
     const std::size_t num_chunks = num_chunks_for(num_rows(), num_value_bytes());
     to.resize(num_chunks + 1);
     for (std::size_t i = 0; i <= num_chunks; ++i) to[i] = chunk_begin(num_rows(), i, num_chunks);

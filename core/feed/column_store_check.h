@@ -1,4 +1,4 @@
-// What the files of the column store share: refusals, and the next number of a random sequence.
+// Shared by the files of the column store: errors, and the next number of a random sequence.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ inline void expect_rows(std::size_t num_rows) {
                   std::to_string(num_rows) + "; use more workers");
 }
 
-// splitmix64: the next number after `state`, which moves on.
+// splitmix64: advances `state` and returns the next number.
 inline std::uint64_t next_random(std::uint64_t& state) noexcept {
   return mix64(state += 0x9E3779B97F4A7C15ULL);
 }

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t kTileRows = 8;  // rows whose keys fill one cache line per feature
 
-// Copies blocks to their places in the columns, any of them at the same time.
+// Copies blocks to their places in the columns. Blocks can be copied in parallel.
 class Transposition {
  public:
   Transposition(const Layout& layout, std::span<const Rows> blocks, Pool& pool)
@@ -17,7 +17,7 @@ class Transposition {
       first_rows_[i + 1] = first_rows_[i] + blocks[i].size();
     }
     pool.run(blocks.size(), [&](std::size_t i) { next_[i] = num_keys_of_block(i); });
-    // How many keys of each feature a block has becomes where they begin.
+    // The numbers of keys per block and feature become the positions where they begin.
     for (std::size_t f = 0; f < layout.num_features; ++f) {
       for (std::vector<std::int64_t>& next : next_) {
         const std::int64_t count = next[f];
@@ -43,9 +43,9 @@ class Transposition {
     }
   }
 
-  // The places of one example's keys lie about a batch apart, often a multiple of the cache's size:
-  // written one by one, they would fight for the same lines. So a few rows go feature by feature,
-  // and write about a line of each.
+  // The places of one example's keys are about a batch apart, often a multiple of the cache's size.
+  // Written one by one, they would compete for the same cache lines. So a few rows are written
+  // feature by feature, about a cache line of each.
   void copy_keys(std::size_t block, Columns& out) {
     const Rows& rows = blocks_[block];
     for (std::size_t begin = 0; begin < rows.size(); begin += kTileRows) {
@@ -102,7 +102,7 @@ class Transposition {
 
   const Layout& layout_;
   std::span<const Rows> blocks_;
-  std::vector<std::size_t> first_rows_;          // of each block, and behind the last
+  std::vector<std::size_t> first_rows_;          // of each block; then the end of the last
   std::vector<std::vector<std::int64_t>> next_;  // of each block: the place of each feature's keys
   std::int64_t num_keys_ = 0;
 };

@@ -1,4 +1,4 @@
-// The columns of a batch, feature-major, made from examples that came row by row.
+// The columns of a batch, feature-major, made from examples that were parsed row by row.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,7 @@ bool parse_all(std::string_view text, T& value, int base) noexcept {
   return error == std::errc() && stop == end;
 }
 
-// A key, or none of it is not present.
+// A key, or none if it is not present.
 inline void add_category(std::size_t feature, std::uint64_t category, bool is_present,
                          Row& row) noexcept {
   *row.keys = static_cast<std::uint64_t>(feature) << 32 | category;
@@ -129,7 +129,7 @@ bool CriteoParser::parse_carefully(const Slice& line, Row& row, BrokenLine& brok
 // ---- the fast parser ------------------------------------------------------------------------
 //
 // `p` never passes the end of the line: a field is accepted only when all its characters are
-// digits, so neither a newline nor what lies behind it can be part of one.
+// digits, so neither a newline nor what follows it can be part of one.
 
 inline bool CriteoParser::parse_integer_fast(const char*& p, float& out) const noexcept {
   const std::uint64_t word = load_word(p);
@@ -139,7 +139,7 @@ inline bool CriteoParser::parse_integer_fast(const char*& p, float& out) const n
     p += size + 1;
     return true;
   }
-  std::int64_t value;  // a sign or many digits; from_chars stops at the tab or at what is wrong
+  std::int64_t value;  // a sign or many digits; from_chars stops at the first other character
   const auto [stop, error] = std::from_chars(p, p + kReadAhead, value);
   if (error != std::errc() || stop - p >= kReadAhead || *stop != '\t') return false;
   out = dense_of(value);
@@ -147,8 +147,8 @@ inline bool CriteoParser::parse_integer_fast(const char*& p, float& out) const n
   return true;
 }
 
-// False: not one of the usual forms, ask the careful parser. Requires: kReadAhead bytes can be read
-// behind the line.
+// False: not one of the usual forms; the careful parser decides. Requires: kReadAhead bytes after
+// the line can be read.
 bool CriteoParser::parse_fast(const Slice& line, Row& row) const noexcept {
   const char* p = line.begin;
   if (line.end - p > kMaxUsualBytes || line.end - p < 2) return false;

@@ -5,9 +5,9 @@
 // 8 hexadecimal digits; empty means none, an empty bag. Its key is (category number 0..25) << 32 |
 // value of the digits. Anything else makes the line broken.
 //
-// Two parsers share the work: a fast one, eight bytes at a time, takes the usual forms and gives up
-// on everything else; a careful one decides what it gave up on, and says what is wrong. The careful
-// one defines the format.
+// There are two parsers. The fast one reads eight bytes at a time, accepts the usual forms and
+// rejects everything else. The careful one parses what the fast one rejected, and reports errors.
+// The careful one defines the format.
 #pragma once
 
 #include <cstddef>

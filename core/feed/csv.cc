@@ -17,7 +17,7 @@ void check_marks(const CsvMarks& marks) {
   constexpr std::string_view kNotMarks("+-.\r\n\0", 6);
   std::string seen;
   for (const char mark : {marks.delimiter, marks.quote, marks.list_separator}) {
-    if (mark == 0 && !seen.empty()) continue;  // only the delimiter has to be there
+    if (mark == 0 && !seen.empty()) continue;  // only the delimiter is mandatory
     const bool is_alphanumeric =
         (mark >= '0' && mark <= '9') || ((mark | 0x20) >= 'a' && (mark | 0x20) <= 'z');
     if (is_alphanumeric || seen.find(mark) != seen.npos || kNotMarks.find(mark) != kNotMarks.npos) {
@@ -29,7 +29,7 @@ void check_marks(const CsvMarks& marks) {
   }
 }
 
-// How often the number that is there most often is there.
+// The count of the most frequent number.
 std::size_t most_repeated(std::vector<std::size_t> numbers) {
   std::sort(numbers.begin(), numbers.end());
   std::size_t most = 0;
@@ -47,7 +47,7 @@ bool broken_value(const Field& field, std::string_view text, BrokenLine& broken)
   return false;
 }
 
-// One value that is all of the text.
+// Parses the whole text as one value.
 bool parse_whole(const Field& field, const Slice& value, Row& row, BrokenLine& broken) {
   const char* p = value.begin;
   if (parse_value(field, p, value.end, value.text_end, row) && p == value.end) return true;
@@ -129,7 +129,7 @@ bool CsvParser::split(const Slice& line, std::vector<Slice>& cells, std::string&
   }
 }
 
-// The cell whose opening quote is at `p`; returns what is behind its closing quote, or null.
+// The cell whose opening quote is at `p`; returns the position after its closing quote, or null.
 const char* CsvParser::split_quoted(const Slice& line, const char* p, Slice& cell,
                                     std::string& copies) const {
   const char quote = marks_.quote;
@@ -140,8 +140,8 @@ const char* CsvParser::split_quoted(const Slice& line, const char* p, Slice& cel
     cell = {begin, end, line.text_end};
     return end + 1;
   }
-  // With doubled quotes inside: a copy without them. All copies together are shorter than the line,
-  // so the memory stays where it is.
+  // A cell with doubled quotes is copied with single ones. All copies together are shorter than the
+  // line, so the memory never moves.
   copies.reserve(line.text().size());
   const std::size_t first = copies.size();
   for (p = begin;; p = end + 2) {

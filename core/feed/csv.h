@@ -1,8 +1,8 @@
 // Separated values: a line is cells with a delimiter between them.
 //
-// A cell that begins with the quote goes up to the closing one; the delimiter may be inside, and
-// two quotes stand for one. Elsewhere a quote is a character like any other. A line ends a cell in
-// any case.
+// A cell that begins with a quote ends at the closing quote. It may contain the delimiter; two
+// quotes stand for one. Elsewhere a quote is an ordinary character. The end of a line always ends
+// the cell.
 //
 // Numbers and strings are one cell. A bag is one cell: empty, one value, or several with the list
 // separator between them. A dense feature is dim cells, or one with dim values if there is a list
@@ -30,8 +30,8 @@ class CsvParser final : public TextParser {
  public:
   static constexpr std::size_t kMaxLineBytes = 1 << 20;
 
-  // The cells are those of the fields, in their order, until set_columns() says otherwise.
-  // Errors: kBadRequest for marks that are equal or could be part of a number or end a line.
+  // Lines have the cells of the fields, in order, unless set_columns() is called. Errors:
+  // kBadRequest if two marks are equal, or one could be part of a number or end a line.
   CsvParser(const TextOptions& options, std::vector<Field> fields, const CsvMarks& marks = {});
 
   // How many cells the fields have together.

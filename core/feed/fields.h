@@ -1,4 +1,4 @@
-// The fields of a schema, as the parsers that are driven by one see them.
+// The fields of a schema, for the parsers that follow one.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ struct Field {
 
 Layout layout_of(std::span<const Field> fields, bool has_weights = false);
 
-// Appends one value of a field to the row and moves `p` behind it: for a text, all up to `end`; for
-// a number, its characters, read as numbers.h says. False: there is no such value.
+// Appends one value of a field to the row and moves `p` past it. A text is everything up to `end`;
+// a number is parsed as numbers.h describes. False: there is no such value.
 bool parse_value(const Field& field, const char*& p, const char* end, const char* text_end,
                  Row& row) noexcept;
 

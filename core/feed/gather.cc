@@ -18,7 +18,7 @@
 namespace trireme {
 namespace {
 
-// Four lanes are in every x86-64 and ARM CPU. Measured on a CPU with AVX-512, wider vectors gain
+// Four lanes exist on every x86-64 and ARM CPU. Measured on a CPU with AVX-512, wider vectors gain
 // nothing here: the time goes into memory, not into arithmetic.
 constexpr std::size_t kLanes = 4;        // floats per vector
 constexpr std::size_t kVectorsMax = 16;  // vectors per column block
@@ -95,8 +95,8 @@ struct Gather {
   float* out;
 
   // Examples [begin, end): one row per bag is copied. Returns whether all rows exist. The index is
-  // turned to the order of the output a tile at a time: read example by example, its features
-  // would lie powers of two apart and evict each other from the cache.
+  // transposed to the order of the output, a tile at a time. Read example by example, its features
+  // would be powers of two apart and evict each other from the cache.
   template <std::size_t V>
   bool copy(std::size_t begin, std::size_t end, Columns columns) const {
     const std::size_t num_features = bags.num_features;
@@ -143,7 +143,7 @@ struct Gather {
         const std::size_t stop = offsets ? static_cast<std::size_t>(offsets[bag + 1]) : bag + 1;
         Block<V> block(columns.width);
         for (std::size_t i = first; i < stop; ++i) {
-          // What follows in this feature is what the next examples need.
+          // The next examples need the following positions of this feature.
           const auto ahead = static_cast<std::uint32_t>(index[std::min(i + kIdsAhead, last)]);
           if (ahead < num_rows) prefetch(rows + ahead * dim + columns.begin, columns.width);
           const auto row = static_cast<std::uint32_t>(index[i]);
@@ -177,7 +177,7 @@ struct Scatter {
     return grad.data + (bag - f * grad.num_examples) * grad.stride + f * grad.dim;
   }
 
-  // The gradient of a position, null for one without a bag, or a wrong one.
+  // The gradient of a position; null if it has no bag or a wrong one.
   const float* grad_at(std::int32_t position, bool& is_right) const noexcept {
     if (static_cast<std::uint32_t>(position) >= num_positions) {
       is_right = false;

@@ -1,4 +1,4 @@
-// From rows to bags and back: the forward and the backward of an embedding lookup.
+// Rows to bags and back: forward and backward of an embedding lookup.
 //
 // Shapes: B examples, F features, D columns, K rows, N positions, M occurrences.
 // Bags are feature-major (feed/bags.h), outputs example-major: out[b, f] is next to out[b, f + 1].
@@ -31,8 +31,8 @@ void gather(std::span<const float> rows,  // (K, D)
             std::span<float> out,  // (B, F, D)
             Pool& pool);
 
-// The gradient of gather's output. A part of a wider matrix is read in place: example b begins at
-// data + b * stride.
+// The gradient of gather's output. It may be a part of a wider matrix: example b begins at data + b
+// * stride.
 struct BagGrads {
   const float* data;         // (B, F, D)
   std::size_t num_examples;  // B

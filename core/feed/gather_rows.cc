@@ -6,7 +6,7 @@
 namespace trireme {
 namespace {
 
-// Copies `size` elements; the usual sizes without a call.
+// Copies `size` elements; the common sizes without a call to memcpy.
 template <std::size_t kBytes>
 void copy(std::byte* to, const std::byte* from, std::size_t size) noexcept {
   if (size == 1) {

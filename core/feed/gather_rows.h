@@ -1,4 +1,4 @@
-// Rows of a column in any order, gathered out of its chunks.
+// Rows of a column in any order, gathered from its chunks.
 #pragma once
 
 #include <cstdint>
@@ -30,14 +30,16 @@ class ChunkOfRow {
   std::vector<std::uint32_t> first_;  // the chunk of every kStep-th row
 };
 
-// One column that rows are gathered from, with where each row's values begin, if that takes memory
-// (4 bytes a row). `pool`: to find out, if not alone. Threads: any number of readers.
+// One column that rows are gathered from, with an index of where each row's values begin, if needed
+// (4 bytes per row). `pool`: to build the index in parallel, if not null. Threads: any number of
+// readers.
 class GatheredColumn {
  public:
   GatheredColumn(const ColumnType& type, std::span<const ColumnChunk> chunks,
                  const ChunkOfRow& chunk_of, Pool* pool);
 
-  // A chunk of these rows, in this order. Errors: kResourceExhausted for 2^32 values or more.
+  // Returns a chunk of these rows, in this order. Errors: kResourceExhausted for 2^32 values or
+  // more.
   ColumnChunk gather(std::span<const std::uint32_t> rows) const;
 
  private:
@@ -50,7 +52,8 @@ class GatheredColumn {
   const ColumnType& type_;
   std::span<const ColumnChunk> chunks_;
   const ChunkOfRow& chunk_of_;
-  // Of all rows and, behind those of each chunk, its number of values; empty if all are constant.
+  // Where each row's values begin; after the rows of each chunk, its number of values. Empty if all
+  // counts are constant.
   Array<std::uint32_t> value_starts_;
 };
 

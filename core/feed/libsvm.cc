@@ -13,7 +13,7 @@ namespace {
 
 bool is_blank(char c) noexcept { return c == ' ' || c == '\t'; }
 
-// The next word of the rest of a line, which begins behind it afterwards; empty at the end.
+// The next word of the rest of a line, which then begins after the word; empty at the end.
 Slice next_word(Slice& rest) noexcept {
   const char* const begin = std::find_if(rest.begin, rest.end, [](char c) { return !is_blank(c); });
   rest.begin = std::find_if(begin, rest.end, is_blank);

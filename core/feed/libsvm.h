@@ -1,8 +1,8 @@
 // libsvm's text: a label, then index:value pairs, separated by blanks (spaces and tabs).
 //
 // Blanks may begin and end the line; what follows a '#' is a comment. An index is a key, the value
-// its weight. Indices come in any order; one that comes twice counts twice. With hashed indices, an
-// index is any characters up to the last colon.
+// its weight. Indices may have any order; an index that occurs twice counts twice. With hashed
+// indices, an index is all characters up to the last colon.
 #pragma once
 
 #include <cstddef>

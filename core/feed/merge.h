@@ -1,5 +1,5 @@
-// One gradient out of several: the contributions of the workers to a step, or of several backward
-// passes.
+// Merges several gradients into one: the contributions of the workers to a step, or of several
+// backward passes.
 //
 // Threads: a pure function; the same bits for any number of threads.
 #pragma once
@@ -20,9 +20,9 @@ struct GradPart {
 
 struct Merged {
   Array<std::uint64_t>
-      keys;  // (K,) the union, in the order of unique() over the parts one behind the other
-  Array<float> grads;         // (K, D) sums of scale * gradient, in the order of the parts
-  Array<std::int32_t> index;  // (sum of K_i,) the row of each part's keys, one behind the other
+      keys;            // (K,) the union, in the order of unique() over the concatenated parts
+  Array<float> grads;  // (K, D) sums of scale * gradient, in the order of the parts
+  Array<std::int32_t> index;  // (sum of K_i,) the row of each part's keys, concatenated
 };
 
 // Requires: sizes agree (the binding checks).

@@ -46,7 +46,7 @@ bool MultiSlotParser::parse_line(const Slice& line, Row& row, BrokenLine& broken
   return false;
 }
 
-// Moves the rest of the line behind the slot; or to what is wrong, and says what was expected.
+// Moves the rest of the line past the slot; or to the error, and returns what was expected.
 bool MultiSlotParser::parse_slot(const Field& field, Slice& rest, Row& row,
                                  BrokenLine& broken) const {
   const char* p = rest.begin;
@@ -72,7 +72,7 @@ bool MultiSlotParser::parse_slot(const Field& field, Slice& rest, Row& row,
   return true;
 }
 
-// Both move the rest of the line behind the values, or to the one that is wrong.
+// Both move the rest of the line past the values, or to the wrong one.
 bool MultiSlotParser::parse_keys(std::uint64_t count, Slice& rest, Row& row) const noexcept {
   for (; count > 0; --count) {
     skip_space(rest);

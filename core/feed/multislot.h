@@ -2,7 +2,7 @@
 //
 // A line is one slot for each field, in order, separated by one space; one more space may end the
 // line. A slot is a count and that many values, separated by one space. Numbers and strings have
-// one value, dense features dim, bags any number. A string is any bytes but spaces.
+// one value, dense features dim, bags any number. A string is any bytes except spaces.
 //
 //   1 ad-17 1 0 2 1234 2345 0 3 0.5 1e-3 -2      ins_id, label, two bags (one empty), dense of 3
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace trireme {
 
-// What Fleet does in memory; both only where keys are numbers.
+// What Fleet does after parsing; both only for keys that are numbers.
 struct MultiSlotRules {
   bool drop_zeros = false;  // a key 0 is no key
   bool pad_empty = false;   // a bag without keys gets the key 0

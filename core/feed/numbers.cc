@@ -28,8 +28,7 @@ constexpr std::int64_t kMaxMantissaDigits = 19;  // fewer than 2^64 in any case
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
-// A number as it is written: the digits before and behind the point as one number, and the power
-// of ten that goes with it.
+// A number as written: the digits before and after the point as one integer, and its power of ten.
 struct Decimal {
   bool is_negative = false;
   std::uint64_t mantissa = 0;  // right if num_digits <= kMaxMantissaDigits
@@ -48,7 +47,7 @@ void scan_digits(const char*& p, const char* text_end, Decimal& number) noexcept
   }
 }
 
-// An exponent if a whole one follows; its value is cut where it is beyond everything.
+// An exponent, if a complete one follows. Its value is capped if it is out of every range.
 void scan_exponent(const char*& p, const char* text_end, Decimal& number) noexcept {
   const char* q = p;
   if (q == text_end || (*q | 0x20) != 'e') return;
@@ -64,13 +63,13 @@ void scan_exponent(const char*& p, const char* text_end, Decimal& number) noexce
   p = q;
 }
 
-// What the fast way of parse_number cannot do exactly.
+// The slow path, for what the fast path of parse_number cannot do exactly.
 template <class T>
 bool parse_exactly(const Decimal& number, const char* end, T& value) noexcept {
   const auto [stop, error] = std::from_chars(number.begin, end, value);
   if (error == std::errc()) return true;
-  // Out of range: too large, or nearer to 0 than to the smallest float. The first digit that is
-  // not 0 tells: its place is 10^place.
+  // Out of range: too large, or nearer to 0 than to the smallest float. The first digit that is not
+  // 0 decides: its place is 10^place.
   const char* const point = std::find(number.begin, end, '.');
   const char* const first =
       std::find_if(number.begin, end, [](char c) { return c >= '1' && c <= '9'; });
@@ -87,8 +86,8 @@ bool parse_exactly(const Decimal& number, const char* end, T& value) noexcept {
   return true;
 }
 
-// Whether rounding to T what was rounded to a double gives the T nearest to the number: not where
-// the double lies half-way between two floats.
+// Whether rounding the double to T gives the T nearest to the number. Not if the double is half-way
+// between two floats.
 template <class T>
 bool is_rounded_once(double x) noexcept {
   if constexpr (std::is_same_v<T, double>) return true;

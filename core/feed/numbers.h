@@ -1,7 +1,7 @@
 // Numbers in text: keys and floats.
 //
-// Each function reads from `p` on and moves it behind what it read. The text may be read up to
-// `text_end`, which is at or behind the end of the line: no character of a number ends a line.
+// Each function reads from `p` on and moves `p` past what it read. The text may be read up to
+// `text_end`, which is at or after the end of the line: no character of a number ends a line.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace trireme {
 inline constexpr std::uint64_t kTens[] = {1,      10,      100,      1000,     10000,
                                           100000, 1000000, 10000000, 100000000};
 
-// What parse_digits does with more than 16 digits: `value` is that of those behind `p`.
+// parse_digits for more than 16 digits. `value`: of the digits before `p`.
 bool parse_more_digits(const char*& p, const char* text_end, std::uint64_t& value) noexcept;
 
 // Decimal digits of a number below 2^64. False: no digit, or too large a number.
@@ -44,7 +44,7 @@ inline bool parse_key(const char*& p, const char* text_end, std::uint64_t& key) 
 }
 
 // The float nearest to a decimal number: [+-] digits [. digits] [e [+-] digits], with at least one
-// digit before or behind the point. False: no such number, or it is beyond the largest float.
+// digit before or after the point. False: no such number, or it is beyond the largest float.
 bool parse_float(const char*& p, const char* text_end, float& value) noexcept;
 // The same for a double.
 bool parse_double(const char*& p, const char* text_end, double& value) noexcept;

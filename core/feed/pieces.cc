@@ -1,4 +1,4 @@
-// Rows on their way to other processes: who gets which, and their bytes.
+// Rows sent to other processes: which part each row belongs to, and its bytes.
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -14,7 +14,8 @@
 namespace trireme {
 namespace {
 
-// Permanent, like ChunkShape: a piece is a head, the shape of each column, and each one's bytes.
+// Permanent, like ChunkShape: a piece is a header, the shape of each column, then the bytes of each
+// column.
 constexpr std::uint32_t kPieceMagic = 0x31435254;  // "TRC1"
 
 struct PieceHead {

@@ -25,7 +25,7 @@ void skip_blanks(const char*& p, const char* end) noexcept {
   while (p < end && is_blank(*p)) ++p;
 }
 
-// The word at `p`, or nothing at the end of the line.
+// The word at `p`; empty at the end of the line.
 std::string_view word_at(const char* p, const char* end) {
   const char* const stop = std::find_if(p, end, is_blank);
   return {p, static_cast<std::size_t>(stop - p)};

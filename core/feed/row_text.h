@@ -1,9 +1,9 @@
 // Rows of a table as text, as Paddle's Fleet writes and reads them: a line per row, the key, then
 // numbers, with blanks between them.
 //
-// A row has `num_head` numbers, or all `num_full` of them. What the numbers mean is the caller's
-// business; those listed in `wide` have the precision of a double (counts), the others that of a
-// float. Numbers are written with the fewest digits that read back as the same.
+// A row has `num_head` numbers, or all `num_full` of them. The caller defines what the numbers
+// mean. Those listed in `wide` have the precision of a double (counts), the others that of a float.
+// Numbers are written with the fewest digits that parse to the same value.
 #pragma once
 
 #include <cstddef>
@@ -32,11 +32,11 @@ struct TextRows {
   Array<double> wide;                // (n, number of wide ones)
   Array<std::uint8_t> is_full;       // (n)
   std::size_t num_lines = 0;         // also of the buckets left out
-  std::optional<BrokenLine> broken;  // the first; nothing behind it was read
+  std::optional<BrokenLine> broken;  // the first; nothing after it was read
 };
 
-// Reads whole lines; the last one may lack its end. Rows of buckets that are not `wanted`
-// (kNumBuckets of 0 or 1) are left out, and only their keys are looked at.
+// Reads whole lines; the last line may lack its end. Rows of buckets that are not `wanted`
+// (kNumBuckets values, 0 or 1) are left out; only their keys are parsed.
 TextRows parse_rows(std::span<const char> text, const RowTextFormat& format,
                     std::span<const std::uint8_t> wanted);
 

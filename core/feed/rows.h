@@ -1,4 +1,4 @@
-// Examples as lines give them: row by row, before they become columns.
+// Examples as parsed from lines: row by row, before they become columns.
 #pragma once
 
 #include <algorithm>
@@ -21,24 +21,24 @@ struct Layout {
   std::size_t num_numbers() const noexcept;  // the sum of dims
 };
 
-// Where the next values of an example go. A writer fills them in the order of the schema and moves
-// each pointer on.
+// Where the next values of an example go. A writer fills them in the order of the schema and
+// advances each pointer.
 struct Row {
   float* numbers;
-  std::string_view* strings;  // need to live until the row is committed
+  std::string_view* strings;  // must stay valid until the row is committed
   std::uint32_t* counts;      // how many keys each feature has
-  std::uint64_t* keys;        // of one feature after the other
+  std::uint64_t* keys;        // feature by feature
   float* weights;             // one for each key, if there are weights
 };
 
-// Memory that grows; what is behind the used part is not initialized.
+// A growing buffer; memory after the used part is not initialized.
 template <class T>
 class Growing {
  public:
   T* data() noexcept { return data_.get(); }
   const T* data() const noexcept { return data_.get(); }
 
-  // Room for `more` elements behind the first `used`, which stay.
+  // Makes room for `more` elements after the first `used`, which are kept.
   void make_room(std::size_t used, std::size_t more) {
     if (used + more <= capacity_) return;
     const std::size_t capacity = std::max(used + more, 2 * capacity_);
@@ -53,15 +53,15 @@ class Growing {
   std::size_t capacity_ = 0;
 };
 
-// Examples of consecutive lines. Clearing it keeps the memory.
+// Examples of consecutive lines. clear() keeps the memory.
 class Rows {
  public:
   explicit Rows(const Layout& layout);
 
-  // Where to write the next example, of at most `max_keys` keys. It counts once it is committed;
-  // another start() forgets it.
+  // Where to write the next example, of at most `max_keys` keys. The example is added by commit();
+  // another start() discards it.
   Row start(std::size_t max_keys);
-  // `end`: the row that start() gave, its pointers moved behind what was written.
+  // `end`: the row returned by start(), its pointers moved past what was written.
   void commit(const Row& end);
   void clear() noexcept;
 
@@ -88,8 +88,8 @@ class Rows {
   Growing<std::uint32_t> counts_;
   Growing<std::uint64_t> keys_;
   Growing<float> weights_;
-  std::vector<std::string_view> row_strings_;           // of the row at work
-  std::vector<std::vector<char>> strings_;              // of each column, one behind the other
+  std::vector<std::string_view> row_strings_;           // of the current row
+  std::vector<std::vector<char>> strings_;              // of each column, concatenated
   std::vector<std::vector<std::size_t>> string_sizes_;  // of each column
 };
 

@@ -10,7 +10,7 @@
 namespace trireme {
 namespace {
 
-constexpr std::size_t kChunkOccurrencesMin = std::size_t{1} << 15;  // less does not pay a thread
+constexpr std::size_t kChunkOccurrencesMin = std::size_t{1} << 15;  // less is not worth a thread
 
 struct SumShows {
   const ExampleShows& examples;
@@ -21,7 +21,7 @@ struct SumShows {
 
   std::size_t num_bags() const noexcept { return examples.num_examples * examples.features.size(); }
 
-  // The bag of occurrence o; -1: none, or a wrong one.
+  // The bag of occurrence o; -1: none, or wrong.
   std::int64_t bag_of(std::size_t o, bool& is_right) const noexcept {
     const auto position = static_cast<std::uint32_t>(from.order[o]);
     if (position >= num_positions) {

@@ -17,8 +17,7 @@ struct Split {
   Array<std::int64_t> counts;  // (num_owners,)
 };
 
-// Errors: kBadRequest if there are not 4096 owners, if one of them is num_owners or more, or for
-// 2^31 keys or more.
+// Errors: kBadRequest unless there are 4096 owners, all below num_owners, and fewer than 2^31 keys.
 Split split(std::span<const std::uint64_t> keys,    // (K,)
             std::span<const std::uint16_t> owners,  // (4096,) of each bucket
             std::uint16_t num_owners, Pool& pool);

@@ -27,7 +27,7 @@ std::uint64_t add_lane(std::uint64_t accumulator, std::uint64_t lane) noexcept {
   return std::rotl(accumulator + lane * kPrime2, 31) * kPrime1;
 }
 
-// Four accumulators over whole stripes, then one; moves `p` behind them.
+// Four accumulators over whole stripes, merged into one; moves `p` past the stripes.
 std::uint64_t hash_stripes(const char*& p, const char* end, std::uint64_t seed) noexcept {
   std::uint64_t lanes[4] = {seed + kPrime1 + kPrime2, seed + kPrime2, seed, seed - kPrime1};
   for (; static_cast<std::size_t>(end - p) >= kStripeBytes; p += kStripeBytes) {

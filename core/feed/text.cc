@@ -69,7 +69,7 @@ BrokenLine TextParser::overlong(std::size_t offset, const char* begin) const {
           quoted({begin, kShownBytes}) + "..."};
 }
 
-// Bytes up to the end of the line, or all: then the next call goes on skipping.
+// Bytes up to the end of the line; all, if it does not end here, and the next call continues.
 std::size_t TextParser::skip_overlong(std::span<const char> text, std::size_t begin, bool is_end) {
   const void* newline = std::memchr(text.data() + begin, '\n', text.size() - begin);
   in_overlong_line_ = newline == nullptr && !is_end;
@@ -77,8 +77,8 @@ std::size_t TextParser::skip_overlong(std::span<const char> text, std::size_t be
   return static_cast<std::size_t>(static_cast<const char*>(newline) - text.data()) + 1;
 }
 
-// Lists the whole lines that begin in [begin, limit), as many as the batch has room for; returns
-// where the next one begins.
+// Lists the whole lines that begin in [begin, limit), at most as many as fit into the batch;
+// returns where the next one begins.
 std::size_t TextParser::find_lines(std::span<const char> text, std::size_t begin, std::size_t limit,
                                    bool is_end) {
   lines_.clear();
@@ -98,7 +98,7 @@ std::size_t TextParser::find_lines(std::span<const char> text, std::size_t begin
   return begin;
 }
 
-// Parses lines_ into the batch. False: a broken line ended it.
+// Parses lines_ into the batch. False: a broken line ended the batch.
 bool TextParser::parse_lines(std::span<const char> text, Pool& pool) {
   std::vector<Piece> pieces = cut_lines(pool);
   pool.run(pieces.size(), [&](std::size_t i) { parse_piece(text.data(), pieces[i]); });
@@ -112,8 +112,8 @@ bool TextParser::parse_lines(std::span<const char> text, Pool& pool) {
   return num_broken == 0 || options_.skip_broken;
 }
 
-// Pieces of about equally many bytes, each with rows of its own. One piece alone goes on with the
-// latest rows, so that text in many small pieces does not make many blocks.
+// Pieces of about equal size in bytes, each with its own rows. A single piece continues the latest
+// rows, so that text in many small pieces does not make many blocks.
 std::vector<TextParser::Piece> TextParser::cut_lines(const Pool& pool) {
   const char* const begin = lines_.front().begin;
   const auto num_bytes = static_cast<std::size_t>(lines_.back().end - begin);
@@ -142,8 +142,8 @@ void TextParser::parse_piece(const char* text_begin, Piece& piece) const {
   for (Slice line : piece.lines) {
     const std::size_t num_bytes = line.text().size();
     const auto offset = static_cast<std::size_t>(line.begin - text_begin);
-    // A key has at least one character and one that separates it from the next; several fields may
-    // read the same ones; and a feature without any may be given one.
+    // A key has at least one character and one separator. Several fields may read the same
+    // characters, and a feature without keys may be given one.
     Row row = piece.rows->start(max_readers_ * (num_bytes / 2 + 1) + layout_.num_features);
     bool is_right = false;
     if (num_bytes > max_line_bytes_) {

@@ -1,7 +1,7 @@
-// What all text formats have in common: lines, pieces, broken lines, batches.
+// Shared by all text formats: lines, pieces, broken lines, batches.
 //
-// A line is an example. It ends with LF or CR LF, the last one of a file with nothing. A format
-// says what a line means (parse_line); a line that means nothing is broken.
+// A line is an example. It ends with LF or CR LF; the last line of a file may have no end. A format
+// defines the meaning of a line (parse_line); a line without a meaning is broken.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct TextOptions {
 };
 
 struct BrokenLine {
-  std::size_t offset = 0;  // of its first byte in the text of the parse() call that met it
+  std::size_t offset = 0;  // of its first byte in the text of the parse() call that reported it
   int field = -1;          // a number that the format defines, or -1 when the line itself is wrong
   std::string expected;    // "an integer ..."
   std::string found;       // the value, quoted, escaped and cut; plain ASCII
@@ -51,9 +51,9 @@ class TextParser {
 
   // Parses lines of `text`, which starts at the beginning of a line, until the batch is full, the
   // next line begins at `limit` or later, or the rest is not a whole line. `is_end`: no text
-  // follows, so that the rest is the last line. Returns how many bytes are done with; the next call
-  // continues there. To make progress, give more than max_line_bytes() at a time, or the end.
-  // A broken line (unless skipped) ends the batch for good: see broken_line().
+  // follows, so that the rest is the last line. Returns how many bytes were consumed; the next call
+  // continues there. A call makes progress if it has more than max_line_bytes() or the end of the
+  // text. A broken line (unless skipped) ends the batch for good: see broken_line().
   std::size_t parse(std::span<const char> text, std::size_t limit, bool is_end, Pool& pool);
 
   std::size_t max_line_bytes() const noexcept { return max_line_bytes_; }
@@ -65,22 +65,22 @@ class TextParser {
   const std::optional<BrokenLine>& broken_line() const noexcept { return broken_line_; }
   std::uint64_t num_broken_lines() const noexcept { return num_broken_lines_; }
 
-  // Hands over the examples parsed since the last take(), possibly none.
+  // Returns the examples parsed since the last take(), possibly none.
   Columns take(Pool& pool);
 
  protected:
   // Errors: kBadRequest for a batch size outside 1..2^24.
   TextParser(const TextOptions& options, Layout layout, std::size_t max_line_bytes);
 
-  // Writes the example of one line. False: it is broken; fills all of `broken` but the offset.
-  // Called from several threads at a time.
+  // Writes the example of one line. False: the line is broken; sets all of `broken` except the
+  // offset. Several threads call this at the same time.
   virtual bool parse_line(const Slice& line, Row& row, BrokenLine& broken) const = 0;
 
-  // How many fields at most read the same characters of a line: 1 unless set.
+  // The most fields that read the same characters of a line: 1 unless overridden.
   void set_max_readers(std::size_t max_readers) noexcept { max_readers_ = max_readers; }
 
  private:
-  struct Piece {  // what one task works on and finds
+  struct Piece {  // the input and results of one task
     std::span<const Slice> lines;
     Rows* rows = nullptr;
     std::size_t num_broken = 0;
@@ -99,18 +99,18 @@ class TextParser {
   Layout layout_;
   std::size_t max_line_bytes_;
   std::size_t max_readers_ = 1;
-  std::vector<Slice> lines_;       // of the round at work
+  std::vector<Slice> lines_;       // of the current round
   bool in_overlong_line_ = false;  // skipping to the end of a line that is too long
   std::optional<BrokenLine> broken_line_;
   std::uint64_t num_broken_lines_ = 0;
 
-  // The batch at work: the first num_blocks_ blocks, in order; the others are empty.
+  // The current batch: the first num_blocks_ blocks, in order. The others are empty.
   std::vector<Rows> blocks_;
   std::size_t num_blocks_ = 0;
   std::size_t num_examples_ = 0;
 };
 
-// The bytes as people may see them: quoted, escaped, cut after 40.
+// The bytes in a form for messages: quoted, escaped, cut after 40.
 std::string quoted(std::string_view bytes);
 
 }  // namespace trireme

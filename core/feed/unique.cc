@@ -1,8 +1,8 @@
 // Design: values are first distributed over pieces (ranges of buckets, by the top bits of the hash)
-// that are small enough for their hash table to stay in the first-level cache. All occurrences of a
-// key then lie in one piece, in ascending order of position, and pieces are in bucket order; so
+// that are small enough for their hash table to stay in the first-level cache. Then all occurrences
+// of a key are in one piece, in ascending order of position, and pieces are in bucket order; so
 // every piece numbers its own rows and writes its own part of all four results, in parallel and
-// without depending on how the work was cut.
+// independent of how the work was divided.
 #include "feed/unique.h"
 
 #include <algorithm>
@@ -20,8 +20,8 @@ namespace trireme {
 namespace {
 
 constexpr std::size_t kPieceValues =
-    2048;  // values per piece aimed at: their table fits the first-level cache
-constexpr int kPieceBitsMax = 10;  // more pieces would cost more in distributing than they save
+    2048;  // target number of values per piece: their table fits the first-level cache
+constexpr int kPieceBitsMax = 10;  // distributing to more pieces would cost more than it saves
 constexpr std::size_t kChunkValuesMin = 8192;  // less is not worth waking a thread for
 constexpr int kBucketBits = 12;
 static_assert(1 << kBucketBits == kNumBuckets);
@@ -145,7 +145,7 @@ class Deduplicator {
   void write_piece(std::size_t piece, std::size_t first_row, std::size_t rows) {
     struct Row {
       std::int32_t row;         // in the result
-      std::int32_t next_order;  // where its next position goes
+      std::int32_t next_order;  // where to write its next position
     };
     const std::size_t begin = piece_begin_[piece];
     const std::uint64_t* const row_hash = row_hash_.data() + begin;
@@ -214,7 +214,8 @@ Unique unique(std::span<const std::uint64_t> values, std::optional<std::uint64_t
 Occurrences occurrences(std::span<const std::int32_t> index, std::int32_t num_rows, Pool& pool) {
   check_size("occurrences", index.size());
   const auto rows = static_cast<std::size_t>(num_rows);
-  // Each chunk needs a counter per row: few chunks, and only where there is much to count.
+  // Each chunk needs a counter per row. So there are few chunks, and only if there is much to
+  // count.
   const std::size_t chunks = num_chunks(index.size(), std::max(kChunkValuesMin, rows), pool, 1);
   std::vector<std::int32_t> next(chunks * rows, 0);  // (chunk, row): count, then where to write
   std::vector<std::int64_t> wrong(chunks, -1);

@@ -1,4 +1,4 @@
-// Distinct keys of a batch, and where each of them occurs.
+// Distinct keys of a batch, and where each occurs.
 //
 // Shapes: N values, K distinct keys, M occurrences (values that are not padding).
 // Threads: pure functions; the result is the same for any number of threads.
@@ -32,8 +32,8 @@ struct Unique {
 Unique unique(std::span<const std::uint64_t> values, std::optional<std::uint64_t> padding_key,
               Pool& pool);
 
-// The occurrences in (a part of) an index as unique() makes it; rows may occur anywhere, or not at
-// all. Errors: kBadRequest if an element of index is not -1 .. num_rows - 1, naming it.
+// The occurrences in an index that unique() made, or in a part of it. Rows may occur anywhere, or
+// not at all. Errors: kBadRequest if an element of index is not -1 .. num_rows - 1, naming it.
 Occurrences occurrences(std::span<const std::int32_t> index, std::int32_t num_rows, Pool& pool);
 
 }  // namespace trireme

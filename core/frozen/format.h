@@ -1,10 +1,10 @@
-// The bytes of frozen rows: a table that is only read, laid out to be mapped and searched as it is.
+// The byte format of frozen rows: a read-only table that is mapped and searched in place.
 // docs/format/export.md is the specification; these are its structures. Little-endian.
 //
-// A file holds some buckets that follow each other: of each the lines of its index, then its rows
-// in the order of their hashes; behind them a directory of the buckets, and a footer. A line stands
-// for a range of hashes: where their rows are, and sixteen bits of each hash, so that one cache
-// line and the row itself are all that a lookup touches.
+// A file holds consecutive buckets. Each bucket is the lines of its index, then its rows in the
+// order of their hashes. A directory of the buckets and a footer follow. A line covers a range of
+// hashes: it stores where their rows are, and sixteen bits of each hash. So a lookup touches one
+// cache line and the row itself.
 #pragma once
 
 #include <bit>
@@ -24,10 +24,10 @@ enum class Encoding : std::uint32_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 
 struct FrozenLine {
   static constexpr std::uint32_t kTags = 28;
-  static constexpr std::uint32_t kMeanRows = 16;  // so that few lines have rows without a tag
+  static constexpr std::uint32_t kMeanRows = 16;  // so few lines have rows without a tag
 
-  std::uint32_t first_row;  // of the bucket's
-  std::uint32_t num_rows;   // those beyond kTags have no tag
+  std::uint32_t first_row;  // within the bucket
+  std::uint32_t num_rows;   // rows after the first kTags have no tag
   std::uint16_t tags[kTags];
 
   static std::uint16_t tag_of(std::uint64_t hash) noexcept {
@@ -37,7 +37,7 @@ struct FrozenLine {
     return static_cast<std::uint32_t>((num_rows + kMeanRows - 1) / kMeanRows);
   }
   // Thirty-two bits of the hash, below the bucket's and above the tag's, scaled to the number of
-  // lines: rows in the order of their hashes are in the order of their lines.
+  // lines: rows sorted by hash are also sorted by line.
   TRIREME_INLINE static std::uint64_t home_of(std::uint64_t hash,
                                               std::uint32_t num_lines) noexcept {
     return std::uint64_t{static_cast<std::uint32_t>(hash >> 20)} * num_lines >> 32;
@@ -45,7 +45,7 @@ struct FrozenLine {
 };
 static_assert(sizeof(FrozenLine) == 64);
 
-// Directory entry of a bucket: its lines begin at `offset`, its rows right behind them.
+// Directory entry of a bucket: its lines begin at `offset`, its rows directly follow.
 struct FrozenBucket {
   std::uint64_t offset;
   std::uint32_t num_lines;
@@ -69,7 +69,7 @@ struct FrozenFooter {
   std::uint32_t num_buckets;
   std::uint64_t num_rows;  // removed keys included
   std::uint64_t directory_offset;
-  std::uint32_t statistics;  // float32 numbers before a row's weights: shows and clicks, or none
+  std::uint32_t statistics;  // float32 numbers before a row's weights: show and click, or none
   std::uint32_t unused[3];
 };
 static_assert(sizeof(FrozenFooter) == 64);
@@ -81,7 +81,7 @@ constexpr std::size_t encoded_bytes(Encoding encoding, std::size_t dim) noexcept
   if (encoding == Encoding::kFloat32) return dim * 4;
   return encoding == Encoding::kFloat16 ? dim * 2 : sizeof(float) + dim;
 }
-// Where a row's statistics begin, and behind them its weights.
+// Where a row's statistics begin; its weights follow them.
 constexpr std::size_t frozen_values_offset(bool has_flags) noexcept { return has_flags ? 16 : 8; }
 
 constexpr std::size_t frozen_row_bytes(Encoding encoding, std::size_t statistics, std::size_t dim,

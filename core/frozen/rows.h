@@ -1,7 +1,7 @@
-// Frozen rows as they lie in memory or in mapped files: one search structure over all buckets.
+// Frozen rows in memory or in mapped files: one search structure over all buckets.
 //
-// What a file claims about itself is checked when it is opened, what a line claims when it is used:
-// damaged bytes give wrong rows at worst, never a read outside the file.
+// The header data of a file is checked when the file is opened, the content of a line when it is
+// used. Damaged bytes can give wrong rows, never a read outside the file.
 // Threads: nothing changes after the constructor.
 #pragma once
 
@@ -31,9 +31,9 @@ struct FrozenFile {
 
 class FrozenRows {
  public:
-  // The files' bytes must stay. Errors: kBadRequest without files, kCorruption, naming the file:
-  // not frozen rows, of another version, shape or length than it says, or with a bucket of another
-  // file.
+  // The files' bytes must stay valid. Errors: kBadRequest without files; kCorruption, naming the
+  // file, if it is not frozen rows, has another version, or another shape or length than it states,
+  // or repeats a bucket of another file.
   explicit FrozenRows(std::span<const FrozenFile> files);
   FrozenRows(const FrozenRows&) = delete;
   FrozenRows& operator=(const FrozenRows&) = delete;
@@ -44,10 +44,10 @@ class FrozenRows {
   bool has_flags() const noexcept { return has_flags_; }
   std::size_t row_bytes() const noexcept { return row_bytes_; }
   std::size_t num_rows() const noexcept { return num_rows_; }
-  // Buckets that some file holds, empty or not.
+  // Buckets that are in one of the files, empty or not.
   std::size_t num_buckets() const noexcept { return num_buckets_; }
 
-  // The rows of a bucket as FrozenWriter::add takes them, in the order of their hashes.
+  // The rows of a bucket in the form that FrozenWriter::add takes, in the order of their hashes.
   // Errors: kBadRequest for a bucket outside [0, kNumBuckets).
   struct Content {
     Array<std::uint64_t> keys;
@@ -59,12 +59,13 @@ class FrozenRows {
     const Bucket& bucket = buckets_[bucket_of_hash(hash)];
     return bucket.lines + FrozenLine::home_of(hash, bucket.num_lines);
   }
-  // The row that is probably the key's: of the first tag that fits; null_row() if there is none.
+  // The row that is probably the key's: that of the first matching tag; null_row() if there is
+  // none.
   TRIREME_INLINE const std::byte* candidate(std::uint64_t hash,
                                             const FrozenLine* line) const noexcept;
   // The row of a key, null if absent.
   const std::byte* find(std::uint64_t key, std::uint64_t hash) const noexcept;
-  // Zeros, nobody's.
+  // A row of zeros that belongs to no key.
   const std::byte* null_row() const noexcept { return null_row_.data(); }
 
   bool is_removed(const std::byte* row) const noexcept {
@@ -100,7 +101,7 @@ class FrozenRows {
   std::array<Bucket, kNumBuckets> buckets_;
 };
 
-// Bit i is set where tags[i] == tag, of those in use.
+// Bit i is set if tag i is in use and tags[i] == tag.
 TRIREME_INLINE std::uint32_t FrozenRows::match(const FrozenLine* line, std::uint16_t tag) noexcept {
   const std::uint32_t in_use = (1U << std::min(line->num_rows, FrozenLine::kTags)) - 1;
 #if defined(__SSE2__)

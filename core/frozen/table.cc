@@ -60,8 +60,9 @@ void with_encoding(Encoding encoding, const Function& function) {
 
 }  // namespace
 
-// A search of up to kBlock keys: each layer answers those that it has, the rest goes on to the
-// next. As in Finder, the lines and rows of later keys are fetched while a key is compared.
+// A search of up to kBlock keys. Each layer answers the keys that it has; the rest is searched in
+// the next layer. As in Finder, the lines and rows of later keys are prefetched while a key is
+// compared.
 class FrozenTable::Search {
  public:
   explicit Search(std::span<const std::uint64_t> keys) noexcept : keys_(keys) {
@@ -73,8 +74,8 @@ class FrozenTable::Search {
 
   std::span<const std::uint16_t> rest() const noexcept { return {rest_.data(), num_rest_}; }
 
-  // Calls visit(i, row, is_found) for each key of the rest with a row that is probably the key's;
-  // it is, if is_found says so. Those that the layer has then leave the rest.
+  // Calls visit(i, row, is_found) for each key of the rest, with a row that is probably the key's;
+  // is_found is whether it is. Keys that the layer has are then removed from the rest.
   template <class Visit>
   TRIREME_INLINE void find(const FrozenRows& layer, const Visit& visit) noexcept {
     std::fill_n(rest_.begin() + num_rest_, 2 * kAhead, rest_[num_rest_ - 1]);
@@ -103,7 +104,7 @@ class FrozenTable::Search {
       visit(i, row, is_found);
       fetch_line(r + 2 * kAhead);
       fetch_row(r + kAhead);
-      rest_[num_left] = i;  // the ring has read beyond r already
+      rest_[num_left] = i;  // the ring buffer has already read past r
       num_left += !is_found;
     }
     num_rest_ = num_left;
@@ -114,8 +115,8 @@ class FrozenTable::Search {
   static constexpr std::size_t kAhead = 64;
   static constexpr std::size_t kRing = 2 * kAhead;
 
-  // Absent keys, mostly: a line without their tag says so. Else a second row of the same tag, or a
-  // line with more rows than tags.
+  // Mostly absent keys, whose line does not have their tag. Otherwise a second row with the same
+  // tag, or a line with more rows than tags.
   template <class Visit>
   TRIREME_INLINE void find_rest(const FrozenRows& layer, const Visit& visit) noexcept {
     std::size_t num_left = 0;

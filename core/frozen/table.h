@@ -1,7 +1,7 @@
-// A table that answers from frozen rows: those of an export, and over them those of later deltas.
+// A table of frozen rows: those of an export, overlaid by those of later deltas.
 //
-// A key is sought in the newest layer first. What none of them has, or what a delta has removed, is
-// answered as the training table answers an absent key.
+// A key is searched in the newest layer first. A key that no layer has, or that a delta has
+// removed, gets what the training table returns for an absent key.
 // Threads: nothing changes after the constructor.
 #pragma once
 
@@ -25,8 +25,8 @@ struct FrozenTableConfig {
   float init_a = 0.0F;
   float init_b = 0.0F;
   std::uint64_t seed = 0;
-  // Of an absent key so many weights are its initial ones, and the others zeros; kept as `dtype`
-  // has them, see dtype_of.
+  // An absent key has this many initial weights, rounded to `dtype` (see dtype_of); its other
+  // weights are zeros.
   int initial_weights = 0;
   std::string dtype = "float32";
   std::string simd = "auto";  // see choose_isa
@@ -36,12 +36,12 @@ class FrozenTable {
  public:
   using Layers = std::vector<std::shared_ptr<const FrozenRows>>;
 
-  // layers: newest first. Errors: kBadRequest without layers, for layers of several shapes, for a
-  // last layer that lacks buckets, for more initial weights than a
-  // row has, and as the initializer's and dtype_of's.
+  // layers: newest first. Errors: kBadRequest without layers, for layers of different shapes, for a
+  // last layer that lacks buckets, for more initial weights than a row has; and those of the
+  // initializer and dtype_of.
   FrozenTable(Layers layers, const FrozenTableConfig& config);
 
-  // Floats that a lookup writes per key: statistics, and behind them weights.
+  // Floats that a lookup writes per key: statistics, then weights.
   int width() const noexcept { return layers_.front()->statistics() + layers_.front()->dim(); }
 
   // As Table::lookup; the statistics of an absent key are zeros.

@@ -1,4 +1,4 @@
-// Writes frozen rows, one bucket after the other, in pieces that the caller appends to a file.
+// Writes frozen rows bucket by bucket, in pieces that the caller appends to a file.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@ namespace trireme {
 
 class FrozenWriter {
  public:
-  // statistics: float32 numbers before the weights of each row. has_flags: rows carry the eight
-  // bytes that say whether a key was removed. Errors: kBadRequest for a number out of range.
+  // statistics: float32 numbers before the weights of each row. has_flags: rows have the eight
+  // bytes that mark a removed key. Errors: kBadRequest for a number out of range.
   FrozenWriter(Encoding encoding, int statistics, int dim, bool has_flags,
                std::uint32_t first_bucket);
 
-  // Of a row, without its key: what add() takes.
+  // Bytes of a row without its key, as add() takes it.
   std::size_t value_bytes() const noexcept { return row_bytes_ - sizeof(std::uint64_t); }
 
   // The bytes of the next bucket, to be appended. keys: (n), distinct, in any order.

@@ -2,7 +2,7 @@
 //
 // A sum is a fixed-point number of kLimbs digits to the base 2^32, lowest digit first, in units of
 // 2^-1074, the smallest double. All digits but the highest are in [0, 2^32); the sign is in the
-// highest. So equal sums have equal digits, and sums add up digit by digit, then exact_add carries.
+// highest. So equal sums have equal digits. Sums are added digit by digit; exact_add then carries.
 //
 // Threads: functions without state.
 // Source: Kulisch, Computer Arithmetic and Validity, chapter 8 (complete arithmetic).
@@ -14,7 +14,7 @@
 
 namespace trireme {
 
-// 2098 bits of a double's range, and 46 more: enough for 2^46 of the largest.
+// 2098 bits for a double's range, and 46 more: enough for 2^46 of the largest values.
 constexpr std::size_t kExactLimbs = 67;
 
 // Adds values, then carries. Requires: finite values; |limbs[i]| < 2^62.   Cost: O(values).

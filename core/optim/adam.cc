@@ -1,7 +1,7 @@
 // Adam, lazy: moments of rows without a gradient do not decay. Formula and source: moments.h.
 //
-// t is the step of the push ("global", which equals torch.optim.SparseAdam) or the number of
-// updates that the row has had ("row", as Paddle's sparse rules count; the last float of state).
+// t is the step of the push ("global", which equals torch.optim.SparseAdam) or the row's number of
+// updates ("row", as Paddle's sparse rules count; the last float of state).
 #include "optim/counter.h"
 #include "optim/moments.h"
 #include "optim/rules.h"

@@ -1,5 +1,5 @@
-// Counts: every update adds 1 to each weight, whatever its gradient and rates. For audits that
-// every push was applied exactly once.
+// Counts: every update adds 1 to each weight, independent of its gradient and rates. For tests that
+// every push is applied exactly once.
 #include "optim/kernel.h"
 #include "optim/rules.h"
 

@@ -1,4 +1,4 @@
-// How many updates a row has had, kept as an integer in a float of its state.
+// The number of updates of a row, stored as an integer in a float of its state.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-// Increments the count and returns it. The count stops at its largest value.
+// Increments the count and returns it. The count saturates.
 TRIREME_INLINE std::uint32_t next_count(float* count) noexcept {
   std::uint32_t n;
   std::memcpy(&n, count, sizeof n);

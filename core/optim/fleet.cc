@@ -1,12 +1,12 @@
-// The sparse rules of Paddle's Fleet: the first weight of a row, its head, learns apart from the
-// others, its tail.
+// The sparse rules of Paddle's Fleet: the first weight of a row, its head, is updated separately
+// from the others, its tail.
 //
-// A new row has a head alone: its first update moves that, and then the tail begins with its
-// initial weights (Fleet extends a row at the end of an update). Formulas, per part of n weights:
+// A new row has only a head. Its first update changes the head, then adds the tail with its initial
+// weights (Fleet extends a row at the end of an update). Formulas, per part of n weights:
 //
 //   sgd:          w -= lr * g
 //   adagrad:      w -= lr * g * sqrt(g0 / (g0 + sum));  sum += mean(g * g)
-//                 with the sum of before, one per weight without `shared`; g0 is initial_g2sum
+//                 with the previous sum, one per weight without `shared`; g0 is initial_g2sum
 //   adagrad_v2:   sum += mean(g * g);  w -= lr * g / (sqrt(sum) + eps)
 //   adam, shared_adam:   as moments.h has them, t per part
 //
@@ -98,7 +98,7 @@ struct FleetAdagradV2 {
   float lr, eps, lower, upper;
 };
 
-// Moments of a head and a tail, which count their steps apart.
+// Moments of a head and a tail, each with its own count of steps.
 struct FleetMoments : Moments {
   explicit FleetMoments(const RuleValues& v) noexcept : Moments(v) { weight_decay = 0.0F; }
 };

@@ -67,7 +67,7 @@ void Initializer::fill(std::uint64_t key, float* weights, int dim) const noexcep
     case Kind::kUniform:
     case Kind::kTailUniform:
       // 24 random bits are a float exactly; the product may round up to b only if b - a is tiny
-      // beside a.
+      // compared to a.
       for (int j = 0; j < dim; ++j) {
         weights[j] = a_ + (b_ - a_) * (static_cast<float>(bits_at(row, j) >> 40) * 0x1p-24F);
       }

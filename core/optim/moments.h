@@ -1,4 +1,4 @@
-// The step of Adam on some weights, shared by the rules that have it.
+// The step of Adam on some weights, shared by the rules that use it.
 //
 //   m += (1 - beta1) * (g - m);   v += (1 - beta2) * (g * g - v)
 //   w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)

@@ -1,10 +1,10 @@
 // Update rules: how a gradient changes a row.
 //
-// A rule is lazy: only rows with a gradient change. It says how many floats of state a row carries
-// and how state starts, and applies one step to many rows; it knows nothing of keys, tables or
-// locks. CONTRIBUTING.md says how to add a rule.
+// A rule is lazy: only rows with a gradient change. It defines how many floats of state a row has
+// and their initial value, and applies one step to many rows. It does not depend on keys, tables or
+// locks. CONTRIBUTING.md describes how to add a rule.
 //
-// Threads: a Rule is a constant; the caller owns the rows it passes.
+// Threads: a Rule is immutable; the caller owns the rows it passes.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace trireme {
 
-// The numbers of one step. They travel with every push, so that schedulers drive them.
+// The numbers of one step. Every push carries them, so schedulers can change them.
 struct RuleValues {
   double lr = 0.0;
   double weight_decay = 0.0;   // added to the gradient: g += weight_decay * w
@@ -39,14 +39,14 @@ struct RuleValues {
   void check() const;
 };
 
-// A row, and the gradient that it learns from.
+// A row, and the gradient to apply to it.
 struct RowUpdate {
   float* weights;         // (dim)
   float* state;           // as many floats as the rule's StateShape has for this dim
   const float* gradient;  // (dim)
 };
 
-// One step of a rule: the rule with the numbers of the step, compiled for an instruction set.
+// One step of a rule: the rule with the values of the step, compiled for an instruction set.
 class RuleStep {
  public:
   virtual ~RuleStep() = default;
@@ -54,7 +54,7 @@ class RuleStep {
   virtual void apply(std::span<const RowUpdate> rows, int dim) const noexcept = 0;
 };
 
-// What is fixed when a table is made.
+// What is fixed when a table is created.
 struct RuleConfig {
   std::string name;
   bool shared = false;  // one accumulator, or pair of moments, for the row, not one per weight
@@ -76,8 +76,8 @@ struct Rule {
 // Errors: kBadRequest for an unknown name, or an option that the rule does not have.
 Rule make_rule(const RuleConfig& config);
 
-// What the rows of a push are: gradients for the rule, differences to add (then clipped to the
-// values' bounds), or new weights. Only a rule changes state.
+// What the rows of a push contain: gradients for the rule, differences to add (then clipped to the
+// bounds in RuleValues), or new weights. Only a rule changes state.
 enum class Change { kRule, kAdd, kAssign };
 
 StepMaker step_maker_of(Change change, const Rule& rule);

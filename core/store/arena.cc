@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kSmallPagesBytes = std::size_t{512} << 20;
 constexpr std::size_t kReservedBytesMin = std::size_t{64} << 20;
 
-// As much address space as rows can use, or as there is.
+// Reserves the address space that rows can use, or as much as is available.
 Pages reserve(std::size_t row_bytes, std::size_t num_rows_max) {
   std::size_t bytes = std::min(num_rows_max * row_bytes, memory_bytes());
   bytes = round_up(std::max(bytes, kReservedBytesMin), kHugePageBytes);
@@ -20,7 +20,8 @@ Pages reserve(std::size_t row_bytes, std::size_t num_rows_max) {
     try {
       return Pages::reserve(bytes, kHugePageBytes);
     } catch (const Error&) {
-      // A limit on address space: a smaller table is better than none, and says so when it is full.
+      // Address space is limited. A smaller table is better than none; allocate() reports when it
+      // is full.
     }
   }
   return Pages::reserve(bytes, kHugePageBytes);
@@ -66,7 +67,7 @@ Arena::Ref Arena::take() noexcept {
   return ref;
 }
 
-// Makes the small pages that are full huge ones.
+// Turns ranges of full small pages into huge pages.
 void Arena::collapse() noexcept {
   const std::size_t full = std::min(num_rows_ * row_bytes_, kSmallPagesBytes);
   for (; collapsed_bytes_ + kHugePageBytes <= full; collapsed_bytes_ += kHugePageBytes) {

@@ -1,17 +1,17 @@
-// The rows of a table: blocks of equal size, one after the other, named by their 32-bit number.
+// The rows of a table: blocks of equal size, one after the other, identified by 32-bit numbers.
 //
-// Address space for as many rows as the machine could hold is reserved at the start, and memory is
-// taken as rows are carved from it. So a row never moves while it lives, its address is one
-// multiplication away from its number, and a pointer found under a stripe's lock stays good under
-// that lock. Freed rows are used again.
+// Address space for as many rows as the machine could hold is reserved at the start. Memory is
+// taken as rows are allocated. So a row never moves, its address is computed from its number by one
+// multiplication, and a pointer obtained under a stripe's lock stays valid under that lock. Freed
+// rows are reused.
 //
-// The first 512 MiB are taken in small pages, and each 2 MiB becomes a huge page once it is full: a
-// small table costs what it holds. What follows is huge pages from the start, which is negligible
-// beside what is there already; and so is what a caller expects to fill at once, which spares the
-// way over small pages.
+// The first 512 MiB are taken in small pages, and each 2 MiB becomes a huge page when it is full.
+// So a small table uses no more memory than it needs. Memory after that is taken in huge pages,
+// whose unused part is negligible then. Memory that a caller expects to fill at once is also taken
+// in huge pages, which saves the conversion.
 //
-// Threads: allocate, free and bytes may be called by any thread. row() takes no lock: whoever holds
-// a reference got it from allocate() or through a lock that its owner released.
+// Threads: allocate, free and bytes may be called by any thread. row() takes no lock: a reference
+// comes from allocate(), or through a lock that its owner released.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,8 @@ class Arena {
   // Requires: row_bytes a multiple of 8, at most kRowBytesMax. Errors: kResourceExhausted.
   explicit Arena(std::size_t row_bytes, Ref last = std::numeric_limits<Ref>::max());
 
-  // The right to take so many rows without an error; what is not taken is given up in the end.
+  // The right to take this many rows without an error. The destructor gives up rows that were not
+  // taken.
   class Reservation {
    public:
     // Errors: kResourceExhausted.
@@ -41,7 +42,7 @@ class Arena {
     Reservation(const Reservation&) = delete;
     Reservation& operator=(const Reservation&) = delete;
 
-    // Fills `refs` with rows whose content is undefined. Requires: at most what is left.
+    // Fills `refs` with rows whose content is undefined. Requires: at most as many as are left.
     void take(std::span<Ref> refs) noexcept;
 
    private:
@@ -51,15 +52,15 @@ class Arena {
 
   void free(std::span<const Ref> refs) noexcept;
 
-  // So many more rows are about to be taken. Fewer or more may be.
+  // Announces that about this many more rows will be taken. Fewer or more may be.
   void expect(std::size_t num_rows) noexcept;
 
   std::byte* row(Ref ref) const noexcept { return pages_.data() + std::size_t{ref} * row_bytes_; }
-  // Whether a row is of this arena.
+  // Whether a row belongs to this arena.
   bool has(const std::byte* row) const noexcept {
     return static_cast<std::size_t>(row - pages_.data()) < pages_.size();
   }
-  // Row 0 is nobody's: zeros, never written.
+  // Row 0 belongs to no key: it is zeros, and never written.
   static constexpr Ref kNullRef = 0;
   std::byte* null_row() const noexcept { return pages_.data(); }
 
@@ -76,12 +77,12 @@ class Arena {
   const Pages pages_;
   const std::size_t num_rows_max_;
 
-  mutable std::mutex mutex_;         // guards what follows
+  mutable std::mutex mutex_;         // guards the members below
   std::size_t committed_bytes_ = 0;  // may be touched
-  std::size_t collapsed_bytes_ = 0;  // taken in small pages, and made huge since
-  std::size_t expected_from_ = 0;    // what lies from here
-  std::size_t expected_until_ = 0;   // to here is taken in huge pages
-  std::size_t num_rows_ = 1;         // carved so far, with free ones and the null row
+  std::size_t collapsed_bytes_ = 0;  // taken in small pages, and turned into huge ones since
+  std::size_t expected_from_ = 0;    // memory from this offset
+  std::size_t expected_until_ = 0;   // to this offset is taken in huge pages
+  std::size_t num_rows_ = 1;         // allocated so far, including freed rows and the null row
   std::size_t num_reserved_ = 0;
   std::size_t num_free_ = 0;
   Ref free_ = 0;  // first free row; each holds the next in its first bytes

@@ -1,7 +1,7 @@
 // The rows of a table whose row classes differ in size: an arena for each class.
 //
-// A reference names a row among all of them: its class is in the low bits, as many as the number of
-// classes needs. With one class it is the arena's own.
+// A reference identifies a row in all arenas. Its low bits are the class, as many bits as the
+// number of classes needs. With one class it equals the arena's reference.
 //
 // Threads: as for Arena.
 #pragma once
@@ -37,7 +37,7 @@ class Arenas {
     return place.data + std::size_t{ref >> bits_} * place.row_bytes;
   }
   int class_of(Ref ref) const noexcept { return static_cast<int>(ref & mask_); }
-  // Requires: the row is one of these.
+  // Requires: the row belongs to one of the arenas.
   int class_of(const std::byte* row) const noexcept {
     int row_class = num_classes() - 1;
     while (row_class > 0 && !of(row_class).has(row)) --row_class;
@@ -46,14 +46,14 @@ class Arenas {
   std::byte* null_row() const noexcept { return places_[0].data; }
   std::size_t row_bytes() const noexcept { return row_bytes_; }  // of the largest class
 
-  // The right to take rows of each class without an error; what is not taken is given up in the
-  // end.
+  // The right to take rows of each class without an error. The destructor gives up rows that were
+  // not taken.
   class Reservation {
    public:
     // num_rows: of each class. Errors: kResourceExhausted.
     Reservation(Arenas& arenas, std::span<const std::size_t> num_rows);
 
-    // Fills `refs` with rows whose content is undefined. Requires: at most what is left.
+    // Fills `refs` with rows whose content is undefined. Requires: at most as many as are left.
     void take(int row_class, std::span<Ref> refs) noexcept;
     Ref take(int row_class) noexcept;
 
@@ -63,7 +63,7 @@ class Arenas {
   };
 
   void free(std::span<const Ref> refs) noexcept;
-  // So many more rows are about to be taken, of whichever classes.
+  // Announces that about this many more rows will be taken, of any classes.
   void expect(std::size_t num_rows) noexcept;
   std::size_t bytes() const;  // memory taken from the system
 

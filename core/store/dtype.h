@@ -1,13 +1,12 @@
-// What weights are kept as: float32, bfloat16, or float16 (IEEE 754 binary16).
+// The stored type of weights: float32, bfloat16, or float16 (IEEE 754 binary16).
 //
-// Weights of 16 bits are widened to floats to compute with, and rounded when they are stored.
-// Stochastic rounding goes up or down by chance, in proportion to how near the neighbours are, so
-// that the mean of many is the number itself: updates smaller than half a step are not lost. The
-// chance is given as random bits. A finite number beyond the largest becomes the largest;
-// infinities and NaN stay what they are. A number that the type holds stays itself in every
-// rounding.
+// Weights of 16 bits are widened to floats for computation, and rounded when they are stored.
+// Stochastic rounding goes up or down at random, in proportion to how near the neighbours are. So
+// the mean of many roundings is the number itself, and updates smaller than half a step are not
+// lost. The caller passes the random bits. A finite number beyond the largest becomes the largest;
+// infinities and NaN do not change. Rounding never changes a number that the type can represent.
 //
-// Integers and exact products alone: the same bits on every machine and instruction set.
+// Only integers and exact products are used: the same bits on every machine and instruction set.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +50,7 @@ struct Bfloat16 {
                                       16);
   }
 
-  // The random bits with which round() goes to the nearest, ties to even.
+  // The random bits for which round() rounds to the nearest, ties to even.
   TRIREME_INLINE static std::uint32_t nearest(float x) noexcept {
     return 0x7FFFU + (std::bit_cast<std::uint32_t>(x) >> 16 & 1U);
   }
@@ -100,8 +99,8 @@ struct Float16 {
     std::int32_t whole;
     std::int32_t rest;  // in units of 2^-31 of a step
   };
-  // How many times the smallest number above 0 a number below the smallest normal one is; of others
-  // anything. Requires: not negative.
+  // A number below the smallest normal one, in units of the smallest number above 0. Undefined for
+  // larger numbers. Requires: not negative.
   TRIREME_INLINE static Steps steps_of(float size) noexcept {
     const float steps = size < kSmallestNormal ? size * 0x1p24F : 0.0F;
     const auto whole = static_cast<std::int32_t>(steps);
@@ -122,15 +121,15 @@ TRIREME_INLINE void with_half(Dtype dtype, const Function& function) noexcept {
   }
 }
 
-// Thirty-two random bits for element j of a row in one push. `draw`: the row's, as push_bits has
-// it.
+// Thirty-two random bits for element j of a row in one push. `draw`: the row's, from push_bits.
 TRIREME_INLINE constexpr std::uint32_t bits_of_element(std::uint64_t draw, int j) noexcept {
   const auto pair = static_cast<std::uint64_t>(j / 2);
   return static_cast<std::uint32_t>(mix64(draw + (pair + 1) * 0x9E3779B97F4A7C15ULL) >>
                                     (32 * (j % 2)));
 }
 
-// Weights of a row, (dim) each, from and to their kept form, which is 2 bytes aligned or better.
+// Convert weights of a row, (dim) each, from and to their stored form, which is aligned to at least
+// 2 bytes.
 TRIREME_INLINE void widen_weights(Dtype dtype, const std::byte* from, float* to, int dim) noexcept {
   const auto* kept = reinterpret_cast<const std::uint16_t*>(from);
   with_half(dtype, [=](auto type) TRIREME_INLINE_LAMBDA {
@@ -153,7 +152,7 @@ inline void round_weights_to_nearest(Dtype dtype, const float* from, std::byte* 
   });
 }
 
-// Makes weights what they would be read as after that.
+// Rounds weights to the values that would be read after that.
 inline void to_nearest(Dtype dtype, float* weights, int dim) noexcept {
   if (dtype == Dtype::kFloat32) return;
   with_half(dtype, [=](auto type) {

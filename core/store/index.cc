@@ -13,11 +13,12 @@ namespace {
 
 constexpr std::uint8_t kPassedMax = 255;
 
-// How far back the marks of lines tell old from new; a version further back finds every line.
+// How far back the versions of lines separate old from new; for an earlier version every line is
+// visited.
 constexpr std::uint32_t kVersionsTold = 1U << 15;
 
-// What a bucket grows to when it is full: by an eighth, small ones by more, lest they grow for
-// every dozen of rows.
+// The new size of a full bucket: an eighth more; for small buckets more than that, so that they do
+// not grow for every dozen rows.
 constexpr std::uint64_t kGrowthMin = 3;
 constexpr std::uint64_t grown(std::uint64_t num_lines) noexcept {
   return num_lines + std::max(num_lines / 8, kGrowthMin);
@@ -129,7 +130,7 @@ void Index::release(std::uint32_t bucket) noexcept {
 }
 
 void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entry>& scratch) {
-  // Every bucket may grow, and round up.
+  // Every bucket may grow, and its size is rounded up.
   const std::uint64_t lines_max = grown(num_lines_of_stripe(stripe)) + lines_for(num_rows) +
                                   (kGrowthMin + 1) * kBucketsPerStripe;
   if (lines_max > std::numeric_limits<std::uint32_t>::max()) {
@@ -149,7 +150,7 @@ void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entr
   scratch.reserve(rows_max);
 }
 
-// Gives a bucket more lines, if need be, and enters its rows anew.
+// Gives a bucket more lines, if necessary, and inserts its rows again.
 void Index::reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t now,
                     std::vector<Entry>& scratch) noexcept {
   const std::uint64_t num_lines = buckets_[bucket].num_lines;
@@ -173,8 +174,8 @@ std::size_t Index::num_lines_of_stripe(std::uint32_t stripe) const noexcept {
   return n;
 }
 
-// Sets the number of lines of one bucket, whose content is then undefined, moves the buckets behind
-// it, and finds all of the stripe in its memory, which may have moved.
+// Sets the number of lines of one bucket, whose content is then undefined. Moves the buckets after
+// it, and updates the pointers of all buckets of the stripe, whose memory may have moved.
 void Index::lay_out(std::uint32_t bucket, std::uint32_t num_lines) noexcept {
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   auto* lines = reinterpret_cast<IndexLine*>(memory_[stripe].data());

@@ -1,23 +1,23 @@
 // The index of a table: for each of its 4096 buckets, a hash table from key to row.
 //
 // A bucket is an array of 64-byte lines, one cache line per probe. A line holds 12 slots: an 8-bit
-// tag (0: free) and a 32-bit reference. A key's home line follows from bits of its hash that
-// neither bucket nor tag use; a key that finds its home line full goes to the next one, and every
-// line that it passed counts it, so that a search knows where to stop and erasing leaves no
-// tombstones (as in Facebook's F14; here the next line is the neighbour).
+// tag (0: free) and a 32-bit reference. A key's home line is computed from bits of its hash that
+// neither bucket nor tag use. If the home line is full, the key goes to the next line, and every
+// line that it passes counts it. So a search can stop early, and erasing leaves no tombstones (as
+// in Facebook's F14; here the next line is the neighbour).
 //
-// The 64 buckets of a stripe stand one after the other in one range of address space. They grow by
-// a few per cent, moving those behind them: no memory is unused in between, which doubling, or a
-// heap full of holes, would not give.
+// The 64 buckets of a stripe are contiguous in one range of address space. A bucket grows by a few
+// per cent and moves those after it. So no memory is unused in between, unlike with doubling or a
+// fragmented heap.
 //
-// A line also bears the low 16 bits of the newest version of its rows, so that whoever looks for
-// the rows changed since a version passes by most lines. Versions go up, and a mark stands for the
-// newest version that ends in its bits: a line that no row was changed on for 2^16 versions looks
+// A line also stores the low 16 bits of the newest version of its rows, so that a search for the
+// rows changed since a version skips most lines. Versions only increase, and the 16 bits stand for
+// the newest version that ends in them. A line whose rows have not changed for 2^16 versions looks
 // newer than it is, never older.
 //
 // Invariants: a bucket's lines are at most kLoadPercent full, so every search ends; no key occurs
-// twice. Keys are read from the rows.
-// Threads: what belongs to a stripe is guarded by the stripe's lock, which the table holds.
+// twice. Keys are read from the rows. Threads: the data of a stripe is guarded by the stripe's
+// lock, which the table holds.
 #pragma once
 
 #if defined(__SSE2__)
@@ -49,10 +49,10 @@ struct alignas(64) IndexLine {
   static constexpr std::uint32_t kSlots = 12;
 
   std::uint8_t tags[kSlots];
-  std::uint8_t passed;  // keys that found this line full and stand further on; 255 sticks
+  std::uint8_t passed;  // keys that passed this line because it was full; stays at 255
   std::uint8_t unused;
   std::uint16_t version;    // low bits of the newest version of a row here
-  Arena::Ref refs[kSlots];  // of a free slot: 0, or a row that once was here
+  Arena::Ref refs[kSlots];  // of a free slot: 0, or a row that was here before
 
   static std::uint8_t tag_of(std::uint64_t hash) noexcept {
     const auto tag = static_cast<std::uint8_t>(hash);
@@ -62,14 +62,14 @@ struct alignas(64) IndexLine {
   TRIREME_INLINE std::uint32_t match(std::uint8_t tag) const noexcept;
   // Bit i is set where slot i has a row.
   std::uint32_t used() const noexcept { return ~match(0) & ((1U << kSlots) - 1); }
-  // The first slot of a match; some slot if there is none.
+  // The first slot of a match; any slot if there is none.
   static std::uint32_t first_slot(std::uint32_t match) noexcept {
     return static_cast<std::uint32_t>(std::countr_zero(match | 1U << (kSlots - 1)));
   }
   // The row of a key, null if it is not on this line.
   template <class Rows>
   std::byte* find(std::uint64_t key, std::uint8_t tag, const Rows& rows) const noexcept;
-  // Versions that have passed since the one marked, as far as 16 bits tell.
+  // Number of versions since the stored one, modulo 2^16.
   std::uint16_t age(std::uint32_t now) const noexcept {
     return static_cast<std::uint16_t>(now - version);
   }
@@ -86,8 +86,8 @@ class Index {
     const Bucket& bucket = buckets_[bucket_of_hash(hash)];
     return bucket.lines + home_of(hash, bucket.num_lines);
   }
-  // The second row to try for a key, and its line: of the home line's second slot with its tag,
-  // else of the next line's first; Arena::kNullRef if there is none.
+  // The second row to try for a key, and its line: that of the second slot with the key's tag on
+  // the home line, else of the first on the next line; Arena::kNullRef if there is none.
   struct Match {
     const IndexLine* line;
     Arena::Ref ref;
@@ -104,44 +104,45 @@ class Index {
   // The row of a key, null if absent. For many keys, see Finder.
   std::byte* find(std::uint64_t key) const noexcept;
 
-  // A row, and the low bits of a version: its own, or a newer one that it shared a line with.
+  // A row, and the low bits of a version: the row's own, or a newer one of the same line.
   struct Entry {
     Arena::Ref ref;
     std::uint16_t version;
   };
 
-  // Sees to it that inserting `num_rows` rows into a stripe cannot fail: takes address space, and
+  // Ensures that inserting `num_rows` rows into a stripe cannot fail: takes address space, and
   // scratch for reserve(). Errors: kResourceExhausted, std::bad_alloc.
   void prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entry>& scratch);
   // Makes room for `num_rows` rows in a bucket. Requires: prepare(), and no more than that.
   void reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t now,
                std::vector<Entry>& scratch) noexcept;
 
-  // Everywhere below, `now` is the newest version of the table.
-  // Requires: the key is absent, and there is room.
+  // In all functions below, `now` is the newest version of the table.
+  // Requires: the key is absent, and there is room for it.
   void insert(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept;
-  // Marks the line of a row that has changed: now, or to the version that it was replaced by.
+  // Sets the version of the line of a changed row: to `now`, or to the version of the row that
+  // replaced it.
   TRIREME_INLINE void touch(const IndexLine* line, std::uint32_t now) noexcept {
     const auto version = static_cast<std::uint16_t>(now);
     if (line->version != version) const_cast<IndexLine*>(line)->version = version;
   }
-  // Requires: the key is there.
+  // Requires: the key is present.
   void touch(std::uint64_t key, std::uint32_t version, std::uint32_t now) noexcept;
-  // Gives a key that is there another row, and returns the one it had, which the caller frees.
+  // Gives a present key another row, and returns the old one, which the caller frees.
   Arena::Ref replace(std::uint64_t key, Arena::Ref ref) noexcept;
-  // Returns whether the key was there; `ref` is then its row, which the caller frees.
+  // Returns whether the key was present; `ref` is then its row, which the caller frees.
   bool erase(std::uint64_t key, Arena::Ref& ref) noexcept;
 
   // Appends the references of a bucket, in the order of the lines.
   void refs_of(std::uint32_t bucket, std::vector<Arena::Ref>& refs) const {
     refs_since(bucket, 0, 0, refs);
   }
-  // The same without lines that no row was changed on since a version; 0: of all lines.
+  // The same without lines whose rows have not changed since a version; 0: all lines.
   void refs_since(std::uint32_t bucket, std::uint32_t since, std::uint32_t now,
                   std::vector<Arena::Ref>& refs) const;
   // Forgets a bucket's rows, which the caller frees; its lines stay.
   void clear(std::uint32_t bucket) noexcept;
-  // Gives the lines of an empty bucket back.
+  // Frees the lines of an empty bucket.
   void release(std::uint32_t bucket) noexcept;
 
   std::size_t num_rows(std::uint32_t bucket) const noexcept { return buckets_[bucket].num_rows; }
@@ -168,7 +169,7 @@ class Index {
                                               std::uint32_t num_lines) noexcept {
     return std::uint64_t{static_cast<std::uint32_t>(hash >> 20)} * num_lines >> 32;
   }
-  // Where a key's row is, null if absent.
+  // The place of a key's row; null if absent.
   struct Place {
     std::byte* row;
     std::uint32_t distance;  // of its line from the home line
@@ -183,7 +184,7 @@ class Index {
 
   const Arenas& arenas_;
   std::array<Pages, kNumStripes> memory_;  // the lines of a stripe's buckets, in order
-  std::array<std::size_t, kNumStripes> num_lines_max_{};  // ever used of it
+  std::array<std::size_t, kNumStripes> num_lines_max_{};  // the most lines used so far
   alignas(64) std::array<Bucket, kNumBuckets> buckets_{};
 };
 

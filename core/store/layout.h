@@ -7,8 +7,8 @@
 // planes, each one float for every weight, then `per_row` floats. Statistics are a Stamp, and in a
 // scored table a Score.
 //
-// All wide rows of a table are alike: as wide as its widest row class. Where a class has fewer
-// weights, those that are missing, and their places in each plane of state, are zeros.
+// All wide rows of a table have the same size, that of its widest row class. In a class with fewer
+// weights, the missing weights and their places in each plane of state are zeros.
 #pragma once
 
 #include <algorithm>
@@ -22,22 +22,22 @@
 
 namespace trireme {
 
-// Of every row: what exports and expiry go by.
+// Part of every row; used by exports and expiry.
 struct Stamp {
   std::uint32_t version;  // of the table, when the row last changed
   std::uint32_t time;     // data time of the last push, seconds; 0: no push had one
 };
 
-// Of the rows of a scored table, as of the day of the stamp's time.
+// Part of the rows of a scored table, as of the day of the stamp's time.
 struct Score {
   double show;
   double click;
   float delta_score;      // gained since the last export
-  std::uint32_t feature;  // that the key was last pushed for
+  std::uint32_t feature;  // the key's feature in the last push
 };
 static_assert(sizeof(Stamp) == 8 && sizeof(Score) == 24);
 
-// Floats of state that a rule wants.
+// Floats of state that a rule needs.
 struct StateShape {
   int per_weight;
   int per_row;
@@ -65,7 +65,7 @@ class RowLayout {
   std::size_t row_bytes() const noexcept { return stamp_offset_ + statistics_bytes(); }
   std::size_t wide_bytes() const noexcept { return wide_stamp_offset() + statistics_bytes(); }
   std::size_t stamp_offset() const noexcept { return stamp_offset_; }
-  // Where the weights of the widest class end, if they are of this dtype.
+  // The end of the weights of the widest class, if they have this dtype.
   std::size_t weights_end() const noexcept {
     return kWeightsOffset + static_cast<std::size_t>(wide_dim_) * weight_bytes(dtype_);
   }
@@ -101,16 +101,17 @@ class RowLayout {
   // Rounds to the nearest.
   void write_weights(std::byte* row, const float* weights) const noexcept;
 
-  // Makes a row anew but for its weights: its state all `initial_state`, statistics zeros.
+  // Initializes a row except for its weights: sets its state to `initial_state` and its statistics
+  // to zeros.
   void begin(std::byte* row, std::uint64_t key, float initial_state) const noexcept;
-  // Takes over from a row of the same key and another class what both have: the first weights and
-  // their state, the row's state and the statistics. Requires: this class has more weights.
+  // Copies from a row of the same key and another class what both have: the first weights and their
+  // state, the row's state and the statistics. Requires: this class has more weights.
   void take_over(std::byte* row, const RowLayout& from, const std::byte* other) const noexcept;
 
   // A row to its wide form and back; the key is not part of it.   wide: (wide_bytes()).
   void write_wide(const std::byte* row, std::uint8_t* wide) const noexcept;
   void read_wide(std::byte* row, const std::uint8_t* wide) const noexcept;
-  // Whether all that this class does not have is zero.
+  // Whether everything that this class lacks is zero.
   bool fits_wide(const std::uint8_t* wide) const noexcept;
   std::uint32_t version_of_wide(const std::uint8_t* wide) const noexcept {
     std::uint32_t version;

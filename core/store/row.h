@@ -1,5 +1,5 @@
-// The first bytes of a row: its key (8 bytes), its weights and its state, both float32. What
-// follows is the layout's (layout.h).
+// The first bytes of a row: its key (8 bytes), its weights and its state, both float32. layout.h
+// defines the rest.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ inline const float* weights_of_row(const std::byte* row) noexcept {
   return reinterpret_cast<const float*>(row + kWeightsOffset);
 }
 
-// Sixteen floats at any address: one vector register where the instruction set has it.
+// Sixteen floats at any address: one vector register if the instruction set has one.
 using Floats16 [[gnu::vector_size(64), gnu::aligned(4), gnu::may_alias]] = float;
 
 TRIREME_INLINE void copy16(float* out, const float* from) noexcept {

@@ -1,11 +1,11 @@
-// What a push does to the statistics of a row, and what they are worth later.
+// How a push changes the statistics of a row, and how they decay.
 //
 //   score(show, click) = (show - click) * nonclk_coeff + click * click_coeff
 //   push:  show = show * decay_rate^(days since the last push) + pushed show;  click likewise
 //          delta_score += score(pushed show, pushed click);  time = max(time, the push's)
 //   read:  show * decay_rate^(days since the last push)
 //
-// Days are whole days of data time. So nothing has to touch a row for it to fade. Source: Paddle's
+// Days are whole days of data time. So rows decay without being written. Source: Paddle's
 // CtrCommonAccessor, which multiplies every row once a day.
 #pragma once
 
@@ -42,10 +42,10 @@ struct ShowClick {
   double click;
 };
 
-// A moment of data time that statistics are asked for.
+// A moment of data time at which statistics are read.
 struct Moment {
   std::uint32_t time;  // seconds
-  bool day_over;       // at the end of that day: shows and clicks have faded once more
+  bool day_over;       // at the end of that day: shows and clicks have decayed once more
 
   ShowClick effective(const Stamp& stamp, const Score& score,
                       const ScoreRates& rates) const noexcept {
@@ -63,7 +63,7 @@ struct StatisticsPush {
   const std::uint32_t* features;  // (K); null: features stay
 
   bool is_scored() const noexcept { return show_click != nullptr; }
-  // Counts what the push says of a key. Requires: is_scored(); mark() comes after.
+  // Adds the push's statistics of a key. Requires: is_scored(); mark() is called after.
   void count(const RowLayout& layout, std::byte* row, std::size_t position) const noexcept {
     const double show = show_click[2 * position];
     const double click = show_click[2 * position + 1];

@@ -1,4 +1,4 @@
-// Admission: which keys without a row get one from the push that names them.
+// Admission: which keys without a row get one when a push contains them.
 //
 //   count_filter  the push with which a key has occurred n times; counted exactly (PendingCounts)
 //   or
@@ -6,11 +6,11 @@
 //   probability   a draw for each push: push_bits(seed, 2, key, stream, sequence) >> 11 < p * 2^53
 //   score_filter  a push whose own score of the key is at least the threshold
 //
-// What is counted belongs to the key's bucket, and is saved, moved and dropped with it. A key is
-// forgotten when it gets its row; a sketch cannot forget, so a key that has lost its row is
-// admitted again at once there. forget_before() lets old counts go.
+// Counts belong to the key's bucket, and are saved, moved and dropped with it. The count of a key
+// is dropped when it gets its row. A sketch cannot drop single keys, so there a key that has lost
+// its row is admitted again at once. forget_before() drops old counts.
 //
-// Threads: the stripes' locks guard what belongs to their buckets; the rest is constant.
+// Threads: the state of a bucket is guarded by its stripe's lock; the rest is constant.
 #pragma once
 
 #include <cstddef>
@@ -26,14 +26,14 @@
 
 namespace trireme {
 
-// What stands before the pending state of a bucket in files and messages, little-endian.
+// The header of the pending state of a bucket in files and messages, little-endian.
 struct PendingHeader {
   static constexpr std::uint8_t kVersion = 1;
   enum Kind : std::uint8_t { kCounts = 1, kSketch = 2 };
 
   std::uint8_t version;
   std::uint8_t kind;
-  std::uint8_t depth;  // of a sketch, as the next two; else 0
+  std::uint8_t depth;  // of a sketch, like the next two fields; else 0
   std::uint8_t cell_bytes;
   std::uint32_t width;
   std::uint64_t total;      // pending keys, or occurrences that the sketch counted
@@ -50,7 +50,7 @@ struct AdmissionConfig {
   double threshold = 0.0;          // score_filter
 };
 
-// What a push says of one key.
+// The data of a push about one key.
 struct Occurrence {
   std::uint64_t key;
   std::uint32_t count;  // occurrences of the key in the batch
@@ -60,7 +60,7 @@ struct Occurrence {
 
 class Admission {
  public:
-  // What is pending of one bucket.
+  // The pending state of one bucket.
   struct Pending {
     PendingCounts counts;
     CountSketch sketch;
@@ -72,20 +72,21 @@ class Admission {
   bool admits_all() const noexcept { return kind_ == Kind::kAll; }
   bool reads_score() const noexcept { return kind_ == Kind::kScoreFilter; }
 
-  // Sees to it that judging these keys of one stripe cannot fail. Errors: std::bad_alloc, nothing
+  // Ensures that admit() cannot fail for these keys of one stripe. Errors: std::bad_alloc, nothing
   // changed.
   void prepare(std::span<const std::uint64_t> keys);
   // Whether a key without a row gets one now. Counts it. Requires: prepare() with the key.
   bool admit(const Occurrence& occurrence, const PushId& id) noexcept;
-  // Says that a key has a row, got by whatever way.
+  // Drops the count of a key, which got a row in any way.
   void settle(std::uint64_t key) noexcept;
   // Forgets keys that have not occurred since `oldest` (data time); pushes without a time do not
-  // grow old. A sketch halves its counts instead, if it has not since then. now: the data time.
+  // age. A sketch halves its counts instead, unless it was halved since then. now: the data time.
   // Errors: std::bad_alloc.
   void forget_before(std::uint32_t bucket, std::uint32_t oldest, std::uint32_t now);
 
-  // What is pending of a bucket, as bytes: a PendingHeader, then PendingKeys in the order of the
-  // keys, or the cells of the sketch. The same for every history; no bytes if nothing is pending.
+  // The pending state of a bucket as bytes: a PendingHeader, then PendingKeys in the order of the
+  // keys, or the cells of the sketch. The bytes do not depend on the order of pushes; no bytes if
+  // nothing is pending.
   Array<std::uint8_t> save(std::uint32_t bucket) const;
   // The inverse of save(). Errors: kBadRequest for bytes that this filter does not write.
   Pending parse(std::uint32_t bucket, std::span<const std::uint8_t> bytes) const;

@@ -18,8 +18,8 @@ void expect(const char* what, std::size_t found, std::size_t expected) {
                                           std::to_string(found));
 }
 
-// Copies n cells of `width` bytes from rows of `stride` bytes, or to them. A width that is known
-// when this is compiled makes each copy a few instructions.
+// Copies n cells of `width` bytes from rows of `stride` bytes, or to them. With a width known at
+// compile time each copy is a few instructions.
 template <std::size_t kWidth>
 void copy_cells(std::byte* to, std::size_t to_stride, const std::byte* from,
                 std::size_t from_stride, std::size_t n, std::size_t width) noexcept {
@@ -60,7 +60,7 @@ std::span<const T> part_of(std::span<const T> values, std::span<const std::int64
   return values.subspan(low, static_cast<std::size_t>(offsets[m + 1]) - low);
 }
 
-// Offsets that lead out of their values would lead anywhere.
+// Checks that offsets stay within their values.
 template <class T>
 void check_offsets(std::span<const T> offsets, std::size_t num_lists, std::size_t num_values) {
   expect("offsets:", offsets.size(), num_lists + 1);

@@ -1,4 +1,4 @@
-// Rows of several buckets as columns, and back: what row files hold.
+// Rows of several buckets as columns, and back; the content of row files.
 //
 // A column is a range of the bytes of a wide row. Together the columns make up the row.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace trireme {
 
-// The content of buckets first, first + 1, ... one after the other, each of one moment. Lists have
+// The content of buckets first, first + 1, ... one after the other, each at one moment. Lists have
 // one offset more than there are buckets.
 struct BucketColumns {
   std::vector<std::uint32_t> num_rows;       // per bucket
@@ -29,14 +29,14 @@ struct BucketColumns {
   std::vector<std::uint64_t> removed;
 };
 
-// widths: bytes of each column, which add up to table.row_bytes().   since, removed_since: as of
+// widths: bytes of each column, which add up to table.row_bytes().   since, removed_since: see
 // Table::snapshot.
 // Errors: kBadRequest, kResourceExhausted.
 BucketColumns snapshot_columns(const Table& table, std::uint32_t first, std::uint32_t count,
                                std::uint32_t since, std::uint32_t removed_since,
                                std::span<const std::size_t> widths);
 
-// The rows of some buckets, as columns. A bucket may be passed over.
+// The rows of some buckets, as columns. Buckets can be skipped.
 struct ColumnsView {
   std::span<const std::uint16_t> buckets;   // (m)
   std::span<const std::uint32_t> num_rows;  // (m)

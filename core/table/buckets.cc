@@ -17,10 +17,10 @@ namespace {
               std::string("Table.") + who + ": bucket " + std::to_string(bucket) + ": " + what);
 }
 
-// Errors: kBadRequest for a key of another bucket, or twice the same.
+// Errors: kBadRequest for a key of another bucket, or a key that occurs twice.
 void check_keys(const char* who, std::uint32_t bucket, std::span<const std::uint64_t> keys) {
-  // A set of the hashes, which are distinct where the keys are; 0, a free slot, is of one key
-  // alone.
+  // A set of the hashes, which are distinct if the keys are. 0 means a free slot; only one key has
+  // hash 0.
   std::vector<std::uint64_t> slots(std::bit_ceil(2 * keys.size() + 1));
   const std::uint64_t mask = slots.size() - 1;
   bool has_zero = false;
@@ -46,7 +46,7 @@ std::array<std::size_t, Arenas::kClassesMax> count_by_class(const Table::BucketV
   return counts;
 }
 
-// Takes so many rows of each class, one class behind the other; returns where each begins.
+// Takes this many rows of each class, class after class; returns where each begins.
 std::array<std::size_t, Arenas::kClassesMax> take_by_class(Arenas::Reservation& reservation,
                                                            std::span<const std::size_t> counts,
                                                            std::span<Arena::Ref> refs) noexcept {
@@ -178,8 +178,8 @@ void Table::check_content(const char* who, std::uint32_t bucket, const BucketVie
   check_keys(who, bucket, content.keys);
 }
 
-// Swaps a bucket's rows and marks for those of `content`, which was checked. Nothing changes on an
-// error.
+// Replaces a bucket's rows and marks by those of `content`, which was checked. Nothing changes on
+// an error.
 void Table::replace(std::uint32_t bucket, const BucketView& content) {
   std::vector<std::pair<Marks::Array*, std::uint64_t>> marks;
   for (const auto& [stream, sequence] : content.marks)
@@ -213,7 +213,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   for (const auto& [array, sequence] : marks) (*array)[bucket] = sequence;
 }
 
-// Enters row i of the content, whose key is absent, as `ref`, a row of its class. Requires: there
+// Inserts row i of the content, whose key is absent, as `ref`, a row of its class. Requires: there
 // is room for it.
 void Table::insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept {
   const int row_class = content.classes[i];

@@ -1,7 +1,8 @@
-// The row classes of a table: how wide its rows may be.
+// The row classes of a table: the widths of its rows.
 //
-// A class for each of the table's dims, and where rows begin as a head alone, one more for that:
-// its rows have weight 0, and grow to one of the others when their score has reached a threshold.
+// There is a class for each of the table's dims. If rows begin as a head alone, there is one more
+// class: its rows have only weight 0, and move to one of the other classes when their score reaches
+// a threshold.
 #pragma once
 
 #include <optional>
@@ -19,7 +20,7 @@ class RowClasses {
  public:
   static constexpr int kDimMax = 1 << 16;
 
-  // has_heads: whether rows begin as a head alone. It makes no difference if no row has more.
+  // has_heads: whether rows begin as a head alone. It has no effect if no row has more.
   // Errors: kBadRequest, naming the value.
   RowClasses(std::span<const int> dims, const std::string& dtype, StateShape state, bool is_scored,
              bool has_heads);
@@ -29,11 +30,11 @@ class RowClasses {
     return layouts_[static_cast<std::size_t>(row_class)];
   }
   int size() const noexcept { return static_cast<int>(layouts_.size()); }
-  int num_dims() const noexcept { return size() - (head_ >= 0 ? 1 : 0); }  // without the head's
+  int num_dims() const noexcept { return size() - (head_ >= 0 ? 1 : 0); }  // without head()
   int head() const noexcept { return head_; }                              // -1: none
   // One class of float32 weights.
   bool is_plain() const noexcept { return size() == 1 && layouts_[0].dtype() == Dtype::kFloat32; }
-  // Of every row, whatever its class.
+  // The layout of wide rows, the same for all classes.
   const RowLayout& wide() const noexcept { return layouts_[0]; }
   std::vector<std::size_t> row_bytes() const;
 

@@ -1,10 +1,10 @@
-// How often keys without a row have occurred, in bounded memory: a count-min sketch for the keys of
+// Counts occurrences of keys without a row, in bounded memory: a count-min sketch for the keys of
 // one bucket, with conservative update.
 //
 // Cormode, Muthukrishnan, "An improved data stream summary", J. Algorithms 2005; Estan, Varghese,
 // SIGCOMM 2002. kDepth rows of `width` cells; a key has one cell in each row. Its estimate is the
-// least of them: never less than its count, and more than it by e / width * total() or more with
-// probability e^-kDepth at most. Cells stop at `limit`: more does not matter.
+// least of them. The estimate is never less than the count, and with probability at most e^-kDepth
+// it exceeds the count by e / width * total() or more. Cells saturate at `limit`.
 //
 // Cell of key k in row r: (mix64(mix64(k) + (r + 1) * 0x9E3779B97F4A7C15) >> 32) * width >> 32.
 // Threads: none; the stripe's lock guards it.
@@ -22,11 +22,11 @@ namespace trireme {
 struct SketchShape {
   static constexpr std::uint32_t kDepth = 4;
 
-  std::uint32_t limit;       // largest count of interest
+  std::uint32_t limit;       // largest count that matters
   std::uint32_t cell_bytes;  // 1, 2 or 4, as `limit` needs
   std::uint32_t width;       // cells of a row
 
-  // The widest sketch of at most so many bytes. Requires: bytes >= kDepth * 4.
+  // The widest sketch of at most this many bytes. Requires: bytes >= kDepth * 4.
   static SketchShape of(std::size_t bytes, std::uint32_t limit);
   std::size_t num_cells() const noexcept { return std::size_t{kDepth} * width; }
   std::size_t bytes() const noexcept { return num_cells() * cell_bytes; }
@@ -34,7 +34,7 @@ struct SketchShape {
 
 class CountSketch {
  public:
-  // Takes the memory, at the first call. Errors: std::bad_alloc.
+  // Allocates the memory, at the first call. Errors: std::bad_alloc.
   void allocate(const SketchShape& shape);
   bool is_empty() const noexcept { return cells_ == nullptr; }
 
@@ -50,7 +50,7 @@ class CountSketch {
   std::uint8_t* cells() noexcept { return cells_.get(); }
   const std::uint8_t* cells() const noexcept { return cells_.get(); }
 
-  std::uint64_t total = 0;      // occurrences counted, and halved with the cells
+  std::uint64_t total = 0;      // occurrences counted; halved with the cells
   std::uint32_t halved_at = 0;  // data time of the last halving, or of the first count, seconds
 
  private:

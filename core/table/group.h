@@ -1,4 +1,4 @@
-// Some keys of a call, and where they stood in it.
+// Some keys of a call, and their positions in it.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace trireme {
 
 struct Group {
   std::span<const std::uint64_t> keys;
-  const std::uint32_t* positions;  // keys[i] came as key positions[i] of the call; null: first + i
+  const std::uint32_t* positions;  // keys[i] is key positions[i] of the call; null: first + i
   std::size_t first;
 
   std::size_t position(std::size_t i) const noexcept {

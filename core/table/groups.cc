@@ -17,7 +17,7 @@ struct Chunk {
   std::span<const std::uint64_t> keys;
   std::size_t first = 0;                            // position of keys[0] in the call
   std::array<std::uint32_t, kNumStripes> counts{};  // keys per stripe
-  std::array<std::size_t, kNumStripes> next{};      // where the next key of a stripe goes
+  std::array<std::size_t, kNumStripes> next{};      // where to write the next key of a stripe
   bool is_ordered = true;
 };
 

@@ -1,7 +1,6 @@
 // The keys of one call, grouped by stripe, so that each stripe's lock is taken once.
 //
-// Keys that come in stripe order already (as `unique` delivers them) are used where they are;
-// others are copied.
+// Keys already in stripe order (as `unique` returns them) are used in place; others are copied.
 #pragma once
 
 #include <array>

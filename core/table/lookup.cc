@@ -19,8 +19,8 @@ constexpr std::size_t kParallelBlocksMin = 4;
 
 }  // namespace
 
-// Holds the shared locks of several stripes, taken in their order; writers hold one at a time. So
-// no cycle can form.
+// Holds the shared locks of several stripes, taken in the order of the stripes. Writers hold one
+// lock at a time. So there is no deadlock.
 class Table::SharedLocks {
  public:
   SharedLocks(const Table& table, std::uint64_t stripes) : table_(table), stripes_(stripes) {
@@ -50,7 +50,7 @@ void Table::find_all(const Rows& rows, std::span<const std::uint64_t> keys, std:
       Finder finder(rows, index_, row_bytes);
       const SharedLocks locks(
           *this, finder.begin(keys.subspan(begin, std::min(kFindBlock, keys.size() - begin))));
-      const Visit visit_here = visit;  // a copy that the compiler can keep in registers
+      const Visit visit_here = visit;  // a local copy, which the compiler can keep in registers
       finder.find([=](std::size_t i, const IndexLine*, const std::byte* row, bool)
                       TRIREME_INLINE_LAMBDA { visit_here(begin + i, row); },
                   [&](std::size_t i, const IndexLine*, const std::byte* row)
@@ -108,7 +108,7 @@ std::size_t Table::lookup_any(std::span<const std::uint64_t> keys, float* out, P
   return missing;
 }
 
-// Writes the initial weights of an absent key: only the head's weight where rows begin as heads.
+// Writes the initial weights of an absent key: only the head's weight if rows begin as heads.
 void Table::write_absent(std::uint64_t key, float* weights, int dim) const noexcept {
   if (absent_is_zero_) {
     std::fill_n(weights, dim, 0.0F);

@@ -1,8 +1,8 @@
-// The last sequence applied per stream and bucket: what makes every push count exactly once.
+// The last sequence applied per stream and bucket. With it every push is applied exactly once.
 //
-// A push is named (stream, sequence); a stream's sequences start at 1 and go up. Mark 0: nothing
-// applied yet. Threads: of() and streams() may be called by any thread; the marks themselves are
-// guarded by the stripes' locks.
+// A push is identified by (stream, sequence); a stream's sequences start at 1 and increase. Mark 0:
+// nothing applied yet. Threads: of() and streams() may be called by any thread; the marks
+// themselves are guarded by the stripes' locks.
 #pragma once
 
 #include <array>
@@ -28,10 +28,10 @@ class Marks {
 
   explicit Marks(int num_streams_max);
 
-  // The marks of a stream; made at its first use, and never moved.
+  // The marks of a stream; created at its first use, and never moved.
   // Errors: kBadRequest if the stream is not in [0, num_streams_max).
   Array& of(std::int64_t stream);
-  // The same, but null for a stream that was not used yet.
+  // The same, but null for a stream that is not used yet.
   const Array* find(std::int64_t stream) const;
 
   // Every stream seen so far.
@@ -46,10 +46,10 @@ class Marks {
   std::vector<std::unique_ptr<Array>> arrays_;  // guarded by mutex_
 };
 
-// A push, or the pushes that one merged gradient stands for, beside the marks that it advances.
+// A push, or the pushes merged into one gradient, with the marks that it advances.
 class Advance {
  public:
-  // Errors: kBadRequest for no id at all, an unknown stream, or a sequence < 1.
+  // Errors: kBadRequest without ids, for an unknown stream, or a sequence < 1.
   Advance(std::span<const PushId> ids, Marks& marks);
 
   // Bit i: bucket first_bucket + i has all of the ids already. Requires: the stripe's lock.

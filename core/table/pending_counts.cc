@@ -13,7 +13,7 @@ constexpr std::size_t slots_for(std::size_t num_keys) noexcept { return num_keys
 
 }  // namespace
 
-// Of the bits of the hash that do not choose the bucket.
+// Computed from the bits of the hash that do not select the bucket.
 std::size_t PendingCounts::home_of(std::uint64_t key) const noexcept {
   return std::uint64_t{static_cast<std::uint32_t>(mix64(key) >> 20)} * slots_.size() >> 32;
 }
@@ -51,8 +51,8 @@ std::uint32_t PendingCounts::add(std::uint64_t key, std::uint32_t count,
   return pending.count;
 }
 
-// Keys behind a freed slot that would have liked to stand there move up, so that a search may stop
-// at a free slot.
+// Keys after a freed slot move up to it if their search passes it, so that a search may stop at a
+// free slot.
 void PendingCounts::forget(std::uint64_t key) noexcept {
   if (size_ == 0) return;
   std::size_t hole = find(key);

@@ -1,8 +1,8 @@
-// How often each key without a row has occurred, exactly: an open-addressing hash table with linear
+// Exact counts of occurrences of keys without a row: an open-addressing hash table with linear
 // probing, for the keys of one bucket.
 //
 // Memory: 16 bytes per key, at most 23 with the room for growth; reserve() may leave room for one
-// push more. Threads: none; the stripe's lock guards it.
+// more push. Threads: none; the stripe's lock guards it.
 #pragma once
 
 #include <cstddef>
@@ -27,12 +27,13 @@ class PendingCounts {
   // Counts occurrences of a key, and returns its count, at most 2^32 - 1. Requires: room for it.
   std::uint32_t add(std::uint64_t key, std::uint32_t count, std::uint32_t time) noexcept;
   void forget(std::uint64_t key) noexcept;
-  // Forgets keys whose last occurrence was before `oldest`, if its push had a time. Errors:
+  // Forgets keys whose last occurrence was before `oldest`, unless its push had no time. Errors:
   // std::bad_alloc, nothing changed.
   void forget_before(std::uint32_t oldest);
 
-  std::vector<PendingKey> sorted() const;  // by key: the same for every history
-  // Takes these, distinct and with counts > 0. Errors: std::bad_alloc.
+  std::vector<PendingKey> sorted() const;  // by key: independent of the order of pushes
+  // Replaces the content by these keys, which are distinct and have counts > 0. Errors:
+  // std::bad_alloc.
   static PendingCounts of(std::span<const PendingKey> keys);
 
   std::size_t size() const noexcept { return size_; }
@@ -43,7 +44,7 @@ class PendingCounts {
   std::size_t next(std::size_t slot) const noexcept {
     return slot + 1 < slots_.size() ? slot + 1 : 0;
   }
-  // The slot of a key, or the free one where it would be. Requires: a free slot.
+  // The slot of a key, or the free one where it would be inserted. Requires: a free slot.
   std::size_t find(std::uint64_t key) const noexcept;
   void rebuild(std::size_t num_slots);
 

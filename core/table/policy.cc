@@ -10,7 +10,7 @@
 namespace trireme {
 namespace {
 
-constexpr std::uint64_t kIndexBytesPerRow = 8;  // a line of 64 bytes for about eight rows
+constexpr std::uint64_t kIndexBytesPerRow = 8;  // a line of 64 bytes per about eight rows
 
 std::uint64_t checked_share(const char* what, std::uint64_t limit, std::uint64_t bytes_per_row) {
   const std::uint64_t share = limit / bytes_per_row / kNumBuckets;

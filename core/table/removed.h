@@ -1,9 +1,9 @@
-// The keys that each bucket has lost, with the version of the table at that time: what a delta
-// export lists beside the rows that changed.
+// The keys removed from each bucket, with the version of the table at that time. A delta export
+// lists them beside the rows that changed.
 //
-// Bounded: a bucket remembers as many as it has rows, or kKeptMin; then it forgets the older half.
-// What is forgotten is known: asking for it is an error, never an incomplete answer.
-// Threads: what belongs to a bucket is guarded by its stripe's lock, which the table holds.
+// Bounded: a bucket remembers as many keys as it has rows, or kKeptMin; then it forgets the older
+// half. A query that needs forgotten keys is an error, never an incomplete answer. Threads: the
+// data of a bucket is guarded by its stripe's lock, which the table holds.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ class RemovedKeys {
 
   // Makes room, so that adding `num_keys` keys to a bucket cannot fail. Errors: std::bad_alloc.
   void prepare(std::uint32_t bucket, std::size_t num_keys);
-  // Requires: prepare(); a version that is not below those before. `num_rows`: that the bucket has.
+  // Requires: prepare(); the version is not below earlier ones. `num_rows`: rows of the bucket.
   void add(std::uint32_t bucket, std::uint64_t key, std::uint32_t version,
            std::size_t num_rows) noexcept;
 
@@ -32,8 +32,8 @@ class RemovedKeys {
 
   // Forgets the keys that were removed with a version <= `version`.
   void forget(std::uint32_t bucket, std::uint32_t version) noexcept;
-  // Begins anew, with these keys and the versions, ascending, that they were removed with; those
-  // removed with a version <= since are forgotten.
+  // Replaces the content by these keys and the versions, ascending, that they were removed with.
+  // Keys removed with a version <= since are forgotten.
   void restore(std::uint32_t bucket, std::vector<std::uint64_t>&& keys,
                std::vector<std::uint32_t>&& versions, std::uint32_t since) noexcept;
   // The lowest version that since() answers for.
@@ -47,7 +47,7 @@ class RemovedKeys {
   struct Bucket {
     std::vector<std::uint64_t> keys;
     std::vector<std::uint32_t> versions;  // ascending
-    std::uint32_t forgotten = 0;          // keys removed with a version up to this are not known
+    std::uint32_t forgotten = 0;  // keys removed with a version up to this one are forgotten
   };
 
   std::array<Bucket, kNumBuckets> buckets_;

@@ -1,4 +1,4 @@
-// Passing over many rows of a bucket.
+// Iterating over many rows of a bucket.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace trireme {
 
-// Calls visit(i, layout, row) for the row of each reference. Of every row, `num_bytes` bytes from
-// offset(layout) on are fetched some rows ahead.   layouts: of the row classes.
+// Calls visit(i, layout, row) for the row of each reference. Prefetches `num_bytes` bytes of each
+// row from offset(layout) on, some rows ahead.   layouts: of the row classes.
 template <class Offset, class Visit>
 void for_rows(const Arenas& arenas, std::span<const RowLayout> layouts,
               std::span<const Arena::Ref> refs, const Offset& offset, std::size_t num_bytes,

@@ -1,4 +1,4 @@
-// Table: what removes rows by its policy, and what is remembered of them.
+// Table: removal of rows by policy, and the record of removed keys.
 #include <algorithm>
 #include <compare>
 #include <mutex>
@@ -10,11 +10,11 @@
 namespace trireme {
 namespace {
 
-// A bucket over its limit is emptied by this share below it, so that most pushes need not look for
-// the rows to remove.
+// A bucket over its limit is shrunk to below it by this share, so that most pushes need not search
+// for rows to remove.
 constexpr std::uint32_t kSlack = 16;
 
-// What rows are removed by, the least first.
+// The order in which rows are removed, the least first.
 struct Age {
   std::uint32_t time;
   std::uint32_t version;
@@ -45,9 +45,9 @@ Table::Shrunk Table::shrink(std::uint32_t bucket, const Moment& now, std::uint32
   return {.num_expired = num_expired, .num_evicted = evict(bucket)};
 }
 
-// Brings a bucket that is over its limit back below it: the rows whose last push is longest ago go.
-// Of those alike, which go is drawn from key and marks: the same on every machine, but not always
-// the same keys. Returns how many went. Requires: the stripe's lock.
+// Shrinks a bucket that is over its limit: removes the rows whose last push is longest ago. Ties
+// are broken by a hash of key and marks: the same on every machine, but not always the same keys.
+// Returns the number of rows removed. Requires: the stripe's lock.
 std::size_t Table::evict(std::uint32_t bucket) {
   if (!max_rows_of_bucket_ || index_.num_rows(bucket) <= *max_rows_of_bucket_) return 0;
   std::uint64_t draw = 0;
@@ -74,7 +74,7 @@ std::size_t Table::evict(std::uint32_t bucket) {
   return num_evicted;
 }
 
-// Requires: the stripe's lock; the rows are the bucket's.
+// Requires: the stripe's lock; the rows belong to the bucket.
 void Table::remove(std::uint32_t bucket, std::span<const Arena::Ref> rows) {
   removed_.prepare(bucket, rows.size());
   for (const Arena::Ref row : rows) {

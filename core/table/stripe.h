@@ -1,7 +1,7 @@
-// The lock of a stripe: many readers or one writer, and no writer waits for ever.
+// The lock of a stripe: many readers or one writer, and writers do not starve.
 //
-// std::shared_mutex lets readers in as long as there is one, so lookups that overlap would keep
-// updates out. Here readers that come while a writer waits queue behind it.
+// std::shared_mutex admits readers as long as one holds it, so overlapping lookups would block
+// updates. Here readers that arrive while a writer waits queue behind it.
 #pragma once
 
 #include <atomic>
@@ -14,14 +14,14 @@
 
 namespace trireme {
 
-// Threads: any. The names of its functions are those that std::unique_lock and std::shared_lock
-// want. A thread may hold several shared, taken in the order of the stripes; or one alone.
+// Threads: any. The function names are those that std::unique_lock and std::shared_lock require. A
+// thread may hold several shared locks, taken in the order of the stripes; or one exclusive lock.
 class alignas(64) StripeMutex {
  public:
   StripeMutex() = default;
 #if defined(__SANITIZE_THREAD__)
-  // The standard's mutexes end without a word to TSan, which would hold the locks of a table that
-  // was for those of the next at its address.
+  // The destructors of standard mutexes do not notify TSan. It would take the locks of a destroyed
+  // table for those of a new one at the same address.
   ~StripeMutex() {
     __tsan_mutex_destroy(mutex_.native_handle(), 0);
     __tsan_mutex_destroy(queue_.native_handle(), 0);

@@ -1,19 +1,20 @@
 // A table: rows of weights, state and statistics by 64-bit key, in memory.
 //
-// Rows belong to 4096 buckets (bucket_of), which are read, replaced and dropped one by one. The
-// buckets form 64 ranges, the stripes, with a lock each. An update takes each stripe's lock once,
-// for the call's keys of that stripe; a lookup takes keys as they come, some thousands at a time.
-// Both run in parallel on the caller's pool, and cost least if the keys come in bucket order.
+// Rows belong to 4096 buckets (bucket_of), which can be read, replaced and dropped individually.
+// The buckets form 64 ranges, the stripes, with a lock each. An update takes each stripe's lock
+// once, for the call's keys of that stripe; a lookup takes keys in the order of the call, some
+// thousands at a time. Both run in parallel on the caller's pool, and are fastest for keys in
+// bucket order.
 //
 // Invariants: applying an update to a stripe's rows and raising the marks of its buckets is one
-// critical section, and happens whole or not at all. A lookup changes nothing. Initial weights
-// depend on seed and key alone. Threads: any number may call anything at any time. A call sees and
-// leaves each bucket at one moment, not all buckets at the same one; a lookup may see a bucket at
-// several. Memory: a row takes 8 bytes for its key and 8 for its stamp beside weights and state, 24
-// more in a scored table, and about 7 in the index.
+// critical section, and happens completely or not at all. A lookup changes nothing. Initial weights
+// depend on seed and key alone. Threads: any number may call anything at any time. A call reads and
+// changes each bucket at one moment, but different buckets at different moments; a lookup may read
+// one bucket at several moments. Memory: a row takes 8 bytes for its key and 8 for its stamp beside
+// weights and state, 24 more in a scored table, and about 7 in the index.
 //
-// Versions and expiry: whatever changes a row stamps it with the table's version, which only goes
-// up. No lookup looks at statistics: a row answers until shrink() or a limit removes it.
+// Versions and expiry: each change of a row stamps it with the table's version, which only
+// increases. Lookups ignore statistics: a row is found until shrink() or a limit removes it.
 #pragma once
 
 #include <array>
@@ -54,19 +55,19 @@ struct TableConfig {
   float init_a = 0.0F;
   float init_b = 0.0F;
   std::uint64_t seed = 0;
-  std::string absent = "initial";  // what a lookup answers for an absent key, or "zeros"
+  std::string absent = "initial";  // what a lookup returns for an absent key, or "zeros"
   PolicyConfig policy;
   AdmissionConfig admission;
   int num_streams_max = 1024;
   std::string simd = "auto";  // see choose_isa
 };
 
-// What a push says besides keys and gradients. Arrays go by the keys' positions.
+// The data of a push besides keys and gradients. Arrays are indexed by the keys' positions.
 struct PushColumns {
   std::uint32_t time = 0;                   // data time, seconds; 0: the data has none
-  std::uint32_t version = 0;                // the table's is raised to it
-  const float* show_click = nullptr;        // (K, 2): of scored tables, and only of them
-  const std::uint32_t* features = nullptr;  // (K): of scored tables; null: they stay
+  std::uint32_t version = 0;                // the table's version is raised to it
+  const float* show_click = nullptr;        // (K, 2): for scored tables, and only for them
+  const std::uint32_t* features = nullptr;  // (K): for scored tables; null: features stay
   const std::uint32_t* counts = nullptr;    // (K): occurrences of each key; null: 1
 };
 
@@ -76,8 +77,8 @@ struct BucketContent {
   Array<std::uint8_t> classes;                                // (n): row class of each
   Array<std::uint8_t> rows;                                   // (n, row_bytes), wide
   std::vector<std::pair<std::int64_t, std::uint64_t>> marks;  // (stream, sequence), sequence > 0
-  Array<std::uint8_t> pending;                                // as Admission::save() has it
-  Array<std::uint64_t> removed;  // keys removed since, ascending; some may have come back
+  Array<std::uint8_t> pending;                                // the bytes of Admission::save()
+  Array<std::uint64_t> removed;  // keys removed since, ascending; some may have rows again
 };
 
 class Table {
@@ -94,20 +95,19 @@ class Table {
   std::size_t num_rows() const;
   std::size_t bytes() const;  // memory taken from the system
 
-  // Writes the weights of each key; an absent one gets what its row would start with, or zeros. A
-  // row of a narrower class has zeros behind its weights, of a wider one the first of them. Changes
-  // nothing. keys: (N), duplicates allowed.  out: (N, dim of the class).  Returns how many were
-  // absent.
+  // Writes the weights of each key; for an absent key its initial weights, or zeros. A row of a
+  // narrower class is padded with zeros, a row of a wider class is cut. Changes nothing. keys: (N),
+  // duplicates allowed.  out: (N, dim of the class).  Returns how many were absent.
   std::size_t lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool,
                      int row_class = 0) const;
 
-  // Applies one step of the rule to each key, making rows that are absent and admitted, and raises
-  // the marks of every bucket to `ids`. Keys of buckets that have all ids already are left out: the
-  // push was applied before. A key that occurs more than once has the rule applied that often, in
-  // order. keys: (K), those of each row class in turn.  grads: of each class: new rows are of that
-  // class, or heads that will be; a row of another class learns from what fits.  Returns the number
-  // of keys applied. Errors: kBadRequest, nothing changed; kResourceExhausted, some stripes applied
-  // and marked: repeating the call with the same ids finishes it.
+  // Applies one step of the rule to each key, creates rows for absent keys that are admitted, and
+  // raises the marks of every bucket to `ids`. Keys of buckets that already have all ids are
+  // skipped: the push was applied before. The rule is applied once per occurrence of a key, in
+  // order. keys: (K), those of each row class in turn.  grads: of each class; new rows get that
+  // class, or are heads that will grow to it. A row of another class uses the gradients that fit.
+  // Returns the number of keys applied. Errors: kBadRequest, nothing changed; kResourceExhausted,
+  // some stripes are applied and marked: repeating the call with the same ids finishes it.
   struct Gradients {
     const float* rows;  // (num_keys, dim of the class)
     std::size_t num_keys;
@@ -129,25 +129,25 @@ class Table {
   void marks(std::int64_t stream, std::span<std::uint64_t> out) const;
   void set_marks(std::int64_t stream, std::span<const std::uint64_t> marks);
 
-  // The version that changes are stamped with; raised, it holds for every change from then on.
+  // The version that changes are stamped with. Once raised, it applies to every later change.
   std::uint32_t version() const noexcept { return version_.load(std::memory_order_relaxed); }
   void raise_version(std::uint32_t version) noexcept;
 
-  // Errors of all that take a bucket: kBadRequest for one outside [0, kNumBuckets).
-  // since 0: all rows, no removed keys. Else the rows changed and the keys removed with a version >
+  // All functions that take a bucket fail with kBadRequest for one outside [0, kNumBuckets). since
+  // 0: all rows, no removed keys. Else the rows changed and the keys removed with a version >
   // since. Errors: kBadRequest if some of those keys were forgotten.
   BucketContent snapshot(std::uint32_t bucket, std::uint32_t since = 0) const {
     return snapshot(bucket, since, since);
   }
-  // The same, with the keys removed since another version; 0: none.
+  // The same, with the keys removed since a different version; 0: none.
   BucketContent snapshot(std::uint32_t bucket, std::uint32_t since,
                          std::uint32_t removed_since) const;
   // The lowest version since which the removed keys of every bucket are known.
   std::uint32_t removed_known_since() const;
-  // Replaces rows, marks and what is pending of a bucket; marks of streams that are not given
-  // become 0. Nothing changes on an error: kBadRequest (a key of another bucket, twice the same
-  // key, lengths that do not match, an unknown class, stream or sequence, pending bytes of another
-  // admission); kResourceExhausted.
+  // Replaces rows, marks and pending state of a bucket; marks of other streams become 0. Nothing
+  // changes on an error: kBadRequest (a key of another bucket, a key that occurs twice, lengths
+  // that do not match, an unknown class, stream or sequence, pending bytes of another admission);
+  // kResourceExhausted.
   struct BucketView {
     std::span<const std::uint64_t> keys;
     std::span<const std::uint8_t> classes;
@@ -160,33 +160,33 @@ class Table {
     std::uint32_t removed_since = 0;
   };
   void restore(std::uint32_t bucket, const BucketView& content);
-  // Removes keys, then puts rows in, or in the place of those that are there; other rows and all
-  // marks stay, and what is pending if the content says nothing of it. Nothing is remembered as
-  // removed: it was, where the content comes from. Errors as for restore.
+  // Removes keys, then inserts or replaces rows. Other rows and all marks stay, as does the pending
+  // state if the content has none. The removals are not recorded here: the table that the content
+  // comes from has recorded them. Errors as for restore.
   void apply(std::uint32_t bucket, const BucketView& content,
              std::span<const std::uint64_t> removed);
-  // So many more rows are about to be restored: their memory is taken in the way that is best for
-  // all of them. Fewer or more may be.
+  // Announces that about this many more rows will be restored, so that their memory is taken in the
+  // best way for that. Fewer or more may be.
   void expect(std::size_t num_rows) noexcept { arenas_.expect(num_rows); }
   // Forgets rows, marks, pending and removed keys of a bucket.
   void clear_bucket(std::uint32_t bucket);
 
-  // Removes the rows of a bucket that the policy lets go, and those over its limit.
+  // Removes the expired rows of a bucket, and those over its limit.
   struct Shrunk {
     std::size_t num_expired;
     std::size_t num_evicted;
   };
   Shrunk shrink(std::uint32_t bucket, const Moment& now, std::uint32_t version);
-  // Forgets which keys were removed with a version <= `version`: nobody will ask for a snapshot
-  // since an earlier one.
+  // Forgets which keys were removed with a version <= `version`: no snapshot since an earlier
+  // version will be requested.
   void forget_removed(std::uint32_t version);
   Counters counters() const noexcept;
 
-  // Show and click of each key as they are at a moment, 0 if absent.   keys: (N). out: (N, 2).
-  // Errors of both: kBadRequest if the table is not scored.
+  // Show and click of each key at a moment, 0 if absent.   keys: (N). out: (N, 2). Errors of both:
+  // kBadRequest if the table is not scored.
   void statistics(std::span<const std::uint64_t> keys, double* out, const Moment& now,
                   Pool& pool) const;
-  // Subtracts from the delta score of each key that is there what an export has used up. The rows
+  // Subtracts what an export has consumed from the delta score of each key that has a row. The rows
   // keep their versions.   keys, delta_scores: (N).
   void settle(std::span<const std::uint64_t> keys, const float* delta_scores, Pool& pool);
 
@@ -247,7 +247,7 @@ class Table {
   const bool absent_is_zero_;
   const std::uint64_t seed_;
   Arenas arenas_;
-  Index index_;          // with the rows it refers to: guarded by their stripes' locks
+  Index index_;          // the index and its rows are guarded by their stripes' locks
   Marks marks_;          // the marks of a bucket: guarded by its stripe's lock
   RemovedKeys removed_;  // likewise
   Admission admission_;  // likewise

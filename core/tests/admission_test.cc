@@ -1,5 +1,5 @@
-// Admission: counts agree with a map, sketches keep their bound, draws are what was published, and
-// bytes of any content are taken or refused.
+// Admission: counts agree with a map, sketches keep their bound, draws follow the published
+// formula, and any bytes are accepted or refused.
 #include "table/admission.h"
 
 #include <algorithm>
@@ -110,7 +110,7 @@ void a_large_count_does_not_wrap() {
   }
 }
 
-// For each width of cells: never late; and what comes early comes by the stated bound.
+// For each width of cells: keys are never late, and early ones stay within the stated bound.
 void a_sketch_keeps_its_bound(std::uint64_t seed) {
   for (const std::uint32_t n : {20U, 300U, 70'000U}) {
     test::Random random(seed);
@@ -203,7 +203,7 @@ void wrong_settings_are_refused() {
   }
 }
 
-// Every damage that the bytes' own rules show is refused; any other bytes are taken as they are.
+// Bytes that break the rules of the format are refused; other bytes are accepted.
 void damaged_bytes_are_refused_or_harmless(std::uint64_t seed) {
   test::Random random(seed);
   for (const std::uint64_t sketch_bytes : {std::uint64_t{0}, std::uint64_t{kNumBuckets} * 128}) {

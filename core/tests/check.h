@@ -1,6 +1,6 @@
-// What the C++ tests share: CHECK with values printed, and a seeded random source.
+// Shared by the C++ tests: CHECK with values printed, and a seeded random source.
 //
-// A test is a plain executable: it returns 0, or prints what was wrong and exits with 1.
+// A test is a plain executable: it returns 0, or prints the failure and exits with 1.
 #pragma once
 
 #include <cstdint>

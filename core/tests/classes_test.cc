@@ -1,5 +1,5 @@
-// Row classes: rows of several widths and types agree with a map, heads grow when their score has
-// reached the threshold, arrays are kept within; and many callers at once, which TSan watches.
+// Row classes: rows of several widths and types agree with a map, heads grow when their score
+// reaches the threshold, accesses stay within arrays; and many callers at once, for TSan.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -22,8 +22,8 @@ using Keys = std::vector<std::uint64_t>;
 
 constexpr int kThreshold = 3;
 
-// Weights count updates; every push is one show, which is worth 1: rows of several dims begin as
-// heads, and are whole after so many pushes as the threshold says.
+// Weights count updates. Every push is one show, with score 1. Rows of several dims begin as heads,
+// and are complete after as many pushes as the threshold.
 TableConfig counting(std::vector<int> dims, const std::string& dtype) {
   TableConfig config;
   config.dims = std::move(dims);
@@ -56,7 +56,7 @@ std::size_t push(Table& table, const Keys& keys, int row_class, const PushId& id
                       {.show_click = show_click.data()});
 }
 
-// A row of a map: how often it was pushed, and for which class it is whole.
+// A row of the map: how often it was pushed, and the class in which it is complete.
 struct Row {
   int pushes = 0;
   int row_class = -1;  // of a head
@@ -119,7 +119,7 @@ void a_table_agrees_with_a_map(std::uint64_t seed, const std::string& dtype) {
   }
 }
 
-// The arrays of a call end where their allocations end, so ASan sees what goes beyond.
+// The arrays of a call end where their allocations end, so ASan detects accesses past them.
 void all_instruction_sets_keep_within_arrays_and_agree(std::uint64_t seed) {
   Pool pool(1);
   for (const char* dtype : {"float32", "bfloat16", "float16"}) {
@@ -132,7 +132,7 @@ void all_instruction_sets_keep_within_arrays_and_agree(std::uint64_t seed) {
         try {
           choose_isa(simd);
         } catch (const Error&) {
-          continue;  // not on this machine
+          continue;  // not supported by this machine
         }
         Table table(config);
         test::Random random(seed);
@@ -151,7 +151,7 @@ void all_instruction_sets_keep_within_arrays_and_agree(std::uint64_t seed) {
   }
 }
 
-// A reference names one row among all classes, and says whose it is.
+// A reference identifies one row in all classes, and its class.
 void references_tell_classes_apart() {
   const std::array<std::size_t, 3> row_bytes = {64, 24, 136};
   Arenas arenas(row_bytes);
@@ -176,7 +176,7 @@ void references_tell_classes_apart() {
 }
 
 // Rows are pushed, grow, are read, saved and erased by several threads at the same time: a row is
-// always whole, and its head counts every push.
+// always complete, and its head counts every push.
 void rows_grow_while_they_are_read(std::uint64_t seed) {
   constexpr std::int64_t kWriters = 2;
   constexpr std::int64_t kPushes = 60;

@@ -19,7 +19,7 @@ using test::Random;
 namespace {
 
 struct Row {
-  std::vector<float> numbers;  // of all numbers columns, one behind the other
+  std::vector<float> numbers;  // of all numbers columns, concatenated
   std::vector<std::string> strings;
   std::vector<std::vector<std::int64_t>> keys;  // of each feature
   std::vector<std::vector<float>> weights;
@@ -192,7 +192,7 @@ void shuffle(ColumnStore& columns, const Schema& schema, std::vector<Row>& model
   }
 }
 
-// Takes some chunks out, deals their rows, and appends the pieces in another order.
+// Takes some chunks out, splits their rows into parts, and appends the pieces in another order.
 void deal(ColumnStore& columns, const Schema& schema, std::vector<Row>& model, Random& random,
           Pool& pool) {
   const ColumnStore taken = columns.take_chunks(random.below(columns.num_chunks() + 2));
@@ -245,7 +245,8 @@ ErrorCode code_of(const Function& function) {
   return ErrorCode::kInternal;
 }
 
-// Each byte of a piece changed, and each shorter piece: refused or harmless, never a wrong read.
+// Changes each byte of a piece, and cuts a piece at each length: refused or harmless, never an
+// invalid read.
 void refuses_damaged_pieces(Random& random) {
   Pool pool(1);
   const Schema schema{{{2}, 1, 2, true}};
@@ -255,7 +256,7 @@ void refuses_damaged_pieces(Random& random) {
   const std::span<const std::byte> piece = pieces[0].span();
   const std::size_t num_head_bytes = 16 + 4 * sizeof(ChunkShape);
   for (std::size_t size = 0; size < piece.size(); ++size) {
-    const std::unique_ptr<std::byte[]> cut(new std::byte[size]);  // exactly, for the sanitizer
+    const std::unique_ptr<std::byte[]> cut(new std::byte[size]);  // exact size, for the sanitizer
     std::memcpy(cut.get(), piece.data(), size);
     ColumnStore to = schema.make();
     CHECK(code_of([&] { to.append_piece({cut.get(), size}); }) == ErrorCode::kCorruption);

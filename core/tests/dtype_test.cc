@@ -1,4 +1,5 @@
-// Weights of 16 bits: every number of each type, rounding to its neighbours, and chances of both.
+// Weights of 16 bits: every number of each type, rounding to neighbours, and the probability of
+// each.
 #include "store/dtype.h"
 
 #include <array>
@@ -32,7 +33,7 @@ constexpr int kExponentBits = std::is_same_v<Type, dtype::Bfloat16> ? 8 : 5;
 
 constexpr std::array<std::uint32_t, 6> kRandoms = {0, 1, 0x1FFF, 0xFFFF, 0x80000000, 0xFFFFFFFF};
 
-// Every number widens to its value, and rounds to itself whatever the chance.
+// Every number widens to its value, and rounds to itself for all random bits.
 template <class Type>
 void every_number_is_kept() {
   for (std::uint32_t i = 0; i < 0x10000; ++i) {
@@ -53,7 +54,7 @@ void every_number_is_kept() {
   }
 }
 
-// The neighbours of |x|, and what share of the way from the lower to the upper one it is.
+// The neighbours of |x|, and the position of |x| between them, 0 to 1.
 struct Between {
   double lower, upper, share;
 };
@@ -84,7 +85,7 @@ std::vector<float> some_numbers(test::Random& random) {
   return numbers;
 }
 
-// Rounding goes to a neighbour, up in the right share of all cases, and to the nearest as asked.
+// Rounding goes to a neighbour, up with the right frequency, and to the nearest if requested.
 template <class Type>
 void chances_are_in_proportion(test::Random& random) {
   constexpr int kDraws = 20'000;
@@ -105,7 +106,7 @@ void chances_are_in_proportion(test::Random& random) {
   }
 }
 
-// Ties go to the even one; what no number holds to the largest.
+// Ties go to the even neighbour; numbers out of range to the largest.
 template <class Type>
 void ends_are_as_documented() {
   for (std::uint16_t h = 0; h < 3000; ++h) {
@@ -126,7 +127,7 @@ void ends_are_as_documented() {
   }
 }
 
-// Elements draw bits of their own, half of which are set.
+// Each element draws its own bits, half of which are set.
 void elements_draw_apart() {
   std::array<int, 32> ones{};
   for (int j = 0; j < 4096; ++j) {

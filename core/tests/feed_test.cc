@@ -21,7 +21,7 @@ using test::Random;
 
 namespace {
 
-// Few distinct values, some of them extreme, so that there are duplicates; most of them often.
+// Few distinct values, some of them extreme, so that there are many duplicates.
 std::vector<std::uint64_t> random_values(Random& random, std::size_t n) {
   const std::uint64_t distinct = 1 + random.below(n + 1);
   std::vector<std::uint64_t> values(n);
@@ -163,7 +163,7 @@ void gather_and_scatter_equal_a_loop(Random& random, Pool& pool) {
       }
     }
     gather(rows, dim, {bags.index, bags.offsets, bags.weights, bags.features}, out, pool);
-    CHECK(out == expected_out);  // not bit for bit: a sum of one does not turn -0 into 0
+    CHECK(out == expected_out);  // not bit for bit: a sum of one element does not turn -0 into 0
 
     if (!bags.offsets.empty()) {
       std::vector<std::int32_t> found(bags.index.size());

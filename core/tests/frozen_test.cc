@@ -1,5 +1,5 @@
-// Frozen rows: what was written is found, damaged bytes are refused or read within the file, and
-// many threads look up at once.
+// Frozen rows: written rows are found, damaged bytes are refused or read within the file, and many
+// threads look up at once.
 #include <cstring>
 #include <map>
 #include <memory>
@@ -115,7 +115,7 @@ void test_layers(test::Random& random) {
   check_lookup(table_of(layers), rows, pool);
 }
 
-// A damaged file is refused, or answers something; whatever it says, nothing outside is read.
+// A damaged file is refused, or returns some rows; no read is outside the file.
 void test_damage(test::Random& random) {
   Pool pool(1);
   const Rows rows = random_rows(random, 500, false);
@@ -123,7 +123,7 @@ void test_damage(test::Random& random) {
   const std::vector<std::uint64_t> keys = keys_of(rows);
   std::vector<float> out(keys.size() * kWidth);
   for (int i = 0; i < 2000; ++i) {
-    // On the heap and as long as it is, so that ASan sees what is read behind it.
+    // On the heap with the exact size, so that ASan detects reads past the end.
     Bytes damaged(whole.begin(), whole.end());
     const bool at_end = random.below(2) == 0;
     const std::uint64_t at =

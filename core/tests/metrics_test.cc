@@ -76,7 +76,7 @@ void bucket_error_counts_complete_groups_only() {
   for (int i = 0; i < 8; ++i) h.add({0.f}, {0.f}, ScoreKind::kLogit);
   const double error = bucket_error(h.positives, h.negatives, ScoreKind::kLogit, limits);
   CHECK(std::fabs(error - (1 - 2 * 99.0 / 404)) < 1e-6);
-  // Too few at 0.1 for a group of their own, and too far from 0.5 to join.
+  // Too few at 0.1 for their own group, and too far from 0.5 to join that one.
   h.add({-2.197f}, {1.f}, ScoreKind::kLogit);
   CHECK_EQUAL(bucket_error(h.positives, h.negatives, ScoreKind::kLogit, limits), error);
 }

@@ -1,4 +1,5 @@
-// Keys and floats in text: against the C library, at the ends of the range, and half-way cases.
+// Keys and floats in text: compared to the C library, at the limits of the range, and half-way
+// cases.
 #include "feed/numbers.h"
 
 #include <bit>
@@ -16,7 +17,7 @@ using test::Exact;
 
 namespace {
 
-// The number that is all of the text, and whether there is one.
+// Parses the whole text as a number; false if it is not one.
 template <class T, class Parse>
 bool parse_all(Parse parse, const std::string& text, T& value) {
   const Exact exact(text);
@@ -68,7 +69,7 @@ void reads_floats_as_the_c_library_does(std::uint64_t seed) {
       "1e-45", "7e-46", "8e-46", "1e-400", "1e-99999999999999999999", "0e999999999999",
       // Half-way between two floats, and a little more.
       "16777217", "16777219", "16777217.00000000000000000000001",
-      // Far more digits than a number has.
+      // Far more digits than a number can hold.
       zeros + "1", "1" + zeros, "1" + zeros + "e-60", "0." + zeros + "1", "0." + zeros + "1e61",
       "1" + std::string(400, '0'), "1" + std::string(400, '0') + "e-400",
       "0." + std::string(400, '0') + "1", "0." + std::string(400, '0') + "1e401",

@@ -1,5 +1,5 @@
-// Rows as text: known lines, what is wrong with others, buckets left out, and the way there and
-// back for random rows.
+// Rows as text: known lines, errors of broken ones, buckets left out, and round trips of random
+// rows.
 #include "feed/row_text.h"
 
 #include <bit>

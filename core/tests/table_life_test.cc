@@ -1,5 +1,5 @@
-// Table: statistics, expiry, limits and what changed since a version; and all of it by many callers
-// at once, which TSan watches.
+// Table: statistics, expiry, limits and changes since a version; and all of them by many callers at
+// once, for TSan.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -67,7 +67,7 @@ void shows_fade_by_data_time_alone() {
   push(table, {7, 8}, {0, 1}, 5 * kDay + 100, 0, pool);
   push(table, {7}, {0, 2}, 6 * kDay - 1, 0, pool);  // the same day
   push(table, {7}, {0, 3}, 7 * kDay, 0, pool);      // two days later: 2 / 4 + 1
-  push(table, {7}, {0, 4}, 6 * kDay, 0, pool);      // late: counts as of the newest day
+  push(table, {7}, {0, 4}, 6 * kDay, 0, pool);      // late: counts as on the newest day
   const ShowClick found = statistics_of(table, 7, {7 * kDay, false}, pool);
   CHECK_EQUAL(found.show, 2.5);
   CHECK_EQUAL(found.click, 2.5);
@@ -115,7 +115,7 @@ void a_limited_table_stays_small(std::uint64_t seed) {
   }
   CHECK(table.num_rows() > 4 * kNumBuckets);
   CHECK_EQUAL(table.counters().admitted - table.counters().evicted, table.num_rows());
-  // Removed rows and keys take no more memory than there was.
+  // Removed rows and keys do not increase the memory.
   CHECK(table.bytes() < bytes + bytes / 8);
 }
 
@@ -130,7 +130,7 @@ void snapshots_hold_what_changed_since(std::uint64_t seed) {
   const Keys keys = random_keys(random, 40'000);
   std::uint32_t version = 1;
   for (std::int64_t sequence = 1; sequence <= 60; ++sequence) {
-    // Now and then so far ahead that the marks of lines lose track.
+    // Sometimes the version jumps so far that the versions of lines wrap around.
     version += sequence % 20 == 0 ? 50'000 : static_cast<std::uint32_t>(random.below(3));
     Keys some(random.below(2000));
     for (std::uint64_t& key : some) key = keys[random.below(keys.size())];
@@ -185,7 +185,7 @@ void rows_are_applied_beside_others() {
 
 // ---- many callers ----
 
-// What pushes, exports and shrinks do at once: rows that stay have counted every push.
+// Pushes, exports and shrinks at the same time: rows that stay have counted every push.
 void pushes_exports_and_shrinks_go_together(std::uint64_t seed) {
   constexpr std::int64_t kPushes = 60;
   test::Random random(seed);
@@ -197,9 +197,9 @@ void pushes_exports_and_shrinks_go_together(std::uint64_t seed) {
   Pool pool(2);
   std::atomic<std::size_t> num_writing{2};
   const auto write = [&](std::int64_t stream) {
-    test::Random own(seed + 1 + static_cast<std::uint64_t>(stream));  // not those of `kept`
+    test::Random own(seed + 1 + static_cast<std::uint64_t>(stream));  // other keys than in `kept`
     for (std::int64_t sequence = 1; sequence <= kPushes; ++sequence) {
-      Keys keys = random_keys(own, 1500);  // of the distant past: the limit takes them first
+      Keys keys = random_keys(own, 1500);  // with old times: the limit removes them first
       push(table, keys, {2 * stream, sequence}, 1, static_cast<std::uint32_t>(sequence), pool);
       push(table, kept, {2 * stream + 1, sequence}, 5 * kDay, 0, pool);
     }

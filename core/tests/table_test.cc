@@ -1,5 +1,5 @@
 // Table: agreement with a map, growth, marks, whole buckets, array bounds; and many callers at
-// once, which TSan watches.
+// once, for TSan.
 #include "table/table.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 using Keys = std::vector<std::uint64_t>;
 
-// How often each key was updated is what its weights are.
+// The weights of a key count its updates.
 TableConfig counting(int dim) {
   TableConfig config;
   config.dims = {dim};
@@ -149,8 +149,8 @@ void a_push_counts_once_in_every_bucket() {
   std::vector<std::uint64_t> marks(kNumBuckets);
   table.marks(3, marks);
   for (const std::uint64_t mark : marks) CHECK_EQUAL(mark, 2U);
-  // Some buckets have push 3 of stream 3; the merged push of two streams is left out where both
-  // are.
+  // Some buckets have push 3 of stream 3; the merged push of two streams is skipped in buckets that
+  // have both.
   for (std::size_t bucket = 0; bucket < kNumBuckets; bucket += 2) marks[bucket] = 3;
   table.set_marks(3, marks);
   table.advance(std::array{PushId{4, 7}});
@@ -174,7 +174,7 @@ void buckets_move_to_another_table() {
   const Keys crowded = keys_in(9, random, 200);
   keys.insert(keys.end(), crowded.begin(), crowded.end());
   push(table, keys, {{0, 1}, {2, 5}}, pool);
-  push(other, some_of(keys, random, 500), {{1, 1}}, pool);  // all of it is replaced
+  push(other, some_of(keys, random, 500), {{1, 1}}, pool);  // everything is replaced
   for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
     const BucketContent content = table.snapshot(bucket);
     other.restore(bucket, view_of(content));
@@ -216,7 +216,7 @@ void wrong_content_is_refused_and_nothing_changes() {
   CHECK(is_refused([](BucketContent& content) { content.marks = {{-1, 1}}; }));
 }
 
-// The arrays of a call end where their allocations end, so ASan sees what goes beyond.
+// The arrays of a call end where their allocations end, so ASan detects accesses past them.
 void all_instruction_sets_keep_within_arrays_and_agree(std::uint64_t seed) {
   Pool pool(1);
   for (int dim = 1; dim <= 70; ++dim) {
@@ -231,7 +231,7 @@ void all_instruction_sets_keep_within_arrays_and_agree(std::uint64_t seed) {
         try {
           choose_isa(simd);
         } catch (const Error&) {
-          continue;  // not on this machine
+          continue;  // not supported by this machine
         }
         Table table(config);
         test::Random random(seed);
@@ -248,7 +248,7 @@ void all_instruction_sets_keep_within_arrays_and_agree(std::uint64_t seed) {
 
 // ---- many callers ----
 
-// Runs `writers` to their end, and each of `readers` again and again meanwhile, at least once.
+// Runs `writers` to their end, and meanwhile each of `readers` repeatedly, at least once.
 void together(const std::vector<std::function<void()>>& writers,
               const std::vector<std::function<void()>>& readers) {
   std::atomic<std::size_t> num_writing{writers.size()};
@@ -313,8 +313,8 @@ void callers_of_the_same_keys_count_exactly(std::uint64_t seed) {
   }
 }
 
-// Whoever brings a key's n-th occurrence, it is the first that counts; snapshots and shrinks beside
-// change nothing.
+// Whichever caller pushes a key's n-th occurrence, the weights count from that one on. Concurrent
+// snapshots and shrinks change nothing.
 void callers_bring_keys_in_together(std::uint64_t seed) {
   constexpr std::int64_t kWriters = 3;
   constexpr std::int64_t kPushes = 60;
@@ -358,7 +358,8 @@ void callers_bring_keys_in_together(std::uint64_t seed) {
   CHECK_EQUAL(table.counters().admitted, num_rows);
 }
 
-// With a rate of 0 rows keep the weights they started with: there or not, a key has one answer.
+// With a rate of 0 rows keep their initial weights: a key has the same weights with or without a
+// row.
 void lookups_stay_right_while_rows_come_go_and_move(std::uint64_t seed) {
   test::Random random(seed);
   const Keys keys = random_keys(random, 6000);

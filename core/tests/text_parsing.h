@@ -1,5 +1,5 @@
-// What the tests of the text parsers share: text in memory of exactly its size, everything that a
-// parser makes of a text as one comparable value, and damage.
+// Shared by the tests of the text parsers: text in memory of exactly its size, the whole output of
+// a parser as one comparable value, and damaged text.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace trireme::test {
 
-// A copy in memory of exactly its size, so that the sanitizer sees a read past the end.
+// A copy in memory of exactly its size, so that the sanitizer detects a read past the end.
 struct Exact {
   explicit Exact(std::string_view text) : size(text.size()), data(new char[text.size()]) {
     std::copy(text.begin(), text.end(), data.get());
@@ -28,7 +28,7 @@ struct Exact {
 
 using MakeParser = std::function<std::unique_ptr<TextParser>(const TextOptions&)>;
 
-// The parts of a batch behind one another, byte by byte. Checks that its offsets make sense.
+// The bytes of all parts of a batch, concatenated. Checks that its offsets are valid.
 inline std::string bytes_of(const Layout& layout, const Columns& columns) {
   std::string out;
   auto add = [&](const auto* data, std::size_t size) {
@@ -54,7 +54,7 @@ inline std::string bytes_of(const Layout& layout, const Columns& columns) {
   return out;
 }
 
-// Everything that comes out of a text in pieces of `piece_bytes`, broken lines skipped.
+// The output for a text in pieces of `piece_bytes`, broken lines skipped.
 inline std::string parse_all(const MakeParser& make, std::string_view text, std::size_t batch_size,
                              std::size_t piece_bytes, int threads) {
   Pool pool(threads);
@@ -83,7 +83,7 @@ inline void check_pieces_and_threads(const MakeParser& make, const std::string& 
   }
 }
 
-// Finds the broken line in the middle of good ones, whatever follows it.
+// Checks that a broken line among good ones is reported, whatever follows it.
 inline void check_broken(const MakeParser& make, const std::string& good, const std::string& line,
                          int field, const std::string& found) {
   Pool pool(1);

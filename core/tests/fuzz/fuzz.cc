@@ -1,4 +1,4 @@
-// A target of libFuzzer for the parser of one format, FUZZ_FORMAT.
+// A libFuzzer target for the parser of one format, FUZZ_FORMAT.
 #include <cstddef>
 #include <cstdint>
 

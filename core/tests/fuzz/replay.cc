@@ -1,4 +1,4 @@
-// Runs the inputs that the fuzzer kept: `replay FOLDER`, with a folder of files for each format.
+// Replays the fuzzer's corpus: `replay FOLDER`, with a folder of files for each format.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
     if (!entry.is_regular_file()) continue;
     std::ifstream file(entry.path(), std::ios::binary);
     const std::string input(std::istreambuf_iterator<char>(file), {});
-    std::cout << entry.path() << std::endl;  // the last one, if it goes wrong
+    std::cout << entry.path() << std::endl;  // names the input of a crash
     trireme::test::check_input(entry.path().parent_path().filename().string(), input);
     ++num_inputs;
   }
