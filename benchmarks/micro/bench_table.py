@@ -143,7 +143,7 @@ class Workload:
         elapsed_s = time.perf_counter() - start
         if applied != len(calls) * self.num_keys:
             raise BenchError(f"update_adagrad: expected all keys applied, found {applied}")
-        return self._run(elapsed_s, hash=None, detail={"simd": table.simd})  # rows go on changing
+        return self._run(elapsed_s, hash=None, detail={"simd": table.simd})  # rows keep changing
 
     def _step(self, table: _core.Table, keys: np.ndarray, grads: np.ndarray) -> int:
         self.sequence += 1

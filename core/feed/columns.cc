@@ -102,7 +102,7 @@ class Transposition {
 
   const Layout& layout_;
   std::span<const Rows> blocks_;
-  std::vector<std::size_t> first_rows_;          // of each block, and behind the last
+  std::vector<std::size_t> first_rows_;          // of each block, and after the last
   std::vector<std::vector<std::int64_t>> next_;  // of each block: the place of each feature's keys
   std::int64_t num_keys_ = 0;
 };

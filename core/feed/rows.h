@@ -38,7 +38,7 @@ class Growing {
   T* data() noexcept { return data_.get(); }
   const T* data() const noexcept { return data_.get(); }
 
-  // Room for `more` elements behind the first `used`, which stay.
+  // Room for `more` elements after the first `used`, which stay.
   void make_room(std::size_t used, std::size_t more) {
     if (used + more <= capacity_) return;
     const std::size_t capacity = std::max(used + more, 2 * capacity_);

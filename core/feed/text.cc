@@ -69,7 +69,7 @@ BrokenLine TextParser::overlong(std::size_t offset, const char* begin) const {
           quoted({begin, kShownBytes}) + "..."};
 }
 
-// Bytes up to the end of the line, or all: then the next call goes on skipping.
+// Bytes up to the end of the line, or all: then the next call continues skipping.
 std::size_t TextParser::skip_overlong(std::span<const char> text, std::size_t begin, bool is_end) {
   const void* newline = std::memchr(text.data() + begin, '\n', text.size() - begin);
   in_overlong_line_ = newline == nullptr && !is_end;
@@ -112,7 +112,7 @@ bool TextParser::parse_lines(std::span<const char> text, Pool& pool) {
   return num_broken == 0 || options_.skip_broken;
 }
 
-// Pieces of about equally many bytes, each with rows of its own. One piece alone goes on with the
+// Pieces of about equally many bytes, each with rows of its own. One piece alone continues with the
 // latest rows, so that text in many small pieces does not make many blocks.
 std::vector<TextParser::Piece> TextParser::cut_lines(const Pool& pool) {
   const char* const begin = lines_.front().begin;

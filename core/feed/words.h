@@ -23,7 +23,7 @@ inline std::uint64_t load_word(const char* p) noexcept {
   return word;
 }
 
-// The same near the end of the text: zero bytes stand for those behind it.
+// The same near the end of the text: zero bytes stand for those after it.
 inline std::uint64_t load_word(const char* p, const char* text_end) noexcept {
   const auto size = static_cast<std::size_t>(text_end - p);
   if (size >= kWordBytes) [[likely]] {

@@ -60,7 +60,7 @@ void with_encoding(Encoding encoding, const Function& function) {
 
 }  // namespace
 
-// A search of up to kBlock keys: each layer answers those that it has, the rest goes on to the
+// A search of up to kBlock keys: each layer answers those that it has, the rest continues to the
 // next. As in Finder, the lines and rows of later keys are fetched while a key is compared.
 class FrozenTable::Search {
  public:

@@ -1,7 +1,7 @@
 // The lock of a stripe: many readers or one writer, and no writer waits for ever.
 //
 // std::shared_mutex lets readers in as long as there is one, so lookups that overlap would keep
-// updates out. Here readers that come while a writer waits queue behind it.
+// updates out. Here readers that come while a writer waits queue after it.
 #pragma once
 
 #include <atomic>

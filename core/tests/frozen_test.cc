@@ -123,7 +123,7 @@ void test_damage(test::Random& random) {
   const std::vector<std::uint64_t> keys = keys_of(rows);
   std::vector<float> out(keys.size() * kWidth);
   for (int i = 0; i < 2000; ++i) {
-    // On the heap and as long as it is, so that ASan sees what is read behind it.
+    // On the heap and as long as it is, so that ASan sees what is read after it.
     Bytes damaged(whole.begin(), whole.end());
     const bool at_end = random.below(2) == 0;
     const std::uint64_t at =

@@ -218,5 +218,5 @@ def test_wrong_use_is_explained(
 
 
 def test_the_help_of_the_command_names_all_rules_and_policies() -> None:
-    assert sorted(size_tables.OPTIMIZERS) == size_command.OPTIMIZERS
+    assert sorted(size_tables.OPTIMIZERS) == list(size_command.OPTIMIZERS)
     assert sorted(size_tables.POLICIES) == size_command.POLICIES

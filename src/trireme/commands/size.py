@@ -31,7 +31,7 @@ Rows live in memory. This version has no tier on SSD and none in GPU memory.
 
 
 # The keys of OPTIMIZERS and POLICIES in trireme.size.tables, which loads torch.
-OPTIMIZERS = [
+OPTIMIZERS = (
     "adagrad",
     "adagrad_shared",
     "adam",
@@ -45,7 +45,7 @@ OPTIMIZERS = [
     "ftrl",
     "momentum",
     "sgd",
-]
+)
 POLICIES = ["CtrCommonAccessor", "CtrDoubleAccessor", "SparseAccessor", "plain", "score"]
 
 
