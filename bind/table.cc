@@ -8,7 +8,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -18,11 +18,9 @@
 #include <vector>
 
 #include "base/array.h"
-#include "base/dims.h"
 #include "base/error.h"
 #include "base/isa.h"
 #include "bind.h"
-#include "store/row.h"
 
 namespace trireme::bind {
 namespace {
@@ -295,51 +293,6 @@ void contains(const Table& table, Keys keys, Array1<bool> out, Pool& pool) {
   table.contains(as_span(keys), out.data(), pool);
 }
 
-// Where rows are, for the benchmark's bare gather: kept on this side, so that Python cannot make up
-// an address.
-struct Addresses {
-  std::vector<const float*> weights;
-  int dim;
-  Isa isa;
-};
-
-Addresses addresses(const Table& table, Keys keys, Pool& pool) {
-  Addresses found{.weights = std::vector<const float*>(keys.size()),
-                  .dim = table.classes()[0].dim(),
-                  .isa = table.isa()};
-  nb::gil_scoped_release release;
-  table.addresses(as_span(keys), found.weights.data(), pool);
-  if (std::find(found.weights.begin(), found.weights.end(), nullptr) != found.weights.end()) {
-    throw Error(ErrorCode::kBadRequest,
-                "Table.addresses: expected keys with rows, found one without");
-  }
-  return found;
-}
-
-// The fastest way known to read rows at random: nothing in the loop but the fetch of a row that is
-// needed later, and the copy of one that has arrived.
-template <class Dim>
-TRIREME_INLINE void gather_rows(std::span<const float* const> rows, float* out, Dim dim,
-                                std::size_t ahead) noexcept {
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const float* next = rows[std::min(i + ahead, rows.size() - 1)];
-    for (int j = 0; j < dim - 1; j += 16) __builtin_prefetch(next + j);
-    __builtin_prefetch(next + dim - 1);
-    copy_floats(out + i * static_cast<std::size_t>(dim), rows[i], dim);
-  }
-}
-
-void gather_addresses(const Addresses& from, Array2<float> out, std::size_t ahead) {
-  expect("addresses", "as many rows as keys:", out.shape(0), from.weights.size());
-  expect("addresses", "rows of dim", out.shape(1), static_cast<std::size_t>(from.dim));
-  nb::gil_scoped_release release;
-  with_isa(from.isa, [&]() TRIREME_INLINE_LAMBDA {
-    with_dim(from.dim, [&](auto dim) TRIREME_INLINE_LAMBDA {
-      gather_rows(from.weights, out.data(), dim, ahead);
-    });
-  });
-}
-
 }  // namespace
 
 void register_table(nb::module_& m) {
@@ -388,12 +341,6 @@ void register_table(nb::module_& m) {
       .def_ro("lower", &RuleValues::lower)
       .def_ro("upper", &RuleValues::upper)
       .def_ro("step", &RuleValues::step);
-
-  nb::class_<Addresses>(m, "Addresses", "Where the rows of some keys are. For benchmarks only.")
-      .def("gather", &gather_addresses, "out"_a.noconvert(), "ahead"_a,
-           "Copy the weights, fetching `ahead` rows in advance, without looking anything up. out: "
-           "(N, D) float32. "
-           "No update may run meanwhile.");
 
   nb::class_<PolicyConfig>(m, "PolicyConfig",
                            "How long rows live: the numbers of trireme.policy that the core needs.")
@@ -568,9 +515,7 @@ void register_table(nb::module_& m) {
       .def("erase", &erase, "keys"_a.noconvert(), "pool"_a,
            "Remove rows; return how many there were. keys: (N,) uint64.")
       .def("contains", &contains, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
-           "Write whether each key has a row. keys: (N,) uint64; out: (N,) bool.")
-      .def("addresses", &addresses, "keys"_a.noconvert(), "pool"_a, nb::keep_alive<0, 1>(),
-           "Where the rows of keys are; for benchmarks. keys: (N,) uint64, all with rows.");
+           "Write whether each key has a row. keys: (N,) uint64; out: (N,) bool.");
 }
 
 }  // namespace trireme::bind

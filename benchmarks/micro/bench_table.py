@@ -5,8 +5,8 @@ overhead_bytes_per_row   memory beyond weights and state at the worst moment of 
 lookup                   the weights of each key                 gather: see below
 update_adagrad           one step of Adagrad on each key's row   gather: see below
 
-gather copies the same weights from addresses found before: the least that reading so many random
-rows can take. It is compiled like the table's own loops, and fetches as far ahead as is best here.
+gather is NumPy's take of the same weights from an array, by row number, without a search. Each row
+of the array is one cache line, so no copy of random rows can read less memory.
 Every call's keys are new: a measurement goes through the whole table once.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from trireme import _core
 
 DIM = 16
-AHEAD = (16, 32, 48, 64, 96, 128, 192)  # rows that the gather may fetch in advance
+LINE_BYTES = 64  # of a cache line: DIM floats
 RATES = _core.RuleValues(lr=0.05)
 
 
@@ -87,14 +87,26 @@ class Workload:
         return np.random.default_rng(0).integers(0, 2**64, self.num_rows, np.uint64)
 
     @cached_property
-    def calls(self) -> list[np.ndarray]:
-        """The keys of each call: all keys in random order, in pieces."""
-        mixed = np.random.default_rng(2).permutation(self.keys)
+    def positions(self) -> list[np.ndarray]:
+        """The positions in `keys` of each call's keys: all of them in random order, in pieces."""
+        mixed = np.random.default_rng(2).permutation(self.num_rows)
         return np.split(mixed, range(self.num_keys, self.num_rows, self.num_keys))[:-1]
 
     @cached_property
-    def addresses(self) -> list[_core.Addresses]:
-        return [self.growth.table.addresses(keys, self.pool) for keys in self.calls]
+    def calls(self) -> list[np.ndarray]:
+        """The keys of each call."""
+        return [self.keys[positions] for positions in self.positions]
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The weights of `keys`, each row in a cache line."""
+        table = self.growth.table  # first: its memory is measured
+        memory = np.empty((self.num_rows + 1) * LINE_BYTES, np.uint8)
+        start = -memory.ctypes.data % LINE_BYTES
+        rows = memory[start:][: self.num_rows * LINE_BYTES].view(np.float32).reshape(-1, DIM)
+        if missing := table.lookup(self.keys, rows, self.pool):
+            raise BenchError(f"gather: expected rows for all keys, found {missing} missing")
+        return rows
 
     @cached_property
     def growth(self) -> Growth:
@@ -113,19 +125,18 @@ class Workload:
             raise BenchError(f"table: expected {self.num_rows} rows, found {table.rows}")
         return Growth(table, float(worst[0]), float(worst[1]))
 
-    @cached_property
-    def ahead(self) -> int:
-        """Where the gather is fastest here."""
-        return min(AHEAD, key=lambda ahead: min(self._gather_s(ahead) for _ in range(2)))
-
     def overhead(self, _: int) -> Run:
         grown = self.growth
         detail = {"allocated": grown.bytes_allocated, "resident": grown.bytes_resident}
         return Run(max(detail.values()), detail=detail)
 
     def gather(self, _: int) -> Run:
-        ahead = self.ahead
-        return self._run(self._gather_s(ahead), hash=_digest(self.out), detail={"ahead": ahead})
+        rows, calls = self.rows, self.positions
+        start = time.perf_counter()
+        for positions in calls:  # in mode "raise", take would copy the rows twice
+            np.take(rows, positions, axis=0, out=self.out, mode="clip")
+        elapsed_s = time.perf_counter() - start
+        return self._run(elapsed_s, hash=_digest(self.out))
 
     def lookup(self, _: int) -> Run:
         table, calls = self.growth.table, self.calls
@@ -134,7 +145,7 @@ class Workload:
         elapsed_s = time.perf_counter() - start
         if missing:
             raise BenchError(f"lookup: expected rows for all keys, found {missing} missing")
-        return self._run(elapsed_s, hash=_digest(self.out), detail={"simd": table.simd})
+        return self._run(elapsed_s, hash=_digest(self.out), simd=table.simd)
 
     def update(self, _: int) -> Run:
         table, calls = self.growth.table, self.calls
@@ -143,20 +154,13 @@ class Workload:
         elapsed_s = time.perf_counter() - start
         if applied != len(calls) * self.num_keys:
             raise BenchError(f"update_adagrad: expected all keys applied, found {applied}")
-        return self._run(elapsed_s, hash=None, detail={"simd": table.simd})  # rows keep changing
+        return self._run(elapsed_s, hash=None, simd=table.simd)  # rows go on changing
 
     def _step(self, table: _core.Table, keys: np.ndarray, grads: np.ndarray) -> int:
         self.sequence += 1
         return table.update(keys, grads, [(0, self.sequence)], RATES, self.pool)
 
-    def _gather_s(self, ahead: int) -> float:
-        addresses = self.addresses
-        start = time.perf_counter()
-        for rows in addresses:
-            rows.gather(self.out, ahead)
-        return time.perf_counter() - start
-
-    def _run(self, elapsed_s: float, hash: str | None, detail: dict[str, object]) -> Run:
+    def _run(self, elapsed_s: float, hash: str | None, **detail: object) -> Run:
         return Run(len(self.calls) * self.num_keys / elapsed_s, hash=hash, detail=detail)
 
 

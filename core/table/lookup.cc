@@ -1,4 +1,4 @@
-// Table: lookup, contains, statistics and addresses: what only reads.
+// Table: lookup, contains and statistics, which only read.
 //
 // Keys are searched in the order of the call, a block at a time, under the shared locks of the
 // block's stripes: one or two locks if the keys are in bucket order. Sorting the keys first would
@@ -8,7 +8,6 @@
 #include <bit>
 
 #include "base/dims.h"
-#include "base/error.h"
 #include "store/find.h"
 #include "table/table.h"
 
@@ -142,19 +141,6 @@ void Table::statistics(std::span<const std::uint64_t> keys, double* out, const M
              out[2 * i] = 0.0;
              out[2 * i + 1] = 0.0;
            });
-}
-
-void Table::addresses(std::span<const std::uint64_t> keys, const float** out, Pool& pool) const {
-  if (!classes_.is_plain()) {
-    throw Error(ErrorCode::kBadRequest,
-                "Table.addresses: expected one row class of float32 weights, found another table");
-  }
-  find_all(
-      arenas_, keys, sizeof(std::uint64_t), pool,
-      [&](std::size_t i, const std::byte* row)
-          TRIREME_INLINE_LAMBDA { out[i] = weights_of_row(row); },
-      [&](std::size_t i, const std::byte* row)
-          TRIREME_INLINE_LAMBDA { out[i] = row != nullptr ? weights_of_row(row) : nullptr; });
 }
 
 }  // namespace trireme

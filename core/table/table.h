@@ -194,9 +194,6 @@ class Table {
   std::size_t erase(std::span<const std::uint64_t> keys, Pool& pool);
   // out: (N): whether each key has a row.
   void contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const;
-  // out: (N): where the weights of each key are, null if absent; good until the row is erased. For
-  // benchmarks. Errors: kBadRequest for a table of 16-bit weights or several classes.
-  void addresses(std::span<const std::uint64_t> keys, const float** out, Pool& pool) const;
 
  private:
   class SharedLocks;

@@ -100,7 +100,6 @@ def test_a_lookup_changes_nothing(rule: str) -> None:
     for pool in (POOL, _core.Pool(1)):
         lookup(table, mixed, pool)
         contains(table, mixed)
-        table.addresses(keys, pool).gather(np.empty((len(keys), 4), np.float32), 16)
     assert snapshot(table) == before
     assert (table.rows, table.bytes) == (rows, size)
 
@@ -234,7 +233,6 @@ def test_keys_of_another_type_or_layout_are_refused_and_nothing_changes(kind: st
         lambda: table.update(keys, ones(3), [(0, 9)], RATES, POOL),
         lambda: table.erase(keys, POOL),
         lambda: table.contains(keys, answers, POOL),
-        lambda: table.addresses(keys, POOL),
     ):
         refused(table, TypeError, "incompatible function arguments", call)
     assert (out == 1).all()
@@ -286,17 +284,6 @@ def test_read_only_arrays_are_taken_as_input_and_refused_as_output() -> None:
         TypeError,
         "incompatible function arguments",
         lambda: table.contains(keys, read_only(np.zeros(3, bool)), POOL),
-    )
-
-
-def test_addresses_of_a_key_without_a_row_are_refused() -> None:
-    table, keys = filled()
-    absent = np.setdiff1d(keys_of(*range(100)), keys)[:1]
-    refused(
-        table,
-        BadRequest,
-        "expected keys with rows, found one without",
-        lambda: table.addresses(np.concatenate([keys, absent]), POOL),
     )
 
 
