@@ -20,7 +20,7 @@ namespace trireme {
 
 struct TextOptions {
   std::size_t batch_size = 0;
-  bool skip_broken = false;  // count broken lines and go on; else the first one stops the parser
+  bool skip_broken = false;  // count broken lines and continue; else the first one stops the parser
 };
 
 struct BrokenLine {

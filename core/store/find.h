@@ -79,7 +79,7 @@ class Finder {
     std::byte* row = arena_.row(line->refs[IndexLine::first_slot(slots)] & (0 - is_match));
     rows_[i % kRing] = row;
     fetch_row(row);
-    __builtin_prefetch(line + (1 - is_match));  // where the search goes on
+    __builtin_prefetch(line + (1 - is_match));  // where the search continues
   }
 
   TRIREME_INLINE void fetch_row(const std::byte* row) const noexcept {

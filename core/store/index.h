@@ -93,7 +93,7 @@ class Index {
     Arena::Ref ref;
   };
   TRIREME_INLINE Match second_match(std::uint64_t hash) const noexcept;
-  // The line that is `distance` after the home line. Requires: distance 0, or the search goes on.
+  // The line that is `distance` after the home line. Requires: distance 0, or the search continues.
   const IndexLine* line_at(std::uint64_t hash, std::uint32_t distance) const noexcept;
   // Whether a key that is not on the line at `distance` may be on the next.
   bool goes_on(std::uint64_t hash, std::uint32_t distance) const noexcept {

@@ -53,7 +53,7 @@ class BoundedQueue(Iterator[T], Generic[T]):
                 if not self._put(item):
                     break
         except BaseException as raised:  # noqa: BLE001 raised again in the consumers
-            # After close() it is about an item that nobody waits for.
+            # After close() it is about an item that no caller waits for.
             error = None if self._is_closed else raised
         try:
             if isinstance(items, Generator):

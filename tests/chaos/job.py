@@ -47,7 +47,7 @@ class Place:
     name: str
     start: Callable[[], Program]
     programs: list[Program] = field(default_factory=list)
-    is_down: bool = False  # killed, and not started again yet
+    is_down: bool = False  # killed, and not restarted yet
 
     @property
     def program(self) -> Program:

@@ -25,7 +25,7 @@ class Event:
         after_s: how much later it happens.
         kind: of KILLS, STOPS, or "network", "partition", "disk", "clock".
         target: index of the server or worker.
-        seconds: until the process is started again, goes on, or the network is well again; of
+        seconds: until the process is restarted, continues, or the network is well again; of
             "clock" by how much the clock jumps.
         again: how often the process is killed once more before it serves.
     """
@@ -55,7 +55,7 @@ class Scale:
     num_processes_max: int  # servers, and workers
     stop_s: float
     network_s: float
-    pause_s: float  # before a killed process is started again, at most
+    pause_s: float  # before a killed process is restarted, at most
 
 
 SMALL = Scale(

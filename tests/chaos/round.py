@@ -23,7 +23,7 @@ from tests.programs import Program
 TICK_S = 0.05
 GOODBYE = "all workers have said goodbye"
 # How workers of hybrid end when one of them was killed: the all-reduce breaks, or waits in vain;
-# the one that was started again finds the others at work; who comes to a meeting is alone.
+# the one that was restarted finds the others at work; who comes to a meeting is alone.
 FATAL = ("BadRequest", "DeadlineExceeded", "Unavailable")
 
 
@@ -240,7 +240,7 @@ def _is_done(worker: Place) -> bool:
 
 
 def _has_ended(place: Place) -> bool:
-    """By itself; what is down is started again."""
+    """By itself; what is down is restarted."""
     return not place.is_down and place.program.has_ended
 
 

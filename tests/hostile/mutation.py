@@ -1,7 +1,7 @@
 """Seeded mutations of messages: of values by their structure, and of bytes.
 
 A message is valid but for one to three changes, so that it gets past the first check and meets the
-ones behind it.
+ones after it.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def test_an_address_that_was_refused_too_often_is_shunned(
     with serve(folder, seen, Limits(failures_max=1)) as server:
         deadline = time.monotonic() + 60
         while strangers_are_heard(server.endpoint):
-            assert time.monotonic() < deadline, "the server goes on hearing 127.0.0.2"
+            assert time.monotonic() < deadline, "the server still hears 127.0.0.2"
         call_anew(server)
 
 

@@ -198,7 +198,7 @@ def _trainer(cluster: Cluster, mode: str, model: nn.Module) -> tr.Trainer:
 
 
 def _share(cluster: Cluster, folder: Path) -> None:
-    """Streams are taken one by one, and one is given back amid it."""
+    """Streams are taken one by one, and one is given back during it."""
     torch.manual_seed(1)
     trainer = _trainer(cluster, "async", Small())
     trainer.fit(batches(4, seed=1))

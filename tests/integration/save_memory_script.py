@@ -33,7 +33,7 @@ def main(folder: str) -> None:
             gradient = TableGradient(distinct, np.ones((len(distinct), DIM), np.float32), values)
             cluster.client.push(Step(number, 0, [], 1), {T_ROWS: gradient})
         before = kib("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts over
         save_checkpoint(cluster.client, folder, extra={}, tensors={})
         sys.stdout.write(f"{before} {kib('VmHWM')}\n")
 

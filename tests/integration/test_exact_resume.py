@@ -131,7 +131,7 @@ def test_a_killed_server_does_not_make_stopping_workers_diverge(
         assert_same(complete(stopped)[-1], complete(whole)[-1], versions=False)
 
 
-@pytest.mark.timeout(300)  # processes that are started again
+@pytest.mark.timeout(300)  # processes that are restarted
 def test_a_worker_killed_during_a_stop_stops_at_the_same_step(
     programs: Template, tmp_path: Path
 ) -> None:

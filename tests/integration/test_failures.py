@@ -196,7 +196,7 @@ def test_a_script_whose_last_pushes_are_lost_does_not_end_well(cast: Cast) -> No
     worker = cast.worker(0, 1, "--mode", "sync", "--leave_at", "5")
     worker.wait_line("left the loop")
     server.kill()
-    worker.send("go on")
+    worker.send("continue")
     assert_failed(worker, "Unavailable", cast.addresses[0])
 
 

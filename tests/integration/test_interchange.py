@@ -101,7 +101,7 @@ def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
     [*((rule, "SparseAccessor") for rule in RULES), ("std_adagrad", "CtrDoubleAccessor")],
 )
 def test_a_run_resumes_from_its_own_export(tmp_path, rule, accessor):
-    """Out and in again: rows with state, dense parameters with moments; training goes on as if
+    """Out and in again: rows with state, dense parameters with moments; training continues as if
     nothing had happened.
     """
     with embedded(threads=2) as cluster:

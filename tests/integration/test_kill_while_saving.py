@@ -37,7 +37,7 @@ def test_the_newest_checkpoint_is_whole_whenever_a_process_is_killed(
             assert_same(published[-1], whole / published[-1].name)
         num_torn += any(path.name.startswith(".") for path in folder.glob("*"))
         print(f"kill {number}: {len(published)} published")
-    print(f"{num_torn} of {NUM_KILLS} kills came amid a save")
+    print(f"{num_torn} of {NUM_KILLS} kills came during a save")
     jobs.run(str(folder), *ARGUMENTS)
     assert_same(complete(folder)[-1], complete(whole)[-1])
     assert all(path.name.isdecimal() for path in folder.iterdir())  # what was left is swept up

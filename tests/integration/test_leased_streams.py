@@ -177,7 +177,7 @@ def test_a_leaving_worker_hands_its_stream_to_another(programs: Template, tmp_pa
         late.wait_line("^held$")
         late.signal(signal.SIGTERM)
         late.send("")
-        late.wait_line("^worker 1 has got SIGTERM: others go on with its stream$")
+        late.wait_line("^worker 1 has got SIGTERM: others continue with its stream$")
         first.send("")
         job.finish(first)
         assert late.finish() == 0

@@ -124,7 +124,7 @@ def test_the_page_lists_the_metrics_of_servers_and_workers(programs: Template) -
 
 
 def _check_numbers(server: Mapping[str, Metric], worker: Mapping[str, Metric]) -> None:
-    """Training goes on while one number is read after the other, so only what cannot be overtaken
+    """Training continues while one number is read after the other, so only what cannot be overtaken
     is compared.
     """
     requests = values(server["trireme_server_requests"], "method", "code")

@@ -124,7 +124,7 @@ def test_a_killed_run_ends_with_the_same_bytes(
     rng = random.Random(seed)
     _run_until_killed(programs, place, rng.randint(1, 3), rng.uniform(0.0, 1.5))
     output = run(programs, place)
-    assert "going on behind pass" in output
+    assert "continuing after pass" in output
     assert set(points(place)) == set(points(undisturbed[0]))
     assert_same_end(place, undisturbed[0])
 
@@ -201,7 +201,7 @@ def test_a_stopped_run_resumes_within_its_pass(
         assert "training has stopped after a step, with a checkpoint" in outputs[-1]
         assert (place / "models" / STOPPED).read_text()
     outputs.append(run(programs, place))
-    assert all("stream: going on within pass" in output for output in outputs[1:])
+    assert all("stream: continuing within pass" in output for output in outputs[1:])
     assert passes_said(*outputs) == ALL_PASSES
     assert_same_end(place, undisturbed[0])
     assert points(place) == points(undisturbed[0])
@@ -226,7 +226,7 @@ def test_a_run_stopped_while_waiting_resumes_after_its_last_pass(
     assert points(place) == []
     (tmp_path / "later").rename(missing)
     second = run(programs, place, *seldom, f"runner.end_day={DAYS[0]}")
-    assert f"stream: going on behind pass {DAYS[0]}/1" in second
+    assert f"stream: continuing after pass {DAYS[0]}/1" in second
     assert passes_said(first, second) == ALL_PASSES[:PASSES]
     assert_same_end(place, undisturbed[0], DAYS[1])
 
@@ -263,7 +263,7 @@ def test_a_stop_that_cannot_be_resumed_is_skipped(
     assert "within" in (place / "models" / STOPPED).read_text()
     output = run(programs, place, *one_day)  # of one worker
     assert "going further back: Trainer.resume: expected 2 workers" in output
-    assert f"going on behind pass {DAYS[0]}/1" in output
+    assert f"continuing after pass {DAYS[0]}/1" in output
     assert passes_said(output) == ALL_PASSES[1:PASSES]
     assert not (place / "models" / STOPPED).read_text()
 
@@ -274,7 +274,7 @@ def test_a_job_streams_as_one_process_does(place: Path, programs: Template) -> N
     assert points(place) == [PassPoint(DAYS[0], 2), PassPoint(DAYS[1], 0)]
     assert output.count("before:") == PASSES
     again = run(programs, place, start=launch)
-    assert f"going on behind pass {DAYS[1]}/0" in again
+    assert f"continuing after pass {DAYS[1]}/0" in again
     assert again.count("before:") == PASSES
 
 
@@ -291,7 +291,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     (place / "models" / END / "0" / "manifest.json").write_text("{}")
     output = run(programs, place)
     assert "cannot be loaded, trying the one before" in output
-    assert f"going on behind pass {DAYS[-1]}/2" in output
+    assert f"continuing after pass {DAYS[-1]}/2" in output
     assert points(place)[-1] == PassPoint(END, 0)
 
 

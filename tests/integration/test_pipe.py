@@ -322,7 +322,7 @@ def test_an_interpreter_that_fails_after_its_last_file_is_an_error(
         script.write("sys.exit('too late')\n")
     with Pipe(command) as pipe, pipe.open(file) as stream:
         read(stream)
-    assert "behind its last file: 1\ntoo late" in caplog.text
+    assert "after its last file: 1\ntoo late" in caplog.text
 
 
 PARENT = """\

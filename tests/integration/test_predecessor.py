@@ -1,5 +1,5 @@
-"""A restarted worker goes on where its predecessor was killed, in loops of all kinds, and refuses
-what it cannot go on with.
+"""A restarted worker continues where its predecessor was killed, in loops of all kinds, and refuses
+what it cannot continue with.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def test_data_without_streams_is_read_again(
         figures = train(cluster)
         assert counts(cluster) == times(2, batches())
     assert figures["examples"] == BATCH * (8 if kill_at < 10 else 17 - kill_at)
-    assert ("worker 0 was started again" in caplog.text) == (kill_at > 1)
+    assert ("worker 0 was restarted" in caplog.text) == (kill_at > 1)
 
 
 def test_a_random_order_cannot_be_resumed(job: Job) -> None:
@@ -235,7 +235,7 @@ def test_a_random_order_cannot_be_resumed(job: Job) -> None:
 
     die(job, lambda cluster: train(cluster, 4))
     cluster = job.join(0, 1)
-    with pytest.raises(BadRequest, match=r"started again finds again, found a random one"):
+    with pytest.raises(BadRequest, match=r"restarted finds again, found a random one"):
         train(cluster)
     cluster.abandon()
 
@@ -331,7 +331,7 @@ def test_buffers_start_fresh_with_a_log_line(job: Job, caplog: pytest.LogCapture
     die(job, lambda cluster: train(cluster, 4))
     with job.join(0, 1) as cluster:
         train(cluster)
-    assert "worker 0 was started again: the buffers seen of its model begin anew" in caplog.text
+    assert "worker 0 was restarted: the buffers seen of its model start over" in caplog.text
 
 
 def test_passes_of_a_stream_are_begun_together(job: Job) -> None:

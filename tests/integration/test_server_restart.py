@@ -61,7 +61,7 @@ def counts(cluster: Cluster) -> np.ndarray:
 
 @contextmanager
 def killing(servers: DurableServers, random: Random) -> Iterator[threading.Event]:
-    """While the block runs, random servers are killed and started again, now and then once more
+    """While the block runs, random servers are killed and restarted, now and then once more
     before they serve. The event is set after the last time.
     """
     is_over, is_done = threading.Event(), threading.Event()

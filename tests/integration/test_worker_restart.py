@@ -45,7 +45,7 @@ CASES = [(worker, name) for worker in (0, 1) for name in HOLDS if worker == 0 or
 
 
 class Training:
-    """A job of restarted_script.py whose workers are killed and started again."""
+    """A job of restarted_script.py whose workers are killed and restarted."""
 
     def __init__(self, programs: Template, folder: Path, mode: str) -> None:
         self.folder, self._mode = folder, mode

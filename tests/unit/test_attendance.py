@@ -90,7 +90,7 @@ def test_a_restarted_server_waits_as_long_for_its_workers() -> None:
     attendance.begin_again()
     clock.now += SILENCE_S + 1
     error = outcome(attendance).get(timeout=30)
-    assert "expected the workers of the job that it goes on with within 60 s, found none" in str(
+    assert "expected the workers of the job that it continues with within 60 s, found none" in str(
         error
     )
 

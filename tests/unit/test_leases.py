@@ -43,7 +43,7 @@ class Job:
         self.num_kept += 1
 
     def restart(self) -> None:
-        """The coordinator's process is killed and started again."""
+        """The coordinator's process is killed and restarted."""
         kept = msgpack.unpackb(self.kept, strict_map_key=False)
         self._make()
         self.coordinator.install(kept)

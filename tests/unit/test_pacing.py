@@ -66,7 +66,7 @@ def test_an_older_group_is_ignored_and_a_stranger_refused() -> None:
 
 
 def test_steps_that_a_pull_reports_count_as_applied() -> None:
-    pacing = Pacing()  # of a server that has started again
+    pacing = Pacing()  # of a server that has restarted
     group(pacing, 1, None, None)
     first = pull(pacing, 0, 9)
     assert pull(pacing, 1, 9) == ["at once"]

@@ -146,7 +146,9 @@ def test_deferred_is_answered_from_another_thread(
 
 
 def test_absent_server_is_an_error_at_the_deadline_that_names_the_server(client: RpcClient) -> None:
-    with pytest.raises(Unavailable, match=r"push at 127.0.0.1:1: .*nobody listens .* for 0.3 s"):
+    with pytest.raises(
+        Unavailable, match=r"push at 127.0.0.1:1: .*no process listens .* for 0.3 s"
+    ):
         client.call("127.0.0.1:1", "push", timeout_s=0.3)
 
 

@@ -172,7 +172,7 @@ def test_waiting_client_logs_the_server_it_waits_for(
         calls = [Call(server.endpoint, "hang"), Call(absent, "push"), Call(absent, "push")]
         client.call_all(calls, timeout_s=0.35, return_errors=True)
     assert f"waiting for {server.endpoint} (s) (hang): no answer for 0 s" in caplog.text
-    assert f"waiting for {absent} (2 x push): not reached (nobody listens there)" in caplog.text
+    assert f"waiting for {absent} (2 x push): not reached (no process listens there)" in caplog.text
 
 
 def test_waiting_message_goes_to_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:

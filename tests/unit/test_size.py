@@ -13,6 +13,7 @@ import torch
 from tests.tables import POOL
 from trireme import _core, optim, policy
 from trireme.commands import cli
+from trireme.commands import size as size_command
 from trireme.data import Bags, Batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
@@ -20,6 +21,7 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
 from trireme.protocol.core_table import make_core_table
+from trireme.size import tables as size_tables
 from trireme.size.estimate import Need
 from trireme.table import Table
 from trireme.train import Trainer
@@ -213,3 +215,8 @@ def test_wrong_use_is_explained(
         code = int(str(ended.code))
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_help_of_the_command_names_all_rules_and_policies() -> None:
+    assert sorted(size_tables.OPTIMIZERS) == list(size_command.OPTIMIZERS)
+    assert sorted(size_tables.POLICIES) == size_command.POLICIES

@@ -107,7 +107,7 @@ def test_all_streams_stop_after_the_step_that_one_names_the_last(applied: Applie
     again.install(staging.state())
     assert again.stop == Stop(1, "told")
     staging.set_group(2, {0: Member(1, 2), 1: Member(1, None)})
-    assert staging.stop == Stop(1, "told"), "it is of the pass, which goes on"
+    assert staging.stop == Stop(1, "told"), "it is of the pass, which continues"
     staging.set_group(3, {0: Member(2, None), 1: Member(2, None)})
     assert staging.stop is None
 

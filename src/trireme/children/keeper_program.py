@@ -151,7 +151,7 @@ def _start(text: bytes, fds: list[int]) -> int:
             os.write(2, f"{error}\n".encode())
         finally:
             os._exit(_CANNOT_EXECUTE)
-    # Parent and child both try, so that the group exists when either goes on.
+    # Parent and child both try, so that the group exists when either continues.
     with contextlib.suppress(PermissionError, ProcessLookupError):
         os.setpgid(pid, pid)
     return pid

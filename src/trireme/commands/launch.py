@@ -27,7 +27,7 @@ examples:
 Options go before the script. Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes to
 the console. If a process fails, all are stopped. The exit code is that of the process that failed,
 128 + n if signal n ended it or stopped the job, 2 for a wrong command. With --max_restart a process
-that died is started again instead. At SIGTERM Trainer.fit ends after its step, with a checkpoint if
+that died is restarted instead. At SIGTERM Trainer.fit ends after its step, with a checkpoint if
 it takes any; the exit code is then 0.
 
 Environment of every process that is started:
@@ -96,7 +96,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="how often each server and worker is started again when it died; a server continues"
+        help="how often each server and worker is restarted when it died; a server continues"
         " from its kept state (--durability, then by default process), a worker from where its"
         " predecessor was, and the others wait; default: 0",
     )

@@ -30,6 +30,25 @@ Rows live in memory. This version has no tier on SSD and none in GPU memory.
 """
 
 
+# The keys of OPTIMIZERS and POLICIES in trireme.size.tables, which loads torch.
+OPTIMIZERS = (
+    "adagrad",
+    "adagrad_shared",
+    "adam",
+    "adam_shared",
+    "fleet_adagrad",
+    "fleet_adagrad_v2",
+    "fleet_adam",
+    "fleet_sgd",
+    "fleet_shared_adam",
+    "fleet_std_adagrad",
+    "ftrl",
+    "momentum",
+    "sgd",
+)
+POLICIES = ["CtrCommonAccessor", "CtrDoubleAccessor", "SparseAccessor", "plain", "score"]
+
+
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add(
@@ -47,8 +66,9 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="D=P",
         help="instead, for features with dims of their own: per cent of the rows with D weights",
     )
-    add("--optimizer", metavar="RULE", help="update rule, as adagrad (default), adam, fleet_adam")
-    add("--policy", metavar="NAME", help="what rows remember, as plain (default), SparseAccessor")
+    rules, policies = ", ".join(OPTIMIZERS), ", ".join(POLICIES)
+    add("--optimizer", metavar="RULE", help=f"update rule; default: adagrad; one of {rules}")
+    add("--policy", metavar="NAME", help=f"what rows remember; default: plain; one of {policies}")
     add("--dtype", metavar="TYPE", help="of weights: float32 (default), bfloat16 or float16")
     add("--heads", type=percent, metavar="P", help="per cent of the rows that have a head only")
     add("--count_filter", type=count, metavar="N", help="a key gets a row at its N-th occurrence")

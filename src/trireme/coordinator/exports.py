@@ -74,7 +74,7 @@ class Exports:
         return version
 
     def _begin_inference(self, follows: str) -> Reply:
-        """follows: the id of the export that a delta goes on from; empty for a base."""
+        """follows: the id of the export that a delta continues from; empty for a base."""
         if follows and follows not in self.inference:
             raise BadRequest(
                 "export_model: expected a delta that follows the last export of this run,"
@@ -114,7 +114,7 @@ class Exports:
             self.chain[id] = version
 
     def _on_loaded(self, request: Request) -> Reply:
-        """A checkpoint has been loaded, whole: the run goes on from it. Or a part: a new one
+        """A checkpoint has been loaded, whole: the run continues from it. Or a part: a new one
         begins, which no delta follows. Returns the version that rows are stamped with from now on.
         """
         body = request.body

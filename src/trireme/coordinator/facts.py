@@ -14,7 +14,7 @@ from trireme.rpc import Reply, Request
 
 FACTS_MAX = 64
 _RECOVERED = (
-    "; this server goes on from its --state_dir: start the job as it was (--servers), or another"
+    "; this server continues from its --state_dir: start the job as it was (--servers), or another"
     " one with another folder"
 )
 

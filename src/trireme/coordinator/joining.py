@@ -118,7 +118,7 @@ class Joining:
         records, participants = self._workers.records, self._workers.participants
         if any(records[w].has_ended for w in participants if w in records):
             raise BadRequest(
-                f"{method}: expected a job that goes on, found one whose workers end their scripts"
+                f"{method}: expected a running job, found one whose workers end their scripts"
             )
         num_workers = self._facts.num_workers
         at_a_time = max(num_workers, self._facts.num_streams)

@@ -3,7 +3,7 @@
 A pass has a fixed number of streams. A worker takes a free one, trains on it to its end, gives it
 back as done and takes the next. Each taking has a higher lease number, which is the incarnation of
 the stream's pushes: so servers fence the worker that had the stream before. The new owner continues
-behind the last sequence that has been applied.
+after the last sequence that has been applied.
 """
 
 import logging
@@ -161,7 +161,7 @@ class StreamLeases:
             raise Fenced(
                 f"stream {stream}: lease {lease.number} has taken over, worker {worker} had"
                 f" {number}: it sent no heartbeat for {self._workers.silence_s:g} s, or has been"
-                " started again"
+                " restarted"
             )
         was_done, lease.owner, lease.is_done = lease.is_done, NOBODY, True
         return not was_done
@@ -218,7 +218,7 @@ class StreamLeases:
 
     def end(self, worker: int) -> Reply:
         """The script of a worker has ended. The reply to one that takes part names all who do; from
-        now on nobody joins.
+        now on no worker joins.
         """
         if not self.is_in_use or worker not in self._workers.participants:
             return Reply()

@@ -252,6 +252,6 @@ class Meetings:
 def _dropped_error(name: MeetingName, purpose: str) -> ResourceExhausted:
     return ResourceExhausted(
         f"{name}: it ({purpose}) is over, and of its answers the coordinator keeps at most"
-        f" {KEPT_MAX} and {KEPT_BYTES_MAX >> 20} MiB; a worker that starts again cannot go on from"
+        f" {KEPT_MAX} and {KEPT_BYTES_MAX >> 20} MiB; a restarted worker cannot continue from"
         " here: start the job again and load the newest checkpoint"
     )

@@ -112,7 +112,7 @@ class ArrayDataset:
         """Stream `index` of `num_streams`: every example in exactly one, sizes equal to within 1.
 
         Args:
-            start: the `position` of a batch of this stream and epoch: the stream continues behind
+            start: the `position` of a batch of this stream and epoch: the stream continues after
                 that batch. None or (): from its beginning.
             epoch: determines the order if shuffled; any number >= 0.
 
@@ -170,7 +170,7 @@ class _RaggedColumns:
 class ArrayStream(Iterator[Batch]):
     """The batches of one stream; made by ArrayDataset.stream.
 
-    position: behind the latest batch returned.
+    position: after the latest batch returned.
 
     Threads: one at a time.
     """

@@ -109,7 +109,7 @@ class ArrowReader:
 
     def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
         """Full batches, then a short one of the rest unless `drop_last`, each with `num_bytes_read`
-        behind it. Raises DataError: a column or row that does not fit the schema, or a file that
+        after it. Raises DataError: a column or row that does not fit the schema, or a file that
         cannot be read.
         """
         first = self._start[0] if self._start else self._range.first

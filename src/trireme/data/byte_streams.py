@@ -240,7 +240,7 @@ class _BlockSource:
         self._is_stopped = False
 
     def blocks(self) -> Iterator[tuple[NDArray[np.uint8], int]]:
-        """Blocks of bytes, each with `num_bytes_in` behind it."""
+        """Blocks of bytes, each with `num_bytes_in` after it."""
         self._stream = stream = self._opener()
         try:
             while not self._is_stopped:

@@ -61,7 +61,7 @@ def deal_examples(
     if cluster.client.script.has_attended_next():
         raise BadRequest(
             "global_shuffle: expected examples that the other workers send, found a worker that was"
-            " started again when the shuffle was under way or over: start the job again and load"
+            " restarted when the shuffle was under way or over: start the job again and load"
             " the newest checkpoint"
         )
     with ExitStack() as end:

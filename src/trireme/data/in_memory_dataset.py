@@ -294,7 +294,7 @@ class InMemoryDataset:
         Args:
             index, num_streams: the worker and the number of workers that loaded; alone, any.
             start: the `position` of a batch of this stream, after the same calls: the stream
-                continues behind that batch. None or (): from its beginning.
+                continues after that batch. None or (): from its beginning.
             epoch: ignored: the order is the one in memory in every epoch.
 
         Raises:

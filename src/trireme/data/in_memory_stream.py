@@ -18,7 +18,7 @@ class InMemoryStream(Iterator[Batch]):
     """The batches of the examples [position[0], end); made by InMemoryDataset.stream.
 
     Attributes:
-        position: behind the latest batch returned: (example, number of the order).
+        position: after the latest batch returned: (example, number of the order).
         seconds: spent making batches.
 
     Threads: one at a time.

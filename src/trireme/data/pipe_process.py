@@ -110,7 +110,7 @@ class PipeProcess:
         self.attend(ready_fds([self._errors], 0) if self._has_errors else set())
         if status:
             log.warning(
-                "pipe_command %r, behind its last file: %s\n%s",
+                "pipe_command %r, after its last file: %s\n%s",
                 self._command,
                 exit_text(status),
                 self.last_lines(),

@@ -116,7 +116,7 @@ class QueueDataset:
 
         Args:
             start: the `position` of a batch of this stream, over the same files: the stream
-                continues behind that batch. None or (): from its beginning.
+                continues after that batch. None or (): from its beginning.
             epoch: ignored: the order is that of the files in every epoch.
 
         Raises:
@@ -176,7 +176,7 @@ class Stream(Iterator[Batch]):
     Attributes:
         num_bytes: stored bytes of this stream, to within a line.
         num_bytes_read: stored bytes up to the latest batch returned; about, in compressed files.
-        position: behind the latest batch returned.
+        position: after the latest batch returned.
 
     Threads: one at a time.
     """

@@ -162,7 +162,7 @@ class SkipGramDataset:
 class SkipGramStream(Iterator[Batch]):
     """The batches of one stream; made by SkipGramDataset.stream.
 
-    position: (chunk, pairs of it), behind the latest batch returned.
+    position: (chunk, pairs of it), after the latest batch returned.
 
     Threads: one at a time.
     """

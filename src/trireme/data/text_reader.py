@@ -119,7 +119,7 @@ class TextReader:
 
     def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
         """Full batches, then a short one of the rest unless `drop_last`, each with `num_bytes_read`
-        behind it. Raises DataError: a broken line (unless skipped), or a file that cannot be read.
+        after it. Raises DataError: a broken line (unless skipped), or a file that cannot be read.
         """
         with ExitStack() as stack:
             if self._pipe is not None:

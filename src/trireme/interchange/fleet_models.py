@@ -61,7 +61,7 @@ def import_fleet(
         time: data time in seconds of the save, from which unseen days count back; None: that of
             `set_time`.
         dense_steps: steps that the dense optimizer has made, which the text does not say. With 0
-            its bias correction begins anew, as Fleet's does.
+            its bias correction starts over, as Fleet's does.
 
     Returns:
         How many rows each table got.

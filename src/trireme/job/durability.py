@@ -98,8 +98,8 @@ def _recover_coordinator(coordinator: Coordinator, document: Document, server: S
     saved = document.read()
     if saved is None and server.is_in_a_job and server.index == 0:
         raise Corruption(
-            f"log: expected {document.path} beside the state of server 0, found none; go on from a"
-            " checkpoint with an empty state folder"
+            f"log: expected {document.path} beside the state of server 0, found none; continue from"
+            " a checkpoint with an empty state folder"
         )
     if saved is not None:
         coordinator.install(saved)

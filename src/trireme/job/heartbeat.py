@@ -24,7 +24,7 @@ class StopRequest:
     """Whether training is to stop after a step, at the request of any worker."""
 
     reason: str = ""  # empty: there is no request
-    is_alone: bool = False  # only this worker leaves the job, and others go on with its stream
+    is_alone: bool = False  # only this worker leaves the job, and others continue with its stream
 
 
 class Heartbeat:

@@ -2,7 +2,7 @@
 
 Every process has a log file; worker 0 also writes to the console. If a process fails, all are
 stopped, and the launcher reports its name, exit code and last lines. With --max_restart a process
-that died is started again: a server continues from its kept state, a worker from what the servers
+that died is restarted: a server continues from its kept state, a worker from what the servers
 know. A stop signal is passed on to the workers, which end after their step, and then to the
 servers. SIGKILL follows after a grace period. If the launcher itself is killed, the kernel kills
 all of them (keeper_program.py).
@@ -62,7 +62,7 @@ def _check_restarts(config: LaunchConfig) -> None:
     if config.max_restart > 0 and durability_of(config) == "none":
         raise BadRequest(
             f"launch: expected --durability process or machine with --max_restart"
-            f" {config.max_restart}, found none: a server that keeps nothing cannot go on"
+            f" {config.max_restart}, found none: a server that keeps nothing cannot continue"
         )
 
 
@@ -202,7 +202,7 @@ class _LocalJob:
                 start(index)
 
     def _is_lost(self, process: LaunchedProcess, state: int | None) -> bool:
-        """Whether it has failed and may not be started again."""
+        """Whether it has failed and may not be restarted."""
         has_failed = state not in (None, 0)
         has_restarts = self._num_restarts[process.name] < self._config.max_restart
         return has_failed and (state == REFUSED or not has_restarts)

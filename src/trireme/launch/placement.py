@@ -26,7 +26,7 @@ class LaunchConfig:
         command: arguments of python: a script, or -m and a module, then their arguments.
         grace_s: between SIGTERM and SIGKILL.
         state_dir: holds a folder for the state of each server; default `log_dir`/state.
-        max_restart: how often each process is started again when it dies; needs a durability.
+        max_restart: how often each process is restarted when it dies; needs a durability.
         streams: number of streams that the workers share; default: each has its own.
         join: servers of a running job with shared streams, which the workers join. The job's own
             command has started these servers.

@@ -6,7 +6,7 @@ from trireme.errors import Corruption, SchemaMismatch
 def lost() -> Corruption:
     """A server that has started without the state of its predecessor."""
     return Corruption(
-        "server: expected the rows and blocks that were here, found a server that has begun anew"
+        "server: expected the rows and blocks that were here, found a server that has started over"
         " without them: what no checkpoint holds is lost. Start the job again and load the newest"
         " checkpoint; --durability process keeps a server's state when it is killed"
     )

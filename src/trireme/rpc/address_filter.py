@@ -138,17 +138,19 @@ class AddressFilter:
 
     def _takes_filter(self) -> bool:
         """Attach a filter of all blocked addresses; False: the kernel has no room for it."""
-        program = filter_of(list(self._blocked))
-        code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *op) for op in program))
-        described = struct.pack("@HP", len(program), ctypes.addressof(code))
         try:
-            self._listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, described)
+            self._attach(filter_of(list(self._blocked)))
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 return False
             self._detach()
             raise
         return True
+
+    def _attach(self, program: list[Instruction]) -> None:
+        code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *op) for op in program))
+        described = struct.pack("@HP", len(program), ctypes.addressof(code))
+        self._listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, described)
 
     def _detach(self) -> None:
         try:

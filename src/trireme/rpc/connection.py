@@ -318,7 +318,7 @@ class Connection:
         elif kind == zmq.EVENT_DISCONNECTED and self.state is ConnectionState.READY:
             self._lose("the connection was lost")
         elif kind == zmq.EVENT_CLOSED:
-            self._lose("nobody listens there")
+            self._lose("no process listens there")
         else:
             self._lose(
                 f"the handshake failed ({zmq.Event(kind).name} {value:#x}): another program, a "

@@ -43,7 +43,7 @@ class Request:
 
     `arrays` are read-only; large ones are views that keep the received message in memory. `peer` is
     the client's name for itself, `address` its address, `key` its public key or "". `deadline` is a
-    time.monotonic() value after which nobody waits for the answer.
+    time.monotonic() value after which no caller waits for the answer.
     """
 
     id: int

@@ -161,7 +161,7 @@ class Peers:
         if peer.routing_id:
             if not _is_newer(routing_id, peer.routing_id):
                 return None
-            self._detach(peer)  # the messages until now were its predecessor's: begin anew
+            self._detach(peer)  # the messages until now were its predecessor's: start over
             peer = Peer(peer.socket, peer.host, peer.address)
             self._add(descriptor, peer)
         peer.routing_id = routing_id
@@ -181,7 +181,7 @@ class Peers:
             log = self._admitted_log if peer.is_welcome else self._strangers_log
             log.warning("closed the connection of %s: %s", peer, reason)
             with contextlib.suppress(OSError):  # it is closed already
-                # No lingering: a peer that goes on sending gets a reset, not a full window.
+                # No lingering: a peer that continues sending gets a reset, not a full window.
                 no_linger = struct.pack("=ii", 1, 0)
                 peer.socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, no_linger)
                 peer.socket.shutdown(sockets.SHUT_RDWR)

@@ -393,7 +393,7 @@ class Server:
                 os.eventfd_write(self._work, 1)
 
     def _forget(self, peer: Peer) -> None:
-        """The peer is gone or dropped: nobody waits for its answers."""
+        """The peer is gone or dropped: no caller waits for its answers."""
         for pending in [*peer.queue, *(p for p in self._deferred if p.peer is peer)]:
             self._answer(pending, _GONE)
         peer.queue.clear()

@@ -247,7 +247,7 @@ class ServerSocket:
         except zmq.Again:  # ROUTER_MANDATORY: its queue is full
             self.peers.drop(peer, "it does not take its replies")
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:  # the peer is gone: nobody waits for the answer
+            if error.errno != zmq.EHOSTUNREACH:  # the peer is gone: no caller waits for the answer
                 raise
         else:
             num_bytes = sum(frames.wire_bytes(len(p), self._is_curve) for p in parts)

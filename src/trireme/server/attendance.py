@@ -74,7 +74,7 @@ class Attendance:
     def _note_goodbye(self, worker: int, incarnation: int, members: list[int] | None) -> None:
         """Record a goodbye. `members`: the workers that take part, as listed at the end of a
         script;
-        None: all. From then on nobody joins, so the shorter of two lists is the newer.
+        None: all. From then on no worker joins, so the shorter of two lists is the newer.
         """
         if members is not None:
             self._members = set(members) & (self._members or set(members))
@@ -170,7 +170,7 @@ class Attendance:
         limit = f"{silence_s:.0f} s"
         if self._num_workers is None:
             return (
-                "server: expected the workers of the job that it goes on with within"
+                "server: expected the workers of the job that it continues with within"
                 f" {limit}, found none"
             )
         missing = sorted(self._expected() - self._gone.keys())

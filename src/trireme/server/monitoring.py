@@ -157,7 +157,7 @@ def _of_server(state: ServerState) -> Gauges:
             _field(lambda: state.counts, "num_pulls"),
         ),
         "trireme_log_bytes": (
-            "Log behind the last snapshot, which a recovery would replay; absent without one.",
+            "Log after the last snapshot, which a recovery would replay; absent without one.",
             _field(lambda: state.journal.lag(), "num_bytes"),
         ),
         "trireme_log_age_seconds": (

@@ -173,7 +173,7 @@ class Epochs:
         if not done.has_left:
             check_order(dataset)
         log.info(
-            "train: worker %d was started again: going on behind batch %d of epoch %d; figures are"
+            "train: worker %d was restarted: continuing after batch %d of epoch %d; figures are"
             " of the rest",
             *(worker, position.batches, self.num_epochs),
         )

@@ -33,8 +33,8 @@ def let_first_worker(
         raise class_of_code(first["code"])(f"{purpose}: worker 0 failed: {first['message']}")
     if "returned" not in first:
         raise Unavailable(
-            f"{purpose}: expected what worker 0 had done before it was started again, found that"
-            " the coordinator was started again too and does not know; start the job again and load"
+            f"{purpose}: expected what worker 0 had done before it was restarted, found that"
+            " the coordinator was restarted too and does not know; start the job again and load"
             " the newest checkpoint"
         )
     returned: dict[str, Any] = first["returned"]

@@ -46,7 +46,7 @@ def gather_arrays(
                 chunks.setdefault(header["worker"], []).append(chunk)
     data = {worker: np.concatenate(parts) for worker, parts in chunks.items()}
     if gone := [w for w, header in headers.items() if len(data[w]) < header["bytes"]]:
-        log.warning("%s: workers %s were given up amid it, and what they bring", purpose, gone)
+        log.warning("%s: workers %s were given up during it, and what they bring", purpose, gone)
     return {w: _split(data[w], h["forms"]) for w, h in headers.items() if w not in gone}
 
 

@@ -66,7 +66,7 @@ class LeasedPass:
             start = self._start(lease, position)
             if start.batches:
                 log.info(
-                    "train: worker %d goes on with stream %d, behind batch %d",
+                    "train: worker %d continues with stream %d, after batch %d",
                     *(cluster.worker, lease.stream, start.batches),
                 )
             part = lease.stream, cluster.num_streams
@@ -78,7 +78,7 @@ class LeasedPass:
         if self._has_to_stop():
             passes.give_back(cluster.client, parts=cluster.stop_request.is_alone)
             if cluster.stop_request.is_alone:
-                log.info("%s: others go on with its stream", cluster.stop_request.reason)
+                log.info("%s: others continue with its stream", cluster.stop_request.reason)
                 raise Stopped(cluster.stop_request.reason)
 
     def give_back(self) -> None:
@@ -105,7 +105,7 @@ class LeasedPass:
 
 def part_among(arrivals: Sequence[tuple[dict[str, Any], Any]], cluster: Cluster) -> tuple[int, int]:
     """Which part of the data this worker evaluates, of how many: one for each worker at the
-    meeting. A worker that only listens gets an empty part behind the last.
+    meeting. A worker that only listens gets an empty part after the last.
     """
     workers = [body["worker"] for body, _ in arrivals]
     if cluster.worker not in workers:

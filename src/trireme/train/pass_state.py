@@ -15,7 +15,7 @@ class PassState:
 
     def __init__(self, client: WorkerClient, stream: PushStream) -> None:
         self._client, self._stream = client, stream
-        # Its `note` is what counting went on from. None: between passes.
+        # Its `note` is what counting continued from. None: between passes.
         self.entered: EnteredPass | None = None
         self.num_steps = 0  # of this worker; of the job where all workers make each together
         # A loop that begins no pass would repeat what a predecessor has pushed.

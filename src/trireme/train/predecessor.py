@@ -1,6 +1,6 @@
 """Pick up where a killed worker left off: its predecessor has trained on a part of the data.
 
-A worker that is started again runs its script from the first line, and skips what is done.
+A worker that is restarted runs its script from the first line, and skips what is done.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check_order(dataset: Iterable[Any]) -> None:
     """
     if isinstance(dataset, DataLoader) and unseeded_sampler(dataset) is not None:
         raise BadRequest(
-            "Trainer.fit: expected an order of the DataLoader that a worker that was started again"
+            "Trainer.fit: expected an order of the DataLoader that a worker that was restarted"
             " finds again, found a random one; shuffle with"
             " generator=torch.Generator().manual_seed(n), or start the job again and load the"
             " newest checkpoint"
@@ -75,14 +75,14 @@ def warn_of_lost_buffers(model: nn.Module, worker: int) -> None:
     """Module buffers (statistics of BatchNorm) are kept by the worker: they died with it."""
     if names := ", ".join(name for name, _ in model.named_buffers()):
         log.warning(
-            "train: worker %d was started again: the buffers %s of its model begin anew",
+            "train: worker %d was restarted: the buffers %s of its model start over",
             *(worker, names),
         )
 
 
 def skip_epoch(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> None:
     """Leave out a finished epoch. Without streams it is read: the next order may depend on that."""
-    log.info("train: worker %d was started again: epoch %d is over", cluster.worker, epoch)
+    log.info("train: worker %d was restarted: epoch %d is over", cluster.worker, epoch)
     if not hasattr(dataset, "stream"):
         check_order(dataset)
         for _ in worker_batches(dataset, cluster, epoch):
@@ -113,7 +113,7 @@ def remaining_dump(dump: Dump | None, cluster: Cluster, num_passes: int) -> Dump
         return dump
     if script.passes_begun(num_passes):
         raise BadRequest(
-            "Dump: expected all examples of the worker, found one that was started again, whose"
+            "Dump: expected all examples of the worker, found one that was restarted, whose"
             " predecessor's part is lost: start the job again and load the newest checkpoint"
         )
     return None if script.is_behind else dump

@@ -12,8 +12,8 @@ from trireme.worker.client import StreamPosition
 
 
 class PushStream:
-    """Numbers the pushes of this worker, and sends them in the training thread or behind it, which
-    `watch` measures. One thread pushes at a time; any may flush.
+    """Numbers the pushes of this worker, and sends them in the training thread or another one,
+    which `watch` measures. One thread pushes at a time; any may flush.
     """
 
     def __init__(self, cluster: Cluster, watch: Stopwatch) -> None:
@@ -23,7 +23,7 @@ class PushStream:
         self.stand_at(StreamPosition())
 
     def resume(self) -> None:
-        """Go on where the servers stand; a shared stream says where when it is taken."""
+        """Continue where the servers stand; a shared stream says where when it is taken."""
         is_shared = self._cluster.num_streams > 0
         self.stand_at(StreamPosition() if is_shared else self._cluster.client.stream_position())
 

@@ -55,7 +55,7 @@ def is_last_step(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
 
 def agreed_reason_to_stop(cluster: Cluster) -> str:
     """Why all workers stop after this epoch; empty: they do not. Every worker calls it."""
-    if cluster.client.script.is_behind:  # a predecessor was at this meeting and went on
+    if cluster.client.script.is_behind:  # a predecessor was at this meeting and continued
         return ""
     body = {"stops": "" if cluster.stop_request.is_alone else cluster.stop_request.reason}
     with cluster.client.script.section("stop"):

@@ -143,7 +143,7 @@ class Trainer:
         Args:
             epochs: after `Trainer.resume` the first is the one that was under way.
             checkpoints: to take during the epochs and at their end.
-            resume: go on with an earlier run of the same call: with the newest checkpoint below
+            resume: continue with an earlier run of the same call: with the newest checkpoint below
                 `checkpoints.path`, if there is one. `epochs` counts from the beginning of that
                 call; if all are done, their figures are returned.
             report: what worker 0 prints.
@@ -152,7 +152,7 @@ class Trainer:
             check_nan: raise NotFinite for outputs or a loss that are not finite. Without it metrics
                 still refuse such outputs, but cannot name the examples.
 
-        A worker that was killed and started again goes on where its predecessor was, and repeats
+        A worker that was killed and restarted continues where its predecessor was, and repeats
         no epoch; see docs/failures.md.
 
         SIGTERM at any worker stops all after a step, in sync the same one, with a checkpoint if
@@ -361,7 +361,7 @@ class Trainer:
         epoch begins at its beginning; see `resume`.
 
         Args:
-            dense: "strict": go on with the run that wrote the checkpoint. "match": begin a new run
+            dense: "strict": continue the run that wrote the checkpoint. "match": begin a new run
                 of a changed model, with tables by name, and dense parameters and buffers by name
                 and shape; learning rates are this run's. "skip": the same without dense parameters
                 and buffers.
@@ -381,7 +381,7 @@ class Trainer:
         self, path: str | Path, *, storage_options: Mapping[str, Any] | None = None
     ) -> str | None:
         """Load the newest whole checkpoint in the numbered folders below a path or location; the
-        next fit goes on within the epoch that was under way, each worker after the last batch of
+        next fit continues within the epoch that was under way, each worker after the last batch of
         its stream that the checkpoint holds.
 
         A folder that is not a complete checkpoint, or a damaged one, is reported and left out.

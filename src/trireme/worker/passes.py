@@ -42,8 +42,8 @@ def begin_pass(
     client: WorkerClient, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
 ) -> EnteredPass:
     """Enter the next pass. note: kept for a successor that enters it. together: become a member of
-    the pass with all other workers; else nobody waits. staged: pushes are staged (sync); else they
-    are applied on arrival (bounded).
+    the pass with all other workers; else no caller waits. staged: pushes are staged (sync); else
+    they are applied on arrival (bounded).
     """
     number = client.script.number + 1
     if client.script.is_next_behind:

@@ -20,7 +20,7 @@ class Pulled:
     blocks: list[tuple[list[str], Floats]] | None  # per server ids and flat weights, if asked for
     versions: list[int]  # per server, its push counter when it answered
     missing: dict[RowClassId, int]  # per table, how many keys have no row yet
-    stop: Stop | None = None  # the step behind which all stop, if a server has applied it
+    stop: Stop | None = None  # the step after which all stop, if a server has applied it
 
 
 class PullPlan:

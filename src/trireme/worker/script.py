@@ -1,6 +1,6 @@
 """Where a worker is in its script: the number of its pass, and the names of its meetings.
 
-A worker that is started again after a kill runs its script from the beginning. Its passes and
+A worker that is restarted after a kill runs its script from the beginning. Its passes and
 meetings have the same numbers and names as those of its predecessor. So it knows what is over, and
 the coordinator can give it the answers that the predecessor got.
 """

@@ -57,7 +57,7 @@ class Servers:
         aside: bool = False,
     ) -> list[Reply]:
         """Call a method on every server, in parallel; replies in the order of the servers. aside:
-        over a transport of its own, because it takes long and other calls go on.
+        over a transport of its own, because it takes long and other calls continue.
         """
         calls = [Call(endpoint, method, body, []) for endpoint in self.endpoints]
         transport = self._aside if aside else self._control

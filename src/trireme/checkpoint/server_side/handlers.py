@@ -112,7 +112,7 @@ class CheckpointHandlers:
         if checked is None or (checked[1].manifest.id, checked[1].plan) != expected:
             raise BadRequest(
                 f"checkpoint.load: expected a load that was checked before, found {storage.name}:"
-                " another load has begun since, or the server was started again"
+                " another load has begun since, or the server was restarted"
             )
         with self._server.journal.replacing():
             checked[1].apply(progress)

@@ -40,7 +40,7 @@ NO_OFFSETS = np.empty(0, np.int32)
 class LoadPlan:
     """What to load. tables: names; None: all, and the model must have no others.
     parameters: names of dense parameters; None: all of the model, which must be in the checkpoint.
-    resumes: streams continue after what the checkpoint holds; else they begin anew.
+    resumes: streams continue after what the checkpoint holds; else they start over.
     """
 
     tables: frozenset[str] | None

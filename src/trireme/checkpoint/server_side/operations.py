@@ -123,7 +123,7 @@ class Operations:
             operation = self._operations.get(name)
         if operation is None:
             error = Unavailable(
-                f"checkpoint: job {name!r} is not known: the server has been started again since"
+                f"checkpoint: job {name!r} is not known: the server has been restarted since"
             )
             error.details = {"lost_job": name}
             raise error

@@ -32,7 +32,7 @@ def load_checkpoint(
 
     tables: only these; None: all of the checkpoint, and the model has no others.
     parameters: only these dense parameters; None: all of the model.
-    resumes: streams continue after what the checkpoint holds; else they begin anew.
+    resumes: streams continue after what the checkpoint holds; else they start over.
     check: called when the servers have checked their shares; an error that it raises ends the load.
 
     Everything is verified before the first row changes. Raises BadRequest: no checkpoint there, or

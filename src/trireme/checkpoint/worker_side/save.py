@@ -145,7 +145,7 @@ def _manifest(
 
 def _merge_streams(shares: list[Mapping[str, Any]]) -> list[list[Any]]:
     """[stream, sequence, position] that every server has; a stream that a server does not name
-    begins anew.
+    starts over.
     """
     entries: dict[int, list[list[Any]]] = {}
     for share in shares:

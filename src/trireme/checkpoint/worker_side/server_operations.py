@@ -105,5 +105,5 @@ def retry(what: str, attempt: Callable[[], T]) -> T:
         except Unavailable as error:
             if "lost_job" not in (error.details or {}):
                 raise
-            log.warning("%s: begins anew: %s", what, error)
+            log.warning("%s: starts over: %s", what, error)
     return attempt()

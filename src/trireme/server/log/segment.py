@@ -189,7 +189,7 @@ class SegmentReader:
         if self.head is None or not self.head.is_synced or self._kept() > self.end:
             raise Corruption(
                 f"{self.path}: the record at offset {self.end} is damaged: expected its checksum to"
-                " match, found other bytes; go on from a checkpoint with an empty state folder"
+                " match, found other bytes; continue from a checkpoint with an empty state folder"
             )
 
     def _kept(self) -> int:

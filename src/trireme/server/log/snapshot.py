@@ -35,7 +35,7 @@ _NUMBER_MAX = (1 << 32) - 1
 
 
 def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgress) -> int:
-    """Write a snapshot while training goes on, and rename it into place; returns its bytes.
+    """Write a snapshot while training continues, and rename it into place; returns its bytes.
     Raises ResourceExhausted: the disk is full; no snapshot was made.
     """
     temporary = path.with_name(f".{path.name}")

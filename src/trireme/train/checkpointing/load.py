@@ -27,7 +27,7 @@ LoadOne = Callable[[Location], dict[str, Any]]
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that this run goes on from."""
+    """A checkpoint that this run continues from."""
 
     path: str
     extra: dict[str, Any]  # the JSON values that `save` got
@@ -86,7 +86,7 @@ def load_part(
     tables: Collection[str] | None = None,
 ) -> list[str]:
     """Begin a new run with weights and optimizer state of a checkpoint, for example of a similar
-    model. Group values (learning rates) are this run's, and streams begin anew.
+    model. Group values (learning rates) are this run's, and streams start over.
 
     Args:
         dense: "strict": all dense parameters and buffers. "match": those of the same name and
@@ -153,7 +153,7 @@ def _load_on_servers(
     parameters: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Have the servers load what worker 0 chooses; returns its path and JSON values. tables,
-    parameters: names; None: all, and the run goes on where the checkpoint was taken.
+    parameters: names; None: all, and the run continues where the checkpoint was taken.
     """
     optimizer.flush()
     cluster = optimizer.cluster

@@ -82,8 +82,8 @@ def _remaining(
     check_order(dataset)
     if cluster.client.script.has_attended_within():
         raise BadRequest(
-            "prefetch: expected a loop without meetings of the workers to go on with, in the place"
-            " of a worker that was killed, found one with them: start the job again and load the"
-            " newest checkpoint"
+            "prefetch: expected a loop without meetings of the workers to continue with, in the"
+            " place of a worker that was killed, found one with them: start the job again and load"
+            " the newest checkpoint"
         )
     return worker_batches(dataset, cluster, epoch, EpochPosition(num_batches))

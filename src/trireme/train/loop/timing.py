@@ -1,4 +1,4 @@
-"""Where the time of a training loop goes: seconds by activity, in the loop and behind it."""
+"""Where the time of a training loop goes: seconds by activity, in it and beside it."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Mode:
     # ---- checkpoints ----
 
     def resume(self) -> None:
-        """Go on where the servers stand: at the start, and after a load."""
+        """Continue where the servers stand: at the start, and after a load."""
         self.stream.resume()
 
     def set_num_steps(self, num_steps: int) -> None:

@@ -57,7 +57,7 @@ class Sync(NumberedSteps):
         return tables if self._server_clip is not None else super().clip(tables, dense)
 
     def step(self, step: WorkerStep) -> None:
-        """Stage the gradients; all workers stop behind this step if it says so."""
+        """Stage the gradients; all workers stop after this step if it says so."""
         header = replace(step.header, clip=self._server_clip)
         self.stream.push(header, step.tables, self.local.dense_gradient(step.dense), staged=True)
         self._staged = self._last_step = header.step

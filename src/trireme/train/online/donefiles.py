@@ -60,7 +60,7 @@ class ListedExport:
 
 @dataclass(frozen=True)
 class StopRecord:
-    """Where a stopped run stands, for the run that goes on."""
+    """Where a stopped run stands, for the run that continues."""
 
     point: PassPoint  # the last finished pass
     within: PassPoint | None  # the next pass, if a part of it has been trained on

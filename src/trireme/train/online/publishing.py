@@ -90,7 +90,7 @@ class Publisher:
             else:
                 log.info("stream: no base yet: writing one in place of the first delta")
                 written += self._export(BASES, f"{this.day}/base-{this.number}", figures)
-        # After the export, so that a run that goes on from here knows what the next one follows.
+        # After the export, so that a run that continues from here knows what the next one follows.
         if self.has_checkpoint_after(this):
             written += self._save_checkpoint(this.point, f"{this.day}/{this.number}", "full")
         return written
@@ -157,7 +157,7 @@ class Publisher:
         """The path of what is written next. Removes what a killed run has left there."""
         path = f"{self.path}/{name}"
         if self._writes and remove_folder(path, self._settings.storage_options):
-            log.info("stream: %s was written behind the newest checkpoint: it is replaced", path)
+            log.info("stream: %s was written after the newest checkpoint: it is replaced", path)
         return path
 
 

@@ -1,4 +1,4 @@
-"""Where a run over passes goes on: at its last stop, or after its newest checkpoint."""
+"""Where a run over passes continues: at its last stop, or after its newest checkpoint."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -30,10 +30,10 @@ def resume(trainer: Trainer, publisher: Publisher) -> StopRecord | None:
             log.warning("stream: %s cannot be loaded, %s: %s", record.path, instead, error)
             continue
         publisher.key, publisher.last_export = record.key, record.exported
-        where = f"behind pass {record.point.day}/{record.point.number}"
+        where = f"after pass {record.point.day}/{record.point.number}"
         if record.within is not None:
             where = f"within pass {record.within.day}/{record.within.number}"
-        log.info("stream: going on %s, from %s", where, record.path)
+        log.info("stream: continuing %s, from %s", where, record.path)
         return record
     if failure is not None:
         raise Corruption(
@@ -58,7 +58,7 @@ def _listed(done_files: DoneFiles) -> dict[str, Any]:
 
 
 def _candidates(listed: Mapping[str, Any]) -> Iterator[tuple[StopRecord, bool]]:
-    """Where the run may go on, best first; whether it is a stop."""
+    """Where the run may continue, best first; whether it is a stop."""
     if "stopped" in listed:
         yield StopRecord.from_json(listed["stopped"]), True
     for day, number, key, path in reversed(listed["checkpoints"]):

@@ -6,9 +6,9 @@
 Every pass is evaluated with the model as the earlier passes have left it, then trained on. As
 `Publishing` says, checkpoints, deltas and, after the last pass of a day, a base are written and
 listed in done-files; at the end of a day rows fade and unused ones are removed (Trainer.shrink). A
-run that was killed goes on after the newest listed checkpoint: later passes are trained again from
-there, so that no update counts twice. A run that is asked to stop (SIGTERM) leaves a checkpoint of
-where it stands, also within a pass, and goes on from there.
+run that was killed continues after the newest listed checkpoint: later passes are trained again,
+so that no update counts twice. A run that is asked to stop (SIGTERM) leaves a checkpoint of
+where it stands, also within a pass, and continues from there.
 
 Every worker of the job runs the same loop over the same passes.
 """
@@ -117,7 +117,7 @@ class _PassLoop:
         if self._cluster.client.script.is_successor:
             raise BadRequest(
                 "train_passes: expected all workers to begin together, found one that was started"
-                " again: start the job again, it goes on behind the newest checkpoint"
+                " again: start the job again, it continues after the newest checkpoint"
             )
         with stopping_on_sigterm(self._cluster):
             if self._publisher is not None and (at := resume(self._trainer, self._publisher)):

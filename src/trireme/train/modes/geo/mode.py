@@ -38,13 +38,13 @@ class Geo(Mode):
             cache_bytes=strategy.cache_bytes,
         )
         self._local_dense = LocalDense(self.client, dense, local.optimizer)
-        self._position: tuple[int, ...] = ()  # of the stream, behind the last step
+        self._position: tuple[int, ...] = ()  # of the stream, after the last step
         self._num_lost_reported = 0
 
     # ---- rows ----
 
     def may_pull_ahead(self, *, steps: bool) -> bool:
-        """No: rows come from the cache, behind the step before."""
+        """No: rows come from the cache, after the step before."""
         return False
 
     def fetcher(self) -> Callable[[KeysByClass], None] | None:

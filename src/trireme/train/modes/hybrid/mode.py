@@ -30,7 +30,7 @@ class Hybrid(Mode):
         if self.client.script.is_successor:
             raise BadRequest(
                 "DistributedOptimizer: expected all workers to begin together in mode 'hybrid',"
-                " whose dense weights are in them, found one that was started again: start the job"
+                " whose dense weights are in them, found one that was restarted: start the job"
                 " again and load the newest checkpoint"
             )
         parameters = local.replica.dense
