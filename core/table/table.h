@@ -133,8 +133,8 @@ class Table {
   std::uint32_t version() const noexcept { return version_.load(std::memory_order_relaxed); }
   void raise_version(std::uint32_t version) noexcept;
 
-  // All functions that take a bucket fail with kBadRequest for one outside [0, kNumBuckets). since
-  // 0: all rows, no removed keys. Else the rows changed and the keys removed with a version >
+  // All functions that take a bucket fail with kBadRequest for one outside [0, kNumBuckets).
+  // since 0: all rows, no removed keys. Else the rows changed and the keys removed with a version >
   // since. Errors: kBadRequest if some of those keys were forgotten.
   BucketContent snapshot(std::uint32_t bucket, std::uint32_t since = 0) const {
     return snapshot(bucket, since, since);
