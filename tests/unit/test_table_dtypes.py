@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.long import sampled
 from tests.tables import (
     INITIALIZERS,
     POOL,
@@ -110,6 +111,7 @@ def test_overflowing_weights_become_the_largest_value_and_nan_stays_nan(dtype: s
     np.testing.assert_array_equal(actual, [[-largest, largest, -np.inf, np.nan]] * 3)
 
 
+@sampled(keep=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 2, 5, 16, 33])
 def test_state_is_float32_and_rows_are_smaller(dtype: str, dim: int) -> None:
