@@ -83,7 +83,7 @@ def test_a_full_server_holds_no_more_than_its_limit_and_says_so_at_the_deadline(
             timeout_s = 60.0
             if which == "refused":
                 assert is_full.wait(60)
-                timeout_s = 4.0
+                timeout_s = 8.0
             try:
                 client.call(server.endpoint, "hold", {}, [array], timeout_s=timeout_s)
                 outcomes[which].append("done")
