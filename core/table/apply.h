@@ -1,5 +1,4 @@
-// Applies a step of the rule to the rows of some keys: the search for the rows, the rule, and what
-// the push says of their statistics.
+// Finds the rows of a group of keys, applies the rule to them, and updates their statistics.
 #pragma once
 
 #include <cstddef>

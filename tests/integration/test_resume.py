@@ -216,7 +216,7 @@ def test_another_number_of_workers_is_refused_with_both(tmp_path: Path) -> None:
     def work(cluster: Cluster) -> None:
         trainer = resumed_script.make_trainer("sync", Model(), cluster=cluster)
         with pytest.raises(
-            BadRequest, match=r"expected 1 workers, of whose streams .*2 is, found 2"
+            BadRequest, match=r"expected 1 workers, as in the job that saved .*2, found 2"
         ):
             trainer.resume(tmp_path)
         trainer.load(tmp_path / "2")

@@ -75,7 +75,7 @@ def test_the_norm_of_a_step_is_combined_from_all_servers() -> None:
     assert norm_of_step(3, [reply(9 << 298), reply(16 << 298), reply(0)]) == 5.0
     assert norm_of_step(3, [reply(9 << 298), reply(None, 2.0, applied=True)]) == 2.0
     assert norm_of_step(3, [reply(None, applied=True)]) is None
-    with pytest.raises(NotFinite, match=r"in step 3, found others on servers \[1\]"):
+    with pytest.raises(NotFinite, match=r"in step 3, found NaN or infinity on servers \[1\]"):
         norm_of_step(3, [reply(1), reply(None)])
 
 

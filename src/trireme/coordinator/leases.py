@@ -167,13 +167,13 @@ class StreamLeases:
         return not was_done
 
     def on_give_back(self, worker: int, request: Request) -> Reply:
-        """A worker stops in the middle of a stream. `parts`: it leaves the job alone."""
-        parts = need(request.body, "parts", bool)
+        """A worker stops in the middle of a stream. `parts`: the worker also leaves the job."""
+        leaves_job = need(request.body, "parts", bool)
         self._check_in_use("coord.give_back")
-        if parts and worker == SAVER:
+        if leaves_job and worker == SAVER:
             raise BadRequest("coord.give_back: expected worker 0, which saves, to stay")
         self.free(worker)
-        if parts:
+        if leaves_job:
             self._workers.participants.discard(worker)
             self._workers.forget_heartbeats(worker)
             self._keep()

@@ -123,7 +123,7 @@ def norm_of_step(step: int, replies: Sequence[NormReply]) -> float | None:
     if len(totals) < len(replies):
         servers = [server for server, reply in enumerate(replies) if reply.total is None]
         raise NotFinite(
-            f"pull: expected finite gradients to clip in step {step}, found others on servers"
-            f" {servers}; the step is not applied"
+            f"pull: expected finite gradients in step {step}, found NaN or infinity on"
+            f" servers {servers}; the step is not applied"
         )
     return norm_of(sum(totals))

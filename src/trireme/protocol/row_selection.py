@@ -1,4 +1,4 @@
-"""Which rows of a scored table a save or export takes, by their statistics at a data time."""
+"""Which rows of a scored table a base or delta takes, by their statistics at a data time."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def unseen_days(statistics: npt.NDArray[Any], time: int) -> npt.NDArray[np.uint3
 def faded(
     policy: ScorePolicy, statistics: npt.NDArray[Any], time: int, day_over: bool
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """(n,) shows and clicks of each row as they are at a data time, to the bit what shrink sees."""
+    """(n,) shows and clicks of each row decayed to a data time, with the same bits as in shrink."""
     decay = _core.decay(policy.decay_rate, unseen_days(statistics, time) + np.uint32(day_over))
     return statistics["show"] * decay, statistics["click"] * decay
 

@@ -206,7 +206,7 @@ class RequestHandlers:
         return state.journal.answered(Reply({"version": version}))
 
     def _check_shapes(self, push: Push, bucket_map: BucketMap) -> None:
-        """Raises what applying the push would raise: nothing may fail after the first change."""
+        """Check everything that could fail, so that applying the push cannot stop halfway."""
         state = self._state
         state.limits.check_rows(table.rows for table in list(state.tables.values()))
         for part in push.tables:

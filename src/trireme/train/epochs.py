@@ -68,8 +68,8 @@ class Epochs:
             return None
         if loaded.num_streams != self._cluster.streams_per_pass:
             raise BadRequest(
-                f"Trainer.resume: expected {loaded.num_streams} workers, of whose streams"
-                f" {loaded.path} is, found {self._cluster.streams_per_pass}"
+                f"Trainer.resume: expected {loaded.num_streams} workers, as in the job that"
+                f" saved {loaded.path}, found {self._cluster.streams_per_pass}"
                 f"{' streams' if self._cluster.num_streams else ''}; Trainer.load() takes it on any"
                 " number, and begins the epoch again"
             )

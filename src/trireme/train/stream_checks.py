@@ -1,4 +1,4 @@
-"""What a job must meet whose workers share out the streams of a pass."""
+"""Checks for jobs whose workers share the streams of a pass."""
 
 import hashlib
 from collections.abc import Sequence

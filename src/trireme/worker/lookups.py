@@ -43,7 +43,7 @@ class PendingLookups:
     examples: int = 0  # of the largest batch
 
     def add(self, looked_up: RowLookup, examples: int = 0) -> None:
-        """Raises BadRequest: so many lookups without a step that one must be missing."""
+        """Raises BadRequest: too many lookups since the last step(); a call is probably missing."""
         if len(self.entries) >= PENDING_MAX:
             raise BadRequest(
                 f"forward: {PENDING_MAX} lookups since the last optimizer.step();"

@@ -71,7 +71,7 @@ def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
 
 
 def enter(client: WorkerClient, num_steps: int) -> EnteredPass:
-    """Enter the next pass, with so many steps made, and take part if anything is left to do."""
+    """Enter the next pass, and take part if work is left. num_steps: made so far."""
     number = client.script.number + 1
     if client.script.is_next_behind:
         client.script.number = number

@@ -41,7 +41,9 @@ class Mode:
     # ---- rows and dense weights ----
 
     def may_pull_ahead(self, *, steps: bool) -> bool:
-        """Whether to pull rows while the batch before is trained on. steps: each batch is one."""
+        """Whether to pull the next batch's rows during the current one. steps: the loop makes one
+        step per batch.
+        """
         return True
 
     def fetcher(self) -> Callable[[KeysByClass], None] | None:
@@ -60,7 +62,7 @@ class Mode:
         return self.read(keys, blocks=blocks)
 
     def read(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
-        """Rows as they are now, behind this worker's steps."""
+        """Rows as they are now, after this worker's steps."""
         return self.client.pull(keys, blocks=blocks, time=self.stream.data_time())
 
     def refresh(self) -> None:
@@ -95,7 +97,7 @@ class Mode:
     # ---- the pass ----
 
     def join_pass(self) -> None:
-        """Enter a pass for a loop that begins none."""
+        """Enter the next pass if the loop did not call begin_pass."""
         if self.passes.is_repeating:
             check_loop(PredecessorProgress(num_pushes=self.stream.sequence))
 

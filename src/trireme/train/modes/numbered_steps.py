@@ -48,11 +48,13 @@ class NumberedSteps(Mode):
         return progress
 
     def _counts(self) -> Sequence[int]:
-        """What this mode has a successor know besides."""
+        """Further counts that a successor needs to continue."""
         return ()
 
     def _count_from(self, progress: PredecessorProgress, counts: Sequence[int]) -> None:
-        """Set the step count. counts: `_counts` of whoever began the pass first."""
+        """Set the step count. counts: `_counts` of this worker's first process in
+        the pass.
+        """
         self.passes.num_steps += progress.num_pushes
 
     def end_pass(self) -> None:

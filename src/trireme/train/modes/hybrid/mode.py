@@ -25,14 +25,14 @@ class Hybrid(Mode):
 
     def open(self) -> None:
         """Begin, and find the other workers."""
-        super().open()
-        local = self.local
         if self.client.script.is_successor:
             raise BadRequest(
                 "DistributedOptimizer: expected all workers to begin together in mode 'hybrid',"
                 " whose dense weights are in them, found one that was restarted: start the job"
                 " again and load the newest checkpoint"
             )
+        super().open()
+        local = self.local
         parameters = local.replica.dense
         self._dense = ReplicatedDense(self.cluster, parameters, local.optimizer, local.clip)
         self._local_dense = LocalDense(self.client, parameters, local.optimizer)
@@ -45,7 +45,7 @@ class Hybrid(Mode):
         self.flush()
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
-        """Clip the rows; dense gradients are clipped behind the all-reduce."""
+        """Clip the rows; dense gradients are clipped after the all-reduce."""
         return clip_gradients(self.local.clip, tables, ())
 
     def step(self, step: WorkerStep) -> None:
